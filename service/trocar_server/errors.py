@@ -1,0 +1,40 @@
+"""What can go wrong, as domain errors: one class for all, told apart by its reason.
+
+Code below `rpc` raises `ServiceError` and knows nothing of gRPC; `rpc.status` maps the reason to a
+status code. A message says what to do next and names no path of the machine.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from trocar_api.reasons import ErrorReason
+
+
+class ServiceError(Exception):
+    """A call failed for a reason that its caller can act on.
+
+        raise ServiceError(ErrorReason.UNKNOWN_MODEL, "no model 'resnt18'; nearest: resnet18")
+
+    Args:
+        reason: The stable reason that the client sees.
+        message: One sentence or a few for a person, with what to do next.
+        details: Extra facts as text, sent as `ErrorInfo.metadata`.
+    """
+
+    def __init__(self, reason: ErrorReason, message: str, **details: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.details = details
+
+
+def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
+    """Return up to `count` of `names` that look like `name`, best first."""
+    return get_close_matches(name, list(names), n=count, cutoff=0.5)
+
+
+def unknown(reason: ErrorReason, kind: str, name: str, names: Iterable[str], advice: str) -> ServiceError:
+    """Build the error for a name that does not exist: the nearest ones, or else the advice."""
+    hints = nearest(name, names)
+    rest = f"nearest: {', '.join(hints)}" if hints else advice
+    return ServiceError(reason, f"no {kind} '{name}'; {rest}", nearest=", ".join(hints))
