@@ -1,0 +1,1 @@
+"""Plans in, tensors out: the owner thread, admission, passes. Knows no gRPC and no protobuf."""

@@ -1,0 +1,32 @@
+"""Context managers on a module tree: taps now, edits and gradient rules to come.
+
+Usable alone on any `nn.Module`, with no server:
+
+    recording = record_calls(model, (batch,))
+    targets = resolve([parse_selector("layer4"), parse_selector("fc/in")], recording)
+    with TapSession(model, [target for expansion in targets for target in expansion]) as session:
+        model(batch)
+    session.values
+"""
+
+from trocar_server.surgery.guard import PassAborted, PassGuard, install_guard
+from trocar_server.surgery.recording import Call, Leaf, ModuleRecord, Recording, record_calls
+from trocar_server.surgery.resolve import resolve
+from trocar_server.surgery.selectors import Selector, parse_selector
+from trocar_server.surgery.taps import Target, TapSession
+
+__all__ = [
+    "Call",
+    "Leaf",
+    "ModuleRecord",
+    "PassAborted",
+    "PassGuard",
+    "Recording",
+    "Selector",
+    "TapSession",
+    "Target",
+    "install_guard",
+    "parse_selector",
+    "record_calls",
+    "resolve",
+]

@@ -1,0 +1,203 @@
+"""Channels to a server, for both clients: credentials, limits, retries."""
+
+import json
+import math
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from uuid import uuid4
+
+import grpc
+import grpc.aio
+
+AsyncChannel: TypeAlias = grpc.aio.Channel
+SyncChannel: TypeAlias = grpc.Channel
+
+if TYPE_CHECKING:
+    Request = TypeVar("Request")
+    Reply = TypeVar("Reply")
+    AsyncMethod: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[Request, Reply]
+    AsyncDownload: TypeAlias = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+    AsyncUpDownload: TypeAlias = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+    SyncMethod: TypeAlias = grpc.UnaryUnaryMultiCallable[Request, Reply]
+    SyncDownload: TypeAlias = grpc.UnaryStreamMultiCallable[bytes, bytes]
+    SyncUpDownload: TypeAlias = grpc.StreamStreamMultiCallable[bytes, bytes]
+
+Option: TypeAlias = tuple[str, str | int]
+
+MAX_RETRIES = 4
+"""gRPC makes at most five attempts, whatever its service config says."""
+
+MAX_MESSAGE_BYTES = 16 << 20
+"""The largest message that the client accepts; gRPC's own default is 4 MiB."""
+
+RETRY_BUFFER_BYTES = 64 << 20
+"""Above this a call is no longer retried; gRPC's own default is 256 KiB, less than one image."""
+
+MAX_METADATA_BYTES = 64 << 10
+"""Room for long error messages, such as every mismatched key; gRPC's own default is 8 KiB."""
+
+
+class AsyncStream(Protocol):
+    """The messages of a reply, with asyncio."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Iterate over the messages."""
+        ...
+
+    def cancel(self) -> bool:
+        """End the call; without effect once it has ended."""
+        ...
+
+
+class SyncStream(Protocol):
+    """The messages of a reply."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Iterate over the messages."""
+        ...
+
+    def cancel(self) -> bool:
+        """End the call; without effect once it has ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class TlsOptions:
+    """What a TLS connection uses; each as a path or as the PEM bytes themselves."""
+
+    ca: str | os.PathLike[str] | bytes | None = None
+    """Certificates to trust; the roots that gRPC brings along when None."""
+    certificate: str | os.PathLike[str] | bytes | None = None
+    """The client's own certificate chain, where the server asks for one (mTLS)."""
+    key: str | os.PathLike[str] | bytes | None = None
+    """The private key of `certificate`."""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Read the files and return gRPC's credentials."""
+        return grpc.ssl_channel_credentials(
+            root_certificates=_pem(self.ca),
+            private_key=_pem(self.key),
+            certificate_chain=_pem(self.certificate),
+        )
+
+
+@dataclass(frozen=True)
+class ConnectOptions:
+    """Where to connect, and how; checked when it is made.
+
+    Raises:
+        ValueError: A value is out of range, or a token would cross a network in plain text.
+    """
+
+    target: str
+    """`host:port`, or any gRPC target."""
+    timeout_s: float
+    """Deadline of every call that names none, in seconds."""
+    token: str | None
+    """Sent as a bearer token."""
+    tls: TlsOptions | bool | None
+    """True for TLS with gRPC's roots."""
+    retries: int
+    """How often a call is tried again, 0 to 4."""
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout_s)
+        if not 0 <= self.retries <= MAX_RETRIES:
+            raise ValueError(f"retries={self.retries} is not in the range 0 to {MAX_RETRIES}")
+        if self.token and not self.tls and not is_loopback(self.target):
+            raise ValueError(f"a token to {self.target} would be readable on the way; connect with tls=True")
+
+    def __repr__(self) -> str:
+        return f"{self.target!r}{', tls' if self.tls else ''}{', token' if self.token else ''}"
+
+    def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
+        """Return what goes with a call."""
+        headers = (("x-request-id", request_id),)
+        return (*headers, ("authorization", f"Bearer {self.token}")) if self.token else headers
+
+
+def open_async_channel(options: ConnectOptions) -> AsyncChannel:
+    """Open a channel for asyncio; connecting happens with the first call."""
+    if options.tls:
+        return grpc.aio.secure_channel(options.target, _credentials(options.tls), channel_options(options))
+    return grpc.aio.insecure_channel(options.target, channel_options(options))
+
+
+def open_sync_channel(options: ConnectOptions) -> SyncChannel:
+    """Open a channel; connecting happens with the first call."""
+    if options.tls:
+        return grpc.secure_channel(options.target, _credentials(options.tls), channel_options(options))
+    return grpc.insecure_channel(options.target, channel_options(options))
+
+
+def new_request_id() -> str:
+    """Return the id of one call, which the server's log has, too."""
+    return uuid4().hex
+
+
+def check_timeout(timeout_s: float) -> float:
+    """Return a timeout as it is.
+
+    Raises:
+        ValueError: It is not a finite positive number.
+    """
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise ValueError(f"timeout_s={timeout_s} is not a finite number of seconds above 0")
+    return timeout_s
+
+
+def is_loopback(target: str) -> bool:
+    """Tell whether a target is this very machine: loopback address, `localhost` or Unix socket."""
+    if target.startswith(("unix:", "unix-abstract:")):
+        return True
+    address = target.removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:").lstrip("/")
+    if "," in address:
+        return all(is_loopback(part) for part in address.split(","))
+    host = address[1:].partition("]")[0] if address.startswith("[") else address.partition(":")[0]
+    octets = host.split(".")
+    is_ipv4_loopback = octets[0] == "127" and len(octets) == 4 and all(part.isdigit() for part in octets)
+    return host in ("localhost", "::1") or is_ipv4_loopback
+
+
+def channel_options(options: ConnectOptions) -> list[Option]:
+    """Return gRPC's channel options.
+
+    Only `UNAVAILABLE` is retried: then the call reached no handler, and every call of this client
+    may be repeated anyway. gRPC drops the retry silently where a request outgrows the buffer.
+    """
+    chosen: list[Option] = [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 5000),
+    ]
+    if options.retries:
+        chosen.append(("grpc.per_rpc_retry_buffer_size", RETRY_BUFFER_BYTES))
+        chosen.append(("grpc.service_config", _service_config(options.retries)))
+    if is_loopback(options.target):
+        chosen.append(("grpc.enable_http_proxy", 0))
+    return chosen
+
+
+def _service_config(retries: int) -> str:
+    policy = {
+        "maxAttempts": retries + 1,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "2s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    return json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
+
+
+def _credentials(tls: TlsOptions | bool) -> grpc.ChannelCredentials:
+    return (tls if isinstance(tls, TlsOptions) else TlsOptions()).credentials()
+
+
+def _pem(source: str | os.PathLike[str] | bytes | None) -> bytes | None:
+    return source if isinstance(source, bytes) or source is None else Path(source).read_bytes()

@@ -1,0 +1,178 @@
+"""What one extraction returned: arrays by name, statistics, and where each came from."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from safetensors.numpy import save_file
+
+from trocar._names import unknown_name
+from trocar._statistics import Statistics
+from trocar._tensors import Array
+from trocar._types import ServerTiming
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class FeatureMapInfo:
+    """Where one feature map came from and what it looks like; known even when its values stayed away."""
+
+    name: str
+    """The alias, or the selector that stands for this value alone."""
+    path: str
+    """The module's path; empty for the root."""
+    type: str
+    """The module's class name, for example "Bottleneck"."""
+    call_index: int
+    """Which call of the module in the pass, from 0."""
+    port: str
+    """Where at the module: "out" or "in"."""
+    pick: str
+    """The pick into a structured value; empty for a plain tensor."""
+    shape: tuple[int, ...]
+    """Size of each dimension."""
+    dtype: str
+    """The dtype on the server; a "bfloat16" is a float32 array here."""
+    has_values: bool
+    """Whether the reply has the values."""
+
+
+class FeatureMaps(Mapping[str, Array]):
+    """The feature maps of one pass: a read-only mapping from name to array.
+
+        maps = client.extract("resnet50", images, taps=["layer4", "layer*.0:Bottleneck"])
+        maps["layer4"]                       # numpy array (8, 2048, 7, 7)
+        torch.from_numpy(maps["layer4"])     # shares memory, as DLPack does
+        maps.expansions["layer*.0:Bottleneck"]   # the names that this selector became
+
+    A selector of the request that stands for exactly one value works as a key, too. Arrays are
+    writable and yours; bfloat16 values come as float32, exactly.
+
+    Attributes:
+        stats: Statistics by name, for taps that asked for some.
+        info: Path, type, call, shape and dtype by name, also where the values stayed on the server.
+        expansions: The names that each selector of the request became, in execution order.
+        timing: Where the server spent the time.
+        stopped_at: The module after which the pass was stopped; None when it ran to its end.
+        model_id: The model that ran.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        *,
+        info: Mapping[str, FeatureMapInfo],
+        stats: Mapping[str, Statistics],
+        expansions: Mapping[str, tuple[str, ...]],
+        timing: ServerTiming,
+        stopped_at: str | None = None,
+        model_id: str = "",
+    ) -> None:
+        self._arrays = dict(arrays)
+        self.stats: Mapping[str, Statistics] = dict(stats)
+        self.info: Mapping[str, FeatureMapInfo] = dict(info)
+        self.expansions: Mapping[str, tuple[str, ...]] = dict(expansions)
+        self.timing = timing
+        self.stopped_at = stopped_at
+        self.model_id = model_id
+
+    def __getitem__(self, name: str) -> Array:
+        """Return the values of a feature map.
+
+        Raises:
+            KeyError: No feature map has this name, its values were not asked for, or the selector
+                stands for several; the message says which.
+        """
+        if name in self._arrays:
+            return self._arrays[name]
+        names = (name,) if name in self.info else self.expansions.get(name, ())
+        if len(names) > 1:
+            raise KeyError(f"{name!r} stands for {len(names)} feature maps: {', '.join(names)}")
+        if not names:
+            raise unknown_name("feature map", name, self.info)
+        if names[0] not in self._arrays:
+            raise KeyError(f"the values of {name!r} were not asked for (values=False); see .stats and .info")
+        return self._arrays[names[0]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other  # comparing arrays by value gives arrays, not a truth
+
+    __hash__ = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the arrays to a safetensors file, under their exact names.
+
+        The file's metadata holds, as JSON, what each selector became (`trocar.expansions`) and where
+        each array came from (`trocar.info`).
+
+        Args:
+            path: Where to write; an existing file is replaced.
+        """
+        info = {name: asdict(entry) for name, entry in self.info.items()}
+        metadata = {
+            "trocar.model_id": self.model_id,
+            "trocar.expansions": json.dumps(self.expansions),
+            "trocar.info": json.dumps(info),
+        }
+        save_file(self._arrays, path, metadata=metadata)
+
+    def plot(
+        self, name: str | None = None, *, channels: int = 16, path: str | os.PathLike[str] | None = None
+    ) -> "Figure":
+        """Draw one feature map of sample 0 as a picture.
+
+        A map of shape (batch, channels, height, width) becomes a grid of its first channels, each on
+        its own colour scale; (batch, tokens, width) becomes one image of tokens x width; (batch,
+        features) becomes a line.
+
+        Args:
+            name: Which feature map; the first when None.
+            channels: The most channels to draw.
+            path: Where to save the picture; the suffix says the format, for example ".png".
+
+        Returns:
+            The matplotlib figure. No display is needed.
+
+        Raises:
+            KeyError: No feature map of this name.
+            ValueError: There is nothing to draw, or the map's rank is not 2, 3 or 4.
+            ImportError: matplotlib is missing: pip install "trocar[plot]".
+        """
+        from trocar._plot import draw  # noqa: PLC0415  needs matplotlib, which is an extra
+
+        if name is None:
+            name = next(iter(self._arrays), None)
+        if name is None:
+            raise ValueError("there are no values to draw; every tap has values=False")
+        figure = draw(self[name], title=f"{self.model_id} {name}".strip(), channels=channels)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def __repr__(self) -> str:
+        lines = [f"FeatureMaps of {self.model_id or 'a model'}:"]
+        lines += ["  " + "  ".join(row) for row in self._rows()]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Show name, shape, dtype and size of each feature map in a notebook."""
+        head = "<tr><th>name</th><th>shape</th><th>dtype</th><th>bytes</th></tr>"
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self._rows())
+        return f"<table>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
+        for name, entry in self.info.items():
+            array = self._arrays.get(name)
+            size = "statistics only" if array is None else f"{array.nbytes:,}"
+            yield name, str(entry.shape), entry.dtype, size

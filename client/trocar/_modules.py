@@ -1,0 +1,151 @@
+"""The modules of a model: a sequence in execution order that prints as a tree."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import overload
+
+from trocar._names import unknown_name
+
+
+@dataclass(frozen=True)
+class OutputInfo:
+    """One leaf of what a module returned."""
+
+    pick: str
+    """The pick that reaches it, for example `["out"]`; empty for a plain tensor."""
+    type: str
+    """The Python type: "Tensor", "NoneType", "int", ..."""
+    shape: tuple[int, ...] | None
+    """Size of each dimension; None for what is no tensor."""
+    dtype: str | None
+    """For example "float32"; None for what is no tensor."""
+    byte_count: int
+    """Size of the values in bytes; 0 for what is no tensor."""
+
+
+@dataclass(frozen=True)
+class ModuleInfo:
+    """One module of a model."""
+
+    path: str
+    """Qualified name as in `torch.nn.Module.named_modules`; empty for the root."""
+    type: str
+    """The class name, for example "Conv2d"."""
+    parameter_count: int
+    """Parameter elements of this module and all modules below it."""
+    calls: tuple[tuple[OutputInfo, ...], ...]
+    """What each call in one pass returned, by call index; empty for a module that is never called."""
+    description: str = ""
+    """The module's own settings, as `torch.nn.Module.extra_repr` prints them."""
+
+    @property
+    def call_count(self) -> int:
+        """How often one pass calls the module."""
+        return len(self.calls)
+
+    @property
+    def outputs(self) -> tuple[OutputInfo, ...]:
+        """What the first call returned; empty for a module that is never called."""
+        return self.calls[0] if self.calls else ()
+
+    @property
+    def output_shape(self) -> tuple[int, ...] | None:
+        """Shape of the one tensor that the first call returned; None where it is not one tensor."""
+        tensors = [output for output in self.outputs if output.shape is not None]
+        return tensors[0].shape if len(tensors) == 1 else None
+
+    @property
+    def depth(self) -> int:
+        """How deep the module lies in the tree: 0 for the root, 2 for "layer1.0"."""
+        return self.path.count(".") + 1 if self.path else 0
+
+
+class ModuleTree(Sequence[ModuleInfo]):
+    """The modules of a model in execution order, the root first; those never called come last.
+
+        tree = client.modules("resnet50")
+        print(tree)                          # indented, with parameters, calls and shapes
+        tree["layer4"].output_shape          # (1, 2048, 7, 7)
+        [module.path for module in tree if module.type == "Conv2d"]
+
+    Attributes:
+        is_symbolic: False when the shapes come from a real pass on example data, because the model
+            could not be run without data; shapes may then depend on the input's content.
+    """
+
+    def __init__(self, modules: Sequence[ModuleInfo], *, is_symbolic: bool = True) -> None:
+        self._modules = tuple(modules)
+        self._by_path = {module.path: module for module in self._modules}
+        self.is_symbolic = is_symbolic
+
+    @overload
+    def __getitem__(self, key: int | str) -> ModuleInfo: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[ModuleInfo]: ...
+    def __getitem__(self, key: int | str | slice) -> ModuleInfo | Sequence[ModuleInfo]:
+        """Return a module by path or by position.
+
+        Raises:
+            KeyError: No module has this path; the message has the nearest.
+            IndexError: The position is out of range.
+        """
+        if not isinstance(key, str):
+            return self._modules[key]
+        if key not in self._by_path:
+            raise unknown_name("module", key, self._by_path)
+        return self._by_path[key]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._by_path if isinstance(value, str) else value in self._modules
+
+    def __repr__(self) -> str:
+        root = self._modules[0].type if self._modules else "empty"
+        return f"<ModuleTree of {root}: {len(self)} modules>"
+
+    def __str__(self) -> str:
+        rows = [_cells(module) for module in self.walk()]
+        rows.insert(0, ("module", "type", "parameters", "calls", "output"))
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        return "\n".join(_line(row, widths) for row in rows)
+
+    def _repr_html_(self) -> str:
+        """Show the tree in a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def walk(self) -> Iterator[ModuleInfo]:
+        """Yield the modules as the tree prints them: each followed by what lies below it."""
+        children: dict[str | None, list[ModuleInfo]] = {}
+        for module in self._modules:
+            children.setdefault(_parent(module.path), []).append(module)
+        pending = children.get(None, [])[::-1]
+        while pending:
+            module = pending.pop()
+            yield module
+            pending += children.get(module.path, [])[::-1]
+
+
+def _parent(path: str) -> str | None:
+    return path.rpartition(".")[0] if path else None
+
+
+def _cells(module: ModuleInfo) -> tuple[str, str, str, str, str]:
+    name = "  " * module.depth + (module.path.rpartition(".")[2] or "(root)")
+    shapes = ", ".join(_output(output) for output in module.outputs) or "never called"
+    parameters = f"{module.parameter_count:,}" if module.parameter_count else ""
+    return name, module.type, parameters, str(module.call_count or ""), shapes
+
+
+def _output(output: OutputInfo) -> str:
+    value = output.type if output.shape is None else str(tuple(output.shape))
+    return f"{output.pick} {value}".lstrip()
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    name, kind, parameters, calls, shapes = row
+    return (
+        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {parameters:>{widths[2]}}  {calls:>{widths[3]}}  {shapes}"
+    ).rstrip()

@@ -1,0 +1,181 @@
+"""Extraction replies from bytes; knows the messages, not the transport."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from trocar._feature_maps import FeatureMapInfo, FeatureMaps
+from trocar._from_wire import feature_map_info, statistics
+from trocar._tensors import (
+    MAX_RANK,
+    Array,
+    Bytes,
+    flat_bytes,
+    result_dtype,
+    widen_bfloat16,
+    wire_numpy_dtype,
+)
+from trocar._types import ServerTiming
+from trocar.errors import BadReplyError
+from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.wire import Chunk, WireError, split_message
+
+
+@dataclass
+class _Destination:
+    """Where the bytes of one feature map go."""
+
+    name: str
+    array: Array
+    buffer: Bytes
+    received_bytes: int = 0
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.buffer.nbytes - self.received_bytes
+
+
+class ReplyAssembler:
+    """Puts the messages of one reply together.
+
+        reply = ReplyAssembler("resnet50")
+        for message in stream:
+            reply.feed(message)
+        maps = reply.finish()
+
+    Every array is allocated once, when the first message says its shape, and each chunk is copied
+    to its place: nothing is joined or converted later (bfloat16 excepted).
+
+    Args:
+        model_id: The model that was asked.
+        out: Arrays to fill instead of new ones, by feature map name.
+    """
+
+    def __init__(self, model_id: str, out: Mapping[str, Array] | None = None) -> None:
+        self._model_id = model_id
+        self._out = dict(out or {})
+        self._head: pb.ExtractResponse | None = None
+        self._destinations: list[_Destination] = []
+        self._info: dict[str, FeatureMapInfo] = {}
+        self._current = 0
+
+    def feed(self, message: bytes) -> None:
+        """Take the next message.
+
+        Raises:
+            BadReplyError: The message breaks the contract.
+            ValueError: An array of `out` does not fit the feature map of its name.
+        """
+        try:
+            head, chunks = split_message(message)
+            if self._head is None:
+                self._begin(pb.ExtractResponse.FromString(head))
+        except (WireError, DecodeError) as error:
+            raise BadReplyError(f"a message of the reply cannot be decoded: {error}") from error
+        for chunk in chunks:
+            self._place(chunk)
+
+    def finish(self) -> FeatureMaps:
+        """Return the feature maps.
+
+        Raises:
+            BadReplyError: The reply ended early.
+        """
+        if self._head is None:
+            raise BadReplyError("the reply is empty")
+        for destination in self._destinations:
+            if destination.missing_bytes:
+                raise BadReplyError(
+                    f"the reply ended early: {destination.missing_bytes:,} of {destination.buffer.nbytes:,} "
+                    f"bytes of {destination.name!r} are missing"
+                )
+            if destination.array.nbytes != destination.buffer.nbytes:
+                widen_bfloat16(destination.buffer.view(np.uint16), destination.array.reshape(-1))
+        return self._feature_maps(self._head)
+
+    def _begin(self, head: pb.ExtractResponse) -> None:
+        self._info = {entry.name: feature_map_info(entry) for entry in head.feature_maps}
+        if len(self._info) != len(head.feature_maps):
+            raise BadReplyError("two feature maps of the reply have the same name")
+        unknown = self._out.keys() - {name for name, entry in self._info.items() if entry.has_values}
+        if unknown:
+            raise ValueError(
+                f"out has {', '.join(sorted(unknown))}, but the reply has {', '.join(self._info)}"
+            )
+        self._destinations = [
+            self._destination(self._info[entry.name], entry.byte_count)
+            for entry in head.feature_maps
+            if entry.has_values
+        ]
+        self._head = head
+
+    def _destination(self, info: FeatureMapInfo, byte_count: int) -> _Destination:
+        if len(info.shape) > MAX_RANK or min(info.shape, default=0) < 0:
+            raise BadReplyError(f"the shape {info.shape} of {info.name!r} is impossible")
+        size = math.prod(info.shape)
+        wire_dtype, dtype = wire_numpy_dtype(info.dtype), result_dtype(info.dtype)
+        if size * wire_dtype.itemsize != byte_count:
+            raise BadReplyError(
+                f"{info.name!r} of shape {info.shape} and dtype {info.dtype} cannot have {byte_count:,} bytes"
+            )
+        array = self._allocate(info, dtype)
+        same_bytes = wire_dtype.itemsize == dtype.itemsize
+        return _Destination(info.name, array, flat_bytes(array if same_bytes else np.empty(size, wire_dtype)))
+
+    def _allocate(self, info: FeatureMapInfo, dtype: np.dtype[np.generic]) -> Array:
+        if info.name in self._out:
+            return _checked(info, dtype, self._out[info.name])
+        try:
+            return np.empty(info.shape, dtype)
+        except ValueError as error:
+            raise BadReplyError(f"no array can have the shape {info.shape} of {info.name!r}") from error
+
+    def _place(self, chunk: Chunk) -> None:
+        """Copy a chunk to where it belongs; it must be the next one."""
+        if not chunk.data.nbytes:
+            return
+        while self._current < len(self._destinations) and not self._destinations[self._current].missing_bytes:
+            self._current += 1
+        if self._current == len(self._destinations):
+            raise BadReplyError("the reply has more bytes than it announced")
+        destination = self._destinations[self._current]
+        start, end = chunk.offset_bytes, chunk.offset_bytes + chunk.data.nbytes
+        if chunk.payload_index != self._current or start != destination.received_bytes:
+            raise BadReplyError(
+                f"chunks out of order: payload {self._current} at byte {destination.received_bytes} was due, "
+                f"payload {chunk.payload_index} at byte {start} came"
+            )
+        if end > destination.buffer.nbytes:
+            raise BadReplyError(f"the reply has more bytes for {destination.name!r} than it announced")
+        destination.buffer[start:end] = np.frombuffer(chunk.data, np.uint8)
+        destination.received_bytes = end
+
+    def _feature_maps(self, head: pb.ExtractResponse) -> FeatureMaps:
+        expansions: dict[str, tuple[str, ...]] = {}
+        for expansion in head.expansions:
+            known = expansions.get(expansion.selector, ())
+            expansions[expansion.selector] = tuple(dict.fromkeys((*known, *expansion.names)))
+        return FeatureMaps(
+            {destination.name: destination.array for destination in self._destinations},
+            info=self._info,
+            stats={entry.name: statistics(entry) for entry in head.feature_maps if entry.statistics},
+            expansions=expansions,
+            timing=ServerTiming(head.timing.queue_s, head.timing.compute_s),
+            stopped_at=head.stopped_at if head.HasField("stopped_at") else None,
+            model_id=self._model_id,
+        )
+
+
+def _checked(info: FeatureMapInfo, dtype: np.dtype[np.generic], array: Array) -> Array:
+    """Return the caller's array, or say what is wrong with it."""
+    flags = array.flags
+    if array.dtype != dtype or array.shape != info.shape or not (flags.c_contiguous and flags.writeable):
+        raise ValueError(
+            f"out[{info.name!r}] must be a writable C-contiguous {dtype} array of shape {info.shape}; "
+            f"it is {array.dtype} of shape {array.shape}, contiguous {flags.c_contiguous}, "
+            f"writable {flags.writeable}"
+        )
+    return array

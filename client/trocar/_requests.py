@@ -1,0 +1,67 @@
+"""Extraction requests as bytes; knows the messages, not the transport."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trocar._inputs import wire_inputs
+from trocar._taps import Tap
+from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.wire import split_payload
+
+CHUNK_BYTES = 1 << 20
+"""Payload bytes in one message: 0.5 to 2 MiB is the plateau, 64 KiB three times slower."""
+
+ONE_MESSAGE_BYTES = 4 << 20
+"""The most payload bytes that go into the first message; a call of one message starts 0.3 ms sooner."""
+
+
+@dataclass(frozen=True)
+class ExtractCall:
+    """One request: everything but the payloads as bytes, and the payloads as views."""
+
+    head: bytes
+    """`ExtractRequest` without chunks, serialised."""
+    payloads: list[memoryview]
+    """One flat view of bytes for each tensor and image, in order."""
+
+    @property
+    def fits_one_message(self) -> bool:
+        """Whether the call may be made as a server-streaming one."""
+        return sum(payload.nbytes for payload in self.payloads) <= ONE_MESSAGE_BYTES
+
+    def message(self) -> bytes:
+        """Return the whole request in one message."""
+        parts: list[bytes | memoryview] = [self.head]
+        for index, payload in enumerate(self.payloads):
+            for part in split_payload(index, payload, ONE_MESSAGE_BYTES):
+                parts += part
+        return b"".join(parts)
+
+    def messages(self) -> Iterator[bytes]:
+        """Yield the head, then messages of about 1 MiB; small payloads share one."""
+        yield self.head
+        parts: list[bytes | memoryview] = []
+        waiting_bytes = 0
+        for index, payload in enumerate(self.payloads):
+            for part in split_payload(index, payload, CHUNK_BYTES):
+                if waiting_bytes + part[1].nbytes > CHUNK_BYTES:
+                    yield b"".join(parts)
+                    parts, waiting_bytes = [], 0
+                parts += part
+                waiting_bytes += part[1].nbytes
+        yield b"".join(parts)
+
+
+def extract_call(
+    model_id: str, inputs: object, taps: str | Tap | Sequence[str | Tap], chunk_bytes: int | None = None
+) -> ExtractCall:
+    """Build the request of `Client.extract`; see there for the arguments and what is raised."""
+    arguments, payloads = wire_inputs(inputs)
+    chosen = [taps] if isinstance(taps, (str, Tap)) else taps
+    head = pb.ExtractRequest(
+        model_id=model_id,
+        taps=[tap.to_wire() if isinstance(tap, Tap) else pb.Tap(selector=tap) for tap in chosen],
+        inputs=arguments,
+        max_chunk_bytes=chunk_bytes,
+    )
+    return ExtractCall(head.SerializeToString(), payloads)

@@ -1,0 +1,112 @@
+"""Turns a failed gRPC call into the exception that a user can act on."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships no types
+
+from trocar.errors import (
+    EXCEPTIONS,
+    CallCancelledError,
+    DeadlineExceededError,
+    InternalServerError,
+    InvalidRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    RequestTooLargeError,
+    ServerBusyError,
+    ServerError,
+    ServerUnavailableError,
+    TrocarError,
+    VersionSkewError,
+)
+from trocar_api.reasons import ERROR_DOMAIN, ErrorReason
+
+_DETAILS_KEY = "grpc-status-details-bin"
+_TOO_LARGE = re.compile(r"message larger than max|message too large", re.IGNORECASE)
+
+_BARE_CODES: dict[grpc.StatusCode, tuple[type[TrocarError], str]] = {
+    grpc.StatusCode.UNAVAILABLE: (
+        ServerUnavailableError,
+        "no connection to {target}; is the server running there? ({text})",
+    ),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (
+        DeadlineExceededError,
+        "the call to {target} did not end before its deadline; a larger timeout_s allows more",
+    ),
+    grpc.StatusCode.CANCELLED: (CallCancelledError, "the call was cancelled: {text}"),
+    grpc.StatusCode.UNAUTHENTICATED: (
+        PermissionDeniedError,
+        "the server wants a valid token: trocar.connect(..., token=...) ({text})",
+    ),
+    grpc.StatusCode.PERMISSION_DENIED: (PermissionDeniedError, "the token does not allow this call: {text}"),
+    grpc.StatusCode.UNIMPLEMENTED: (
+        VersionSkewError,
+        "{target} does not know this call; is it a Trocar server, and of the client's version? ({text})",
+    ),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (ServerBusyError, "the server has no capacity left: {text}"),
+    grpc.StatusCode.NOT_FOUND: (NotFoundError, "{text}"),
+    grpc.StatusCode.INVALID_ARGUMENT: (InvalidRequestError, "{text}"),
+    grpc.StatusCode.FAILED_PRECONDITION: (InvalidRequestError, "{text}"),
+    grpc.StatusCode.OUT_OF_RANGE: (InvalidRequestError, "{text}"),
+    grpc.StatusCode.INTERNAL: (InternalServerError, "the call failed inside the server: {text}"),
+    grpc.StatusCode.UNKNOWN: (InternalServerError, "the call failed inside the server: {text}"),
+}
+
+
+@dataclass(frozen=True)
+class _ErrorInfo:
+    reason: str = ""
+    metadata: Mapping[str, str] | None = None
+
+
+def error_from_rpc(error: grpc.RpcError, *, target: str = "the server", request_id: str = "") -> TrocarError:
+    """Convert a failed call of the sync or the asyncio API.
+
+    The server's `ErrorInfo` decides. Without one (the failure came from gRPC itself, or from a
+    proxy) the status code does.
+
+    Args:
+        error: What the call raised.
+        target: Where the call went, for the message.
+        request_id: The id that was sent with the call.
+    """
+    code, text = error.code(), error.details() or "no details"
+    info = _error_info(error.trailing_metadata())
+    reason = ErrorReason.__members__.get(info.reason)
+    if reason is None:
+        return _from_code(code, text, info, target, request_id)
+    if reason is ErrorReason.INTERNAL:
+        text = f"{text} (request {request_id})"
+    return EXCEPTIONS[reason](text, details=info.metadata, request_id=request_id)
+
+
+def _from_code(
+    code: grpc.StatusCode, text: str, info: _ErrorInfo, target: str, request_id: str
+) -> TrocarError:
+    kind, message = _BARE_CODES.get(code, (ServerError, f"the call failed with {code.name}: {{text}}"))
+    details = dict(info.metadata or {})
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(text):
+        kind, message = RequestTooLargeError, "one message is larger than the receiver accepts: {text}"
+    if info.reason:  # a newer server's reason that this client has no class for
+        message, details = "{text}", {"reason": info.reason, **details}
+    return kind(message.format(target=target, text=text), details=details, request_id=request_id)
+
+
+def _error_info(metadata: Iterable[Any] | None) -> _ErrorInfo:
+    """Read our `ErrorInfo` from the trailing metadata; empty when there is none."""
+    for key, value in metadata or ():
+        if key != _DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        info = error_details_pb2.ErrorInfo()
+        try:
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+                    return _ErrorInfo(info.reason, dict(info.metadata))
+        except DecodeError:
+            break
+    return _ErrorInfo()

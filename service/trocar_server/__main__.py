@@ -1,0 +1,89 @@
+"""Commands that the `trocar` CLI finds through the entry-point group `trocar.commands`."""
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from trocar_server.errors import ServiceError
+
+
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="torchvision names, each with optional weights: resnet50, vit_b_16=random:0"),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file; see docs/serving.md")] = None,
+    host: Annotated[str | None, typer.Option(help="address to listen on [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port, 0 for a free one [default: 50051]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:0 [default: auto]")] = None,
+    reflection: Annotated[bool | None, typer.Option("--reflection", help="offer gRPC reflection")] = None,
+    ready_file: Annotated[Path | None, typer.Option(help="write host:port here when ready")] = None,
+) -> None:
+    """Host models and answer clients until stopped."""
+    _set_up_logging()
+    _set_allocator()
+    # torch is imported here, after the allocator is set.
+    from trocar_server import app
+    from trocar_server.config import ModelConfig, read_config
+    from trocar_server.models import parse_model_argument
+
+    def announce(running: app.App) -> None:
+        address = f"{settings.host}:{running.rpc.port}"
+        typer.echo(f"trocar is ready on {address} ({running.engine.owner.device})")
+        if ready_file:
+            temporary = ready_file.with_suffix(".part")
+            temporary.write_text(address)
+            temporary.replace(ready_file)
+
+    overrides = {"host": host, "port": port, "device": device, "reflection": reflection}
+    try:
+        settings = read_config(config, **{key: value for key, value in overrides.items() if value is not None})
+        named = {spec.model_id: ModelConfig(weights=spec.weights) for spec in map(parse_model_argument, models or ())}
+        settings = settings.model_copy(update={"models": {**settings.models, **named}})
+        asyncio.run(app.serve(settings, announce))
+    except ServiceError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        raise typer.Exit(1) from None
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="a .pth or .pt file with a state dict", exists=True)],
+    target: Annotated[Path, typer.Argument(help="the .safetensors file to write")],
+) -> None:
+    """Turn a PyTorch state dict into safetensors, without running any code that it may hold."""
+    from trocar_server.models import convert_checkpoint
+
+    try:
+        count = convert_checkpoint(source, target)
+    except ServiceError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"wrote {count} tensors to {target}")
+
+
+def _set_up_logging() -> None:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.LogfmtRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _set_allocator() -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+if __name__ == "__main__":
+    typer.run(serve)

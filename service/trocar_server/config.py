@@ -1,0 +1,162 @@
+"""What an operator can set: a TOML file, environment variables `TROCAR_...` and the command line.
+
+    [server]                    # optional, like every value
+    port = 50051
+
+    [limits]
+    max_reply_bytes = 1073741824
+
+    [models.resnet50]
+    weights = "DEFAULT"
+
+    [models.cats]
+    factory = "my_package.models:build"
+    weights = "cats.safetensors"
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+
+
+class Limits(BaseModel):
+    """What a call may not exceed. All are finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_request_bytes: int = Field(1 << 30, ge=1 << 10)
+    """Bytes of inputs in one call."""
+    max_reply_bytes: int = Field(1 << 30, ge=1 << 10)
+    """Bytes of feature maps in one reply."""
+    max_chunk_bytes: int = Field(2 << 20, ge=4096, le=8 << 20)
+    """Payload bytes in one message; 0.5 to 2 MiB is fastest."""
+    max_batch: int = Field(4096, ge=1)
+    """Samples in one batch."""
+    max_taps: int = Field(256, ge=1)
+    """Taps in one call."""
+    max_image_pixels: int = Field(50_000_000, ge=1)
+    """Pixels of one encoded image, checked before decoding."""
+    max_queue: int = Field(64, ge=1)
+    """Calls that wait for one model."""
+
+
+class PreprocessingConfig(BaseModel):
+    """What to do to images of a custom model; the order is resize, crop, scale to [0, 1], normalise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    resize: tuple[int, ...] = ()
+    """Size of the shorter side, or (height, width), in pixels. Empty: no resize."""
+    crop: tuple[int, ...] = ()
+    """Size of the centre crop in pixels, one number or (height, width). Empty: no crop."""
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    """Subtracted per channel."""
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    """Divided by per channel."""
+    interpolation: str = "bilinear"
+    """`nearest`, `bilinear` or `bicubic`."""
+
+
+class ModelConfig(BaseModel):
+    """One model of the catalogue."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    architecture: str = ""
+    """A torchvision model name. The model's id when neither this nor `factory` is given."""
+    factory: str = ""
+    """`module:callable` that builds a custom `nn.Module`; it runs with the server's rights."""
+    arguments: tuple[Any, ...] = ()
+    """Positional arguments of the builder or factory."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the builder or factory, for example `num_classes`."""
+    weights: str = "DEFAULT"
+    """`DEFAULT`, a weights enum name, `random[:seed]`, or a `.safetensors` file. A relative file is
+    looked up beside the config file."""
+    categories: tuple[str, ...] | str | None = None
+    """Class names by index, or a text file with one name a line, or
+    `torchvision:NAME` for those of that architecture's default weights, for example `torchvision:resnet50`."""
+    preprocessing: PreprocessingConfig | None = None
+    """What to do to images; torchvision models know theirs."""
+    input_shape: tuple[int, ...] | None = None
+    """Shape of one example input without the batch dimension."""
+    replicas: int = Field(1, ge=1, le=16)
+    """Copies of the module tree, sharing weights."""
+
+
+class ServerConfig(BaseSettings):
+    """Everything `trocar serve` can be told. Environment variables win over the file."""
+
+    model_config = SettingsConfigDict(env_prefix="TROCAR_", env_nested_delimiter="__", extra="forbid")
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Loopback by default: there is no authentication yet."""
+    port: int = Field(50051, ge=0, le=65535)
+    """TCP port; 0 takes a free one."""
+    device: str = "auto"
+    """`auto` (CUDA when there is one), `cpu` or `cuda:0`."""
+    threads: int | None = Field(None, ge=1)
+    """Threads of one CPU pass; torch's own choice when unset."""
+    data_dir: Path = Path("~/.cache/trocar")
+    """Where downloaded weights are kept, as safetensors."""
+    reflection: bool = False
+    """Whether to offer gRPC server reflection."""
+    grace_s: float = Field(10.0, ge=0)
+    """How long a stopping server lets calls finish, in seconds."""
+    limits: Limits = Limits()
+    """What a call may not exceed."""
+    models: dict[str, ModelConfig] = {}
+    """The catalogue by model id, loaded at start."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the environment before the file, whose values come in as arguments."""
+        return env_settings, init_settings
+
+
+def read_config(path: Path | None = None, **overrides: Any) -> ServerConfig:
+    """Read the file, if any; `overrides` (from the command line) win over everything.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, with every wrong key and why.
+    """
+    values = _read_toml(path) if path else {}
+    try:
+        config = ServerConfig(**values)
+        return config.model_copy(update=ServerConfig.model_validate(overrides).model_dump(include=set(overrides)))
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"the configuration is wrong: {problems}") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"no config file '{path.name}'") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"'{path.name}' is no TOML: {error}") from None
+    for model in values.get("models", {}).values():
+        _resolve_files(model, path.parent)
+    return {**values.pop("server", {}), **values}
+
+
+def _resolve_files(model: dict[str, Any], folder: Path) -> None:
+    """Look relative files of one model up beside the config file."""
+    for key, suffix in (("weights", ".safetensors"), ("categories", ".txt")):
+        value = model.get(key)
+        if isinstance(value, str) and value.endswith(suffix):
+            model[key] = str(folder / value)

@@ -1,0 +1,169 @@
+"""The engine: loads models and runs plans, for callers on one event loop."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from trocar_server.config import Limits
+from trocar_server.engine.device import DeviceThread
+from trocar_server.engine.hosting import Host, make_host
+from trocar_server.engine.inputs import build_arguments, check_images, decode_images, predicted_signature, signature_of
+from trocar_server.engine.lease import Replica
+from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, run_pass
+from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, split_arguments
+from trocar_server.engine.planner import Resolved, resolve_plan
+from trocar_server.errors import ServiceError
+from trocar_server.models import Catalogue, Entry, ModelState, load_model
+from trocar_server.surgery import PassGuard, Recording
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """The outcome of one plan."""
+
+    feature_maps: tuple[FeatureMap, ...]
+    expansions: tuple[tuple[str, ...], ...]
+    stopped_at: str | None
+    queue_s: float
+    compute_s: float
+
+
+class Engine:
+    """Runs plans on the models of a catalogue. Every method belongs to one event loop.
+
+    Args:
+        catalogue: What can be loaded.
+        owner: The thread that calls torch, started.
+        limits: What a call may not exceed.
+        data_dir: Where weights are kept.
+        replica_counts: Replicas by model id; 1 where absent.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        owner: DeviceThread,
+        limits: Limits,
+        data_dir: Path,
+        replica_counts: dict[str, int] | None = None,
+    ) -> None:
+        self.catalogue = catalogue
+        self.owner = owner
+        self.limits = limits
+        self._data_dir = data_dir
+        self._replica_counts = replica_counts or {}
+        self._hosts: dict[str, Host] = {}
+        self._loading: dict[str, asyncio.Lock] = {}
+
+    async def load(self, model_id: str) -> Entry:
+        """Load a model of the catalogue; nothing happens when it is loaded.
+
+        Raises:
+            ServiceError: `UNKNOWN_MODEL` and whatever makes loading impossible.
+        """
+        entry = self.catalogue.get(model_id)
+        async with self._loading.setdefault(model_id, asyncio.Lock()):
+            if model_id in self._hosts:
+                return entry
+            entry.state, entry.error_message = ModelState.LOADING, ""
+            try:
+                self._hosts[model_id] = await self.owner.run(lambda: self._make_host(entry))
+            except ServiceError as error:
+                entry.state, entry.error_message = ModelState.FAILED, error.message
+                raise
+            except BaseException:
+                entry.state = ModelState.UNLOADED
+                raise
+            entry.hosted, entry.state = self._hosts[model_id].hosted, ModelState.LOADED
+            return entry
+
+    async def unload(self, model_id: str) -> Entry:
+        """Drop a model from memory when its calls have ended; its catalogue entry stays."""
+        entry = self.catalogue.get(model_id)
+        async with self._loading.setdefault(model_id, asyncio.Lock()):
+            host = self._hosts.pop(model_id, None)
+            if host is not None:
+                entry.hosted, entry.state = None, ModelState.UNLOADED
+                await host.pool.drain()
+            return entry
+
+    async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
+        """Return what a pass calls, for the model's example input or for inputs of a given form."""
+        host = self._host(model_id)
+        return host.example if signature is None else await self._record(host, signature)
+
+    async def check(self, plan: Plan) -> None:
+        """Check a plan before the bytes of its inputs have come.
+
+        Raises:
+            ServiceError: Anything that can be known without them.
+        """
+        host = self._host(plan.model_id)
+        check_images(host.hosted, plan.inputs)
+        signature = predicted_signature(host.hosted, plan.inputs)
+        if signature is None:
+            resolve_plan(plan, host.example, self.limits.max_reply_bytes)
+        else:
+            await self._resolve(host, plan, signature)
+
+    async def extract(self, plan: Plan, payloads: Sequence[Payload], deadline: float | None = None) -> Extraction:
+        """Run a plan that was checked.
+
+        Args:
+            plan: What to do.
+            payloads: The bytes of its inputs.
+            deadline: A time of `time.monotonic()` in seconds, or None.
+        """
+        host = self._host(plan.model_id)
+        guard = PassGuard(deadline)
+        images = await self._decode(plan, payloads)
+        started = time.perf_counter()
+        async with host.pool.lease(deadline) as replica:
+            queue_s = time.perf_counter() - started
+            resolved, result = await self.owner.run(
+                lambda: self._run(host, replica, plan, payloads, images, guard), on_cancel=guard.cancel
+            )
+        return Extraction(result.feature_maps, resolved.expansions, result.stopped_at, queue_s, result.compute_s)
+
+    def _run(
+        self,
+        host: Host,
+        replica: Replica,
+        plan: Plan,
+        payloads: Sequence[Payload],
+        images: Sequence[list[Image.Image]],
+        guard: PassGuard,
+    ) -> tuple[Resolved, PassResult]:
+        """Do the part of an extraction that touches torch, on the owner thread."""
+        names = [entry.name for entry in plan.inputs]
+        with domain_errors(host.hosted):
+            guard.check()
+            arguments = build_arguments(host.hosted, plan.inputs, payloads, images)
+            recording = host.record(signature_of(names, arguments))
+            resolved = resolve_plan(plan, recording, self.limits.max_reply_bytes)
+            return resolved, run_pass(replica, split_arguments(names, arguments), resolved.targets, guard)
+
+    async def _decode(self, plan: Plan, payloads: Sequence[Payload]) -> list[list[Image.Image]]:
+        if not any(isinstance(entry, ImageInput) for entry in plan.inputs):
+            return [[] for _ in plan.inputs]
+        return await asyncio.to_thread(decode_images, plan.inputs, payloads, self.limits.max_image_pixels)
+
+    async def _resolve(self, host: Host, plan: Plan, signature: Signature) -> Resolved:
+        recording = await self._record(host, signature)
+        return resolve_plan(plan, recording, self.limits.max_reply_bytes)
+
+    async def _record(self, host: Host, signature: Signature) -> Recording:
+        return host.recorded(signature) or await self.owner.run(lambda: host.record(signature))
+
+    def _make_host(self, entry: Entry) -> Host:
+        hosted = load_model(entry.spec, self.owner.device, self._data_dir)
+        count = self._replica_counts.get(entry.spec.model_id, 1)
+        return make_host(hosted, count, self.limits.max_queue)
+
+    def _host(self, model_id: str) -> Host:
+        self.catalogue.loaded(model_id)
+        return self._hosts[model_id]

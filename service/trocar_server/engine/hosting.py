@@ -1,0 +1,129 @@
+"""A loaded model at work: its replicas and what was recorded of its passes."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.lease import Replica, ReplicaPool
+from trocar_server.engine.plan import Signature, TensorSignature, split_arguments
+from trocar_server.errors import ServiceError
+from trocar_server.models import HostedModel, make_meta_replica, make_replica
+from trocar_server.surgery import Recording, install_guard, record_calls
+
+_RECORDINGS_KEPT = 64
+
+
+@dataclass
+class Host:
+    """What the engine holds for one loaded model. Built and recorded on the owner thread."""
+
+    hosted: HostedModel
+    pool: ReplicaPool
+    meta: nn.Module | None
+    example: Recording
+    _recordings: OrderedDict[Signature, Recording] = field(default_factory=OrderedDict)
+
+    def recorded(self, signature: Signature) -> Recording | None:
+        """Return the recording of a pass on inputs of this form, if it was made."""
+        if signature in self._recordings:
+            self._recordings.move_to_end(signature)
+            return self._recordings[signature]
+        return None
+
+    def record(self, signature: Signature) -> Recording:
+        """Record a pass on inputs of this form: without data, or on random data where that cannot be.
+
+        Raises:
+            ServiceError: `INPUT_REJECTED` when the model cannot take such inputs.
+        """
+        found = self.recorded(signature)
+        if found is None:
+            try:
+                found = _record(self.hosted, self.meta, signature)
+            except Exception as error:
+                raise input_rejected(self.hosted, error) from error
+            self._recordings[signature] = found
+            if len(self._recordings) > _RECORDINGS_KEPT:
+                self._recordings.popitem(last=False)
+        return found
+
+
+def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:
+    """Make the replicas of a model and record one pass on its example input.
+
+    Raises:
+        ServiceError: `MODEL_INVALID` when the model cannot run on its example input.
+    """
+    replicas = []
+    for _ in range(replica_count):
+        module = make_replica(hosted.module)
+        replicas.append(Replica(module, install_guard(module)))
+    meta, example = _record_example(hosted)
+    return Host(hosted, ReplicaPool(replicas, max_queue), meta, example)
+
+
+def _record_example(hosted: HostedModel) -> tuple[nn.Module | None, Recording]:
+    args = hosted.example_inputs()
+    try:
+        meta = make_meta_replica(hosted.module)
+        return meta, record_calls(meta, _to_meta(args))
+    except Exception:
+        # Detection models, among others, look at their data: no pass without it.
+        pass
+    try:
+        return None, record_calls(make_replica(hosted.module), args, is_symbolic=False)
+    except Exception as error:
+        raise ServiceError(
+            ErrorReason.MODEL_INVALID,
+            f"model '{hosted.spec.model_id}' fails on its example input of shape {hosted.input_shape} "
+            f"({_first_line(error)}); set `input_shape` in its configuration",
+        ) from error
+
+
+def _record(hosted: HostedModel, meta: nn.Module | None, signature: Signature) -> Recording:
+    device = "meta" if meta is not None else hosted.device
+    arguments = [_fill(entry, device) for entry in signature]
+    positional, keyword = split_arguments([entry.name for entry in signature], arguments)
+    module = meta if meta is not None else make_replica(hosted.module)
+    return record_calls(module, positional, keyword, is_symbolic=meta is not None)
+
+
+def _fill(entry: TensorSignature, device: torch.device | str) -> torch.Tensor | list[torch.Tensor]:
+    """Return an argument of this form, with seeded values in [0, 1) on a device that has values."""
+    made = entry.make(device)
+    generator = torch.Generator(device).manual_seed(0) if str(device) != "meta" else None
+    for tensor in made if isinstance(made, list) else [made]:
+        if generator is None:
+            continue
+        if tensor.is_floating_point():
+            tensor.uniform_(generator=generator)
+        else:
+            tensor.zero_()
+    return made
+
+
+def _to_meta(args: tuple[object, ...]) -> list[object]:
+    def move(value: object) -> object:
+        if isinstance(value, list):
+            return [move(item) for item in value]
+        return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+    return [move(value) for value in args]
+
+
+def input_rejected(hosted: HostedModel, error: BaseException) -> ServiceError:
+    """Say that the model failed on its inputs, with its own words and the shape that it expects."""
+    shape = ", ".join(["batch", *map(str, hosted.input_shape)])
+    return ServiceError(
+        ErrorReason.INPUT_REJECTED,
+        f"model '{hosted.spec.model_id}' cannot take these inputs: {_first_line(error)}; "
+        f"an example input has shape ({shape})",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]

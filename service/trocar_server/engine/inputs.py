@@ -1,0 +1,126 @@
+"""From the bytes of a call to the model's arguments. Tensors are made on the owner thread."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from PIL import Image
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.plan import (
+    ArgumentInput,
+    ImageForm,
+    ImageInput,
+    Payload,
+    Signature,
+    TensorInput,
+    TensorSignature,
+)
+from trocar_server.errors import ServiceError
+from trocar_server.models import HostedModel, decode_image, image_from_pixels
+
+Argument = torch.Tensor | list[torch.Tensor]
+
+
+def predicted_signature(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> Signature | None:
+    """Return the form of the arguments where it is known before any image is decoded."""
+    if any(isinstance(entry, ImageInput) for entry in inputs):
+        return None
+    return tuple(_tensor_signature(hosted, entry) for entry in inputs if isinstance(entry, TensorInput))
+
+
+def _tensor_signature(hosted: HostedModel, entry: TensorInput) -> TensorSignature:
+    _check_dtype(hosted, entry)
+    if hosted.takes_list and entry.shape:
+        return TensorSignature(entry.name, entry.dtype, (entry.shape[1:],) * entry.shape[0], is_list=True)
+    return TensorSignature(entry.name, entry.dtype, (entry.shape,))
+
+
+def _check_dtype(hosted: HostedModel, entry: TensorInput) -> None:
+    """Refuse a float of another width: torch's own error comes late and names no way out."""
+    if entry.dtype.is_floating_point and hosted.dtype is not None and entry.dtype != hosted.dtype:
+        given, wanted = (str(dtype).removeprefix("torch.") for dtype in (entry.dtype, hosted.dtype))
+        raise ServiceError(
+            ErrorReason.INPUT_REJECTED,
+            f"the input is {given}, model '{hosted.spec.model_id}' computes in {wanted}; "
+            f'convert it first: `array.astype("{wanted}")`',
+        )
+
+
+def signature_of(names: Sequence[str], arguments: Sequence[Argument]) -> Signature:
+    """Return the form of arguments that exist."""
+    found = []
+    for name, argument in zip(names, arguments, strict=True):
+        tensors = argument if isinstance(argument, list) else [argument]
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        found.append(TensorSignature(name, tensors[0].dtype, shapes, is_list=isinstance(argument, list)))
+    return tuple(found)
+
+
+def decode_images(
+    inputs: Sequence[ArgumentInput], payloads: Sequence[Payload], max_pixels: int
+) -> list[list[Image.Image]]:
+    """Decode the images of each argument; tensors give an empty list. Needs no torch, so any thread.
+
+    Raises:
+        ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position.
+    """
+    remaining = iter(payloads)
+    decoded: list[list[Image.Image]] = []
+    for entry in inputs:
+        if isinstance(entry, TensorInput):
+            next(remaining)
+            decoded.append([])
+            continue
+        decoded.append([_decode(i, form, next(remaining), max_pixels) for i, form in enumerate(entry.images)])
+    return decoded
+
+
+def _decode(index: int, form: ImageForm, payload: Payload, max_pixels: int) -> Image.Image:
+    try:
+        if form.height:
+            return image_from_pixels(form.height, form.width, payload.tobytes())
+        return decode_image(payload.tobytes(), max_pixels)
+    except ServiceError as error:
+        raise ServiceError(error.reason, f"image {index}: {error.message}", **error.details) from error
+
+
+def build_arguments(
+    hosted: HostedModel,
+    inputs: Sequence[ArgumentInput],
+    payloads: Sequence[Payload],
+    images: Sequence[list[Image.Image]],
+) -> list[Argument]:
+    """Make the model's arguments on its device. Owner thread only."""
+    remaining = iter(payloads)
+    return [
+        _argument(hosted, entry, remaining, decoded) for entry, decoded in zip(inputs, images, strict=True)
+    ]
+
+
+def _argument(
+    hosted: HostedModel, entry: ArgumentInput, payloads: Iterator[Payload], images: list[Image.Image]
+) -> Argument:
+    if isinstance(entry, TensorInput):
+        tensor = torch.from_numpy(next(payloads)).view(entry.dtype).reshape(entry.shape).to(hosted.device)
+        return list(tensor.unbind()) if hosted.takes_list else tensor
+    for _ in entry.images:
+        next(payloads)
+    assert hosted.preprocessing is not None  # refused before: see check_images
+    batch = hosted.preprocessing(images)
+    if isinstance(batch, list):
+        return [image.to(hosted.device) for image in batch]
+    return batch.to(hosted.device)
+
+
+def check_images(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:
+    """Refuse images for a model that has no preprocessing.
+
+    Raises:
+        ServiceError: `NO_PREPROCESSING`.
+    """
+    if hosted.preprocessing is None and any(isinstance(entry, ImageInput) for entry in inputs):
+        raise ServiceError(
+            ErrorReason.NO_PREPROCESSING,
+            f"model '{hosted.spec.model_id}' has no preprocessing for images; send an array of shape "
+            f"(batch, {', '.join(map(str, hosted.input_shape))})",
+        )

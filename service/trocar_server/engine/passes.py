@@ -1,0 +1,123 @@
+"""One forward pass with taps: hooks on, forward, hooks off, always. Owner thread only."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.hosting import input_rejected
+from trocar_server.engine.lease import Replica
+from trocar_server.engine.plan import Payload
+from trocar_server.engine.planner import TapTarget
+from trocar_server.errors import ServiceError
+from trocar_server.models import HostedModel
+from trocar_server.stats import StatisticsResult, reduce
+from trocar_server.surgery import PassAborted, PassGuard, TapSession
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """One collected value.
+
+    Attributes:
+        tap_target: Where it comes from and what was wanted of it.
+        shape: Its shape, which may differ from the recorded one where a model looks at its data.
+        dtype: Its dtype.
+        values: Its bytes in row-major order, or None when only statistics were wanted.
+        statistics: What was asked for, or None.
+    """
+
+    tap_target: TapTarget
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    values: Payload | None
+    statistics: StatisticsResult | None
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one pass collected, where it stopped and how long it took."""
+
+    feature_maps: tuple[FeatureMap, ...]
+    stopped_at: str | None
+    compute_s: float
+
+
+def run_pass(
+    replica: Replica,
+    arguments: tuple[Sequence[object], Mapping[str, object]],
+    targets: Sequence[TapTarget],
+    guard: PassGuard,
+) -> PassResult:
+    """Run the model until the last needed call and reduce what was collected.
+
+    Raises:
+        ServiceError: `MODULE_NOT_CALLED` when this input did not take the model to a tapped module.
+        Exception: Whatever the model raises; see `domain_errors`.
+    """
+    started = time.perf_counter()
+    session = TapSession(replica.module, [target.target for target in targets])
+    replica.guard_slot.guard = guard
+    try:
+        with torch.inference_mode():
+            with session:
+                replica.module(*arguments[0], **arguments[1])
+            feature_maps = tuple(_finish(target, session.values, guard) for target in targets)
+    finally:
+        replica.guard_slot.guard = PassGuard()
+    return PassResult(feature_maps, session.stopped_at, time.perf_counter() - started)
+
+
+@contextmanager
+def domain_errors(hosted: HostedModel) -> Iterator[None]:
+    """Turn what torch, a model or a guard raises inside the context into domain errors.
+
+    Raises:
+        ServiceError: `DEADLINE_EXCEEDED`, `CANCELLED`, `OUT_OF_MEMORY` or `INPUT_REJECTED`.
+    """
+    try:
+        yield
+    except ServiceError:
+        raise
+    except PassAborted as stop:
+        raise _aborted(stop.reason) from None
+    except torch.OutOfMemoryError as error:  # a RuntimeError: caught before
+        raise _out_of_memory(error) from None
+    except Exception as error:
+        if "can't allocate memory" in str(error):
+            raise _out_of_memory(error) from None
+        raise input_rejected(hosted, error) from error
+
+
+def _finish(target: TapTarget, values: Mapping[str, torch.Tensor], guard: PassGuard) -> FeatureMap:
+    """Reduce one value on the device and bring to the host what was asked for."""
+    guard.check()
+    name, tap = target.target.name, target.tap
+    if name not in values:
+        raise ServiceError(
+            ErrorReason.MODULE_NOT_CALLED, f"'{name}' was not called in this pass: the model decides on its data"
+        )
+    value = values[name]
+    statistics = reduce(value, tap.statistics, tap.scope, tap.channel_dim) if tap.statistics else None
+    host = _bytes_of(value) if tap.values else None
+    return FeatureMap(target, tuple(value.shape), value.dtype, host, statistics)
+
+
+def _bytes_of(value: torch.Tensor) -> Payload:
+    """Return the values in row-major order as bytes on the host, without a copy where they are so already."""
+    dense = value.resolve_conj().resolve_neg().cpu().contiguous()
+    return dense.reshape(-1).view(torch.uint8).numpy()
+
+
+def _aborted(reason: ErrorReason) -> ServiceError:
+    what = "the deadline passed" if reason is ErrorReason.DEADLINE_EXCEEDED else "the call was cancelled"
+    return ServiceError(reason, f"{what}; the pass was stopped")
+
+
+def _out_of_memory(error: BaseException) -> ServiceError:
+    return ServiceError(
+        ErrorReason.OUT_OF_MEMORY, f"the device has too little memory: {str(error).splitlines()[0]}; use a smaller batch"
+    )

@@ -1,0 +1,91 @@
+"""A checked request, free of protobuf."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trocar_server.stats import Scope, Statistic
+from trocar_server.surgery import Selector
+
+Payload: TypeAlias = NDArray[np.uint8]
+"""The bytes of one tensor or image, one-dimensional, writable, owned by the call."""
+
+
+@dataclass(frozen=True)
+class TapRequest:
+    """What to collect at one selector."""
+
+    selector: Selector
+    alias: str = ""
+    values: bool = True
+    statistics: tuple[Statistic, ...] = ()
+    scope: Scope = Scope.ALL
+    channel_dim: int | None = None
+
+
+@dataclass(frozen=True)
+class TensorInput:
+    """An argument of the forward, given as a tensor: one payload."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """One image: encoded when `height` is 0, otherwise (height, width, 3) uint8. One payload."""
+
+    byte_count: int
+    height: int = 0
+    width: int = 0
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """An argument of the forward, given as images for the server to preprocess: a payload each."""
+
+    name: str
+    images: tuple[ImageForm, ...]
+
+
+ArgumentInput: TypeAlias = TensorInput | ImageInput
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One extraction, with everything in it checked that needs no model."""
+
+    model_id: str
+    taps: tuple[TapRequest, ...]
+    inputs: tuple[ArgumentInput, ...]
+    max_chunk_bytes: int
+
+
+@dataclass(frozen=True)
+class TensorSignature:
+    """Shape and dtype of one argument; a list of tensors has several shapes."""
+
+    name: str
+    dtype: torch.dtype
+    shapes: tuple[tuple[int, ...], ...]
+    is_list: bool = False
+
+    def make(self, device: torch.device | str) -> torch.Tensor | list[torch.Tensor]:
+        """Return an argument of this form with unset values."""
+        tensors = [torch.empty(shape, dtype=self.dtype, device=device) for shape in self.shapes]
+        return tensors if self.is_list else tensors[0]
+
+
+Signature: TypeAlias = tuple[TensorSignature, ...]
+
+
+def split_arguments(names: Sequence[str], values: Sequence[object]) -> tuple[list[object], dict[str, object]]:
+    """Return positional and keyword arguments; an empty name is positional."""
+    positional = [value for name, value in zip(names, values, strict=True) if not name]
+    keyword = {name: value for name, value in zip(names, values, strict=True) if name}
+    return positional, keyword

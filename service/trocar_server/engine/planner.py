@@ -1,0 +1,104 @@
+"""Checking a plan against a model before anything is computed."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.plan import Plan, TapRequest
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import Leaf, Recording, Target, resolve
+
+
+@dataclass(frozen=True)
+class TapTarget:
+    """One value that a pass will collect, and what is wanted of it."""
+
+    target: Target
+    leaf: Leaf
+    tap: TapRequest
+    type_name: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a plan's taps became for inputs of one form.
+
+    Attributes:
+        targets: The feature maps of the reply, in order.
+        expansions: The names that each tap became, in the order of the request.
+        byte_count: Bytes of all values wanted.
+    """
+
+    targets: tuple[TapTarget, ...]
+    expansions: tuple[tuple[str, ...], ...]
+    byte_count: int
+
+
+def resolve_plan(plan: Plan, recording: Recording, max_reply_bytes: int) -> Resolved:
+    """Resolve every tap and check the size of the reply.
+
+    Raises:
+        ServiceError: A selector's error, `DUPLICATE_NAME`, `INVALID_ARGUMENT` for an alias of
+            several values, or `REPLY_TOO_LARGE`.
+    """
+    found = resolve((tap.selector for tap in plan.taps), recording)
+    expansions = [
+        [
+            TapTarget(_named(target, tap, len(values)), leaf, tap, recording.modules[target.path].type_name)
+            for target, leaf in values
+        ]
+        for tap, values in zip(plan.taps, found, strict=True)
+    ]
+    targets = tuple(_unique(target for targets in expansions for target in targets))
+    byte_count = sum(target.leaf.byte_count for target in targets if target.tap.values)
+    if byte_count > max_reply_bytes:
+        raise _too_large(byte_count, max_reply_bytes, targets)
+    names = tuple(tuple(target.target.name for target in targets) for targets in expansions)
+    return Resolved(targets, names, byte_count)
+
+
+def _named(target: Target, tap: TapRequest, count: int) -> Target:
+    if not tap.alias:
+        return target
+    if count > 1:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"alias '{tap.alias}' names one value, but '{tap.selector.text}' stands for {count}; "
+            "add a call index or a pick, or leave the alias out",
+            selector=tap.selector.text,
+        )
+    return replace(target, name=tap.alias)
+
+
+def _unique(targets: Iterable[TapTarget]) -> Iterator[TapTarget]:
+    """Drop a value asked for twice in the same way; refuse one name for two things."""
+    seen: dict[str, TapTarget] = {}
+    for target in targets:
+        name = target.target.name
+        if name not in seen:
+            seen[name] = target
+            yield target
+            continue
+        first = seen[name]
+        if first.target != target.target or _wants(first.tap) != _wants(target.tap):
+            raise ServiceError(
+                ErrorReason.DUPLICATE_NAME,
+                f"two feature maps would be named '{name}'; give one of them an alias",
+                name=name,
+            )
+
+
+def _wants(tap: TapRequest) -> tuple[object, ...]:
+    return tap.values, tap.statistics, tap.scope, tap.channel_dim
+
+
+def _too_large(byte_count: int, limit: int, targets: Iterable[TapTarget]) -> ServiceError:
+    largest = max((target for target in targets if target.tap.values), key=lambda target: target.leaf.byte_count)
+    return ServiceError(
+        ErrorReason.REPLY_TOO_LARGE,
+        f"the feature maps would be {byte_count:,} bytes, the limit is {limit:,}; the largest is "
+        f"'{largest.target.name}' with {largest.leaf.byte_count:,}. Nothing was computed. Ask for fewer taps "
+        "or a smaller batch, or for statistics without values",
+        byte_count=str(byte_count),
+        limit=str(limit),
+    )

@@ -1,0 +1,158 @@
+"""From a spec to an `nn.Module` on the CPU with its weights in it, by torchvision's builder or a factory.
+
+# Note: [torchvision's own builder]
+Named weights go through the builder with `weights=`, because that argument decides more than the
+numbers: the number of classes, `transform_input` and auxiliary heads of GoogLeNet and Inception,
+frozen batch norm and its epsilon in detection models, renamed keys of DenseNet. Only the source of
+the state dict is ours.
+"""
+
+import importlib
+import inspect
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision.models import WeightsEnum
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.models.architectures import find_builder, find_weights, named_weights
+from trocar_server.models.downloads import fetch_weights, stored_path
+from trocar_server.models.matching import load_matching
+from trocar_server.models.spec import ModelSpec, WeightsKind
+from trocar_server.models.weights_file import StateDict, read_weights
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModule:
+    """A module with its weights, as the builder or factory left it."""
+
+    module: nn.Module
+    """On the CPU, or wherever a factory put it."""
+    weights: WeightsEnum | None
+    """torchvision's weights that are in it; None for random, the operator's own and factories'."""
+
+
+def build(spec: ModelSpec, data_dir: Path) -> BuiltModule:
+    """Build the module that a spec describes and fill in its weights.
+
+    Random weights are `torch.manual_seed(seed)` and then the builder with `weights=None`: anyone can
+    rebuild them. A file that still has the name of torchvision's own (`trocar convert` of a download)
+    is loaded as those weights, see Note: [torchvision's own builder].
+
+    Raises:
+        ServiceError: `WEIGHTS_UNAVAILABLE`, `WEIGHTS_CORRUPT`, `WEIGHTS_MISMATCH`, or
+            `MODEL_INVALID` when the builder or factory fails.
+    """
+    if spec.weights_kind is WeightsKind.RANDOM:
+        return BuiltModule(_build_seeded(spec), None)
+    if spec.weights_kind is WeightsKind.FILE:
+        return _build_from_file(spec)
+    if spec.is_custom:
+        return BuiltModule(_call(spec), None)
+    weights = find_weights(spec.architecture, spec.weights)
+    return BuiltModule(_build_named(spec, weights, fetch_weights(spec, weights, data_dir)), weights)
+
+
+@contextmanager
+def supply_state_dict(weights: WeightsEnum, state: StateDict) -> Iterator[None]:
+    """Let torchvision's builders take `state` for `weights` inside the context, instead of a download.
+
+    Replaces `WeightsEnum.get_state_dict`, the one place where torchvision (0.25 to 0.29) fetches
+    weights. A global change: models are built on one thread only.
+    """
+    original = WeightsEnum.get_state_dict
+
+    def get_state_dict(self: WeightsEnum, *args: Any, **kwargs: Any) -> Any:
+        return state if self is weights else original(self, *args, **kwargs)
+
+    WeightsEnum.get_state_dict = get_state_dict
+    try:
+        yield
+    finally:
+        WeightsEnum.get_state_dict = original
+
+
+def _build_from_file(spec: ModelSpec) -> BuiltModule:
+    path = Path(spec.weights).expanduser()
+    state = read_weights(path)
+    weights = None if spec.is_custom or spec.options else _weights_of_file(spec.architecture, path)
+    if weights is not None:
+        return BuiltModule(_build_named(spec, weights, state), weights)
+    module = _build_seeded(spec)
+    load_matching(module, state, path.name)
+    return BuiltModule(module, None)
+
+
+def _weights_of_file(architecture: str, path: Path) -> WeightsEnum | None:
+    """Find the weights whose file name, hash included, an operator's file still has."""
+    members = named_weights(architecture).values()
+    return next((member for member in members if stored_path(member, Path()).name == path.name), None)
+
+
+def _build_named(spec: ModelSpec, weights: WeightsEnum, state: StateDict) -> nn.Module:
+    with supply_state_dict(weights, state):
+        return _call(spec, weights=weights, progress=False)
+
+
+def _build_seeded(spec: ModelSpec) -> nn.Module:
+    """Build with the architecture's own initialisation, leaving torch's generators as they were."""
+    arguments = {} if spec.is_custom else _arguments_without_weights(spec)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(spec.seed)
+        return _call(spec, **arguments)
+
+
+def _arguments_without_weights(spec: ModelSpec) -> dict[str, Any]:
+    """Return what a torchvision builder needs to download nothing and warn of nothing.
+
+    `init_weights=True` is what GoogLeNet and Inception do by default, with a warning.
+    """
+    arguments: dict[str, Any] = {"weights": None}
+    if "weights_backbone" in inspect.signature(find_builder(spec.architecture)).parameters:
+        arguments["weights_backbone"] = None
+    if spec.architecture.removeprefix("quantized_") in ("googlenet", "inception_v3"):
+        arguments["init_weights"] = True
+    return arguments
+
+
+def _call(spec: ModelSpec, **arguments: Any) -> nn.Module:
+    """Call the builder or factory with the spec's options; whatever it raises is the operator's to mend."""
+    try:
+        builder = _import_factory(spec.architecture) if spec.is_custom else find_builder(spec.architecture)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = builder(*spec.arguments, **{**arguments, **spec.options})
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise _invalid(
+            spec, f"building it failed: {type(error).__name__}: {without_paths(str(error))}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise _invalid(spec, f"'{spec.architecture}' returned a {type(module).__name__}, not an nn.Module")
+    return module
+
+
+def _import_factory(architecture: str) -> Any:
+    module_name, _, attributes = architecture.partition(":")
+    return reduce(getattr, attributes.split("."), importlib.import_module(module_name))
+
+
+def without_paths(text: str) -> str:
+    """Shorten every file path in a message to its last part, and the message to 500 characters."""
+    return re.sub(r"(?<![\w:/])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\'\":]+)+[/\\]([^\s/\\'\":]+)", r"\1", text)[
+        :500
+    ]
+
+
+def _invalid(spec: ModelSpec, why: str) -> ServiceError:
+    return ServiceError(ErrorReason.MODEL_INVALID, f"model '{spec.model_id}': {why}")

@@ -1,0 +1,167 @@
+"""The models that a server knows, loaded or not. Data only: loading is the engine's work."""
+
+from dataclasses import dataclass
+from enum import StrEnum, unique
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError, unknown
+from trocar_server.models.architectures import architecture_names, check_spec, named_weights, weights_label
+from trocar_server.models.families import Family, family_of
+from trocar_server.models.hosted import HostedModel
+from trocar_server.models.spec import DEFAULT_WEIGHTS, ModelSpec, WeightsKind
+
+_ADVICE = "see `trocar models`"
+
+
+@unique
+class ModelState(StrEnum):
+    """Whether a model can be used."""
+
+    UNLOADED = "UNLOADED"
+    LOADING = "LOADING"
+    LOADED = "LOADED"
+    FAILED = "FAILED"
+
+
+@dataclass(eq=False)
+class Entry:
+    """One model of the catalogue. The engine moves it from state to state."""
+
+    spec: ModelSpec
+    """What to load."""
+    state: ModelState = ModelState.UNLOADED
+    """Whether it can be used."""
+    hosted: HostedModel | None = None
+    """The model in memory; set exactly while `LOADED`."""
+    error_message: str = ""
+    """Why the last attempt to load failed; empty otherwise."""
+
+    @property
+    def family(self) -> Family:
+        """The kind of task, known before loading."""
+        return family_of(self.spec.architecture)
+
+    @property
+    def weights(self) -> str:
+        """The name of the weights for the wire, known before loading; never a path."""
+        return self.hosted.weights if self.hosted else weights_label(self.spec)
+
+
+class Catalogue:
+    """Entries by model id. Not thread-safe: it belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+
+    def get(self, model_id: str) -> Entry:
+        """Return an entry.
+
+        Raises:
+            ServiceError: `UNKNOWN_MODEL`, with the nearest ids.
+        """
+        if model_id not in self._entries:
+            raise unknown(ErrorReason.UNKNOWN_MODEL, "model", model_id[:80], self._entries, _ADVICE)
+        return self._entries[model_id]
+
+    def loaded(self, model_id: str) -> HostedModel:
+        """Return a model that is in memory.
+
+        Raises:
+            ServiceError: `UNKNOWN_MODEL`, or `MODEL_NOT_LOADED` with its state.
+        """
+        entry = self.get(model_id)
+        if entry.hosted is None:
+            why = f" ({entry.error_message})" if entry.error_message else ""
+            raise ServiceError(
+                ErrorReason.MODEL_NOT_LOADED,
+                f"model '{model_id}' is {entry.state.lower()}{why}; load it first",
+            )
+        return entry.hosted
+
+    def entries(self) -> list[Entry]:
+        """Return every entry, ordered by id."""
+        return [self._entries[model_id] for model_id in sorted(self._entries)]
+
+    def add(self, spec: ModelSpec) -> Entry:
+        """Add a model, unloaded; an equal spec of an existing id changes nothing.
+
+        Raises:
+            ServiceError: `MODEL_CONFLICT`, the id has another spec; `UNKNOWN_ARCHITECTURE`,
+                `UNKNOWN_WEIGHTS` or `MODEL_INVALID`, the spec cannot be loaded.
+        """
+        existing = self._entries.get(spec.model_id)
+        if existing is not None:
+            if not _same(existing.spec, spec):
+                raise _conflict(existing)
+            return existing
+        check_spec(spec)
+        return self._entries.setdefault(spec.model_id, Entry(spec))
+
+    def request(self, model_id: str, weights: str = "") -> Entry:
+        """Return the entry that a client asks to load; add one for a torchvision name that is new.
+
+        Args:
+            model_id: The id of an entry, or a torchvision model name.
+            weights: Empty for the entry's own or `DEFAULT`; `random[:seed]` or an enum name.
+
+        Raises:
+            ServiceError: `MODEL_CONFLICT`, the entry has other weights; `UNKNOWN_ARCHITECTURE` or
+                `UNKNOWN_WEIGHTS`, as `client_spec` does.
+        """
+        existing = self._entries.get(model_id)
+        if existing is None:
+            return self.add(client_spec(model_id, weights))
+        if weights and weights != existing.weights and not _same_weights(existing.spec, weights):
+            raise _conflict(existing)
+        return existing
+
+
+def client_spec(model_id: str, weights: str = "") -> ModelSpec:
+    """Return the spec of a model that a client names: torchvision's architectures and weights only.
+
+    Files and factories are the operator's to name; whatever looks like one is an unknown name here.
+
+    Raises:
+        ServiceError: `UNKNOWN_ARCHITECTURE` or `UNKNOWN_WEIGHTS`, with what there is.
+    """
+    names = architecture_names()
+    if model_id not in names:
+        raise unknown(ErrorReason.UNKNOWN_ARCHITECTURE, "architecture", model_id[:80], names, _ADVICE)
+    available = [*named_weights(model_id), "random[:seed]"]
+    spec = ModelSpec(model_id, model_id, weights or DEFAULT_WEIGHTS)
+    if spec.weights_kind is WeightsKind.RANDOM or spec.weights in available:
+        return spec
+    raise ServiceError(
+        ErrorReason.UNKNOWN_WEIGHTS,
+        f"'{model_id}' has no weights '{weights[:80]}' for clients; available: {', '.join(available)}",
+        available=", ".join(available),
+    )
+
+
+def _same(one: ModelSpec, other: ModelSpec) -> bool:
+    return one == other or (_plain(one) and _plain(other) and _same_weights(one, other.weights))
+
+
+def _plain(spec: ModelSpec) -> bool:
+    """Whether nothing but the weights was chosen: only then do equal labels mean equal models."""
+    return spec == ModelSpec(spec.model_id, spec.architecture, spec.weights)
+
+
+def _same_weights(spec: ModelSpec, weights: str) -> bool:
+    """Whether weights by another name are the same: `DEFAULT` and its member, `random` and `random:0`."""
+    if weights == spec.weights:
+        return True
+    try:
+        other = client_spec(spec.architecture, weights)
+    except ServiceError:
+        return False
+    return weights_label(other) == weights_label(spec)
+
+
+def _conflict(entry: Entry) -> ServiceError:
+    return ServiceError(
+        ErrorReason.MODEL_CONFLICT,
+        f"model '{entry.spec.model_id}' is in the catalogue with weights '{entry.weights}'; "
+        "ask for it without weights, or have the operator add another id",
+        weights=entry.weights,
+    )

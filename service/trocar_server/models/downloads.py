@@ -1,0 +1,121 @@
+"""torchvision's own weights: downloaded once, kept as safetensors, loaded from there ever after.
+
+    DATA_DIR/weights/resnet50-11ad3fa6.safetensors          the name of torchvision's file
+    DATA_DIR/weights/resnet50-11ad3fa6.safetensors.sha256
+    DATA_DIR/weights/downloads/                             only while a download runs
+
+An operator without network may put a converted file there under that name.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlparse
+
+import torch
+from torch import Tensor
+from torchvision.models import WeightsEnum
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.models.architectures import find_weights, weights_label
+from trocar_server.models.convert import check_state_dict
+from trocar_server.models.spec import ModelSpec, WeightsKind
+from trocar_server.models.weights_file import StateDict, read_weights, write_weights
+
+
+def prefetch_weights(spec: ModelSpec, data_dir: Path) -> None:
+    """Download what `load_model` will need, and nothing else; does nothing for files and random weights.
+
+    Optional, and calls no torch operator, so that a slow network holds up a side thread and not the
+    one that computes.
+
+    Raises:
+        ServiceError: `WEIGHTS_UNAVAILABLE`, with what to do instead.
+    """
+    if spec.is_custom or spec.weights_kind is not WeightsKind.NAMED:
+        return
+    weights = find_weights(spec.architecture, spec.weights)
+    pickle = _downloads(data_dir) / _file_name(weights)
+    if stored_path(weights, data_dir).exists() or _in_hub(weights) or pickle.exists():
+        return
+    try:
+        pickle.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(weights.url, str(pickle), _hash_prefix(weights), progress=False)
+    except Exception as error:  # URLError, OSError, and RuntimeError for a wrong hash
+        raise _unavailable(spec, weights, error) from error
+
+
+def fetch_weights(spec: ModelSpec, weights: WeightsEnum, data_dir: Path) -> StateDict:
+    """Return the state dict of torchvision's weights, from the data directory; download it once.
+
+    Raises:
+        ServiceError: `WEIGHTS_UNAVAILABLE`, with what to do instead; `WEIGHTS_CORRUPT`, the stored
+            file is damaged.
+    """
+    path = stored_path(weights, data_dir)
+    if not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_weights(check_state_dict(_download(weights, data_dir), path.name), path)
+        except ServiceError:
+            raise
+        except Exception as error:  # URLError, OSError, RuntimeError for a wrong hash, UnpicklingError
+            raise _unavailable(spec, weights, error) from error
+        (_downloads(data_dir) / _file_name(weights)).unlink(missing_ok=True)
+    return read_weights(path)
+
+
+def clean_downloads(data_dir: Path) -> None:
+    """Remove what a killed server left of its downloads. Call it once, before the first load."""
+    shutil.rmtree(_downloads(data_dir), ignore_errors=True)
+
+
+def stored_path(weights: WeightsEnum, data_dir: Path) -> Path:
+    """Return where the safetensors file of torchvision's weights is kept."""
+    return data_dir / "weights" / PurePosixPath(_file_name(weights)).with_suffix(".safetensors")
+
+
+def _download(weights: WeightsEnum, data_dir: Path) -> Mapping[str, Tensor]:
+    """Read torchvision's pickle, from torch hub's cache where it is there already."""
+    directory = None if _in_hub(weights) else str(_downloads(data_dir))
+    state: Mapping[str, Tensor] = weights.get_state_dict(
+        progress=False, check_hash=True, weights_only=True, map_location="cpu", model_dir=directory
+    )
+    return state
+
+
+def _unavailable(spec: ModelSpec, weights: WeightsEnum, error: Exception) -> ServiceError:
+    name = _file_name(weights)
+    file = stored_path(weights, Path()).name
+    model = spec.architecture
+    return ServiceError(
+        ErrorReason.WEIGHTS_UNAVAILABLE,
+        f"cannot download {weights_label(spec)} of '{model}' ({_cause(error)}). Without network: "
+        f"fetch {weights.url} elsewhere, `trocar convert {name} {file}`, then `trocar serve {model}={file}`; "
+        f"or use random weights, `trocar serve {model}=random:0`",
+        url=weights.url,
+    )
+
+
+def _cause(error: Exception) -> str:
+    """Name the cause without the paths that an `OSError` prints."""
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+
+
+def _downloads(data_dir: Path) -> Path:
+    return data_dir / "weights" / "downloads"
+
+
+def _in_hub(weights: WeightsEnum) -> bool:
+    return (Path(torch.hub.get_dir()) / "checkpoints" / _file_name(weights)).exists()
+
+
+def _file_name(weights: WeightsEnum) -> str:
+    return PurePosixPath(urlparse(weights.url).path).name
+
+
+def _hash_prefix(weights: WeightsEnum) -> str | None:
+    match = torch.hub.HASH_REGEX.search(_file_name(weights))
+    return match.group(1) if match else None

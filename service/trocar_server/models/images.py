@@ -1,0 +1,96 @@
+"""Encoded images and raw pixels to PIL images, without torch: any thread may call this.
+
+Pillow only, because it can be told the largest size before it decodes: torchvision's own decoder has
+no guard (a PNG of 1.1 MiB took 1.15 GiB).
+
+EXIF orientation is not applied: the pixels are those of `Image.open(...).convert("RGB")`, which is
+what torchvision's transforms are usually given.
+"""
+
+import io
+
+from PIL import Image
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+
+MAX_DECODED_BYTES = 64 << 20
+"""The most bytes that one decoded image may have, whatever the pixel limit says."""
+
+
+def decode_image(data: bytes, max_pixels: int) -> Image.Image:
+    """Decode a JPEG, PNG or WebP image to RGB. The format is told by the content, never by a name.
+
+    The header is checked against `max_pixels` and `MAX_DECODED_BYTES` before any pixel is decoded.
+    Of an animation the first frame is taken; transparency is dropped.
+
+    Raises:
+        ServiceError: `INVALID_IMAGE`, the bytes are no such image, damaged or cut off;
+            `IMAGE_TOO_LARGE`.
+    """
+    opener = _opener(data)
+    # The plugin is called directly, because `Image.open` judges the size by a global variable and
+    # tells of it by a warning (Pillow 12 and 13).
+    try:
+        image = opener(io.BytesIO(data))
+    except (
+        Exception
+    ) as error:  # SyntaxError, OSError, ValueError, struct.error: Pillow's headers raise anything
+        raise _damaged(opener) from error
+    _check_size(image, max_pixels)
+    try:
+        image.load()
+        image.info.pop("transparency", None)  # convert() would warn about it and drop it
+        return image.convert("RGB")
+    except Exception as error:
+        raise _damaged(opener) from error
+
+
+def image_from_pixels(height: int, width: int, data: bytes) -> Image.Image:
+    """Return the image of uint8 values in (height, width, 3) order, red first.
+
+    Raises:
+        ServiceError: `INVALID_TENSOR`, the number of bytes is not height * width * 3, or a side is 0.
+    """
+    if height < 1 or width < 1 or len(data) != height * width * 3:
+        raise ServiceError(
+            ErrorReason.INVALID_TENSOR,
+            f"an image of {height} x {width} RGB pixels has {height * width * 3} bytes, not {len(data)}; "
+            "send uint8 values in (height, width, 3) order, each side at least 1",
+        )
+    return Image.frombytes("RGB", (width, height), data)
+
+
+def _opener(data: bytes) -> type[ImageFile]:
+    if data.startswith(b"\xff\xd8\xff"):
+        return JpegImageFile
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return PngImageFile
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return WebPImageFile
+    raise ServiceError(
+        ErrorReason.INVALID_IMAGE,
+        f"the {len(data)} bytes are no JPEG, PNG or WebP image; convert it to one of these, or send an array",
+    )
+
+
+def _check_size(image: Image.Image, max_pixels: int) -> None:
+    pixels = image.width * image.height
+    decoded_bytes = pixels * max(3, len(image.getbands()))
+    if pixels > max_pixels or decoded_bytes > MAX_DECODED_BYTES:
+        raise ServiceError(
+            ErrorReason.IMAGE_TOO_LARGE,
+            f"the image has {image.width} x {image.height} pixels, {decoded_bytes} bytes decoded; the limits "
+            f"are {max_pixels} pixels and {MAX_DECODED_BYTES} bytes: make it smaller before sending",
+        )
+
+
+def _damaged(opener: type[ImageFile]) -> ServiceError:
+    name = opener.format or "encoded"
+    return ServiceError(
+        ErrorReason.INVALID_IMAGE, f"the {name} image does not decode; it is damaged or cut off"
+    )

@@ -1,0 +1,88 @@
+"""Copies of a module tree that share its weights.
+
+Module hooks are state of the module, not of the request. So every replica is its own tree of modules
+over the same `Parameter` and buffer objects, and serves one pass at a time: hooks on one are invisible
+to the others, and a replica costs milliseconds and no weight memory.
+
+Our hooks go on replicas only, never on the hosted module: so a new replica has none of ours, and
+keeps those that the model brought itself (weight norm, a backbone's own feature hooks). Hooks that
+are bound methods move to the copy; closures still see the original.
+"""
+
+import copy
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+
+
+def make_replica(module: nn.Module) -> nn.Module:
+    """Copy a module tree; parameters and buffers stay the same objects, everything else is its own.
+
+    Plain tensor attributes are copied, so that a pass may keep state in them; those that carry a
+    graph, which torch refuses to copy, are shared.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, the module holds something that cannot be copied (a lock, an
+            open file), or copies its weights in a `__deepcopy__` of its own.
+    """
+    shared = list(chain(module.parameters(), module.buffers()))
+    with_graph = [tensor for tensor in _tensors_of(module) if not tensor.is_leaf]
+    replica = _copy(module, {id(tensor): tensor for tensor in chain(shared, with_graph)})
+    copied = chain(replica.parameters(), replica.buffers())
+    if any(mine is not theirs for mine, theirs in zip(copied, shared, strict=True)):
+        raise _not_copyable(module, "its copy does not share its weights")
+    return replica
+
+
+def make_meta_replica(module: nn.Module) -> nn.Module:
+    """Copy a module tree onto the meta device: shapes and dtypes, no data and no memory.
+
+    Tied weights stay tied. Plain tensors in attributes, and in lists and dicts there, go along.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, as `make_replica` does.
+    """
+    return _copy(module, {id(tensor): _to_meta(tensor) for tensor in _tensors_of(module)})
+
+
+def _copy(module: nn.Module, memo: dict[int, Tensor]) -> nn.Module:
+    try:
+        return copy.deepcopy(module, memo)
+    except (TypeError, RuntimeError, NotImplementedError, copy.Error) as error:
+        raise _not_copyable(module, str(error)[:300]) from error
+
+
+def _to_meta(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Yield every tensor of a tree: parameters, buffers, and plain ones in attributes."""
+    for part in module.modules():
+        yield from _tensors_in(vars(part))
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def _not_copyable(module: nn.Module, why: str) -> ServiceError:
+    return ServiceError(
+        ErrorReason.MODEL_INVALID,
+        f"a {type(module).__name__} cannot be replicated: {why}; keep locks and files out of the module",
+    )

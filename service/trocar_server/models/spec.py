@@ -1,0 +1,167 @@
+"""What an operator says about a model before anything is loaded: id, architecture, weights, inputs.
+
+    ModelSpec("resnet50", "resnet50")                                # torchvision's DEFAULT weights
+    ModelSpec("vit", "vit_b_16", weights="random:7")
+    ModelSpec("lite", "efficientnet_lite_pytorch:EfficientNet.from_name", weights="lite0.safetensors",
+              arguments=("efficientnet-lite0",), preprocessing=PreprocessingSpec(resize=(256,), crop=(224,)))
+
+Everything here is checked when the object is made, with no torch: a bad configuration fails before
+the first model is built. Whether names exist in torchvision is `architectures.check_spec`'s question.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum, unique
+from pathlib import Path
+from typing import Any
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+
+DEFAULT_WEIGHTS = "DEFAULT"
+"""torchvision's best weights for an architecture; for a factory, whatever the factory built."""
+
+INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
+"""The names of torchvision's `InterpolationMode`."""
+
+_MODEL_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_FACTORY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*")
+_RANDOM = re.compile(r"random(?::([0-9]{1,18}))?")
+_FILE_SUFFIX = ".safetensors"
+
+
+@unique
+class WeightsKind(StrEnum):
+    """Where a model's weights come from."""
+
+    NAMED = "named"
+    """`DEFAULT`, or the name of a member of torchvision's weights enum."""
+    RANDOM = "random"
+    """`random` or `random:<seed>`: the architecture's own initialisation."""
+    FILE = "file"
+    """The path of a `.safetensors` file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessingSpec:
+    """How a custom model's images are prepared, in torchvision's order: resize, crop, scale, normalise.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, a size, mean, std or interpolation does not work.
+    """
+
+    resize: tuple[int, ...] = ()
+    """Pixels of the shorter side, or (height, width). Empty: no resize."""
+    crop: tuple[int, ...] = ()
+    """Centre crop in pixels, one number for a square, or (height, width). Empty: no crop."""
+    mean: tuple[float, ...] = ()
+    """Subtracted per channel (red, green, blue), on values in [0, 1]. Empty: no normalisation."""
+    std: tuple[float, ...] = ()
+    """Divided by per channel, after the mean."""
+    interpolation: str = "bilinear"
+    """One of `INTERPOLATIONS`."""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name, size in (("resize", self.resize), ("crop", self.crop)):
+            if len(size) > 2 or any(side < 1 for side in size):
+                raise _invalid(f"preprocessing.{name} takes one or two sizes of at least 1 pixel, not {size}")
+        if (len(self.mean), len(self.std)) not in ((0, 0), (3, 3)) or 0 in self.std:
+            raise _invalid("preprocessing.mean and .std take three numbers each, or none; no std may be 0")
+        if self.interpolation not in INTERPOLATIONS:
+            raise _invalid(
+                f"preprocessing.interpolation is no '{self.interpolation}'; use {', '.join(INTERPOLATIONS)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One entry of the catalogue, as the operator described it.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, the id, the factory's syntax or the input shape is wrong;
+            `UNKNOWN_WEIGHTS`, the random seed is no number.
+    """
+
+    model_id: str
+    """The id that calls use: `^[a-z0-9][a-z0-9._-]{0,62}$`."""
+    architecture: str
+    """A torchvision model name, or a factory as `module:callable`; dots may follow the colon."""
+    weights: str = DEFAULT_WEIGHTS
+    """`DEFAULT`, a weights enum member, `random[:seed]`, or the path of a `.safetensors` file."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the builder or factory, for example `num_classes`."""
+    arguments: tuple[Any, ...] = ()
+    """Positional arguments of the factory; torchvision's builders take none."""
+    categories: tuple[str, ...] | None = None
+    """Class names by index. None: what the named weights say."""
+    preprocessing: PreprocessingSpec | None = None
+    """What to do to images. None: what torchvision's weights say, or nothing for a factory."""
+    input_shape: tuple[int, ...] | None = None
+    """Shape of one example input without its batch dimension. None: chosen from the weights."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without torch."""
+        check_model_id(self.model_id)
+        if self.is_custom and not _FACTORY.fullmatch(self.architecture):
+            raise _invalid(f"'{self.architecture}' is no factory; write it as module:callable")
+        if self.arguments and not self.is_custom:
+            raise _invalid(f"'{self.architecture}' takes no positional arguments; use options")
+        if self.input_shape is not None and any(size < 1 for size in self.input_shape):
+            raise _invalid(f"input_shape takes sizes of at least 1, not {self.input_shape}")
+        if self.weights.startswith("random") and self.weights_kind is WeightsKind.NAMED:
+            raise ServiceError(
+                ErrorReason.UNKNOWN_WEIGHTS,
+                f"'{Path(self.weights).name}' is no seed; write random or random:<whole number>",
+            )
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether an operator's factory builds the model, not torchvision."""
+        return ":" in self.architecture
+
+    @property
+    def weights_kind(self) -> WeightsKind:
+        """Where the weights come from."""
+        if _RANDOM.fullmatch(self.weights):
+            return WeightsKind.RANDOM
+        return WeightsKind.FILE if self.weights.endswith(_FILE_SUFFIX) else WeightsKind.NAMED
+
+    @property
+    def seed(self) -> int:
+        """The seed of random weights; 0 where none is given."""
+        match = _RANDOM.fullmatch(self.weights)
+        return int(match.group(1) or 0) if match else 0
+
+
+def check_model_id(model_id: str) -> None:
+    """Refuse an id that could be mistaken for a path, an option or another id.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`.
+    """
+    if not _MODEL_ID.fullmatch(model_id):
+        raise _invalid(
+            f"{model_id[:80]!r} is no model id; use 1 to 63 of a-z, 0-9, '.', '_', '-', "
+            "and start with a letter or digit"
+        )
+
+
+def parse_model_argument(text: str) -> ModelSpec:
+    """Read a model of the command line: `NAME` or `NAME=WEIGHTS`, for example `vit_b_16=random:0`.
+
+    The name is a torchvision model name and becomes the id. A path is allowed as weights, because
+    the operator types it; clients never name files.
+
+    Raises:
+        ServiceError: `MODEL_INVALID` or `UNKNOWN_WEIGHTS`, as `ModelSpec` does.
+    """
+    name, separator, weights = text.partition("=")
+    if separator and not weights:
+        raise _invalid(f"'{name}=' has no weights; write {name}, {name}=random:0 or {name}=FILE.safetensors")
+    return ModelSpec(model_id=name, architecture=name, weights=weights or DEFAULT_WEIGHTS)
+
+
+def _invalid(message: str) -> ServiceError:
+    return ServiceError(ErrorReason.MODEL_INVALID, message)

@@ -1,0 +1,124 @@
+"""Weights on disk: safetensors with torch's module versions in the header and a sha256 beside it.
+
+The only format that the server reads. A write is durable and all-or-nothing: temporary file, fsync,
+rename, fsync of the directory, and the checksum last.
+
+# Note: [Module versions]
+`state_dict()` carries a version per module in its `_metadata`, which safetensors has no place for.
+torchvision's MNASNet refuses a state dict without one, and turns itself into its first version for
+one of 1 (torchvision 0.29, `mnasnet.py`). So the versions are kept as JSON in the header.
+"""
+
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+
+StateDict = OrderedDict[str, Tensor]
+"""Tensors by qualified name; torch's `_metadata` may hang on it, see Note: [Module versions]."""
+
+_VERSIONS = "trocar.module_versions"
+
+
+def write_weights(state: Mapping[str, Tensor], target: Path) -> None:
+    """Write a state dict to `target` and its sha256 to `target` + `.sha256`, replacing old files.
+
+    Every tensor is copied first, so that tied weights and views survive (safetensors refuses
+    tensors that share memory).
+
+    Raises:
+        OSError: The directory cannot be written; `target` is as it was.
+    """
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        save_file(tensors, partial, metadata={"format": "pt", _VERSIONS: json.dumps(_versions(state))})
+        digest = _sha256(partial)
+        _checksum_path(target).unlink(missing_ok=True)
+        _make_durable(partial, target)
+        partial.write_text(f"{digest}  {target.name}\n", encoding="ascii")
+        _make_durable(partial, _checksum_path(target))
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_weights(path: Path) -> StateDict:
+    """Read a safetensors file to the CPU. The checksum beside it is compared where there is one.
+
+    The tensors map the file until they are copied into a module.
+
+    Raises:
+        ServiceError: `WEIGHTS_UNAVAILABLE`, the file cannot be opened; `WEIGHTS_CORRUPT`, it is no
+            safetensors file or not the one that was written.
+    """
+    try:
+        _check_sha256(path)
+        with safe_open(path, framework="pt") as file:
+            state = StateDict((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - no __iter__
+            versions = json.loads((file.metadata() or {}).get(_VERSIONS, "{}"))
+    except ServiceError:
+        raise
+    except OSError as error:
+        raise ServiceError(
+            ErrorReason.WEIGHTS_UNAVAILABLE,
+            f"cannot read the weights file '{path.name}' ({error.strerror or type(error).__name__}); "
+            "check its path and permissions",
+        ) from error
+    except Exception as error:  # safetensors raises its own error and, for some headers, others
+        raise _corrupt(
+            path, "it is no readable safetensors file; write it again with `trocar convert`"
+        ) from error
+    if versions:
+        state._metadata = OrderedDict(versions)  # type: ignore[attr-defined]  # where torch looks for it
+    return state
+
+
+def _versions(state: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
+    metadata: Mapping[str, Mapping[str, int]] = getattr(state, "_metadata", {})
+    return {path: {"version": entry["version"]} for path, entry in metadata.items() if "version" in entry}
+
+
+def _checksum_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _check_sha256(path: Path) -> None:
+    try:
+        expected = _checksum_path(path).read_text(encoding="ascii").split()[0]
+    except FileNotFoundError:
+        return
+    if _sha256(path) != expected:
+        raise _corrupt(path, "its sha256 is not the one beside it; remove both files and write them again")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _make_durable(source: Path, target: Path) -> None:
+    """Rename `source` to `target` such that after a crash `target` is the old file or the new one."""
+    _fsync(source)
+    source.replace(target)
+    _fsync(target.parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _corrupt(path: Path, why: str) -> ServiceError:
+    return ServiceError(ErrorReason.WEIGHTS_CORRUPT, f"the weights file '{path.name}' is damaged: {why}")

@@ -1,0 +1,130 @@
+"""`ModelService`: the catalogue and what is inside a model."""
+
+from typing import Any
+
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1 import model_pb2 as pb
+from trocar_api.v1 import model_pb2_grpc
+from trocar_server.engine.engine import Engine
+from trocar_server.engine.plan import Signature, TensorSignature
+from trocar_server.errors import ServiceError
+from trocar_server.models import Entry, HostedModel, ModelState
+from trocar_server.rpc.dtypes import spec_to_wire, to_wire
+from trocar_server.rpc.requests import tensor_input
+from trocar_server.surgery import Call, ModuleRecord
+from trocar_server.surgery.structure import format_picks
+
+_STATES = {
+    ModelState.UNLOADED: pb.MODEL_STATE_UNLOADED,
+    ModelState.LOADING: pb.MODEL_STATE_LOADING,
+    ModelState.LOADED: pb.MODEL_STATE_LOADED,
+    ModelState.FAILED: pb.MODEL_STATE_FAILED,
+}
+
+
+class ModelService(model_pb2_grpc.ModelServiceServicer):
+    """Answers for the catalogue."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        """List every entry, without categories."""
+        models = [_model(entry) for entry in self._engine.catalogue.entries()]
+        for model in models:
+            model.ClearField("categories")
+        return pb.ListModelsResponse(models=models)
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
+        """Return one entry."""
+        return pb.GetModelResponse(model=_model(self._engine.catalogue.get(request.model_id)))
+
+    async def LoadModel(self, request: pb.LoadModelRequest, context: Any) -> pb.LoadModelResponse:
+        """Load an entry, or a torchvision model by name."""
+        self._engine.catalogue.request(request.model_id, request.weights)
+        return pb.LoadModelResponse(model=_model(await self._engine.load(request.model_id)))
+
+    async def UnloadModel(self, request: pb.UnloadModelRequest, context: Any) -> pb.UnloadModelResponse:
+        """Drop a model from memory."""
+        return pb.UnloadModelResponse(model=_model(await self._engine.unload(request.model_id)))
+
+    async def ListModules(self, request: pb.ListModulesRequest, context: Any) -> pb.ListModulesResponse:
+        """List the modules in execution order."""
+        recording = await self._engine.recording(request.model_id, self._signature(request))
+        hosted = self._engine.catalogue.get(request.model_id).hosted
+        if hosted is None:  # unloaded while it was recorded
+            raise ServiceError(ErrorReason.MODEL_NOT_LOADED, f"model '{request.model_id}' was unloaded")
+        modules = dict(hosted.module.named_modules())
+        return pb.ListModulesResponse(
+            modules=[
+                pb.Module(
+                    path=record.path,
+                    type=record.type_name,
+                    parameter_count=sum(p.numel() for p in modules[record.path].parameters()),
+                    calls=_calls(record),
+                    description=modules[record.path].extra_repr(),
+                )
+                for record in recording.modules.values()
+            ],
+            is_symbolic=recording.is_symbolic,
+        )
+
+    def _signature(self, request: pb.ListModulesRequest) -> Signature | None:
+        if not request.inputs:
+            return None
+        inputs = [
+            tensor_input(f"inputs[{i}]", "", spec, self._engine.limits, [])
+            for i, spec in enumerate(request.inputs)
+        ]
+        return tuple(TensorSignature("", entry.dtype, (entry.shape,)) for entry in inputs)
+
+
+def _calls(record: ModuleRecord) -> list[pb.ModuleCall]:
+    return [pb.ModuleCall(outputs=_outputs(call)) for call in record.calls]
+
+
+def _outputs(call: Call) -> list[pb.OutputValue]:
+    return [
+        pb.OutputValue(
+            pick=format_picks(leaf.picks),
+            type=leaf.type_name,
+            tensor=None if leaf.shape is None else spec_to_wire(leaf.shape, leaf.dtype),
+            byte_count=leaf.byte_count,
+        )
+        for leaf in call.outputs
+    ]
+
+
+def _model(entry: Entry) -> pb.Model:
+    message = pb.Model(
+        model_id=entry.spec.model_id,
+        state=_STATES[entry.state],
+        family=entry.family,
+        architecture=entry.spec.architecture,
+        weights=entry.weights,
+        error_message=entry.error_message,
+    )
+    if entry.hosted is not None:
+        _add_hosted(message, entry.hosted)
+    return message
+
+
+def _add_hosted(message: pb.Model, hosted: HostedModel) -> None:
+    message.parameter_count = hosted.parameter_count
+    message.byte_count = hosted.byte_count
+    message.device = str(hosted.device)
+    message.dtype = to_wire(hosted.dtype)
+    message.categories.extend(hosted.categories)
+    message.input_shape.extend(hosted.input_shape)
+    if hosted.preprocessing is not None:
+        info = hosted.preprocessing.describe()
+        message.preprocessing.CopyFrom(
+            pb.Preprocessing(
+                description=info.description,
+                resize=info.resize,
+                crop=info.crop,
+                mean=info.mean,
+                std=info.std,
+                interpolation=info.interpolation,
+            )
+        )

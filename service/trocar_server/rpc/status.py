@@ -1,0 +1,63 @@
+"""From a domain error to a gRPC status: one table, and the details that carry the reason."""
+
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RequestInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc import StatusCode
+
+from trocar_api.reasons import ERROR_DOMAIN, ErrorReason
+from trocar_server.errors import ServiceError
+
+DETAILS_KEY = "grpc-status-details-bin"
+_RETRY_AFTER_MS = 200
+
+STATUS_CODES: dict[ErrorReason, StatusCode] = {
+    ErrorReason.UNKNOWN_MODEL: StatusCode.NOT_FOUND,
+    ErrorReason.MODEL_NOT_LOADED: StatusCode.FAILED_PRECONDITION,
+    ErrorReason.MODEL_CONFLICT: StatusCode.ALREADY_EXISTS,
+    ErrorReason.MODEL_INVALID: StatusCode.FAILED_PRECONDITION,
+    ErrorReason.UNKNOWN_ARCHITECTURE: StatusCode.NOT_FOUND,
+    ErrorReason.UNKNOWN_WEIGHTS: StatusCode.NOT_FOUND,
+    ErrorReason.WEIGHTS_UNAVAILABLE: StatusCode.FAILED_PRECONDITION,
+    ErrorReason.WEIGHTS_MISMATCH: StatusCode.FAILED_PRECONDITION,
+    ErrorReason.WEIGHTS_CORRUPT: StatusCode.DATA_LOSS,
+    ErrorReason.INVALID_SELECTOR: StatusCode.INVALID_ARGUMENT,
+    ErrorReason.UNKNOWN_MODULE: StatusCode.NOT_FOUND,
+    ErrorReason.MODULE_NOT_CALLED: StatusCode.FAILED_PRECONDITION,
+    ErrorReason.AMBIGUOUS_CALL: StatusCode.INVALID_ARGUMENT,
+    ErrorReason.CALL_OUT_OF_RANGE: StatusCode.OUT_OF_RANGE,
+    ErrorReason.UNKNOWN_PICK: StatusCode.INVALID_ARGUMENT,
+    ErrorReason.NOT_A_TENSOR: StatusCode.FAILED_PRECONDITION,
+    ErrorReason.DUPLICATE_NAME: StatusCode.INVALID_ARGUMENT,
+    ErrorReason.INVALID_ARGUMENT: StatusCode.INVALID_ARGUMENT,
+    ErrorReason.INVALID_TENSOR: StatusCode.INVALID_ARGUMENT,
+    ErrorReason.INVALID_IMAGE: StatusCode.INVALID_ARGUMENT,
+    ErrorReason.IMAGE_TOO_LARGE: StatusCode.INVALID_ARGUMENT,
+    ErrorReason.EMPTY_BATCH: StatusCode.INVALID_ARGUMENT,
+    ErrorReason.NO_PREPROCESSING: StatusCode.FAILED_PRECONDITION,
+    ErrorReason.INPUT_REJECTED: StatusCode.INVALID_ARGUMENT,
+    ErrorReason.REQUEST_TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.REPLY_TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.SERVER_BUSY: StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.DEADLINE_EXCEEDED: StatusCode.DEADLINE_EXCEEDED,
+    ErrorReason.CANCELLED: StatusCode.CANCELLED,
+    ErrorReason.OUT_OF_MEMORY: StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.INTERNAL: StatusCode.INTERNAL,
+}
+
+
+def status_details(error: ServiceError, request_id: str) -> bytes:
+    """Serialise a `google.rpc.Status` with the reason, and when to try again if that helps."""
+    status = Status(code=STATUS_CODES[error.reason].value[0], message=error.message)
+    details = [
+        ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.details),
+        RequestInfo(request_id=request_id),
+    ]
+    if error.reason is ErrorReason.SERVER_BUSY:
+        details.append(RetryInfo(retry_delay=Duration(nanos=_RETRY_AFTER_MS * 1_000_000)))
+    for detail in details:
+        packed = Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status.SerializeToString()

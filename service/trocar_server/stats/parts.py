@@ -1,0 +1,59 @@
+"""What must be known of a tensor to tell its statistics: parts that merge over blocks and batches.
+
+A part is a float64 tensor of shape (rows, groups), on the device of the tensor it tells about. Only
+the parts that the wanted statistics need are computed: a mean costs one sum and no second pass.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from trocar_server.stats import spread
+
+Measure = Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
+Merge = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one part is computed."""
+
+    measure: Measure
+    """Takes a non-empty float64 block and the dimensions to reduce."""
+
+    merge: Merge = torch.add
+    """Takes the parts of the same groups from two sets of elements."""
+
+    of_nothing: float = 0.0
+    """The part of no elements; merging with it changes nothing."""
+
+    rows: int = 1
+    """How many numbers it has per group."""
+
+
+class Part(Enum):
+    """One thing to know of every group."""
+
+    TOTAL = Rule(lambda block, dims: block.sum(dims))
+    """Sum; kept as it is, so that Inf and NaN propagate over merges as within one tensor."""
+    SQUARES = Rule(lambda block, dims: block.square().sum(dims))
+    ZEROS = Rule(lambda block, dims: (block == 0).sum(dims))
+    NANS = Rule(lambda block, dims: block.isnan().sum(dims))
+    INFS = Rule(lambda block, dims: block.isinf().sum(dims))
+    LOW = Rule(lambda block, dims: block.amin(dims), torch.minimum, of_nothing=torch.inf)
+    HIGH = Rule(lambda block, dims: block.amax(dims), torch.maximum, of_nothing=-torch.inf)
+    SPREAD = Rule(spread.measure, spread.merge, rows=4)
+
+    def measure(self, block: torch.Tensor, group_dim: int) -> torch.Tensor:
+        """Return this part of every group of a float64 block."""
+        rule, groups = self.value, block.shape[group_dim]
+        if block.numel() == 0:
+            return block.new_full((rule.rows, groups), rule.of_nothing)
+        dims = tuple(dim for dim in range(block.ndim) if dim != group_dim)
+        return rule.measure(block, dims).to(torch.float64).reshape(rule.rows, groups)
+
+    def merge(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Return this part of the elements of both."""
+        return self.value.merge(left, right)

@@ -1,0 +1,98 @@
+"""Summaries: the parts that some statistics need, of every group of a tensor."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+
+from trocar_server.stats import spread
+from trocar_server.stats.parts import Part
+from trocar_server.stats.statistic import Statistic
+
+BLOCK_ELEMENTS = 1 << 20
+"""The most elements that are copied to float64 at once: 8 MiB, which still fits in a CPU's caches.
+
+Mean, std, min and max of 26 million elements took 17 ms on 2 cores; with 4 times larger blocks 70 ms.
+"""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is known of every group."""
+
+    count: torch.Tensor
+    """Elements in each group, of shape (groups,), float64."""
+
+    parts: dict[Part, torch.Tensor]
+    """Each of shape (rows, groups), float64."""
+
+    def merge(self, other: "Summary") -> "Summary":
+        """Merge with what is known of the same groups from other elements."""
+        parts = {part: part.merge(value, other.parts[part]) for part, value in self.parts.items()}
+        return Summary(self.count + other.count, parts)
+
+    def concatenate(self, other: "Summary") -> "Summary":
+        """Put the groups of `other` behind these."""
+        parts = {part: torch.cat([value, other.parts[part]], dim=1) for part, value in self.parts.items()}
+        return Summary(torch.cat([self.count, other.count]), parts)
+
+    def to(self, device: torch.device) -> "Summary":
+        """Return this summary on `device`."""
+        return Summary(self.count.to(device), {part: value.to(device) for part, value in self.parts.items()})
+
+    def finish(self, statistic: Statistic) -> torch.Tensor:
+        """Turn the parts into a statistic, of shape (groups,)."""
+        return _FORMULAS[statistic].finish(self)
+
+    def _extreme(self, part: Part) -> torch.Tensor:
+        return torch.where(self.count == 0, torch.nan, self.parts[part][0])
+
+
+@dataclass(frozen=True)
+class _Formula:
+    needs: tuple[Part, ...]
+    finish: Callable[[Summary], torch.Tensor]
+
+
+_FORMULAS: dict[Statistic, _Formula] = {
+    Statistic.MEAN: _Formula((Part.TOTAL,), lambda s: s.parts[Part.TOTAL][0] / s.count),
+    Statistic.VAR: _Formula((Part.SPREAD,), lambda s: spread.variance(s.parts[Part.SPREAD])),
+    Statistic.STD: _Formula((Part.SPREAD,), lambda s: spread.variance(s.parts[Part.SPREAD]).sqrt()),
+    Statistic.MIN: _Formula((Part.LOW,), lambda s: s._extreme(Part.LOW)),
+    Statistic.MAX: _Formula((Part.HIGH,), lambda s: s._extreme(Part.HIGH)),
+    Statistic.ABSMAX: _Formula(
+        (Part.LOW, Part.HIGH), lambda s: torch.maximum(-s._extreme(Part.LOW), s._extreme(Part.HIGH))
+    ),
+    Statistic.L2: _Formula((Part.SQUARES,), lambda s: s.parts[Part.SQUARES][0].sqrt()),
+    Statistic.ZERO_FRACTION: _Formula((Part.ZEROS,), lambda s: s.parts[Part.ZEROS][0] / s.count),
+    Statistic.NAN_COUNT: _Formula((Part.NANS,), lambda s: s.parts[Part.NANS][0]),
+    Statistic.INF_COUNT: _Formula((Part.INFS,), lambda s: s.parts[Part.INFS][0]),
+}
+
+
+def needed_parts(statistics: Iterable[Statistic]) -> tuple[Part, ...]:
+    """Return the parts that these statistics need, each once."""
+    return tuple(dict.fromkeys(part for statistic in statistics for part in _FORMULAS[statistic].needs))
+
+
+def summarize(
+    value: torch.Tensor, group_dim: int, parts: tuple[Part, ...], block_elements: int = BLOCK_ELEMENTS
+) -> Summary:
+    """Summarise a real tensor of at least two dimensions, block by block.
+
+    Splits the first dimension that can be split, so that blocks are views and no more than
+    `block_elements` are ever copied to float64 together.
+    """
+    if value.numel() <= block_elements:
+        return _measure(value.to(torch.float64), group_dim, parts)
+    dim = next(dim for dim, size in enumerate(value.shape) if size > 1)
+    rows = max(1, block_elements * value.shape[dim] // value.numel())
+    summaries = (summarize(piece, group_dim, parts, block_elements) for piece in value.split(rows, dim))
+    return reduce(Summary.concatenate if dim == group_dim else Summary.merge, summaries)
+
+
+def _measure(block: torch.Tensor, group_dim: int, parts: tuple[Part, ...]) -> Summary:
+    groups = block.shape[group_dim]
+    count = block.new_full((groups,), block.numel() / max(groups, 1))
+    return Summary(count, {part: part.measure(block, group_dim) for part in parts})

@@ -1,0 +1,169 @@
+"""What a pass calls, in order, with what each call takes and returns.
+
+    recording = record_calls(model, (torch.empty(8, 3, 224, 224, device="meta"),))
+
+On a meta replica this costs no arithmetic; the plan of every extraction is checked against it.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from trocar_server.surgery.structure import Picks, leaves
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One element of what a module took or returned.
+
+    Attributes:
+        port: `out`, `in` or `in(name)`.
+        picks: The way to it within the port's value.
+        type_name: Python class, `Tensor` for tensors.
+        shape: Shape of a tensor, otherwise None.
+        dtype: Dtype of a tensor, otherwise None.
+        is_overwritten: Whether the model may write to it later in the pass, so that whoever wants
+            its value must copy it at once. See Note: [Clone before in-place].
+    """
+
+    port: str
+    picks: Picks
+    type_name: str
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    is_overwritten: bool = True
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the values; 0 for what is no tensor."""
+        if self.shape is None or self.dtype is None:
+            return 0
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass
+class Call:
+    """One call of a module: its inputs and outputs, and when it started and ended in the pass."""
+
+    started: int
+    ended: int = -1
+    inputs: list[Leaf] = field(default_factory=list)
+    outputs: list[Leaf] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ModuleRecord:
+    """A module and its calls in one pass, by call index."""
+
+    path: str
+    type_name: str
+    calls: list[Call]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One pass.
+
+    Attributes:
+        modules: Every module by path: called ones in the order in which their first call started,
+            then those that were never called, in order of registration.
+        is_symbolic: Whether it ran without data, so that it holds for any data of these shapes.
+    """
+
+    modules: Mapping[str, ModuleRecord]
+    is_symbolic: bool
+
+
+# Note: [Clone before in-place]
+# A hook holds a reference, and an in-place module further on (65 of torchvision's models have some)
+# changes what it refers to. Tensors count their in-place writes in `_version`, views included, so a
+# recorded pass on the meta device tells which values are written to after the hook saw them. Only
+# these are cloned in a real pass. Where no meta pass is possible, all are.
+class _Recorder:
+    def __init__(self, keep_tensors: bool) -> None:
+        self.clock = 0
+        self.calls: dict[str, list[Call]] = {}
+        self._keep_tensors = keep_tensors
+        self._seen: list[tuple[list[Leaf], int, torch.Tensor, int]] = []
+        self._open: dict[str, list[Call]] = {}
+
+    def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = Call(started=self._tick())
+        self.calls.setdefault(path, []).append(call)
+        self._open.setdefault(path, []).append(call)
+        self._note(call.inputs, "in", args)
+        for name, value in kwargs.items():
+            self._note(call.inputs, f"in({name})", value)
+
+    def leave(self, path: str, output: Any) -> None:
+        call = self._open[path].pop()
+        self._note(call.outputs, "out", output)
+        call.ended = self._tick()
+
+    def settle_overwrites(self) -> None:
+        """Compare each tensor's version with the one its hook saw."""
+        for target, index, tensor, version in self._seen:
+            target[index] = replace(target[index], is_overwritten=tensor._version != version)
+        self._seen.clear()
+
+    def _tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def _note(self, target: list[Leaf], port: str, value: Any) -> None:
+        for picks, leaf in leaves(value):
+            if not isinstance(leaf, torch.Tensor):
+                target.append(Leaf(port, picks, type(leaf).__name__))
+                continue
+            if self._keep_tensors:
+                self._seen.append((target, len(target), leaf, leaf._version))
+            target.append(Leaf(port, picks, "Tensor", tuple(leaf.shape), leaf.dtype))
+
+
+def record_calls(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, is_symbolic: bool = True
+) -> Recording:
+    """Run one pass and return what it called.
+
+    Args:
+        module: The model, on the meta device when symbolic; it is left without our hooks.
+        args: Positional inputs.
+        kwargs: Keyword inputs.
+        is_symbolic: Whether module and inputs are on the meta device. When not, every value counts
+            as overwritten, because keeping them all to find out would take the memory of a
+            training pass.
+    """
+    recorder = _Recorder(keep_tensors=is_symbolic)
+    with ExitStack() as hooks, torch.no_grad():
+        for path, child in module.named_modules():
+            for handle in _watch(child, path, recorder):
+                hooks.callback(handle.remove)
+        module(*args, **(kwargs or {}))
+    recorder.settle_overwrites()
+    return Recording(_in_execution_order(module, recorder.calls), is_symbolic)
+
+
+def _watch(module: nn.Module, path: str, recorder: _Recorder) -> list[Any]:
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder.enter(path, args, kwargs)
+
+    def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        recorder.leave(path, output)
+
+    return [
+        module.register_forward_pre_hook(enter, with_kwargs=True),
+        module.register_forward_hook(leave),
+    ]
+
+
+def _in_execution_order(module: nn.Module, calls: dict[str, list[Call]]) -> dict[str, ModuleRecord]:
+    types = {path: type(child).__name__ for path, child in module.named_modules()}
+    order = [*calls, *(path for path in types if path not in calls)]
+    return {path: ModuleRecord(path, types[path], calls.get(path, [])) for path in order}

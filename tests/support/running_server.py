@@ -1,0 +1,57 @@
+"""A real server in this process: its event loop on one thread, torch on another."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from trocar_server import app
+from trocar_server.config import ServerConfig
+
+Result = TypeVar("Result")
+
+
+class RunningServer:
+    """Handle of a server under test."""
+
+    def __init__(self, running: app.App, loop: asyncio.AbstractEventLoop) -> None:
+        self.app = running
+        self.engine = running.engine
+        self._loop = loop
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return f"127.0.0.1:{self.app.rpc.port}"
+
+    def run(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Run a coroutine on the server's loop and wait for it."""
+
+        async def call() -> Result:
+            return await work()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(60)
+
+    def on_owner(self, work: Callable[[], Result]) -> Result:
+        """Run a function on the thread that owns torch and wait for it."""
+        return self.run(lambda: self.engine.owner.run(work))
+
+
+@contextmanager
+def running_server(**settings: Any) -> Iterator[RunningServer]:
+    """Start a server on 127.0.0.1 with a free port; stop it when the context ends."""
+    config = ServerConfig(port=0, grace_s=1.0, **settings)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="server-loop")
+    thread.start()
+    try:
+        running = asyncio.run_coroutine_threadsafe(app.start(config), loop).result(120)
+        try:
+            yield RunningServer(running, loop)
+        finally:
+            asyncio.run_coroutine_threadsafe(running.stop(), loop).result(60)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
