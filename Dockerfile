@@ -5,7 +5,7 @@
 # With a GPU: docker run --gpus all ... (the image above is the CUDA one).
 # Without: a build without the CUDA libraries, about 4 GB smaller:
 #   docker build -t trocar:cpu --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu .
-ARG PYTHON_VERSION=3.12
+ARG PYTHON_VERSION=3.11
 
 FROM python:${PYTHON_VERSION}-slim AS build
 # Where torch and torchvision come from. Empty: PyPI, whose Linux builds are for CUDA and run on a CPU

@@ -137,6 +137,6 @@ def __getattr__(name: str) -> str:
     """Read the version only when it is asked for: importlib.metadata costs 20 ms."""
     if name != "__version__":
         raise AttributeError(f"module 'trocar' has no attribute {name!r}")
-    from importlib.metadata import version  # noqa: PLC0415  see above
+    from importlib.metadata import version
 
     return version("trocar")

@@ -59,7 +59,7 @@ def connect(
         token: Sent as a bearer token; over plain text to this machine only.
         tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`.
         retries: How often a call is tried again where the server cannot be reached, 0 to 4, with
-            a backoff from 0.1 to 2 seconds. Inputs over 64 MiB are sent only once.
+            a backoff from 0.1 to 2 seconds. Inputs over 8 MiB are sent only once.
 
     Raises:
         ValueError: A value is out of range, or a token would cross a network in plain text.

@@ -108,7 +108,7 @@ class FeatureMaps(Mapping[str, Array]):
     def __eq__(self, other: object) -> bool:
         return self is other  # comparing arrays by value gives arrays, not a truth
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # as for every class with an __eq__ of its own
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the arrays to a safetensors file, under their exact names.
@@ -149,7 +149,7 @@ class FeatureMaps(Mapping[str, Array]):
             ValueError: There is nothing to draw, or the map's rank is not 2, 3 or 4.
             ImportError: matplotlib is missing: pip install "trocar[plot]".
         """
-        from trocar._plot import draw  # noqa: PLC0415  needs matplotlib, which is an extra
+        from trocar._plot import draw  # needs matplotlib, which is an extra
 
         if name is None:
             name = next(iter(self._arrays), None)

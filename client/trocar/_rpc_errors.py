@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships no types
+from google.rpc import error_details_pb2, status_pb2  # ships no types
 
 from trocar.errors import (
     EXCEPTIONS,
@@ -17,6 +17,7 @@ from trocar.errors import (
     InvalidRequestError,
     NotFoundError,
     PermissionDeniedError,
+    ReplyTooLargeError,
     RequestTooLargeError,
     ServerBusyError,
     ServerError,
@@ -91,7 +92,8 @@ def _from_code(
     kind, message = _BARE_CODES.get(code, (ServerError, f"the call failed with {code.name}: {{text}}"))
     details = dict(info.metadata or {})
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(text):
-        kind, message = RequestTooLargeError, "one message is larger than the receiver accepts: {text}"
+        kind = ReplyTooLargeError if text.startswith("CLIENT: Received") else RequestTooLargeError
+        message = "one message is larger than its receiver accepts: {text}"
     if info.reason:  # a newer server's reason that this client has no class for
         message, details = "{text}", {"reason": info.reason, **details}
     return kind(message.format(target=target, text=text), details=details, request_id=request_id)

@@ -76,7 +76,7 @@ class Statistics:
             np.array_equal(mine[name], theirs[name], equal_nan=True) for name in mine
         )
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as for every class with an __eq__ of its own
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={_short(value)}" for name, value in self.as_dict().items())

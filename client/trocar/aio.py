@@ -3,7 +3,8 @@
     async with trocar.aio.connect("localhost:50051") as client:
         maps = await client.extract("resnet50", images, taps=["layer4"])
 
-Converting inputs (reading files, decoding PIL images) happens in the event loop's thread.
+Call `connect` inside a coroutine: the client belongs to the running event loop. Inputs are converted
+(files read, PIL images decoded) in that loop's thread.
 """
 
 from trocar._aio import AsyncClient, connect

@@ -43,8 +43,13 @@ def serve(
 
     overrides = {"host": host, "port": port, "device": device, "reflection": reflection}
     try:
-        settings = read_config(config, **{key: value for key, value in overrides.items() if value is not None})
-        named = {spec.model_id: ModelConfig(weights=spec.weights) for spec in map(parse_model_argument, models or ())}
+        settings = read_config(
+            config, **{key: value for key, value in overrides.items() if value is not None}
+        )
+        named = {
+            spec.model_id: ModelConfig(weights=spec.weights)
+            for spec in map(parse_model_argument, models or ())
+        }
         settings = settings.model_copy(update={"models": {**settings.models, **named}})
         asyncio.run(app.serve(settings, announce))
     except ServiceError as error:

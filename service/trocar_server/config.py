@@ -1,17 +1,17 @@
 """What an operator can set: a TOML file, environment variables `TROCAR_...` and the command line.
 
-    [server]                    # optional, like every value
-    port = 50051
+[server]                    # optional, like every value
+port = 50051
 
-    [limits]
-    max_reply_bytes = 1073741824
+[limits]
+max_reply_bytes = 1073741824
 
-    [models.resnet50]
-    weights = "DEFAULT"
+[models.resnet50]
+weights = "DEFAULT"
 
-    [models.cats]
-    factory = "my_package.models:build"
-    weights = "cats.safetensors"
+[models.cats]
+factory = "my_package.models:build"
+weights = "cats.safetensors"
 """
 
 import tomllib
@@ -30,19 +30,19 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_request_bytes: int = Field(1 << 30, ge=1 << 10)
+    max_request_bytes: int = Field(default=1 << 30, ge=1 << 10)
     """Bytes of inputs in one call."""
-    max_reply_bytes: int = Field(1 << 30, ge=1 << 10)
+    max_reply_bytes: int = Field(default=1 << 30, ge=1 << 10)
     """Bytes of feature maps in one reply."""
-    max_chunk_bytes: int = Field(2 << 20, ge=4096, le=8 << 20)
+    max_chunk_bytes: int = Field(default=2 << 20, ge=4096, le=8 << 20)
     """Payload bytes in one message; 0.5 to 2 MiB is fastest."""
-    max_batch: int = Field(4096, ge=1)
+    max_batch: int = Field(default=4096, ge=1)
     """Samples in one batch."""
-    max_taps: int = Field(256, ge=1)
+    max_taps: int = Field(default=256, ge=1)
     """Taps in one call."""
-    max_image_pixels: int = Field(50_000_000, ge=1)
+    max_image_pixels: int = Field(default=50_000_000, ge=1)
     """Pixels of one encoded image, checked before decoding."""
-    max_queue: int = Field(64, ge=1)
+    max_queue: int = Field(default=64, ge=1)
     """Calls that wait for one model."""
 
 
@@ -80,13 +80,13 @@ class ModelConfig(BaseModel):
     """`DEFAULT`, a weights enum name, `random[:seed]`, or a `.safetensors` file. A relative file is
     looked up beside the config file."""
     categories: tuple[str, ...] | str | None = None
-    """Class names by index, or a text file with one name a line, or
-    `torchvision:NAME` for those of that architecture's default weights, for example `torchvision:resnet50`."""
+    """Class names by index, or a text file with one name a line, or `torchvision:NAME` for those of an
+    architecture's default weights, for example `torchvision:resnet50`."""
     preprocessing: PreprocessingConfig | None = None
     """What to do to images; torchvision models know theirs."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one example input without the batch dimension."""
-    replicas: int = Field(1, ge=1, le=16)
+    replicas: int = Field(default=1, ge=1, le=16)
     """Copies of the module tree, sharing weights."""
 
 
@@ -97,17 +97,17 @@ class ServerConfig(BaseSettings):
 
     host: str = "127.0.0.1"
     """Address to listen on. Loopback by default: there is no authentication yet."""
-    port: int = Field(50051, ge=0, le=65535)
+    port: int = Field(default=50051, ge=0, le=65535)
     """TCP port; 0 takes a free one."""
     device: str = "auto"
     """`auto` (CUDA when there is one), `cpu` or `cuda:0`."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """Threads of one CPU pass; torch's own choice when unset."""
     data_dir: Path = Path("~/.cache/trocar")
     """Where downloaded weights are kept, as safetensors."""
     reflection: bool = False
     """Whether to offer gRPC server reflection."""
-    grace_s: float = Field(10.0, ge=0)
+    grace_s: float = Field(default=10.0, ge=0)
     """How long a stopping server lets calls finish, in seconds."""
     limits: Limits = Limits()
     """What a call may not exceed."""
@@ -136,7 +136,9 @@ def read_config(path: Path | None = None, **overrides: Any) -> ServerConfig:
     values = _read_toml(path) if path else {}
     try:
         config = ServerConfig(**values)
-        return config.model_copy(update=ServerConfig.model_validate(overrides).model_dump(include=set(overrides)))
+        return config.model_copy(
+            update=ServerConfig.model_validate(overrides).model_dump(include=set(overrides))
+        )
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"the configuration is wrong: {problems}") from None

@@ -20,9 +20,9 @@ _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"
 class DeviceThread:
     """Runs work for one torch device on one thread, first in, first out.
 
-        owner = DeviceThread(torch.device("cpu"))
-        owner.start()
-        value = await owner.run(lambda: model(batch))
+    owner = DeviceThread(torch.device("cpu"))
+    owner.start()
+    value = await owner.run(lambda: model(batch))
     """
 
     def __init__(self, device: torch.device, threads: int | None = None) -> None:

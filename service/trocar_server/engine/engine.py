@@ -11,7 +11,13 @@ from PIL import Image
 from trocar_server.config import Limits
 from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.hosting import Host, make_host
-from trocar_server.engine.inputs import build_arguments, check_images, decode_images, predicted_signature, signature_of
+from trocar_server.engine.inputs import (
+    build_arguments,
+    check_images,
+    decode_images,
+    predicted_signature,
+    signature_of,
+)
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, run_pass
 from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, split_arguments
@@ -110,7 +116,9 @@ class Engine:
         else:
             await self._resolve(host, plan, signature)
 
-    async def extract(self, plan: Plan, payloads: Sequence[Payload], deadline: float | None = None) -> Extraction:
+    async def extract(
+        self, plan: Plan, payloads: Sequence[Payload], deadline: float | None = None
+    ) -> Extraction:
         """Run a plan that was checked.
 
         Args:
@@ -127,7 +135,9 @@ class Engine:
             resolved, result = await self.owner.run(
                 lambda: self._run(host, replica, plan, payloads, images, guard), on_cancel=guard.cancel
             )
-        return Extraction(result.feature_maps, resolved.expansions, result.stopped_at, queue_s, result.compute_s)
+        return Extraction(
+            result.feature_maps, resolved.expansions, result.stopped_at, queue_s, result.compute_s
+        )
 
     def _run(
         self,
@@ -157,7 +167,8 @@ class Engine:
         return resolve_plan(plan, recording, self.limits.max_reply_bytes)
 
     async def _record(self, host: Host, signature: Signature) -> Recording:
-        return host.recorded(signature) or await self.owner.run(lambda: host.record(signature))
+        found = host.recorded(signature)
+        return found if found is not None else await self.owner.run(lambda: host.record(signature))
 
     def _make_host(self, entry: Entry) -> Host:
         hosted = load_model(entry.spec, self.owner.device, self._data_dir)

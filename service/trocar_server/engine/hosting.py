@@ -1,6 +1,7 @@
 """A loaded model at work: its replicas and what was recorded of its passes."""
 
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -67,12 +68,9 @@ def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:
 
 def _record_example(hosted: HostedModel) -> tuple[nn.Module | None, Recording]:
     args = hosted.example_inputs()
-    try:
+    with suppress(Exception):  # detection models, among others, look at their data: no pass without it
         meta = make_meta_replica(hosted.module)
         return meta, record_calls(meta, _to_meta(args))
-    except Exception:
-        # Detection models, among others, look at their data: no pass without it.
-        pass
     try:
         return None, record_calls(make_replica(hosted.module), args, is_symbolic=False)
     except Exception as error:

@@ -98,7 +98,8 @@ def _finish(target: TapTarget, values: Mapping[str, torch.Tensor], guard: PassGu
     name, tap = target.target.name, target.tap
     if name not in values:
         raise ServiceError(
-            ErrorReason.MODULE_NOT_CALLED, f"'{name}' was not called in this pass: the model decides on its data"
+            ErrorReason.MODULE_NOT_CALLED,
+            f"'{name}' was not called in this pass: the model decides on its data",
         )
     value = values[name]
     statistics = reduce(value, tap.statistics, tap.scope, tap.channel_dim) if tap.statistics else None
@@ -119,5 +120,6 @@ def _aborted(reason: ErrorReason) -> ServiceError:
 
 def _out_of_memory(error: BaseException) -> ServiceError:
     return ServiceError(
-        ErrorReason.OUT_OF_MEMORY, f"the device has too little memory: {str(error).splitlines()[0]}; use a smaller batch"
+        ErrorReason.OUT_OF_MEMORY,
+        f"the device has too little memory: {str(error).splitlines()[0]}; use a smaller batch",
     )

@@ -93,7 +93,9 @@ def _wants(tap: TapRequest) -> tuple[object, ...]:
 
 
 def _too_large(byte_count: int, limit: int, targets: Iterable[TapTarget]) -> ServiceError:
-    largest = max((target for target in targets if target.tap.values), key=lambda target: target.leaf.byte_count)
+    largest = max(
+        (target for target in targets if target.tap.values), key=lambda target: target.leaf.byte_count
+    )
     return ServiceError(
         ErrorReason.REPLY_TOO_LARGE,
         f"the feature maps would be {byte_count:,} bytes, the limit is {limit:,}; the largest is "

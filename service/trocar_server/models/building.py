@@ -149,6 +149,7 @@ def _import_factory(architecture: str) -> Any:
 
 def without_paths(text: str) -> str:
     """Shorten every file path in a message to its last part, and the message to 500 characters."""
+    text = re.sub(r"(['\"])(?:~|[A-Za-z]:)?[/\\][^'\"]*[/\\]([^'\"/\\]+)\1", r"\1\2\1", text)
     return re.sub(r"(?<![\w:/])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\'\":]+)+[/\\]([^\s/\\'\":]+)", r"\1", text)[
         :500
     ]

@@ -139,7 +139,10 @@ def client_spec(model_id: str, weights: str = "") -> ModelSpec:
 
 
 def _same(one: ModelSpec, other: ModelSpec) -> bool:
-    return one == other or (_plain(one) and _plain(other) and _same_weights(one, other.weights))
+    if one == other:
+        return True
+    both_plain = _plain(one) and _plain(other) and one.architecture == other.architecture
+    return both_plain and _same_weights(one, other.weights)
 
 
 def _plain(spec: ModelSpec) -> bool:

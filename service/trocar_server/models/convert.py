@@ -47,12 +47,12 @@ def check_state_dict(state: Mapping[str, object], name: str) -> Mapping[str, Ten
     Raises:
         ServiceError: `WEIGHTS_CORRUPT`, naming up to five of the other entries.
     """
-    others = [str(key) for key, value in state.items() if not (isinstance(key, str) and _is_plain(value))]
+    others = [str(key) for key, value in state.items() if not isinstance(key, str) or not _is_plain(value)]
     if others or not state:
         raise ServiceError(
             ErrorReason.WEIGHTS_CORRUPT,
-            f"'{name}' is no state dict of plain tensors: {_name_some(others)}; save `model.state_dict()` alone, "
-            "of a model that is not quantized",
+            f"'{name}' is no state dict of plain tensors: {_name_some(others)}; save `model.state_dict()` "
+            "alone, of a model that is not quantized",
         )
     return state  # type: ignore[return-value]  # every value was just checked
 

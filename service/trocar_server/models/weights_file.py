@@ -9,14 +9,16 @@ torchvision's MNASNet refuses a state dict without one, and turns itself into it
 one of 1 (torchvision 0.29, `mnasnet.py`). So the versions are kept as JSON in the header.
 """
 
+import errno
 import hashlib
 import json
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -41,7 +43,7 @@ def write_weights(state: Mapping[str, Tensor], target: Path) -> None:
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
     partial = target.with_name(f"{target.name}.partial")
     try:
-        save_file(tensors, partial, metadata={"format": "pt", _VERSIONS: json.dumps(_versions(state))})
+        _save(tensors, partial, {"format": "pt", _VERSIONS: json.dumps(_versions(state))})
         digest = _sha256(partial)
         _checksum_path(target).unlink(missing_ok=True)
         _make_durable(partial, target)
@@ -61,6 +63,7 @@ def read_weights(path: Path) -> StateDict:
             safetensors file or not the one that was written.
     """
     try:
+        path.open("rb").close()  # for an error with its reason; safetensors' has none
         _check_sha256(path)
         with safe_open(path, framework="pt") as file:
             state = StateDict((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - no __iter__
@@ -80,6 +83,16 @@ def read_weights(path: Path) -> StateDict:
     if versions:
         state._metadata = OrderedDict(versions)  # type: ignore[attr-defined]  # where torch looks for it
     return state
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Call safetensors, whose errors of the disk are none of Python's (safetensors 0.8)."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        number = int(code.group(1)) if code else errno.EIO
+        raise OSError(number, os.strerror(number)) from error
 
 
 def _versions(state: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:

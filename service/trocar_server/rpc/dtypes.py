@@ -6,7 +6,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import tensor_pb2 as pb
 from trocar_server.errors import ServiceError
 
-_DTYPES: dict[torch.dtype, pb.Dtype] = {
+_DTYPES: dict[torch.dtype, pb.Dtype.ValueType] = {
     torch.float32: pb.DTYPE_FLOAT32,
     torch.float64: pb.DTYPE_FLOAT64,
     torch.float16: pb.DTYPE_FLOAT16,
@@ -23,19 +23,21 @@ _DTYPES: dict[torch.dtype, pb.Dtype] = {
 _TORCH = {wire: dtype for dtype, wire in _DTYPES.items()}
 
 
-def to_wire(dtype: torch.dtype | None) -> pb.Dtype:
+def to_wire(dtype: torch.dtype | None) -> pb.Dtype.ValueType:
     """Return the wire dtype; unspecified for none and for those that the wire does not have."""
     return _DTYPES.get(dtype, pb.DTYPE_UNSPECIFIED) if dtype is not None else pb.DTYPE_UNSPECIFIED
 
 
-def from_wire(field: str, dtype: pb.Dtype) -> torch.dtype:
+def from_wire(field: str, dtype: pb.Dtype.ValueType) -> torch.dtype:
     """Return torch's dtype.
 
     Raises:
         ServiceError: `INVALID_TENSOR` when it is unset or unknown.
     """
     if dtype not in _TORCH:
-        raise ServiceError(ErrorReason.INVALID_TENSOR, f"{field}: dtype {dtype} is unset or unknown", field=field)
+        raise ServiceError(
+            ErrorReason.INVALID_TENSOR, f"{field}: dtype {dtype} is unset or unknown", field=field
+        )
     return _TORCH[dtype]
 
 

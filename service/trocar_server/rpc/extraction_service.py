@@ -27,7 +27,7 @@ class ExtractionService:
     async def extract(
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
     ) -> AsyncIterator[Parts]:
-        """Check the plan, receive the bytes, run one pass; the replica is free before the first byte goes out."""
+        """Check, receive, run one pass, stream; the replica is free before the first byte goes out."""
         deadline = _deadline(context)
         first = await anext(requests, None)
         if first is None:
@@ -49,14 +49,14 @@ class ExtractionService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler with our own chunk codec in place of protobuf's copies."""
-        method = grpc.stream_stream_rpc_method_handler(
+        method: grpc.RpcMethodHandler[bytes, Parts] = grpc.stream_stream_rpc_method_handler(
             self.extract, request_deserializer=None, response_serializer=join_parts
         )
         return grpc.method_handlers_generic_handler(_SERVICE, {"Extract": method})
 
 
 def _deadline(context: "grpc.aio.ServicerContext[bytes, Parts]") -> float | None:
-    remaining_s = context.time_remaining()
+    remaining_s: float | None = context.time_remaining()  # None without a deadline, whatever its type says
     return None if remaining_s is None else time.monotonic() + remaining_s
 
 

@@ -51,7 +51,9 @@ def _wrap_unary(behaviour: Callable[..., Awaitable[Any]], method: str, request_i
     return call
 
 
-def _wrap_stream(behaviour: Callable[..., AsyncIterator[Any]], method: str, request_id: str) -> Callable[..., Any]:
+def _wrap_stream(
+    behaviour: Callable[..., AsyncIterator[Any]], method: str, request_id: str
+) -> Callable[..., Any]:
     async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
         started = time.perf_counter()
         try:
@@ -80,7 +82,8 @@ async def _fail(error: BaseException, context: Any, method: str, request_id: str
 def _internal(error: BaseException, method: str, request_id: str) -> ServiceError:
     _log.error("defect", method=method, request_id=request_id, exc_info=error)
     return ServiceError(
-        ErrorReason.INTERNAL, f"the server failed on this call; its log has the details under request id {request_id}"
+        ErrorReason.INTERNAL,
+        f"the server failed on this call; its log has the details under request id {request_id}",
     )
 
 

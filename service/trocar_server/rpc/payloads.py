@@ -23,7 +23,9 @@ def tensor_byte_count(field: str, shape: Sequence[int], itemsize: int) -> int:
         ServiceError: `INVALID_TENSOR` for a rank over 8 or a negative size.
     """
     if len(shape) > MAX_RANK:
-        raise ServiceError(ErrorReason.INVALID_TENSOR, f"{field}: rank {len(shape)} is over {MAX_RANK}", field=field)
+        raise ServiceError(
+            ErrorReason.INVALID_TENSOR, f"{field}: rank {len(shape)} is over {MAX_RANK}", field=field
+        )
     count = itemsize
     for size in shape:
         if size < 0:
@@ -35,9 +37,9 @@ def tensor_byte_count(field: str, shape: Sequence[int], itemsize: int) -> int:
 class PayloadReceiver:
     """Assembles the payloads of one call from chunks that come in order.
 
-        receiver = PayloadReceiver([602112])
-        receiver.feed(chunks)
-        payloads = receiver.finish()
+    receiver = PayloadReceiver([602112])
+    receiver.feed(chunks)
+    payloads = receiver.finish()
     """
 
     def __init__(self, byte_counts: Sequence[int]) -> None:
@@ -72,7 +74,8 @@ class PayloadReceiver:
         """
         if not self.is_complete:
             raise _wrong(
-                f"payload {self._index} ends after {self._offset:,} of {self._payloads[self._index].nbytes:,} bytes; "
+                f"payload {self._index} ends after {self._offset:,} of "
+                f"{self._payloads[self._index].nbytes:,} bytes; "
                 "shape and dtype must match the bytes that are sent"
             )
         return self._payloads

@@ -21,7 +21,7 @@ Parts = list[bytes | memoryview]
 def reply_messages(plan: Plan, extraction: Extraction) -> Iterator[Parts]:
     """Yield the messages of a reply: what fits one chunk goes out with the head, in one message."""
     head = _head(plan, extraction).SerializeToString()
-    payloads = [memoryview(m.values) for m in extraction.feature_maps if m.values is not None]
+    payloads = [m.values.data for m in extraction.feature_maps if m.values is not None]
     if sum(payload.nbytes for payload in payloads) <= plan.max_chunk_bytes:
         yield [head, *(part for chunk in _chunks(payloads, plan.max_chunk_bytes) for part in chunk)]
         return

@@ -17,7 +17,7 @@ DEFAULT_CHUNK_BYTES = 1 << 20
 _MIN_CHUNK_BYTES = 4096
 _MAX_SELECTOR_CHARACTERS = 1024
 
-STATISTICS: dict[pb.Statistic, Statistic] = {
+STATISTICS: dict[pb.Statistic.ValueType, Statistic] = {
     pb.STATISTIC_MEAN: Statistic.MEAN,
     pb.STATISTIC_VAR: Statistic.VAR,
     pb.STATISTIC_STD: Statistic.STD,
@@ -29,7 +29,7 @@ STATISTICS: dict[pb.Statistic, Statistic] = {
     pb.STATISTIC_NAN_COUNT: Statistic.NAN_COUNT,
     pb.STATISTIC_INF_COUNT: Statistic.INF_COUNT,
 }
-SCOPES: dict[pb.StatisticScope, Scope] = {
+SCOPES: dict[pb.StatisticScope.ValueType, Scope] = {
     pb.STATISTIC_SCOPE_UNSPECIFIED: Scope.ALL,
     pb.STATISTIC_SCOPE_ALL: Scope.ALL,
     pb.STATISTIC_SCOPE_CHANNEL: Scope.CHANNEL,
@@ -161,7 +161,5 @@ def _chunk_bytes(request: pb.ExtractRequest, limits: Limits) -> int:
     return request.max_chunk_bytes
 
 
-def _invalid(
-    field: str, problem: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT
-) -> ServiceError:
+def _invalid(field: str, problem: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT) -> ServiceError:
     return ServiceError(reason, f"{field}: {problem}", field=field)

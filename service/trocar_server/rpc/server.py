@@ -67,7 +67,9 @@ async def start_server(engine: Engine, host: str, port: int, *, with_reflection:
     for name in ("", *_SERVICES):
         await health_service.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     if with_reflection:
-        reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        reflection.enable_server_reflection(
+            [*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server
+        )
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError:

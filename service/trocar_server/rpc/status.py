@@ -60,4 +60,5 @@ def status_details(error: ServiceError, request_id: str) -> bytes:
         packed = Any()
         packed.Pack(detail)
         status.details.append(packed)
-    return status.SerializeToString()
+    serialized: bytes = status.SerializeToString()
+    return serialized

@@ -13,7 +13,7 @@ from trocar_server.surgery.guard import PassAborted, PassGuard, install_guard
 from trocar_server.surgery.recording import Call, Leaf, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolve import resolve
 from trocar_server.surgery.selectors import Selector, parse_selector
-from trocar_server.surgery.taps import Target, TapSession
+from trocar_server.surgery.taps import TapSession, Target
 
 __all__ = [
     "Call",

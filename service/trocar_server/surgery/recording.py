@@ -128,7 +128,11 @@ class _Recorder:
 
 
 def record_calls(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, is_symbolic: bool = True
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    is_symbolic: bool = True,
 ) -> Recording:
     """Run one pass and return what it called.
 

@@ -118,7 +118,9 @@ def _is_below(leaf: Leaf, picks: Picks, leaves: list[Leaf]) -> bool:
 def _width(leaves: list[Leaf], prefix: Picks) -> int:
     """Return how many elements the structure at `prefix` has."""
     depth = len(prefix)
-    return len({leaf.picks[depth] for leaf in leaves if leaf.picks[:depth] == prefix and len(leaf.picks) > depth})
+    return len(
+        {leaf.picks[depth] for leaf in leaves if leaf.picks[:depth] == prefix and len(leaf.picks) > depth}
+    )
 
 
 def _shown_picks(leaf: Leaf, call: Call) -> Picks:
@@ -135,7 +137,11 @@ def _unknown_module(selector: Selector, recording: Recording) -> ServiceError:
             selector=selector.text,
         )
     return unknown(
-        ErrorReason.UNKNOWN_MODULE, "module", selector.path, recording.modules, "list them with `trocar modules`"
+        ErrorReason.UNKNOWN_MODULE,
+        "module",
+        selector.path,
+        recording.modules,
+        "list them with `trocar modules`",
     )
 
 

@@ -126,7 +126,9 @@ def _path_regex(path: str) -> str:
         if component == "**":
             regex += r".+" if is_last else r"(?:[^.]+\.)*"
             continue
-        regex += "".join(r"[^.]*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", component))
+        regex += "".join(
+            r"[^.]*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", component)
+        )
         regex += "" if is_last else r"\."
     return regex
 

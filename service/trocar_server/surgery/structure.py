@@ -14,7 +14,19 @@ from torch import nn
 
 Picks = tuple[int | str, ...]
 
-_ATOMS = (torch.Tensor, nn.Module, str, bytes, int, float, complex, bool, type(None), torch.device, torch.dtype)
+_ATOMS = (
+    torch.Tensor,
+    nn.Module,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    torch.device,
+    torch.dtype,
+)
 
 
 def leaves(value: Any, picks: Picks = ()) -> Iterator[tuple[Picks, Any]]:
@@ -35,9 +47,7 @@ def pick(value: Any, picks: Picks) -> Any:
     """
     for key in picks:
         children = dict(_children(value) or ())
-        if isinstance(key, int) and key < 0:
-            key += len(children)
-        value = children[key]
+        value = children[key + len(children) if isinstance(key, int) and key < 0 else key]
     return value
 
 

@@ -80,7 +80,9 @@ class TapSession:
         collect = self._collector(path, calls)
         if is_input:
             return module.register_forward_pre_hook(
-                lambda _, args, kwargs: collect({"in": args, **{f"in({key})": kwargs[key] for key in kwargs}}),
+                lambda _, args, kwargs: collect(
+                    {"in": args, **{f"in({key})": kwargs[key] for key in kwargs}}
+                ),
                 with_kwargs=True,
             )
         return module.register_forward_hook(lambda _, args, output: collect({"out": output}))

@@ -1,0 +1,65 @@
+"""The `trocar` command: which commands there are, and how a failure ends."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import trocar
+from trocar._cli.connection import connected
+from trocar._cli.demo.command import demo
+from trocar._cli.extract import extract
+from trocar._cli.failures import exit_code, failure_text
+from trocar._cli.loading import load, unload
+from trocar._cli.models import models
+from trocar._cli.modules import modules
+from trocar._cli.plugins import add_plugins
+from trocar._cli.stats import stats
+
+_EPILOG = (
+    "Exit codes: 0 done; 1 the call failed, the reason is on stderr; 2 the command line is wrong or an "
+    "extra is not installed; 3 no server answers."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit.
+
+    Args:
+        arguments: What follows `trocar`; the process's own arguments when None.
+
+    Raises:
+        SystemExit: Always, with a code of `failures`.
+    """
+    try:
+        build_app()(arguments, prog_name="trocar")
+    except (trocar.TrocarError, OSError) as error:
+        typer.echo(failure_text(error), err=True)
+        sys.exit(exit_code(error))
+
+
+def build_app() -> typer.Typer:
+    """Put the commands together."""
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
+    app.callback(epilog=_EPILOG)(_root)
+    for command in (models, load, unload, modules, extract, stats):
+        app.command()(connected(command))
+    app.command()(demo)
+    add_plugins(app)
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trocar {trocar.__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Look inside hosted PyTorch models: list them, list their modules, extract what modules compute."""

@@ -1,0 +1,41 @@
+"""Arguments and options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trocar._cli.failures import refuse
+from trocar._taps import STATISTICS
+
+ModelId = Annotated[
+    str, typer.Argument(metavar="MODEL", help="The id of a loaded model; see `trocar models`.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Images = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="IMAGES...",
+        exists=True,
+        dir_okay=False,
+        help="JPEG, PNG or WebP files, which the server preprocesses, or .npy files with the model's input.",
+    ),
+]
+Taps = Annotated[
+    list[str],
+    typer.Option("--tap", help="What to collect, for example layer4 or layer*.0.relu@1; repeat for more."),
+]
+BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Images per call.")]
+
+
+def parse_statistics(text: str) -> tuple[str, ...]:
+    """Read `mean,std`.
+
+    Raises:
+        typer.BadParameter: An unknown name.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in STATISTICS]
+    if unknown:
+        refuse(f"--stats: no statistic {unknown[0]!r}; there is {', '.join(STATISTICS)}")
+    return names

@@ -1,0 +1,1 @@
+"""`trocar demo`: a tour with a real pretrained model, from checkpoint to feature maps."""

@@ -1,0 +1,5 @@
+from pathlib import Path
+
+
+def demo(out: Path) -> None:
+    """x"""

@@ -1,0 +1,151 @@
+"""A safetensors file that grows batch by batch, so that memory holds one batch, not the whole run.
+
+The format (https://github.com/huggingface/safetensors): the header's length in 8 bytes, the header as
+JSON, then every tensor's bytes in one piece each. The first batch says what a row looks like and the
+number of rows is known, so the header is written first and each batch goes to its place.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from trocar._cli.failures import fail
+from trocar._tensors import Array, flat_bytes
+
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "complex64": "C64",
+}
+"""The format's name of each dtype that it has, by NumPy's name."""
+
+
+@dataclass
+class _Column:
+    """One feature map in the file."""
+
+    shape: tuple[int, ...]
+    """Of all samples together."""
+    dtype: np.dtype[Any]
+    position: int
+    """Where the next batch goes, in bytes from the file's start."""
+
+
+class FeatureFile:
+    """Writes the feature maps of all samples to one file, which appears when it is whole.
+
+        with FeatureFile(Path("features.safetensors"), sample_count=1000, is_one_batch=False) as file:
+            file.append(maps, batch_size=16, batch_name="a.jpg to p.jpg", metadata={})
+
+    Args:
+        path: Where the file is to be; an existing one is replaced.
+        sample_count: Rows that every feature map will have in the end.
+        is_one_batch: Whether one batch holds all samples: nothing is joined, so any shape will do.
+    """
+
+    def __init__(self, path: Path, *, sample_count: int, is_one_batch: bool) -> None:
+        self._path = path
+        self._partial = path.with_name(f"{path.name}.part")
+        self._sample_count = sample_count
+        self._is_one_batch = is_one_batch
+        self._columns: dict[str, _Column] = {}
+
+    def __enter__(self) -> Self:
+        self._file = self._partial.open("wb")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._file.close()
+            if error is None:
+                self._partial.replace(self._path)
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every feature map, all samples included."""
+        return {name: column.shape for name, column in self._columns.items()}
+
+    def append(
+        self, maps: Mapping[str, Array], *, batch_size: int, batch_name: str, metadata: Mapping[str, str]
+    ) -> None:
+        """Write the rows of the next batch; the first one decides names, shapes and metadata.
+
+        Args:
+            maps: The feature maps of the batch.
+            batch_size: How many samples it has.
+            batch_name: What messages call it.
+            metadata: Goes into the header, with the first batch only.
+
+        Raises:
+            typer.Exit: The feature maps cannot be joined, or their dtype has no form in the file.
+            OSError: The file cannot be written.
+        """
+        if not self._is_one_batch:
+            _check_rows(maps, batch_size, batch_name)
+        if not self._columns:
+            self._begin(maps, metadata)
+        if maps.keys() != self._columns.keys():
+            names = ", ".join(sorted(maps.keys() ^ self._columns.keys()))
+            fail(f"{batch_name}: not every batch gave {names}; the model decides on its data, use --batch 1")
+        for name, values in maps.items():
+            self._write(name, values, batch_name)
+
+    def _begin(self, maps: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+        header: dict[str, object] = {"__metadata__": dict(metadata)}
+        end = 0
+        # Wide elements first, as safetensors does: every tensor is then aligned to its elements.
+        for name, values in sorted(maps.items(), key=lambda item: -item[1].itemsize):
+            shape = values.shape if self._is_one_batch else (self._sample_count, *values.shape[1:])
+            start, end = end, end + math.prod(shape) * values.itemsize
+            header[name] = {"dtype": _dtype_name(name, values), "shape": shape, "data_offsets": (start, end)}
+            self._columns[name] = _Column(shape, values.dtype, start)
+        encoded = json.dumps(header).encode()
+        encoded += b" " * (-len(encoded) % 8)
+        self._file.write(struct.pack("<Q", len(encoded)) + encoded)
+        for column in self._columns.values():
+            column.position += 8 + len(encoded)
+
+    def _write(self, name: str, values: Array, batch_name: str) -> None:
+        column = self._columns[name]
+        if values.shape[1:] != column.shape[1:] or values.dtype != column.dtype:
+            fail(
+                f"{batch_name}: '{name}' has rows of shape {values.shape[1:]}, {values.dtype}; those before "
+                f"have {column.shape[1:]}, {column.dtype}. One array cannot hold both: use images of one "
+                "size, or one run for each size"
+            )
+        self._file.seek(column.position)
+        self._file.write(flat_bytes(np.ascontiguousarray(values)).data)
+        column.position += values.nbytes
+
+
+def _check_rows(maps: Mapping[str, Array], batch_size: int, batch_name: str) -> None:
+    for name, values in maps.items():
+        if values.ndim == 0 or values.shape[0] != batch_size:
+            fail(
+                f"{batch_name}: '{name}' has shape {values.shape}; its first dimension is not the batch of "
+                f"{batch_size}, so batches cannot be joined. Use a --batch that holds all images"
+            )
+
+
+def _dtype_name(name: str, values: Array) -> str:
+    if values.dtype.name not in _DTYPES:
+        fail(f"'{name}' is {values.dtype}, which a safetensors file cannot hold")
+    return _DTYPES[values.dtype.name]

@@ -1,0 +1,37 @@
+"""`trocar load` and `trocar unload`: what the server keeps in memory."""
+
+from typing import Annotated
+
+import typer
+
+from trocar import Client
+from trocar._cli.output import size_text
+
+_LOAD_TIMEOUT_S = 600.0
+
+
+def load(
+    client: Client,
+    model_id: Annotated[
+        str, typer.Argument(metavar="NAME", help="A model of the catalogue, or a torchvision model name.")
+    ],
+    weights: Annotated[
+        str,
+        typer.Option(help="For a new name: DEFAULT, the name of a weights enum member, or random[:seed]."),
+    ] = "",
+) -> None:
+    """Load a model and wait until it can be used; a download may take minutes."""
+    model = client.load(model_id, weights, timeout_s=_LOAD_TIMEOUT_S)
+    typer.echo(
+        f"{model.model_id} is loaded on {model.device}: {model.weights}, "
+        f"{model.parameter_count:,} parameters, {size_text(model.byte_count)}"
+    )
+
+
+def unload(
+    client: Client,
+    model_id: Annotated[str, typer.Argument(metavar="MODEL", help="A model of the catalogue.")],
+) -> None:
+    """Drop a model from the server's memory when its calls have ended; it stays in the catalogue."""
+    model = client.unload(model_id)
+    typer.echo(f"{model.model_id} is {model.state}")

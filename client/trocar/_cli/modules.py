@@ -1,0 +1,102 @@
+"""`trocar modules`: what is inside a model."""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from trocar import Client, ModuleInfo, ModuleTree
+from trocar._cli.arguments import AsJson, ModelId
+from trocar._cli.failures import refuse
+from trocar._cli.output import shape_text, show, show_json, table
+
+
+def modules(
+    client: Client,
+    model_id: ModelId,
+    input_shape: Annotated[
+        str | None,
+        typer.Option("--input", metavar="SHAPE", help="The input to assume, batch included: 1,3,224,224."),
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=0, help="Leave out what lies deeper; 0 is the root.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the modules of a model in execution order: type, parameters, calls per pass and output shape."""
+    tree = client.modules(model_id, _shape(input_shape))
+    kept = [module for module in tree if depth is None or module.depth <= depth]
+    if as_json:
+        show_json({"model_id": model_id, "is_symbolic": tree.is_symbolic, "modules": kept})
+        return
+    show(tree_table(kept))
+    _show_remarks(tree, len(tree) - len(kept))
+
+
+def tree_table(found: Iterable[ModuleInfo]) -> Table:
+    """Draw modules as a tree with columns; a container comes where the first module inside it runs."""
+    rows = table("module", "type", "parameters", "calls", "output", right=("parameters", "calls"))
+    for guide, module in _walk(found):
+        name = module.path.rpartition(".")[2] or "(root)"
+        rows.add_row(
+            Text.assemble((guide, "dim"), name),
+            Text(module.type, style="cyan"),
+            f"{module.parameter_count:,}" if module.parameter_count else "",
+            str(module.call_count or ""),
+            _output(module),
+        )
+    return rows
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(size) for size in text.strip("() ").split(","))
+    except ValueError:
+        refuse(f"--input: {text!r} is no shape; write for example 1,3,224,224")
+
+
+def _walk(found: Iterable[ModuleInfo]) -> Iterator[tuple[str, ModuleInfo]]:
+    """Yield each module with the lines that lead to it, parents before what lies in them."""
+    by_path = {module.path: module for module in found}
+    children: dict[str, list[str]] = {}
+    placed = {""}
+    for path in by_path:
+        for ancestor in _from_top(path):
+            if ancestor not in placed:
+                placed.add(ancestor)
+                children.setdefault(ancestor.rpartition(".")[0], []).append(ancestor)
+    if "" in by_path:
+        yield "", by_path[""]
+    yield from ((guide, by_path[path]) for guide, path in _below("", children, ""))
+
+
+def _below(path: str, children: dict[str, list[str]], indent: str) -> Iterator[tuple[str, str]]:
+    paths = children.get(path, [])
+    for child in paths:
+        is_last = child == paths[-1]
+        yield f"{indent}{'└─ ' if is_last else '├─ '}", child
+        yield from _below(child, children, indent + ("   " if is_last else "│  "))
+
+
+def _from_top(path: str) -> list[str]:
+    """Return `a`, `a.b` and `a.b.c` for `a.b.c`."""
+    names = path.split(".")
+    return [".".join(names[: depth + 1]) for depth in range(len(names))] if path else []
+
+
+def _output(module: ModuleInfo) -> Text:
+    if not module.calls:
+        return Text("never called", style="dim")
+    leaves = [f"{leaf.pick} {shape_text(leaf.shape) or leaf.type}".lstrip() for leaf in module.outputs]
+    return Text(", ".join(leaves))
+
+
+def _show_remarks(tree: ModuleTree, hidden_count: int) -> None:
+    if hidden_count:
+        typer.echo(f"{hidden_count} modules that lie deeper are left out")
+    if not tree.is_symbolic:
+        typer.echo("shapes come from a pass on example data; other data may give others")

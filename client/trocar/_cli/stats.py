@@ -1,0 +1,59 @@
+"""`trocar stats`: summary numbers of feature maps, without their values."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+import trocar
+from trocar import Client
+from trocar._cli.arguments import AsJson, BatchSize, Images, ModelId, Taps, parse_statistics
+from trocar._cli.failures import refuse
+from trocar._cli.merging import StatisticsTable, wanted_statistics
+from trocar._cli.output import show_json
+from trocar._cli.passes import run_passes
+from trocar._cli.samples import read_samples
+from trocar._cli.statistics_view import show_statistics
+from trocar._taps import STATISTICS
+
+
+class Over(StrEnum):
+    """What statistics are taken over."""
+
+    ALL = "all"
+    CHANNEL = "channel"
+    SAMPLE = "sample"
+
+
+def stats(
+    client: Client,
+    model_id: ModelId,
+    images: Images,
+    tap: Taps,
+    over: Annotated[
+        Over, typer.Option(help="One number for all images, per channel or per image.")
+    ] = Over.ALL,
+    stats: Annotated[
+        str, typer.Option(help=f"Which, of {', '.join(STATISTICS)}.")
+    ] = "mean,std,min,max,zero_fraction",
+    batch: BatchSize = 16,
+    as_json: AsJson = False,
+) -> None:
+    """Print statistics of what modules compute on images; the values stay on the server."""
+    names = parse_statistics(stats)
+    if not names:
+        refuse("--stats: name at least one statistic")
+    samples = read_samples(images, len(client.model(model_id).input_shape))
+    taps = [
+        trocar.tap(selector, stats=wanted_statistics(names), values=False, over=over.value)
+        for selector in tap
+    ]
+    statistics = StatisticsTable(names)
+    for one in run_passes(client, model_id, samples, taps, batch):
+        statistics.add(one.maps)
+    sample_names = [sample.name for sample in samples]
+    if as_json:
+        report = {"over": over.value, "image_count": len(samples), "shapes": statistics.shapes}
+        show_json({**report, "images": sample_names, "stats": statistics.values()})
+        return
+    show_statistics(statistics, sample_names if over is Over.SAMPLE else ())

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import torch
+
+from trocar._tensors import WIRE_DTYPES, to_wire
+from trocar_api.v1 import tensor_pb2 as pb
+
+
+class OnlyDlpack:
+    """An array of a library that NumPy knows through DLPack alone."""
+
+    def __init__(self, array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
+        self._array = array
+        self.__dlpack__ = array.__dlpack__
+        self.__dlpack_device__ = array.__dlpack_device__
+
+
+@pytest.mark.parametrize("name", [name for name in WIRE_DTYPES if name != "bfloat16"])
+def test_numpy_and_torch_agree_on_every_dtype(name: str) -> None:
+    array = np.arange(6).reshape(2, 3).astype(name)
+    tensor = torch.from_numpy(array.copy())
+    assert to_wire(array) == to_wire(tensor)
+    assert to_wire(array).dtype == pb.Dtype.Value(f"DTYPE_{name.upper()}")
+
+
+def test_the_table_covers_the_contract() -> None:
+    assert sorted(WIRE_DTYPES.values()) == sorted(set(pb.Dtype.values()) - {pb.DTYPE_UNSPECIFIED})
+
+
+def test_torch_bfloat16_goes_as_its_own_bits() -> None:
+    tensor = torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True)
+    wire = to_wire(tensor.T)
+    assert (wire.dtype, wire.shape) == (pb.DTYPE_BFLOAT16, (4, 3))
+    assert bytes(wire.payload) == tensor.detach().T.contiguous().view(torch.int16).numpy().tobytes()
+
+
+def test_torch_tensors_that_need_gradients_are_sent() -> None:
+    tensor = torch.ones(2, requires_grad=True)
+    assert bytes(to_wire(tensor).payload) == np.ones(2, np.float32).tobytes()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=np.float32).reshape(3, 4).T,
+        np.arange(12, dtype=np.float32)[::2],
+        np.arange(12, dtype=">f4"),
+        np.float32(3),
+        np.array(3.0),
+        np.zeros((2, 0), np.float32),
+    ],
+)
+def test_any_layout_is_sent_row_major_and_little_endian(
+    array: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+) -> None:
+    wire = to_wire(array)
+    assert wire.shape == array.shape
+    little_endian = array.astype(array.dtype.newbyteorder("<"))
+    assert bytes(wire.payload) == little_endian.tobytes()
+
+
+def test_dlpack_alone_is_enough() -> None:
+    array = np.arange(3, dtype=np.float32)
+    assert bytes(to_wire(OnlyDlpack(array)).payload) == array.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["object", "U3", "uint32", "datetime64[s]"])
+def test_other_dtypes_are_refused(dtype: str) -> None:
+    with pytest.raises(TypeError, match="cannot be sent; convert to one of float32"):
+        to_wire(np.zeros(2, dtype))
+
+
+def test_more_than_eight_dimensions_are_refused() -> None:
+    with pytest.raises(ValueError, match="9 dimensions"):
+        to_wire(np.zeros((1,) * 9, np.float32))

@@ -1,0 +1,106 @@
+"""The hand-written codec against protobuf itself."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trocar._inputs import wire_inputs
+from trocar._requests import ExtractCall, extract_call
+from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1.tensor_pb2 import TensorChunk
+from trocar_api.wire import WireError, chunk_parts, split_message, split_payload
+
+CHUNKS = st.lists(
+    st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.binary(max_size=300)), max_size=5
+)
+
+
+@given(head=st.builds(pb.ExtractRequest, model_id=st.text(max_size=20)), chunks=CHUNKS)
+def test_hand_built_messages_are_protobufs_own_bytes(
+    head: pb.ExtractRequest, chunks: list[tuple[int, int, bytes]]
+) -> None:
+    parts = [chunk_parts(index, offset, memoryview(data)) for index, offset, data in chunks]
+    by_hand = head.SerializeToString() + b"".join(piece for part in parts for piece in part)
+    head.chunks.extend(
+        TensorChunk(payload_index=index, offset_bytes=offset, data=data) for index, offset, data in chunks
+    )
+    assert by_hand == head.SerializeToString()
+
+
+@given(head=st.builds(pb.ExtractResponse, stopped_at=st.text(max_size=20)), chunks=CHUNKS)
+def test_protobufs_messages_are_split_into_what_they_hold(
+    head: pb.ExtractResponse, chunks: list[tuple[int, int, bytes]]
+) -> None:
+    whole = pb.ExtractResponse()
+    whole.CopyFrom(head)
+    whole.chunks.extend(
+        TensorChunk(payload_index=index, offset_bytes=offset, data=data) for index, offset, data in chunks
+    )
+    rest, found = split_message(whole.SerializeToString())
+    assert rest == head.SerializeToString()
+    assert [(chunk.payload_index, chunk.offset_bytes, bytes(chunk.data)) for chunk in found] == chunks
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_split_or_refused(message: bytes) -> None:
+    try:
+        head, chunks = split_message(message)
+    except WireError:
+        return
+    assert len(head) + sum(chunk.data.nbytes for chunk in chunks) <= len(message)
+
+
+@given(st.binary(max_size=200).map(lambda body: b"\x7a" + bytes((len(body) & 0x7F,)) + body))
+def test_any_bytes_in_a_chunk_are_split_or_refused(message: bytes) -> None:
+    try:
+        split_message(message)
+    except WireError:
+        return
+
+
+@given(payloads=st.lists(st.binary(max_size=4000), min_size=1, max_size=4), chunk_bytes=st.integers(1, 1000))
+def test_split_payloads_are_the_payloads(payloads: list[bytes], chunk_bytes: int) -> None:
+    parts = [
+        piece
+        for index, payload in enumerate(payloads)
+        for part in split_payload(index, memoryview(payload), chunk_bytes)
+        for piece in part
+    ]
+    message = pb.ExtractRequest.FromString(b"".join(parts))
+    assert all(0 < len(chunk.data) <= chunk_bytes for chunk in message.chunks)
+    for index, payload in enumerate(payloads):
+        own = [chunk for chunk in message.chunks if chunk.payload_index == index]
+        assert b"".join(chunk.data for chunk in own) == payload
+
+
+def test_one_message_is_what_protobuf_would_send() -> None:
+    call = extract_call("resnet18", [b"first image", b"second"], ["layer4"])
+    expected = pb.ExtractRequest(model_id="resnet18", taps=[pb.Tap(selector="layer4")])
+    expected.inputs.extend(wire_inputs([b"first image", b"second"])[0])
+    expected.chunks.append(TensorChunk(data=b"first image"))
+    expected.chunks.append(TensorChunk(payload_index=1, data=b"second"))
+    assert call.message() == expected.SerializeToString()
+
+
+def test_a_large_request_is_head_and_messages_of_one_mebibyte() -> None:
+    call = ExtractCall(b"", [memoryview(bytes(5 << 20)), memoryview(b"abc"), memoryview(b"")])
+    assert not call.fits_one_message
+    head, *rest = call.messages()
+    assert head == b""
+    assert all(len(message) <= (1 << 20) + 64 for message in rest)
+    found = [chunk for message in rest for chunk in pb.ExtractRequest.FromString(message).chunks]
+    assert [(chunk.payload_index, chunk.offset_bytes) for chunk in found] == [
+        *((0, index << 20) for index in range(5)),
+        (1, 0),
+    ]
+
+
+def test_small_payloads_share_a_message() -> None:
+    call = ExtractCall(b"", [memoryview(bytes(100_000)) for _ in range(50)])
+    assert len(list(call.messages())) == 1 + 5
+
+
+@pytest.mark.parametrize("message", [b"\x7a", b"\x7a\x05ab", b"\x0b", b"\xff" * 11])
+def test_broken_messages_are_refused(message: bytes) -> None:
+    with pytest.raises(WireError):
+        split_message(message)
