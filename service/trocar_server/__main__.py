@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import structlog
 import typer
 
+from trocar_server.engine.allocator import keep_freed_memory
 from trocar_server.errors import ServiceError
 
 
@@ -27,7 +27,7 @@ def serve(
 ) -> None:
     """Host models and answer clients until stopped."""
     _set_up_logging()
-    _set_allocator()
+    keep_freed_memory()
     # torch is imported here, after the allocator is set.
     from trocar_server import app
     from trocar_server.config import ModelConfig, read_config
@@ -84,10 +84,6 @@ def _set_up_logging() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-
-
-def _set_allocator() -> None:
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 if __name__ == "__main__":

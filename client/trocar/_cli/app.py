@@ -44,8 +44,8 @@ def build_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
     app.callback(epilog=_EPILOG)(_root)
     for command in (models, load, unload, modules, extract, stats):
-        app.command()(connected(command))
-    app.command()(demo)
+        app.command(epilog=_EPILOG)(connected(command))
+    app.command(epilog=_EPILOG)(demo)
     add_plugins(app)
     return app
 

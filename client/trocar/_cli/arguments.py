@@ -15,7 +15,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Images = Annotated[
     list[Path],
     typer.Argument(
-        metavar="IMAGES...",
+        metavar="IMAGES",
         exists=True,
         dir_okay=False,
         help="JPEG, PNG or WebP files, which the server preprocesses, or .npy files with the model's input.",

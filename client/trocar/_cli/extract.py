@@ -14,8 +14,8 @@ from trocar._cli.failures import refuse
 from trocar._cli.feature_file import FeatureFile
 from trocar._cli.merging import StatisticsTable, wanted_statistics
 from trocar._cli.output import shape_text, show, show_json, size_text, table
-from trocar._cli.passes import Pass, run_passes, span
-from trocar._cli.samples import Sample, batches, read_samples
+from trocar._cli.passes import Pass, run_passes, samples_for, span
+from trocar._cli.samples import Sample, batches
 from trocar._cli.statistics_view import show_statistics
 
 _SUFFIX = ".safetensors"
@@ -31,14 +31,15 @@ def extract(
     stats: Annotated[str, typer.Option(help="Print these as well, for example mean,std.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Save what modules compute on images: one array per feature map, rows in the order of the images.
+    """Save what modules compute on images to a file.
 
-    The names of the images are in the file's metadata, under trocar.images.
+    One array for each feature map, with rows in the order of the images; their names are in the file's
+    metadata, under trocar.images. Memory holds one batch at a time. The file appears when it is whole.
     """
     if out.suffix != _SUFFIX:
         refuse(f"--out: {out.name!r} must end in {_SUFFIX}")
     names = parse_statistics(stats)
-    samples = read_samples(images, len(client.model(model_id).input_shape))
+    samples = samples_for(client, model_id, images)
     statistics = StatisticsTable(names)
     taps = [trocar.tap(selector, stats=wanted_statistics(names)) for selector in tap]
     is_one_batch = len(list(batches(samples, batch))) == 1

@@ -20,7 +20,10 @@ def load(
         typer.Option(help="For a new name: DEFAULT, the name of a weights enum member, or random[:seed]."),
     ] = "",
 ) -> None:
-    """Load a model and wait until it can be used; a download may take minutes."""
+    """Load a model and wait until it can be used.
+
+    A model that the server hosts already stays as it is. A download may take minutes.
+    """
     model = client.load(model_id, weights, timeout_s=_LOAD_TIMEOUT_S)
     typer.echo(
         f"{model.model_id} is loaded on {model.device}: {model.weights}, "
@@ -32,6 +35,9 @@ def unload(
     client: Client,
     model_id: Annotated[str, typer.Argument(metavar="MODEL", help="A model of the catalogue.")],
 ) -> None:
-    """Drop a model from the server's memory when its calls have ended; it stays in the catalogue."""
+    """Drop a model from the server's memory.
+
+    Waits for the calls that use it. The model stays in the catalogue, so that it can be loaded again.
+    """
     model = client.unload(model_id)
     typer.echo(f"{model.model_id} is {model.state}")

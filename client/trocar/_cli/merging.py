@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trocar import FeatureMaps, Statistics
 
 Values: TypeAlias = NDArray[np.float64]
-Number: TypeAlias = float | int | list[float]
+Number: TypeAlias = float | int | list[float] | list[int]
 
 _COUNTS = ("nan_count", "inf_count")
 
@@ -94,15 +94,13 @@ class _Merged:
         self._element_count += element_count
 
     def value(self, name: str) -> Number:
-        values = np.sqrt(self._parts["var"]) if name == "std" else self._parts[name]
-        if self._over != "all":
-            return [float(value) for value in values]
-        return int(values[0]) if name in _COUNTS else float(values[0])
+        values = self._parts[name]
+        numbers: list[float] | list[int] = (values.astype(np.int64) if name in _COUNTS else values).tolist()
+        return numbers[0] if self._over == "all" else numbers
 
 
 def _parts(statistics: Statistics) -> dict[str, Values]:
-    given = {name: value for name, value in statistics.as_dict().items() if name != "std"}  # made of var
-    return {name: np.atleast_1d(np.float64(value)) for name, value in given.items()}
+    return {name: np.atleast_1d(np.float64(value)) for name, value in statistics.as_dict().items()}
 
 
 def _merge(old: dict[str, Values], new: dict[str, Values], share: float) -> dict[str, Values]:
@@ -113,6 +111,8 @@ def _merge(old: dict[str, Values], new: dict[str, Values], share: float) -> dict
             delta = new["mean"] - old["mean"]
             within = old["var"] * (1 - share) + new["var"] * share
             merged["var"] = within + delta * delta * share * (1 - share)
+        if "std" in old:
+            merged["std"] = np.sqrt(merged["var"])
     return merged
 
 

@@ -12,7 +12,7 @@ from trocar._cli.output import show, show_json, size_text, table
 
 def models(
     client: Client,
-    model_id: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Show this one in full.")] = None,
+    model_id: Annotated[str | None, typer.Argument(metavar="MODEL", help="Show this one in full.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the hosted models, or show one."""

@@ -25,7 +25,11 @@ def modules(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the modules of a model in execution order: type, parameters, calls per pass and output shape."""
+    """Show the modules of a model as a tree.
+
+    In execution order, with type, parameters, calls in one pass and the shape of the output. Nothing is
+    computed.
+    """
     tree = client.modules(model_id, _shape(input_shape))
     kept = [module for module in tree if depth is None or module.depth <= depth]
     if as_json:

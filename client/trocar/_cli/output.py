@@ -16,8 +16,18 @@ _PIPE_WIDTH = 200
 
 
 def show(renderable: RenderableType) -> None:
-    """Print to stdout; selectors such as `head[0]` are never taken for markup."""
-    _console().print(renderable)
+    """Print to stdout; selectors such as `head[0]` are never taken for markup.
+
+    A pipe gets whole lines, as it has no width to fit, and no padding at their ends.
+    """
+    is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(markup=False, highlight=False, emoji=False, width=_PIPE_WIDTH if is_pipe else None)
+    if not is_pipe:
+        console.print(renderable)
+        return
+    with console.capture() as captured:
+        console.print(renderable)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> Table:
@@ -28,7 +38,7 @@ def table(*columns: str, right: Iterable[str] = ()) -> Table:
         right: The titles of those that hold numbers.
     """
     numbers = set(right)
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for title in columns:
         made.add_column(title, justify="right" if title in numbers else "left", overflow="fold")
     return made
@@ -71,9 +81,3 @@ def size_text(byte_count: int) -> str:
 def number_text(value: float) -> str:
     """Write a statistic: counts whole, other numbers with five digits."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.5g}"
-
-
-def _console() -> Console:
-    """Return a console for today's stdout; a pipe gets whole lines, as it has no width to fit."""
-    is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(markup=False, highlight=False, emoji=False, width=_PIPE_WIDTH if is_pipe else None)

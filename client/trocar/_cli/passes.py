@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trocar import Client, FeatureMaps, Tap, TrocarError
+from trocar import Client, FeatureMaps, ModelNotLoadedError, Tap, TrocarError
 from trocar._cli.failures import refuse
-from trocar._cli.samples import Sample, batches
+from trocar._cli.samples import ARRAY_SUFFIX, Sample, batches, read_samples
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,23 @@ class Pass:
 
     samples: list[Sample]
     maps: FeatureMaps
+
+
+def samples_for(client: Client, model_id: str, paths: Sequence[Path]) -> list[Sample]:
+    """List the samples in files; what one sample of an array is, the model says.
+
+    Raises:
+        TrocarError: There are arrays, and the model is unknown or not loaded.
+        typer.BadParameter: An array does not fit the model.
+    """
+    if all(path.suffix != ARRAY_SUFFIX for path in paths):
+        return read_samples(paths, sample_rank=0)
+    model = client.model(model_id)
+    if not model.is_loaded:
+        raise ModelNotLoadedError(
+            f"model '{model_id}' is {model.state}; load it first: trocar load {model_id}"
+        )
+    return read_samples(paths, len(model.input_shape))
 
 
 def run_passes(

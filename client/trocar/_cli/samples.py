@@ -10,6 +10,8 @@ import numpy as np
 from trocar._cli.failures import refuse
 from trocar._tensors import Array
 
+ARRAY_SUFFIX = ".npy"
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -34,7 +36,7 @@ def read_samples(paths: Sequence[Path], sample_rank: int) -> list[Sample]:
 
     Args:
         paths: Files that exist.
-        sample_rank: How many dimensions one sample of the model's input has.
+        sample_rank: How many dimensions one sample of the model's input has; for arrays only.
 
     Raises:
         typer.BadParameter: A `.npy` file that is none, or of another rank.
@@ -50,7 +52,7 @@ def batches(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:
 
 
 def _read(path: Path, sample_rank: int) -> list[Sample]:
-    if path.suffix != ".npy":
+    if path.suffix != ARRAY_SUFFIX:
         return [Sample(str(path), path)]
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)

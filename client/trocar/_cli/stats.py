@@ -11,8 +11,7 @@ from trocar._cli.arguments import AsJson, BatchSize, Images, ModelId, Taps, pars
 from trocar._cli.failures import refuse
 from trocar._cli.merging import StatisticsTable, wanted_statistics
 from trocar._cli.output import show_json
-from trocar._cli.passes import run_passes
-from trocar._cli.samples import read_samples
+from trocar._cli.passes import run_passes, samples_for
 from trocar._cli.statistics_view import show_statistics
 from trocar._taps import STATISTICS
 
@@ -39,11 +38,14 @@ def stats(
     batch: BatchSize = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Print statistics of what modules compute on images; the values stay on the server."""
+    """Print statistics of what modules compute on images.
+
+    The values stay on the server. Several batches give what one batch of all images would.
+    """
     names = parse_statistics(stats)
     if not names:
         refuse("--stats: name at least one statistic")
-    samples = read_samples(images, len(client.model(model_id).input_shape))
+    samples = samples_for(client, model_id, images)
     taps = [
         trocar.tap(selector, stats=wanted_statistics(names), values=False, over=over.value)
         for selector in tap

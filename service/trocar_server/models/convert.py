@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ def convert_checkpoint(source: Path, target: Path) -> int:
     return len(state)
 
 
-def check_state_dict(state: Mapping[str, object], name: str) -> Mapping[str, Tensor]:
+def check_state_dict(state: Mapping[Any, Any], name: str) -> Mapping[str, Tensor]:
     """Return `state` if safetensors can hold every value: dense, not quantized tensors.
 
     Raises:
@@ -54,7 +55,7 @@ def check_state_dict(state: Mapping[str, object], name: str) -> Mapping[str, Ten
             f"'{name}' is no state dict of plain tensors: {_name_some(others)}; save `model.state_dict()` "
             "alone, of a model that is not quantized",
         )
-    return state  # type: ignore[return-value]  # every value was just checked
+    return state
 
 
 def _unpickle(source: Path) -> object:
@@ -68,14 +69,14 @@ def _unpickle(source: Path) -> object:
         raise _refused(source, f"it is no checkpoint that torch can read ({type(error).__name__})") from error
 
 
-def _unwrap(checkpoint: object, name: str) -> Mapping[str, object]:
+def _unwrap(checkpoint: object, name: str) -> Mapping[Any, Any]:
     if not isinstance(checkpoint, Mapping):
         raise ServiceError(
             ErrorReason.WEIGHTS_CORRUPT, f"'{name}' holds a {type(checkpoint).__name__}, not a state dict"
         )
     for wrapper in _WRAPPERS:
         if isinstance(checkpoint.get(wrapper), Mapping):
-            inner: Mapping[str, object] = checkpoint[wrapper]
+            inner: Mapping[Any, Any] = checkpoint[wrapper]
             return inner
     return checkpoint
 

@@ -55,14 +55,16 @@ def fetch_weights(spec: ModelSpec, weights: WeightsEnum, data_dir: Path) -> Stat
     """
     path = stored_path(weights, data_dir)
     if not path.exists():
+        prefetch_weights(spec, data_dir)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_weights(check_state_dict(_download(weights, data_dir), path.name), path)
+            write_weights(check_state_dict(_unpickle(weights, data_dir), path.name), path)
         except ServiceError:
             raise
-        except Exception as error:  # URLError, OSError, RuntimeError for a wrong hash, UnpicklingError
+        except Exception as error:  # OSError, UnpicklingError, and what torch raises for a damaged file
             raise _unavailable(spec, weights, error) from error
-        (_downloads(data_dir) / _file_name(weights)).unlink(missing_ok=True)
+        finally:
+            (_downloads(data_dir) / _file_name(weights)).unlink(missing_ok=True)
     return read_weights(path)
 
 
@@ -76,8 +78,8 @@ def stored_path(weights: WeightsEnum, data_dir: Path) -> Path:
     return data_dir / "weights" / PurePosixPath(_file_name(weights)).with_suffix(".safetensors")
 
 
-def _download(weights: WeightsEnum, data_dir: Path) -> Mapping[str, Tensor]:
-    """Read torchvision's pickle, from torch hub's cache where it is there already."""
+def _unpickle(weights: WeightsEnum, data_dir: Path) -> Mapping[str, Tensor]:
+    """Read torchvision's pickle from where `prefetch_weights` put or found it; no code in it is run."""
     directory = None if _in_hub(weights) else str(_downloads(data_dir))
     state: Mapping[str, Tensor] = weights.get_state_dict(
         progress=False, check_hash=True, weights_only=True, map_location="cpu", model_dir=directory

@@ -35,13 +35,15 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
     opener = _opener(data)
     # The plugin is called directly, because `Image.open` judges the size by a global variable and
     # tells of it by a warning (Pillow 12 and 13).
+    if opener is WebPImageFile:
+        _check_size(*_webp_size(data), 3, max_pixels)  # its decoder takes memory when it is opened
     try:
         image = opener(io.BytesIO(data))
     except (
         Exception
     ) as error:  # SyntaxError, OSError, ValueError, struct.error: Pillow's headers raise anything
         raise _damaged(opener) from error
-    _check_size(image, max_pixels)
+    _check_size(image.width, image.height, len(image.getbands()), max_pixels)
     try:
         image.load()
         image.info.pop("transparency", None)  # convert() would warn about it and drop it
@@ -78,15 +80,30 @@ def _opener(data: bytes) -> type[ImageFile]:
     )
 
 
-def _check_size(image: Image.Image, max_pixels: int) -> None:
-    pixels = image.width * image.height
-    decoded_bytes = pixels * max(3, len(image.getbands()))
-    if pixels > max_pixels or decoded_bytes > MAX_DECODED_BYTES:
+def _check_size(width: int, height: int, bands: int, max_pixels: int) -> None:
+    decoded_bytes = width * height * max(3, bands)
+    if width * height > max_pixels or decoded_bytes > MAX_DECODED_BYTES:
         raise ServiceError(
             ErrorReason.IMAGE_TOO_LARGE,
-            f"the image has {image.width} x {image.height} pixels, {decoded_bytes} bytes decoded; the limits "
-            f"are {max_pixels} pixels and {MAX_DECODED_BYTES} bytes: make it smaller before sending",
+            f"the image has {width} x {height} pixels, {decoded_bytes} bytes decoded; the limits are "
+            f"{max_pixels} pixels and {MAX_DECODED_BYTES} bytes: make it smaller before sending",
         )
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Read (width, height) from a WebP header; (0, 0) where Pillow will find no image either.
+
+    Layout: developers.google.com/speed/webp/docs/riff_container and RFC 6386, section 9.1.
+    """
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+    if kind == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind == b"VP8 ":
+        return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
+    return 0, 0
 
 
 def _damaged(opener: type[ImageFile]) -> ServiceError:

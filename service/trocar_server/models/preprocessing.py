@@ -48,13 +48,14 @@ class SpecTransform:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Resize, crop, scale to [0, 1] and normalise one image."""
+        value: Any = image  # torchvision's functions take PIL images, their annotations do not
         if self.resize_size:
-            image = functional.resize(
-                image, self.resize_size, interpolation=self.interpolation, antialias=True
+            value = functional.resize(
+                value, self.resize_size, interpolation=self.interpolation, antialias=True
             )
         if self.crop_size:
-            image = functional.center_crop(image, self.crop_size)
-        tensor: Tensor = functional.convert_image_dtype(functional.pil_to_tensor(image), torch.float)
+            value = functional.center_crop(value, self.crop_size)
+        tensor: Tensor = functional.convert_image_dtype(functional.pil_to_tensor(value), torch.float)
         return functional.normalize(tensor, self.mean, self.std) if self.mean else tensor
 
     def describe(self) -> str:

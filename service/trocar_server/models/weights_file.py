@@ -87,8 +87,11 @@ def read_weights(path: Path) -> StateDict:
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """Call safetensors, whose errors of the disk are none of Python's (safetensors 0.8)."""
+    path.touch()
+    mode = path.stat().st_mode  # safetensors makes a file for its owner only; this one follows the umask
     try:
         save_file(tensors, path, metadata=metadata)
+        path.chmod(mode)
     except SafetensorError as error:
         code = re.search(r"os error (\d+)", str(error))
         number = int(code.group(1)) if code else errno.EIO

@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -88,8 +89,12 @@ def _internal(error: BaseException, method: str, request_id: str) -> ServiceErro
 
 
 def _log_call(method: str, request_id: str, code: str, started: float, **facts: Any) -> None:
+    """Write the line after the status has gone out: the caller does not wait for our log."""
     milliseconds = round((time.perf_counter() - started) * 1000, 2)
-    _log.info("call", method=method, request_id=request_id, code=code, ms=milliseconds, **facts)
+    line = partial(
+        _log.info, "call", method=method, request_id=request_id, code=code, ms=milliseconds, **facts
+    )
+    asyncio.get_running_loop().call_soon(line)
 
 
 def _request_id(details: grpc.HandlerCallDetails) -> str:

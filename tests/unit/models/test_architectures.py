@@ -6,6 +6,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.models.architectures import (
     architecture_names,
     check_spec,
+    default_categories,
     find_builder,
     find_weights,
     named_weights,
@@ -77,3 +78,7 @@ def test_a_factory_has_no_named_weights() -> None:
     with pytest.raises(ServiceError, match="no weights 'IMAGENET1K_V1'") as error:
         check_spec(ModelSpec("a", "module:factory", "IMAGENET1K_V1"))
     assert reason_of(error) is ErrorReason.UNKNOWN_WEIGHTS
+
+
+def test_the_default_categories_are_those_of_the_default_weights() -> None:
+    assert default_categories("resnet50")[285] == "Egyptian cat"

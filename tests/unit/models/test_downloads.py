@@ -1,6 +1,7 @@
 from collections import OrderedDict
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,9 +22,12 @@ RESNET18 = "resnet18-f37072fd"
 @cache
 def random_state(name: str) -> OrderedDict[str, Tensor]:
     """Return a state dict as torchvision would publish it, auxiliary heads included."""
-    options = {"googlenet": {"init_weights": False}, "lraspp_mobilenet_v3_large": {"weights_backbone": None}}
-    state: OrderedDict[str, Tensor] = get_model(name, weights=None, **options.get(name, {})).state_dict()
-    return state
+    options: dict[str, dict[str, Any]] = {
+        "googlenet": {"init_weights": False},
+        "lraspp_mobilenet_v3_large": {"weights_backbone": None},
+    }
+    state = get_model(name, weights=None, **options.get(name, {})).state_dict()
+    return cast(OrderedDict[str, Tensor], state)  # itself, for its `_metadata`
 
 
 def run(module: nn.Module, side: int) -> Tensor:
@@ -40,11 +44,11 @@ def resnet18(downloads: Downloads) -> Downloads:
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "mnasnet0_5", "lraspp_mobilenet_v3_large"])
 def test_default_weights_make_torchvisions_own_model(name: str, downloads: Downloads, data_dir: Path) -> None:
-    downloads.publish(get_model_weights(name).DEFAULT.url, random_state(name))
+    downloads.publish(get_model_weights(name)["DEFAULT"].url, random_state(name))
     hosted = load(name, data_dir)
     assert_same_state(hosted.module, get_model(name, weights="DEFAULT").eval())
-    assert hosted.weights == get_model_weights(name).DEFAULT.name
-    assert hosted.categories == tuple(get_model_weights(name).DEFAULT.meta["categories"])
+    assert hosted.weights == get_model_weights(name)["DEFAULT"].name
+    assert hosted.categories == tuple(get_model_weights(name)["DEFAULT"].meta["categories"])
 
 
 def test_googlenet_transforms_its_input_and_drops_its_auxiliary_heads(
@@ -52,7 +56,7 @@ def test_googlenet_transforms_its_input_and_drops_its_auxiliary_heads(
 ) -> None:
     downloads.publish(GoogLeNet_Weights.DEFAULT.url, random_state("googlenet"))
     ours, theirs = load("googlenet", data_dir).module, get_model("googlenet", weights="DEFAULT").eval()
-    assert (ours.transform_input, ours.aux1, ours.aux2) == (True, None, None)
+    assert [getattr(ours, name) for name in ("transform_input", "aux1", "aux2")] == [True, None, None]
     assert_same_state(ours, theirs)
     assert torch.equal(run(ours, 96), run(theirs, 96))
 
@@ -133,7 +137,7 @@ def test_a_converted_download_given_as_a_file_is_torchvisions_own_model(
     torch.save(random_state("googlenet"), tmp_path / f"{name}.pth")
     convert_checkpoint(tmp_path / f"{name}.pth", tmp_path / f"{name}.safetensors")
     hosted = load(f"googlenet={tmp_path / name}.safetensors")
-    assert (hosted.module.transform_input, hosted.module.aux1) == (True, None)
+    assert [getattr(hosted.module, name) for name in ("transform_input", "aux1")] == [True, None]
     assert (hosted.weights, len(hosted.categories)) == ("IMAGENET1K_V1", 1000)
 
 
@@ -141,7 +145,7 @@ def test_densenets_old_names_are_understood(downloads: Downloads, data_dir: Path
     state = random_state("densenet121")
     old = OrderedDict((_old_name(key), state[key]) for key in state if "num_batches" not in key)
     assert old.keys() != state.keys()
-    downloads.publish(get_model_weights("densenet121").DEFAULT.url, old)
+    downloads.publish(get_model_weights("densenet121")["DEFAULT"].url, old)
     assert torch.equal(
         load("densenet121", data_dir).module.state_dict()["features.norm0.weight"],
         state["features.norm0.weight"],
@@ -165,13 +169,14 @@ def test_weights_that_do_not_fit_the_options_are_told(resnet18: Downloads, data_
 def test_a_pickle_with_code_is_not_run(downloads: Downloads, data_dir: Path, tmp_path: Path) -> None:
     class Canary:
         def __reduce__(self) -> tuple[object, tuple[Path]]:
-            return Path.touch, (tmp_path / "canary",)  # type: ignore[return-value]
+            return Path.touch, (tmp_path / "canary",)
 
-    downloads.publish(ResNet18_Weights.DEFAULT.url, {"a": Canary()})  # type: ignore[dict-item]
+    downloads.publish(ResNet18_Weights.DEFAULT.url, {"a": Canary()})  # type: ignore[dict-item]  # on purpose
     with pytest.raises(ServiceError) as error:
         load("resnet18", data_dir)
     assert reason_of(error) is ErrorReason.WEIGHTS_UNAVAILABLE
     assert not (tmp_path / "canary").exists()
+    assert not any(path.is_file() for path in data_dir.rglob("*"))
 
 
 def test_a_damaged_stored_file_is_corrupt(resnet18: Downloads, data_dir: Path) -> None:

@@ -10,6 +10,7 @@ from PIL import Image
 from tests.unit.models.conftest import reason_of
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.models import images
 from trocar_server.models.images import MAX_DECODED_BYTES, decode_image, image_from_pixels
 
 LIMIT = 50_000_000
@@ -40,8 +41,8 @@ def chunk(kind: bytes, content: bytes) -> bytes:
     ("mode", "format_"),
     [
         ("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"),
-        ("RGB", "PNG"), ("RGBA", "PNG"), ("L", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("1", "PNG"), ("I;16", "PNG"),
-        ("RGB", "WEBP"), ("RGBA", "WEBP"),
+        ("RGB", "PNG"), ("RGBA", "PNG"), ("L", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("1", "PNG"),
+        ("I;16", "PNG"), ("RGB", "WEBP"), ("RGBA", "WEBP"),
     ],
 )  # fmt: skip
 def test_an_image_is_what_pillow_makes_of_it(mode: str, format_: str) -> None:
@@ -124,6 +125,28 @@ def test_the_pixel_limit_is_the_last_size_that_is_taken() -> None:
     assert decode_image(data, 1200).size == (40, 30)
     with pytest.raises(ServiceError):
         decode_image(data, 1199)
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_a_webp_image_is_measured_before_its_decoder_is_made(
+    mode: str, lossless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = encode(picture(mode, (50, 31)), "WEBP", lossless=lossless)
+    monkeypatch.setattr(images, "WebPImageFile", opened := Recorder())
+    with pytest.raises(ServiceError, match="50 x 31 pixels"):
+        decode_image(data, 1549)
+    assert opened.count == 0
+
+
+class Recorder:
+    """Stands for a decoder; counts how often it is made."""
+
+    count = 0
+    format = "WEBP"
+
+    def __call__(self, file: object) -> None:
+        self.count += 1
 
 
 def test_a_bomb_is_refused_before_it_is_decoded() -> None:

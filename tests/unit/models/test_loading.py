@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchvision.models import ViT_H_14_Weights
 
 from tests.unit.models.conftest import CPU, load
 from trocar_server.models.families import Family
@@ -70,9 +71,9 @@ def test_the_example_has_the_size_that_the_family_wants(
 def test_a_model_without_weights_gets_the_preprocessing_of_its_own_image_size() -> None:
     module = torch.nn.Identity()
     module.image_size = 224  # type: ignore[assignment]  # as vit_h_14 without weights
-    assert typical_weights("vit_h_14", module).name == "IMAGENET1K_SWAG_LINEAR_V1"
+    assert typical_weights("vit_h_14", module) is ViT_H_14_Weights.IMAGENET1K_SWAG_LINEAR_V1
     module.image_size = 518  # type: ignore[assignment]
-    assert typical_weights("vit_h_14", module).name == "IMAGENET1K_SWAG_E2E_V1"
+    assert typical_weights("vit_h_14", module) is ViT_H_14_Weights.IMAGENET1K_SWAG_E2E_V1
 
 
 def test_an_operator_may_say_everything_about_a_custom_model() -> None:

@@ -20,7 +20,7 @@ def pictures(*sizes: tuple[int, int]) -> list[Image.Image]:
 
 @pytest.mark.parametrize("name", ["resnet18", "efficientnet_b0", "lraspp_mobilenet_v3_large"])
 def test_a_batch_is_bit_equal_to_torchvisions_transforms(name: str) -> None:
-    transform = get_model_weights(name).DEFAULT.transforms()
+    transform = get_model_weights(name)["DEFAULT"].transforms()
     images = pictures((300, 400), (300, 400))
     batch = Preprocessor(transform)(images)
     assert isinstance(batch, torch.Tensor)
@@ -28,7 +28,7 @@ def test_a_batch_is_bit_equal_to_torchvisions_transforms(name: str) -> None:
 
 
 def test_detection_gets_a_list_of_images_of_their_own_sizes() -> None:
-    transform = get_model_weights("ssdlite320_mobilenet_v3_large").DEFAULT.transforms()
+    transform = get_model_weights("ssdlite320_mobilenet_v3_large")["DEFAULT"].transforms()
     images = pictures((30, 40), (50, 60))
     batch = Preprocessor(transform, as_list=True)(images)
     assert isinstance(batch, list)
@@ -55,7 +55,7 @@ def test_an_empty_spec_only_scales() -> None:
 
 
 def test_images_that_end_in_different_sizes_do_not_make_a_batch() -> None:
-    transform = get_model_weights("lraspp_mobilenet_v3_large").DEFAULT.transforms()
+    transform = get_model_weights("lraspp_mobilenet_v3_large")["DEFAULT"].transforms()
     with pytest.raises(ServiceError, match="2 sizes") as error:
         Preprocessor(transform)(pictures((300, 400), (400, 300)))
     assert reason_of(error) is ErrorReason.INPUT_REJECTED
@@ -68,7 +68,7 @@ def test_no_image_is_an_empty_batch() -> None:
 
 
 def test_an_image_one_pixel_high_is_prepared_or_refused() -> None:
-    transform = get_model_weights("resnet18").DEFAULT.transforms()
+    transform = get_model_weights("resnet18")["DEFAULT"].transforms()
     batch = Preprocessor(transform)(pictures((1, 1), (1, 300)))
     assert isinstance(batch, torch.Tensor)
     assert batch.shape == (2, 3, 224, 224)

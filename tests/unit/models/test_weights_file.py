@@ -31,6 +31,10 @@ def test_nothing_but_the_file_and_its_checksum_is_left(file: Path) -> None:
     assert sorted(path.name for path in file.parent.iterdir()) == ["w.safetensors", "w.safetensors.sha256"]
 
 
+def test_others_may_read_it_as_the_umask_says(file: Path) -> None:
+    assert file.stat().st_mode == file.with_name("w.safetensors.sha256").stat().st_mode
+
+
 def test_tied_and_strided_tensors_survive(tmp_path: Path) -> None:
     tied = torch.arange(6.0).reshape(2, 3)
     write_weights({"one": tied, "two": tied, "transposed": tied.t()}, tmp_path / "w.safetensors")

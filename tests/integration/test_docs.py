@@ -1,0 +1,213 @@
+"""What the guide pages say, done: code runs against a real server, commands and settings exist.
+
+A `python` block of a page runs after those above it. A `text` block right below one is what it prints.
+A line that ends in `# -> value` has that value. `...` stands for anything in both.
+"""
+
+import ast
+import contextlib
+import doctest
+import io
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points, metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+
+from tests.support.markdown import Block, blocks, links, table_rows
+from tests.support.running_server import RunningServer, running_server
+from trocar import ErrorReason
+from trocar._cli.app import build_app
+from trocar._cli.demo.sources import find_sources
+from trocar._cli.plugins import GROUP, plugin_app
+from trocar._taps import STATISTICS
+from trocar.errors import EXCEPTIONS
+from trocar_server.app import model_spec
+from trocar_server.config import Limits, ModelConfig, PreprocessingConfig, ServerConfig, read_config
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CHECKED = [page for page in PAGES if page.name != "performance.md"]
+ADDRESS = "localhost:50051"
+
+MODELS = {
+    "resnet50": ModelConfig(weights="random:0", categories="torchvision:resnet50"),
+    "vit_b_16": ModelConfig(weights="random:0"),
+    "fcn_resnet50": ModelConfig(weights="random:0"),
+}
+
+pages = pytest.mark.parametrize("page", CHECKED, ids=lambda page: page.name)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(models=MODELS) as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory that pages assume: two photographs, and a folder of them."""
+    cat, cup = find_sources().photographs
+    (tmp_path / "photos").mkdir()
+    for name in ("cat.jpg", "photos/a.jpg", "photos/b.jpg"):
+        Image.open(cat).convert("RGB").save(tmp_path / name)
+    shutil.copy(cup, tmp_path / "cup.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def following(page: Path) -> Iterator[tuple[Block, Block | None]]:
+    found = blocks(page)
+    yield from pairwise([*found, None])  # type: ignore[misc]  # only the last second is None
+
+
+def run_block(block: Block, page: Path, namespace: dict[str, Any], address: str) -> str:
+    """Run a block, check the values that it shows, and return what it prints."""
+    source = block.text.replace(ADDRESS, address)
+    if match := re.match(r"# (\w+\.py)\n", source):
+        Path(match[1]).write_text(source)
+    lines = source.splitlines()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for node in ast.parse("\n" * (block.line - 1) + source).body:
+            code = ast.unparse(node)
+            shown = re.search(r"# -> (.*)$", lines[node.end_lineno - block.line]) if node.end_lineno else None
+            if isinstance(node, ast.Expr) and shown:
+                check_output(repr(eval(code, namespace)), shown[1], f"{page.name}:{node.lineno}")
+            else:
+                exec(compile(ast.Module([node], []), f"{page.name}:{node.lineno}", "exec"), namespace)
+    return printed.getvalue()
+
+
+def check_output(found: str, shown: str, where: str) -> None:
+    checker, options = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    if not checker.check_output(shown.strip() + "\n", found.strip() + "\n", options):
+        pytest.fail(f"{where} shows\n{shown}\nbut it is\n{found}")
+
+
+@pages
+def test_code_of_the_page_runs(page: Path, server: RunningServer, folder: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block, after in following(page):
+        if block.language != "python":
+            continue
+        found = run_block(block, page, namespace, server.address)
+        if after is not None and after.language == "text":
+            check_output(found, after.text, f"{page.name}:{after.line}")
+
+
+def shell_commands(page: Path) -> list[list[str]]:
+    """Return the words of every `trocar` command in the shell blocks of a page."""
+    found = []
+    for block in blocks(page):
+        if block.language not in ("sh", "console"):
+            continue
+        for line in block.text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words and words[0] == "trocar":
+                end = next((i for i, word in enumerate(words) if word in ("|", ">", "&")), None)
+                found.append(words[1:end])
+    return found
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line, options and all, without running it."""
+    plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
+    root: Any = typer.main.get_command(build_app())
+    if not words or words[0].startswith("-"):
+        assert all(word in [option for p in root.params for option in p.opts] or word == "--help" for word in words)
+        return
+    name, *arguments = words
+    if name in plugins:
+        command: Any = typer.main.get_command(plugin_app(plugins[name]))
+    else:
+        command = root.commands[name]
+    command.make_context(name, arguments)
+
+
+@pages
+def test_commands_of_the_page_exist_with_their_options(page: Path, folder: Path) -> None:
+    for words in shell_commands(page):
+        words = [str(path) for word in words for path in (sorted(folder.glob(word)) if "*.jpg" in word else [word])]
+        for word in words:
+            if Path(word).suffix in (".npy", ".pth", ".toml", ".pem", ".jpg", ".png") and "=" not in word:
+                Path(word).touch()
+        parse(words)
+
+
+@pages
+def test_settings_of_the_page_are_accepted(page: Path, folder: Path) -> None:
+    for block in blocks(page):
+        if block.language == "toml":
+            Path("server.toml").write_text(block.text)
+            config = read_config(Path("server.toml"))
+            for model_id, model in config.models.items():
+                model_spec(model_id, model)
+
+
+@pages
+def test_links_of_the_page_lead_somewhere(page: Path) -> None:
+    local = [link for link in links(page) if "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@pages
+def test_extras_of_the_page_exist(page: Path) -> None:
+    named = set(re.findall(r"trocar\[(\w+)\]", page.read_text(encoding="utf-8")))
+    assert named <= set(metadata("trocar").get_all("Provides-Extra", []))
+
+
+def test_readme_leads_to_every_page() -> None:
+    found = {(ROOT / link).resolve() for link in links(ROOT / "README.md") if "://" not in link}
+    assert {page for page in PAGES if page.parent.name == "docs"} <= found
+
+
+def test_readme_shows_what_the_demo_prints_in_a_picture_of_sensible_size() -> None:
+    picture = ROOT / "docs" / "images" / "demo.png"
+    assert "docs/images/demo.png" in links(ROOT / "README.md")
+    assert picture.stat().st_size <= 400_000
+
+
+def test_every_reason_is_explained_with_its_exception() -> None:
+    rows = {row[0].strip("`"): row for row in table_rows(ROOT / "docs" / "extracting.md")}
+    for reason in ErrorReason:
+        assert rows[reason][1] == f"`{EXCEPTIONS[reason].__name__}`"
+
+
+def test_every_statistic_is_explained() -> None:
+    rows = {row[0].strip("`") for row in table_rows(ROOT / "docs" / "extracting.md")}
+    assert set(STATISTICS) <= rows
+
+
+@pytest.mark.parametrize("kind", [ServerConfig, Limits, ModelConfig, PreprocessingConfig])
+def test_every_setting_is_explained(kind: Any) -> None:
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert [name for name in kind.model_fields if f"`{name}`" not in page] == []
+
+
+def test_every_command_and_option_is_explained() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    root: Any = typer.main.get_command(build_app())
+    commands = dict(root.commands)
+    commands |= {e.name: typer.main.get_command(plugin_app(e)) for e in entry_points(group=GROUP)}
+    for name, command in commands.items():
+        assert f"## trocar {name}" in page
+        options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+        assert [option for option in options if f"`{option}" not in page] == []
+
+
+def test_arrays_of_the_pages_are_float32_in_the_models_shape() -> None:
+    """The inputs that the pages make up are what they say they are."""
+    assert np.zeros((2, 3, 224, 224), np.float32).nbytes == 1_204_224
+    assert sys.byteorder == "little"

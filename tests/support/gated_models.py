@@ -1,0 +1,90 @@
+"""Models that a test can hold up in the middle of a pass, without anybody sleeping."""
+
+import threading
+
+import torch
+from torch import nn
+
+WAIT_S = 60.0
+"""How long a test waits for an event before it fails. Nothing waits this long when all is well."""
+
+
+class Gate:
+    """What test and model tell each other, from thread to thread."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Close nothing: passes run through."""
+        self.holds = False
+        self.entered = threading.Event()
+        self.released = threading.Event()
+        self.left = threading.Event()
+        self.pass_count = 0
+        self.was_aborted = False
+
+    def hold(self) -> None:
+        """Stop the next pass inside the model until `release`, or until its guard stops it."""
+        self.holds = True
+
+    def release(self) -> None:
+        """Let the pass go on, and later ones through."""
+        self.holds = False
+        self.released.set()
+
+
+GATE = Gate()
+"""Of this process; the server of a test runs in it, too."""
+
+
+class Gated(nn.Module):
+    """Calls `step` for as long as the gate is held, so that the guard can stop it there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Identity()
+        self.last = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x if x.is_meta else self._held(x))
+
+    def _held(self, x: torch.Tensor) -> torch.Tensor:
+        GATE.pass_count += 1
+        if not GATE.holds:
+            return x
+        GATE.entered.set()
+        try:
+            while not GATE.released.is_set():
+                self.step(x)
+        except BaseException:
+            GATE.was_aborted = True
+            raise
+        finally:
+            GATE.left.set()
+        return x
+
+
+class GatedOnData(Gated):
+    """The same, but it cannot run without data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.sum().item()
+        return super().forward(x)
+
+
+class StuckInOneModule(nn.Module):
+    """Waits inside a single module, where no guard can look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_meta:
+            GATE.pass_count += 1
+            if GATE.holds:
+                GATE.entered.set()
+                GATE.released.wait(WAIT_S)
+                GATE.left.set()
+        return self.last(x)

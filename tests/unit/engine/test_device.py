@@ -1,0 +1,189 @@
+"""The one thread that calls torch: order, errors, and waiting for the end whatever happens."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.device import DeviceThread, choose_device
+from trocar_server.surgery import PassAborted
+
+WAIT_S = 60
+
+
+@pytest.fixture
+def owner() -> Iterator[DeviceThread]:
+    thread = DeviceThread(torch.device("cpu"))
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+class Held:
+    """Work that begins, says so, and ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end, self.ended = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.began.set()
+        self.may_end.wait(WAIT_S)
+        self.ended.set()
+        return "done"
+
+    async def until_begun(self) -> None:
+        await asyncio.to_thread(self.began.wait, WAIT_S)
+
+
+async def turns(count: int = 10) -> None:
+    """Let the event loop run everything that is ready."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_result_comes_back(owner: DeviceThread) -> None:
+    assert await owner.run(lambda: 2 + 3) == 5
+
+
+async def test_all_work_runs_on_the_same_thread_and_not_on_the_loops(owner: DeviceThread) -> None:
+    threads = {await owner.run(threading.get_ident) for _ in range(5)}
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+async def test_work_runs_first_in_first_out(owner: DeviceThread) -> None:
+    order: list[int] = []
+    await asyncio.gather(*(owner.run(lambda number=number: order.append(number)) for number in range(200)))
+    assert order == list(range(200))
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), PassAborted(ErrorReason.CANCELLED), torch.OutOfMemoryError("full")])
+async def test_what_work_raises_reaches_who_waits(owner: DeviceThread, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        await asyncio.wait_for(owner.run(fail), WAIT_S)
+    assert caught.value is error
+
+
+async def test_work_that_raises_stop_iteration_does_not_wait_forever(owner: DeviceThread) -> None:
+    """A future takes no `StopIteration` (Python 3.11); it must arrive as some error all the same."""
+    task = asyncio.ensure_future(owner.run(lambda: next(iter(()))))
+    await owner.run(lambda: None)
+    await turns()
+    is_done = task.done()
+    task.cancel()
+    assert is_done
+    with pytest.raises((StopIteration, RuntimeError)):
+        task.result()
+
+
+async def test_the_thread_goes_on_after_an_error(owner: DeviceThread) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await owner.run(lambda: 1 // 0)
+    assert await owner.run(lambda: "alive") == "alive"
+
+
+async def test_a_cancelled_waiter_waits_for_the_end_of_its_work(owner: DeviceThread) -> None:
+    work = Held()
+    task = asyncio.ensure_future(owner.run(work))
+    await work.until_begun()
+    task.cancel()
+    await turns()
+    assert not task.done()
+    work.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.ended.is_set()
+
+
+async def test_a_waiter_cancelled_twice_waits_for_the_end_of_its_work(owner: DeviceThread) -> None:
+    """Who waits holds the replica that the work uses: it must not go back before."""
+    work = Held()
+    task = asyncio.ensure_future(owner.run(work))
+    await work.until_begun()
+    task.cancel()
+    await turns()
+    task.cancel()
+    await turns()
+    was_done = task.done()
+    work.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not was_done
+
+
+async def test_a_cancelled_waiter_makes_its_work_end_soon(owner: DeviceThread) -> None:
+    work = Held()
+    task = asyncio.ensure_future(owner.run(work, on_cancel=work.may_end.set))
+    await work.until_begun()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_work_that_fails_after_its_waiter_was_cancelled_complains_to_nobody(owner: DeviceThread) -> None:
+    may_fail = threading.Event()
+
+    def fail() -> None:
+        may_fail.wait(WAIT_S)
+        raise ValueError("nobody listens")
+
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    task = asyncio.ensure_future(owner.run(fail, on_cancel=may_fail.set))
+    await turns()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    await turns()
+    assert not complaints
+
+
+async def test_queued_work_runs_before_the_thread_stops() -> None:
+    owner = DeviceThread(torch.device("cpu"))
+    owner.start()
+    futures = [owner.submit(lambda number=number: number) for number in range(20)]
+    await asyncio.to_thread(owner.stop)
+    assert await asyncio.gather(*futures) == list(range(20))
+
+
+async def test_a_result_is_dropped_when_its_waiter_has_it(owner: DeviceThread) -> None:
+    """The thread would otherwise keep the last feature maps alive until the next job."""
+
+    class Result:
+        alive = 0
+
+        def __init__(self) -> None:
+            Result.alive += 1
+
+        def __del__(self) -> None:
+            Result.alive -= 1
+
+    await owner.run(Result)
+    await turns()
+    assert Result.alive == 0
+
+
+async def test_the_configured_number_of_threads_is_used() -> None:
+    owner = DeviceThread(torch.device("cpu"), threads=1)
+    owner.start()
+    try:
+        assert await owner.run(torch.get_num_threads) == 1
+    finally:
+        await asyncio.to_thread(owner.stop)
+
+
+def test_a_named_device_is_taken_as_it_is() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("has_cuda", "expected"), [(True, "cuda:0"), (False, "cpu")])
+def test_auto_takes_cuda_when_there_is_one(monkeypatch: pytest.MonkeyPatch, has_cuda: bool, expected: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    assert choose_device("auto") == torch.device(expected)

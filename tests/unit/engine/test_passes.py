@@ -1,0 +1,190 @@
+"""One pass: what is collected, how it is reduced, what its failures become."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.support.footprint import hook_count
+from tests.support.odd_models import Dtypes, OnlyNegative, Sparse
+from tests.support.serving import rebuilt
+from tests.support.tiny_models import Plain
+from tests.unit.engine.hosts import hosted
+from tests.unit.surgery.recordings import recorded
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.lease import Replica
+from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, run_pass
+from trocar_server.engine.plan import Plan, TapRequest
+from trocar_server.engine.planner import TapTarget, resolve_plan
+from trocar_server.errors import ServiceError
+from trocar_server.stats import Scope, Statistic
+from trocar_server.surgery import PassAborted, PassGuard, Recording, install_guard, parse_selector
+
+IMAGES = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+PLAIN = recorded(Plain, (2, 3, 8, 8))
+
+
+def replica_of(kind: type[nn.Module]) -> Replica:
+    module = rebuilt(kind)
+    return Replica(module, install_guard(module))
+
+
+def targets(recording: Recording, *taps: TapRequest) -> tuple[TapTarget, ...]:
+    return resolve_plan(Plan("m", taps, (), 4096), recording, 1 << 30).targets
+
+
+def tap(selector: str, **options: object) -> TapRequest:
+    return TapRequest(parse_selector(selector), **options)  # type: ignore[arg-type]
+
+
+def run(replica: Replica, wanted: tuple[TapTarget, ...], inputs: torch.Tensor = IMAGES) -> PassResult:
+    return run_pass(replica, ([inputs], {}), wanted, PassGuard())
+
+
+def tensor_of(feature_map: FeatureMap) -> torch.Tensor:
+    assert feature_map.values is not None
+    return torch.from_numpy(feature_map.values).view(feature_map.dtype).reshape(feature_map.shape)
+
+
+def test_values_are_bytes_in_row_major_order() -> None:
+    replica = replica_of(Plain)
+    (found,) = run(replica, targets(PLAIN, tap("conv"))).feature_maps
+    with torch.inference_mode():
+        assert torch.equal(tensor_of(found), replica.module.conv(IMAGES))
+
+
+@pytest.mark.parametrize("name", list(Dtypes()(torch.zeros(2, 6))))
+def test_a_value_of_any_dtype_and_layout_comes_as_it_is(name: str) -> None:
+    inputs = torch.randn(2, 6, generator=torch.Generator().manual_seed(3))
+    expected = Dtypes()(inputs)[name]
+    (found,) = run(replica_of(Dtypes), targets(recorded(Dtypes, (2, 6)), tap(f'/out["{name}"]')), inputs).feature_maps
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert torch.equal(tensor_of(found), expected)
+
+
+def test_statistics_come_without_values_when_only_they_are_wanted() -> None:
+    wanted = targets(PLAIN, tap("conv", values=False, statistics=(Statistic.MIN,), scope=Scope.CHANNEL))
+    (found,) = run(replica_of(Plain), wanted).feature_maps
+    with torch.inference_mode():
+        minimum = rebuilt(Plain).conv(IMAGES).amin((0, 2, 3))
+    assert found.values is None
+    assert found.statistics is not None
+    assert np.array_equal(found.statistics.values[Statistic.MIN], minimum.numpy())
+
+
+def test_a_value_that_the_model_keeps_and_changes_is_not_shared_with_it() -> None:
+    """The next pass would change a reply that is still on its way out."""
+    from tests.support.odd_models import KeepsState
+
+    replica, inputs = replica_of(KeepsState), torch.ones(1, 4)
+    wanted = targets(recorded(KeepsState, (1, 4)), tap("/out"))
+    (first,) = run(replica, wanted, inputs).feature_maps
+    before = tensor_of(first).clone()
+    run(replica, wanted, inputs)
+    assert torch.equal(tensor_of(first), before)
+
+
+def test_a_pass_runs_without_gradients() -> None:
+    (found,) = run(replica_of(Plain), targets(PLAIN, tap("fc"))).feature_maps
+    assert not tensor_of(found).requires_grad
+
+
+def test_a_module_that_this_input_does_not_reach_is_reported() -> None:
+    recording = recorded(OnlyNegative, (2, 3), is_symbolic=False)
+    assert not recording.modules["late"].calls
+    replica = replica_of(OnlyNegative)
+    with torch.device("cpu"):
+        negative = -torch.ones(2, 3)
+    reached = targets(_recorded_with(OnlyNegative, negative), tap("late"))
+    with pytest.raises(ServiceError) as caught:
+        run(replica, reached, torch.ones(2, 3))
+    assert caught.value.reason is ErrorReason.MODULE_NOT_CALLED
+
+
+def _recorded_with(kind: type[nn.Module], inputs: torch.Tensor) -> Recording:
+    from trocar_server.surgery import record_calls
+
+    return record_calls(kind(), [inputs], is_symbolic=False)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_guard_of_a_pass_leaves_with_it(fails: bool) -> None:
+    replica = replica_of(Plain)
+    guard = PassGuard()
+    try:
+        run_pass(replica, ([IMAGES[:, : 2 if fails else 3]], {}), targets(PLAIN, tap("fc")), guard)
+    except RuntimeError:
+        assert fails
+    guard.cancel()
+    replica.module(IMAGES)
+
+
+def test_no_hook_is_left_after_a_pass_that_was_cancelled() -> None:
+    replica = replica_of(Plain)
+    before, guard = hook_count(replica.module), PassGuard()
+    guard.cancel()
+    with pytest.raises(PassAborted):
+        run_pass(replica, ([IMAGES], {}), targets(PLAIN, tap("fc")), guard)
+    assert hook_count(replica.module) == before
+
+
+def test_a_deadline_that_passes_during_the_reductions_is_noticed() -> None:
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x)
+
+    replica = replica_of(Slow)
+    guard = PassGuard()
+    replica.module.last.register_forward_hook(lambda *_: guard.cancel())
+    with pytest.raises(PassAborted):
+        run_pass(replica, ([IMAGES], {}), targets(recorded(Slow, (2, 3, 8, 8)), tap("last")), guard)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PassAborted(ErrorReason.CANCELLED), ErrorReason.CANCELLED),
+        (PassAborted(ErrorReason.DEADLINE_EXCEEDED), ErrorReason.DEADLINE_EXCEEDED),
+        (torch.OutOfMemoryError("CUDA out of memory"), ErrorReason.OUT_OF_MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ErrorReason.OUT_OF_MEMORY),
+        (MemoryError(), ErrorReason.OUT_OF_MEMORY),
+        (RuntimeError("shapes cannot be multiplied"), ErrorReason.INPUT_REJECTED),
+        (TypeError("forward() missing 1 argument"), ErrorReason.INPUT_REJECTED),
+        (AssertionError(), ErrorReason.INPUT_REJECTED),
+        (StopIteration(), ErrorReason.INPUT_REJECTED),
+        (ServiceError(ErrorReason.EMPTY_BATCH, "empty"), ErrorReason.EMPTY_BATCH),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_pass_raises_becomes_a_reason(error: BaseException, reason: ErrorReason) -> None:
+    with pytest.raises(ServiceError) as caught, domain_errors(hosted(Plain, (3, 8, 8))):
+        raise error
+    assert caught.value.reason is reason
+    assert caught.value.message
+
+
+def test_out_of_memory_is_told_though_it_is_a_runtime_error_without_text() -> None:
+    with pytest.raises(ServiceError) as caught, domain_errors(hosted(Plain, (3, 8, 8))):
+        raise torch.OutOfMemoryError("")
+    assert caught.value.reason is ErrorReason.OUT_OF_MEMORY
+
+
+def test_a_sparse_value_is_refused_for_what_it_is() -> None:
+    """Not as inputs that the model cannot take."""
+    recording = recorded(Sparse, (2, 3), is_symbolic=False)
+    with pytest.raises(ServiceError) as caught, domain_errors(hosted(Sparse)):
+        run(replica_of(Sparse), targets(recording, tap("sparse")), torch.eye(2, 3))
+    assert caught.value.reason is ErrorReason.NOT_A_TENSOR
+
+
+def test_a_pass_says_how_long_it_took() -> None:
+    started = time.perf_counter()
+    result = run(replica_of(Plain), targets(PLAIN, tap("fc")))
+    assert 0 < result.compute_s <= time.perf_counter() - started
