@@ -11,7 +11,7 @@ import structlog
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.engine.device import DeviceThread, choose_device
 from trocar_server.engine.engine import Engine
-from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec, default_categories
+from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec, clean_downloads, default_categories
 from trocar_server.rpc.server import RpcServer, start_server
 
 _TORCHVISION = "torchvision:"
@@ -40,11 +40,13 @@ async def start(config: ServerConfig) -> App:
     """
     owner = DeviceThread(choose_device(config.device), config.threads)
     owner.start()
+    data_dir = config.data_dir.expanduser()
+    clean_downloads(data_dir)
     catalogue = Catalogue()
     for model_id, model in config.models.items():
         catalogue.add(model_spec(model_id, model))
     replicas = {model_id: model.replicas for model_id, model in config.models.items()}
-    engine = Engine(catalogue, owner, config.limits, config.data_dir.expanduser(), replicas)
+    engine = Engine(catalogue, owner, config.limits, data_dir, replicas)
     rpc = await start_server(engine, config.host, config.port, with_reflection=config.reflection)
     app = App(engine, rpc, config.grace_s)
     try:

@@ -73,7 +73,7 @@ class ModelConfig(BaseModel):
     factory: str = ""
     """`module:callable` that builds a custom `nn.Module`; it runs with the server's rights."""
     arguments: tuple[Any, ...] = ()
-    """Positional arguments of the builder or factory."""
+    """Positional arguments of the factory."""
     options: dict[str, Any] = {}
     """Keyword arguments of the builder or factory, for example `num_classes`."""
     weights: str = "DEFAULT"

@@ -11,14 +11,12 @@ import io
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points, metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import typer
 from PIL import Image
@@ -126,7 +124,9 @@ def parse(words: list[str]) -> None:
     plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
     root: Any = typer.main.get_command(build_app())
     if not words or words[0].startswith("-"):
-        assert all(word in [option for p in root.params for option in p.opts] or word == "--help" for word in words)
+        assert all(
+            word in [option for p in root.params for option in p.opts] or word == "--help" for word in words
+        )
         return
     name, *arguments = words
     if name in plugins:
@@ -139,7 +139,9 @@ def parse(words: list[str]) -> None:
 @pages
 def test_commands_of_the_page_exist_with_their_options(page: Path, folder: Path) -> None:
     for words in shell_commands(page):
-        words = [str(path) for word in words for path in (sorted(folder.glob(word)) if "*.jpg" in word else [word])]
+        words = [
+            str(path) for word in words for path in (sorted(folder.glob(word)) if "*.jpg" in word else [word])
+        ]
         for word in words:
             if Path(word).suffix in (".npy", ".pth", ".toml", ".pem", ".jpg", ".png") and "=" not in word:
                 Path(word).touch()
@@ -203,11 +205,7 @@ def test_every_command_and_option_is_explained() -> None:
     commands |= {e.name: typer.main.get_command(plugin_app(e)) for e in entry_points(group=GROUP)}
     for name, command in commands.items():
         assert f"## trocar {name}" in page
-        options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+        options = [
+            option for parameter in command.params for option in parameter.opts if option.startswith("--")
+        ]
         assert [option for option in options if f"`{option}" not in page] == []
-
-
-def test_arrays_of_the_pages_are_float32_in_the_models_shape() -> None:
-    """The inputs that the pages make up are what they say they are."""
-    assert np.zeros((2, 3, 224, 224), np.float32).nbytes == 1_204_224
-    assert sys.byteorder == "little"

@@ -22,7 +22,8 @@ def blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page, in order."""
     source = page.read_text(encoding="utf-8")
     return [
-        Block(match[1], match[2], source.count("\n", 0, match.start(2)) + 1) for match in _FENCE.finditer(source)
+        Block(match[1], match[2], source.count("\n", 0, match.start(2)) + 1)
+        for match in _FENCE.finditer(source)
     ]
 
 

@@ -249,7 +249,20 @@ class OnlyNegative(nn.Module):
 class OddNames(nn.Module):
     """Children whose names torch allows and a selector has other plans for."""
 
-    NAMES = ("plain", "plain/in", "with space", "a:b", "call@1", "q[0]", "*", "schön", "out", "in", "-1", "#3")
+    NAMES = (
+        "plain",
+        "plain/in",
+        "with space",
+        "a:b",
+        "call@1",
+        "q[0]",
+        "*",
+        "schön",
+        "out",
+        "in",
+        "-1",
+        "#3",
+    )
 
     def __init__(self) -> None:
         super().__init__()

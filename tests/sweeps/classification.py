@@ -143,7 +143,9 @@ def _choose(tree: trocar.ModuleTree, count: int, chance: random.Random) -> list[
 
 
 def _selectors(chosen: list[tuple[str, int]], tree: trocar.ModuleTree) -> list[str]:
-    return [f"{path or '/out'}@{index}" if tree[path].call_count > 1 else path or "/out" for path, index in chosen]
+    return [
+        f"{path or '/out'}@{index}" if tree[path].call_count > 1 else path or "/out" for path, index in chosen
+    ]
 
 
 def _compare(maps: trocar.FeatureMaps, expected: dict[Key, torch.Tensor]) -> str:
@@ -188,7 +190,17 @@ def _server(address: str | None) -> Iterator[trocar.Client]:
         return
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready"
-        command = [sys.executable, "-m", "trocar_server", "--port", "0", "--device", "cpu", "--ready-file", str(ready)]
+        command = [
+            sys.executable,
+            "-m",
+            "trocar_server",
+            "--port",
+            "0",
+            "--device",
+            "cpu",
+            "--ready-file",
+            str(ready),
+        ]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             while not ready.exists():
@@ -203,7 +215,9 @@ def _server(address: str | None) -> Iterator[trocar.Client]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--family", choices=FAMILIES, default="classification")
     parser.add_argument("--models", nargs="+", default=[], help="these only")
     parser.add_argument("--batch", type=int, default=2)

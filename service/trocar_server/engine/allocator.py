@@ -25,4 +25,5 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     settings = ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, (1 << 31) - 1), (_M_ARENA_MAX, 1))
-    return all([mallopt(option, value) == 1 for option, value in settings])
+    taken = [mallopt(option, value) for option, value in settings]
+    return taken == [1, 1, 1]

@@ -23,7 +23,7 @@ from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, r
 from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, split_arguments
 from trocar_server.engine.planner import Resolved, resolve_plan
 from trocar_server.errors import ServiceError
-from trocar_server.models import Catalogue, Entry, ModelState, load_model
+from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefetch_weights
 from trocar_server.surgery import PassGuard, Recording
 
 
@@ -77,6 +77,8 @@ class Engine:
                 return entry
             entry.state, entry.error_message = ModelState.LOADING, ""
             try:
+                # A download calls no torch operator and must not block the owner thread.
+                await asyncio.to_thread(prefetch_weights, entry.spec, self._data_dir)
                 self._hosts[model_id] = await self.owner.run(lambda: self._make_host(entry))
             except ServiceError as error:
                 entry.state, entry.error_message = ModelState.FAILED, error.message

@@ -7,7 +7,7 @@
 An operator without network may put a converted file there under that name.
 """
 
-import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlparse
@@ -22,6 +22,8 @@ from trocar_server.models.architectures import find_weights, weights_label
 from trocar_server.models.convert import check_state_dict
 from trocar_server.models.spec import ModelSpec, WeightsKind
 from trocar_server.models.weights_file import StateDict, read_weights, write_weights
+
+_ABANDONED_AFTER_S = 24 * 3600
 
 
 def prefetch_weights(spec: ModelSpec, data_dir: Path) -> None:
@@ -69,8 +71,14 @@ def fetch_weights(spec: ModelSpec, weights: WeightsEnum, data_dir: Path) -> Stat
 
 
 def clean_downloads(data_dir: Path) -> None:
-    """Remove what a killed server left of its downloads. Call it once, before the first load."""
-    shutil.rmtree(_downloads(data_dir), ignore_errors=True)
+    """Remove what killed servers left of their downloads; a running one may share the folder.
+
+    Whatever was written to within the last day is left alone. Call it once, before the first load.
+    """
+    downloads = _downloads(data_dir)
+    for file in downloads.iterdir() if downloads.is_dir() else ():
+        if time.time() - file.stat().st_mtime > _ABANDONED_AFTER_S:
+            file.unlink(missing_ok=True)
 
 
 def stored_path(weights: WeightsEnum, data_dir: Path) -> Path:

@@ -60,7 +60,9 @@ async def test_work_runs_first_in_first_out(owner: DeviceThread) -> None:
     assert order == list(range(200))
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), PassAborted(ErrorReason.CANCELLED), torch.OutOfMemoryError("full")])
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), PassAborted(ErrorReason.CANCELLED), torch.OutOfMemoryError("full")]
+)
 async def test_what_work_raises_reaches_who_waits(owner: DeviceThread, error: BaseException) -> None:
     def fail() -> None:
         raise error
@@ -126,7 +128,9 @@ async def test_a_cancelled_waiter_makes_its_work_end_soon(owner: DeviceThread) -
         await task
 
 
-async def test_work_that_fails_after_its_waiter_was_cancelled_complains_to_nobody(owner: DeviceThread) -> None:
+async def test_work_that_fails_after_its_waiter_was_cancelled_complains_to_nobody(
+    owner: DeviceThread,
+) -> None:
     may_fail = threading.Event()
 
     def fail() -> None:
@@ -184,6 +188,8 @@ def test_a_named_device_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("has_cuda", "expected"), [(True, "cuda:0"), (False, "cpu")])
-def test_auto_takes_cuda_when_there_is_one(monkeypatch: pytest.MonkeyPatch, has_cuda: bool, expected: str) -> None:
+def test_auto_takes_cuda_when_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, has_cuda: bool, expected: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     assert choose_device("auto") == torch.device(expected)

@@ -112,9 +112,7 @@ def test_statistics_without_values_are_never_too_large_as_values() -> None:
 def test_statistics_count_towards_the_reply() -> None:
     """Ten float64 per row of an image; with a million rows they would not fit any message."""
     recording = recorded(Plain, (2, 3, 600, 500))
-    wanted = tap(
-        "conv", values=False, statistics=tuple(Statistic), scope=Scope.CHANNEL, channel_dim=2
-    )
+    wanted = tap("conv", values=False, statistics=tuple(Statistic), scope=Scope.CHANNEL, channel_dim=2)
     statistics_bytes = 600 * len(Statistic) * 8
     with pytest.raises(ServiceError) as caught:
         resolve_plan(Plan("plain", (wanted,), (), 4096), recording, statistics_bytes - 1)
@@ -124,6 +122,8 @@ def test_statistics_count_towards_the_reply() -> None:
 @pytest.mark.parametrize(
     ("scope", "channel_dim"), [(Scope.CHANNEL, 2), (Scope.CHANNEL, -3), (Scope.CHANNEL, 1 << 20)]
 )
-def test_a_channel_dimension_that_does_not_exist_is_refused_before_the_pass(scope: Scope, channel_dim: int) -> None:
+def test_a_channel_dimension_that_does_not_exist_is_refused_before_the_pass(
+    scope: Scope, channel_dim: int
+) -> None:
     error = refused(tap("fc", statistics=(Statistic.MEAN,), scope=scope, channel_dim=channel_dim))
     assert error.reason is ErrorReason.INVALID_ARGUMENT

@@ -1,3 +1,4 @@
+import os
 from collections import OrderedDict
 from functools import cache
 from pathlib import Path
@@ -188,12 +189,14 @@ def test_a_damaged_stored_file_is_corrupt(resnet18: Downloads, data_dir: Path) -
     assert reason_of(error) is ErrorReason.WEIGHTS_CORRUPT
 
 
-def test_what_a_killed_download_left_is_removed(data_dir: Path) -> None:
-    left = data_dir / "weights" / "downloads" / "x.pth.0123.partial"
-    left.parent.mkdir(parents=True)
-    left.touch()
+def test_what_a_killed_download_left_is_removed_and_a_running_one_is_not(data_dir: Path) -> None:
+    downloads = data_dir / "weights" / "downloads"
+    downloads.mkdir(parents=True)
+    abandoned, running = downloads / "x.pth.0123.partial", downloads / "y.pth.4567.partial"
     kept = data_dir / "weights" / "x.safetensors"
-    kept.touch()
+    for file in (abandoned, running, kept):
+        file.touch()
+    for file in (abandoned, kept):
+        os.utime(file, (0, 0))
     clean_downloads(data_dir)
-    assert not left.exists()
-    assert kept.exists()
+    assert [file.exists() for file in (abandoned, running, kept)] == [False, True, True]

@@ -70,7 +70,9 @@ def test_keyword_inputs_of_the_model_are_passed_on() -> None:
 
 def test_what_a_later_module_overwrites_in_place_is_marked() -> None:
     recording = recorded(Plain, (2, 3, 8, 8))
-    marks = {path: outputs(recording, path)[0].is_overwritten for path in ("conv", "relu", "conv2", "pool", "fc")}
+    marks = {
+        path: outputs(recording, path)[0].is_overwritten for path in ("conv", "relu", "conv2", "pool", "fc")
+    }
     assert marks == {"conv": True, "relu": False, "conv2": True, "pool": False, "fc": False}
 
 
@@ -87,7 +89,9 @@ def test_a_model_that_overwrites_its_own_input_is_noticed() -> None:
 
 @pytest.mark.parametrize(
     ("index", "way"),
-    list(enumerate(["in place", "through detach()", "through a view", "with out=", "through .data", "by item"])),
+    list(
+        enumerate(["in place", "through detach()", "through a view", "with out=", "through .data", "by item"])
+    ),
 )
 def test_a_write_is_noticed_whichever_way_it_takes(index: int, way: str) -> None:
     assert outputs(recorded(Overwrites, (2, 3)), f"ways.{index}")[0].is_overwritten, way
@@ -96,7 +100,12 @@ def test_a_write_is_noticed_whichever_way_it_takes(index: int, way: str) -> None
 def test_without_symbols_every_value_counts_as_overwritten() -> None:
     recording = recorded(Plain, (2, 3, 8, 8), is_symbolic=False)
     assert not recording.is_symbolic
-    assert all(leaf.is_overwritten for record in recording.modules.values() for call in record.calls for leaf in call.outputs)
+    assert all(
+        leaf.is_overwritten
+        for record in recording.modules.values()
+        for call in record.calls
+        for leaf in call.outputs
+    )
 
 
 def test_calls_inside_a_call_of_the_same_module_keep_their_outputs_apart() -> None:

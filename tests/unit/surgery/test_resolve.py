@@ -215,7 +215,6 @@ def test_an_element_of_any_key_can_be_selected_by_its_name_in_a_reply(module: st
     assert [names(name, recording) for name in found] == [[name] for name in found]
 
 
-
 def test_a_negative_pick_counts_within_its_own_structure() -> None:
     class Nested(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:

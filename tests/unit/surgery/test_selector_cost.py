@@ -25,6 +25,10 @@ _HOPELESS_S = 20  # matching takes microseconds, or hours
 )
 def test_no_pattern_takes_exponential_time(selector: str, path: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, selector, path], capture_output=True, text=True, timeout=_HOPELESS_S, check=True
+        [sys.executable, "-c", _SCRIPT, selector, path],
+        capture_output=True,
+        text=True,
+        timeout=_HOPELESS_S,
+        check=True,
     )
     assert run.stdout.strip() == "False"

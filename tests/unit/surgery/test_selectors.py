@@ -29,7 +29,10 @@ from trocar_server.surgery.selectors import canonical_name
         ('/out["aux"][2]', {"path": "", "port": "out", "picks": ("aux", 2)}),
         ("layer1.0/in[0]", {"path": "layer1.0", "port": "in", "picks": (0,)}),
         ("encoder.**:Conv2d", {"path": "encoder.**", "type_name": "Conv2d"}),
-        ("layer*.0:Bottleneck@0/in[0]", {"path": "layer*.0", "type_name": "Bottleneck", "call": 0, "port": "in", "picks": (0,)}),
+        (
+            "layer*.0:Bottleneck@0/in[0]",
+            {"path": "layer*.0", "type_name": "Bottleneck", "call": 0, "port": "in", "picks": (0,)},
+        ),
         ("in", {"path": "in"}),
         ("out/in", {"path": "out", "port": "in"}),
         ("größe", {"path": "größe"}),
@@ -159,12 +162,18 @@ def test_only_stars_in_the_path_and_types_make_a_pattern(text: str, is_pattern: 
         (("head", None, "out", ("out", 0)), 'head["out"][0]'),
     ],
 )
-def test_a_canonical_name_says_no_more_than_needed(arguments: tuple[str, int | None, str, tuple[int | str, ...]], name: str) -> None:
+def test_a_canonical_name_says_no_more_than_needed(
+    arguments: tuple[str, int | None, str, tuple[int | str, ...]], name: str
+) -> None:
     assert canonical_name(*arguments) == name
 
 
-_PATHS = st.lists(st.from_regex(r"[A-Za-z0-9_äß#+-]{1,8}", fullmatch=True), min_size=1, max_size=5).map(".".join)
-_PICKS = st.lists(st.integers(-(10**6), 10**6) | st.text(st.characters(codec="utf-8"), max_size=8), max_size=3).map(tuple)
+_PATHS = st.lists(st.from_regex(r"[A-Za-z0-9_äß#+-]{1,8}", fullmatch=True), min_size=1, max_size=5).map(
+    ".".join
+)
+_PICKS = st.lists(
+    st.integers(-(10**6), 10**6) | st.text(st.characters(codec="utf-8"), max_size=8), max_size=3
+).map(tuple)
 
 
 @given(
@@ -181,8 +190,46 @@ def test_every_canonical_name_is_a_selector_for_the_same(
 
 
 _FRAGMENTS = st.sampled_from(
-    ["layer4", "relu", ".", "..", "*", "**", ":", ":Conv2d", "@", "@1", "@-1", "@*", "/", "/in", "/out", "/in(x)", "(", ")"]
-    + ["[", "]", "[0]", "[-1]", '["out"]', '["\\ud800"]', '["\\"', "\\", '"', " ", "\n", "\0", "é", "٣", "²", "🙂", "-", "0" * 20]
+    [
+        "layer4",
+        "relu",
+        ".",
+        "..",
+        "*",
+        "**",
+        ":",
+        ":Conv2d",
+        "@",
+        "@1",
+        "@-1",
+        "@*",
+        "/",
+        "/in",
+        "/out",
+        "/in(x)",
+        "(",
+        ")",
+    ]
+    + [
+        "[",
+        "]",
+        "[0]",
+        "[-1]",
+        '["out"]',
+        '["\\ud800"]',
+        '["\\"',
+        "\\",
+        '"',
+        " ",
+        "\n",
+        "\0",
+        "é",
+        "٣",
+        "²",
+        "🙂",
+        "-",
+        "0" * 20,
+    ]
 )
 
 

@@ -53,7 +53,9 @@ class Underscored:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_every_leaf_comes_with_its_picks(value: object, expected: dict[tuple[int | str, ...], object]) -> None:
+def test_every_leaf_comes_with_its_picks(
+    value: object, expected: dict[tuple[int | str, ...], object]
+) -> None:
     found = dict(leaves(value))
     assert list(found) == list(expected)
     assert all(found[picks] is leaf or torch.equal(found[picks], leaf) for picks, leaf in expected.items())  # type: ignore[arg-type]
@@ -86,12 +88,15 @@ def test_an_object_that_refers_to_itself_has_finitely_many_leaves() -> None:
         (SlottedPair(A, B), ("second",), B),
     ],
 )
-def test_a_pick_reaches_its_element(value: object, picks: tuple[int | str, ...], expected: torch.Tensor) -> None:
+def test_a_pick_reaches_its_element(
+    value: object, picks: tuple[int | str, ...], expected: torch.Tensor
+) -> None:
     assert pick(value, picks) is expected
 
 
 @pytest.mark.parametrize(
-    ("value", "picks"), [((A,), (1,)), ((A,), (-2,)), ((A,), ("0",)), ({"a": A}, (0,)), (A, (0,)), (None, ("x",))]
+    ("value", "picks"),
+    [((A,), (1,)), ((A,), (-2,)), ((A,), ("0",)), ({"a": A}, (0,)), (A, (0,)), (None, ("x",))],
 )
 def test_a_pick_of_nothing_is_a_key_error(value: object, picks: tuple[int | str, ...]) -> None:
     with pytest.raises(KeyError):
@@ -104,7 +109,11 @@ def test_picks_are_written_as_in_a_selector() -> None:
 
 def _children(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     keys = st.integers(-3, 3) | st.text(max_size=3) | st.booleans()
-    return st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3)
+    return (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(keys, inner, max_size=3)
+    )
 
 
 _STRUCTURES = st.recursive(st.builds(torch.Tensor) | st.none() | st.integers(), _children, max_leaves=8)

@@ -96,7 +96,9 @@ def test_values_agree_with_torchvisions_extractor_where_nothing_is_in_place() ->
 
 @pytest.mark.parametrize(
     ("index", "way"),
-    list(enumerate(["in place", "through detach()", "through a view", "with out=", "through .data", "by item"])),
+    list(
+        enumerate(["in place", "through detach()", "through a view", "with out=", "through .data", "by item"])
+    ),
 )
 def test_a_value_is_as_it_was_when_the_module_returned_it(index: int, way: str) -> None:
     values = collected(Overwrites, [f"ways.{index}", "/out"], ROWS)

@@ -1,0 +1,107 @@
+"""From an extraction to messages: head first, chunks in order, bytes as protobuf would write them."""
+
+import numpy as np
+import pytest
+import torch
+
+from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1 import tensor_pb2
+from trocar_server.engine.engine import Extraction
+from trocar_server.engine.passes import FeatureMap
+from trocar_server.engine.plan import Plan, TapRequest
+from trocar_server.engine.planner import TapTarget
+from trocar_server.rpc.replies import join_parts, reply_messages
+from trocar_server.stats import Scope, Statistic, StatisticsResult
+from trocar_server.surgery import Leaf, Target, parse_selector
+
+
+def feature_map(
+    name: str, values: bytes | None, statistics: StatisticsResult | None = None, **tap: object
+) -> FeatureMap:
+    target = TapTarget(
+        Target(name, "layer4.0", 2, "in", (0, "x")),
+        Leaf("in", (0, "x"), "Tensor", (1,), torch.uint8),
+        TapRequest(parse_selector("layer4"), **tap),  # type: ignore[arg-type]
+        "Bottleneck",
+    )
+    array = None if values is None else np.frombuffer(values, np.uint8)
+    return FeatureMap(target, (len(values or b""),), torch.uint8, array, statistics)
+
+
+def messages(
+    *maps: FeatureMap, chunk_bytes: int = 4096, stopped_at: str | None = None
+) -> list[pb.ExtractResponse]:
+    plan = Plan("m", (TapRequest(parse_selector("layer4")),), (), chunk_bytes)
+    extraction = Extraction(maps, (tuple(m.tap_target.target.name for m in maps),), stopped_at, 0.25, 0.5)
+    return [pb.ExtractResponse.FromString(join_parts(parts)) for parts in reply_messages(plan, extraction)]
+
+
+def test_a_small_reply_is_one_message() -> None:
+    (message,) = messages(feature_map("a", b"xyz"), feature_map("b", b"uv"))
+    assert [chunk.data for chunk in message.chunks] == [b"xyz", b"uv"]
+
+
+def test_a_large_reply_has_its_head_first() -> None:
+    head, *rest = messages(feature_map("a", bytes(10_000)))
+    assert not head.chunks
+    assert [feature.name for feature in head.feature_maps] == ["a"]
+    assert all(not message.feature_maps for message in rest)
+
+
+def test_no_chunk_is_larger_than_asked_for_and_none_is_missing() -> None:
+    values = np.random.default_rng(0).bytes(10_000)
+    chunks = [chunk for message in messages(feature_map("a", values)) for chunk in message.chunks]
+    assert max(len(chunk.data) for chunk in chunks) == 4096
+    assert b"".join(chunk.data for chunk in chunks) == values
+    assert [chunk.offset_bytes for chunk in chunks] == [0, 4096, 8192]
+
+
+def test_payloads_are_numbered_without_those_that_stay_away() -> None:
+    statistics = StatisticsResult(Scope.ALL, None, {})
+    maps = (feature_map("a", b"x"), feature_map("s", None, statistics), feature_map("b", b"y"))
+    (message,) = messages(*maps)
+    assert [(chunk.payload_index, chunk.data) for chunk in message.chunks] == [(0, b"x"), (1, b"y")]
+    assert [(feature.has_values, feature.byte_count) for feature in message.feature_maps] == [
+        (True, 1),
+        (False, 0),
+        (True, 1),
+    ]
+
+
+def test_an_empty_value_has_values_and_no_chunk() -> None:
+    (message,) = messages(feature_map("a", b""))
+    assert message.feature_maps[0].has_values
+    assert not message.chunks
+
+
+def test_a_feature_map_says_where_it_comes_from() -> None:
+    (message,) = messages(feature_map("alias", b"x"))
+    (found,) = message.feature_maps
+    assert (found.name, found.path, found.type, found.call_index) == ("alias", "layer4.0", "Bottleneck", 2)
+    assert (found.port, found.pick) == ("in", '[0]["x"]')
+    assert found.tensor == tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_UINT8, shape=[1])
+
+
+def test_statistics_come_in_the_order_of_the_request() -> None:
+    result = StatisticsResult(Scope.CHANNEL, 1, {Statistic.MEAN: [1.0, 2.0], Statistic.MIN: [-1.0, 0.0]})
+    wanted = (Statistic.MIN, Statistic.MEAN)
+    (message,) = messages(feature_map("a", None, result, statistics=wanted, scope=Scope.CHANNEL))
+    (found,) = message.feature_maps
+    assert [(entry.statistic, list(entry.values)) for entry in found.statistics] == [
+        (pb.STATISTIC_MIN, [-1.0, 0.0]),
+        (pb.STATISTIC_MEAN, [1.0, 2.0]),
+    ]
+    assert (found.scope, found.channel_dim) == (pb.STATISTIC_SCOPE_CHANNEL, 1)
+
+
+@pytest.mark.parametrize("stopped_at", [None, "layer4", ""])
+def test_where_the_pass_stopped_is_told_apart_from_not_at_all(stopped_at: str | None) -> None:
+    (message,) = messages(feature_map("a", b"x"), stopped_at=stopped_at)
+    assert message.HasField("stopped_at") is (stopped_at is not None)
+    assert message.stopped_at == (stopped_at or "")
+
+
+def test_time_and_expansions_are_in_the_head() -> None:
+    (message,) = messages(feature_map("a", b"x"))
+    assert message.timing == pb.ServerTiming(queue_s=0.25, compute_s=0.5)
+    assert list(message.expansions) == [pb.SelectorExpansion(selector="layer4", names=["a"])]

@@ -1,0 +1,73 @@
+"""The table of status codes, and the details that carry the reason."""
+
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo, RequestInfo, RetryInfo
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # ships no types
+from grpc import StatusCode
+
+from trocar_api.reasons import ERROR_DOMAIN, ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.rpc.status import STATUS_CODES, status_details
+
+_SOFT_METADATA_LIMIT = 8192  # gRPC's own default at a client: above it a status may be lost
+
+
+def details(error: ServiceError, request_id: str = "r1") -> Status:
+    return Status.FromString(status_details(error, request_id))
+
+
+def unpacked(status: Status, kind: type) -> list[object]:
+    found = []
+    for packed in status.details:
+        message = kind()
+        if packed.Unpack(message):
+            found.append(message)
+    return found
+
+
+@pytest.mark.parametrize("reason", ErrorReason)
+def test_reasons_travel_with_domain_message_and_facts(reason: ErrorReason) -> None:
+    status = details(ServiceError(reason, "what to do", nearest="layer4"))
+    (info,) = unpacked(status, ErrorInfo)
+    assert status.code == STATUS_CODES[reason].value[0]
+    assert status.message == "what to do"
+    assert info == ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata={"nearest": "layer4"})
+
+
+def test_the_request_id_travels_along() -> None:
+    assert unpacked(details(ServiceError(ErrorReason.INTERNAL, "x"), "abc"), RequestInfo) == [
+        RequestInfo(request_id="abc")
+    ]
+
+
+@pytest.mark.parametrize("reason", ErrorReason)
+def test_only_a_busy_server_asks_to_try_again(reason: ErrorReason) -> None:
+    is_asked = bool(unpacked(details(ServiceError(reason, "x")), RetryInfo))
+    assert is_asked is (reason is ErrorReason.SERVER_BUSY)
+
+
+@pytest.mark.parametrize("code", [StatusCode.OK, StatusCode.UNKNOWN, StatusCode.UNAVAILABLE])
+def test_no_reason_has_a_code_that_means_something_else(code: StatusCode) -> None:
+    """A client tries again on UNAVAILABLE; UNKNOWN is what gRPC says when nobody caught the error."""
+    assert code not in STATUS_CODES.values()
+
+
+def test_internal_is_for_defects_only() -> None:
+    internal = [reason for reason, code in STATUS_CODES.items() if code is StatusCode.INTERNAL]
+    assert internal == [ErrorReason.INTERNAL]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "line\nbreak", "nul\0", "größe 🙂"])
+def test_any_text_can_be_sent(text: str) -> None:
+    """A model's own error, or a key of its output, may hold what UTF-8 cannot."""
+    status = details(ServiceError(ErrorReason.INPUT_REJECTED, f"it says {text}", fact=text), "r1")
+    assert status.message.startswith("it says ")
+
+
+def test_long_details_are_shortened_so_that_the_status_arrives() -> None:
+    """800 mismatched keys are 30 KB; without a limit a client loses code and reason together."""
+    keys = "\n".join(f"features.denseblock4.denselayer{number}.conv2.weight" for number in range(800))
+    assert (
+        len(status_details(ServiceError(ErrorReason.WEIGHTS_MISMATCH, "x", missing=keys), "r1"))
+        < _SOFT_METADATA_LIMIT
+    )
