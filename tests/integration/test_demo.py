@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,12 @@ from torchvision.models import ResNet50_Weights
 from torchvision.transforms import InterpolationMode, functional
 
 import trocar
+from tests.support.markdown import blocks
 from trocar._cli.demo import command, sources
 from trocar._cli.demo.hosting import MODEL_ID, serving
 from trocar._cli.demo.sources import find_sources
 
+README = Path(__file__).parents[2] / "README.md"
 COMMAND = [sys.executable, "-m", "trocar", "demo", "--out"]
 
 
@@ -54,10 +57,9 @@ def expected_logits() -> torch.Tensor:
 
 
 def _prepared(path: Path) -> torch.Tensor:
-    image = functional.resize(
-        Image.open(path).convert("RGB"), [224], interpolation=InterpolationMode.BICUBIC, antialias=True
-    )
-    pixels: torch.Tensor = functional.pil_to_tensor(functional.center_crop(image, [224]))
+    image: Any = Image.open(path).convert("RGB")  # torchvision says Tensor, and takes both
+    resized = functional.resize(image, [224], interpolation=InterpolationMode.BICUBIC, antialias=True)
+    pixels: torch.Tensor = functional.pil_to_tensor(functional.center_crop(resized, [224]))
     return (pixels.float() - 127) / 128
 
 
@@ -111,6 +113,18 @@ def test_demo_says_what_it_wrote(demo: Run) -> None:
     assert named == set(command.RESULTS)
     assert named <= written
     assert "server.ready" not in written
+
+
+def test_readme_shows_what_the_demo_prints(demo: Run) -> None:
+    (shown,) = [block.text for block in blocks(README) if "Egyptian cat" in block.text]
+    printed = {_without_digits(line) for line in demo.text.splitlines()}
+    lines = [line for line in shown.splitlines() if line and line != "   ..."]
+    assert [line for line in lines if _without_digits(line) not in printed] == []
+
+
+def _without_digits(line: str) -> str:
+    """Leave out what differs between machines: numbers, and so the width of a column."""
+    return " ".join(re.sub(r"[\d.─-]+", "#", line).split())
 
 
 def test_demo_stops_its_server_when_it_is_terminated(tmp_path: Path) -> None:

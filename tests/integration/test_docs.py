@@ -13,13 +13,13 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import entry_points, metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from PIL import Image
+from structlog.testing import capture_logs
 
 from tests.support.markdown import Block, blocks, links, table_rows
 from tests.support.running_server import RunningServer, running_server
@@ -36,11 +36,13 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CHECKED = [page for page in PAGES if page.name != "performance.md"]
 ADDRESS = "localhost:50051"
+FILES = (".npy", ".pth", ".toml", ".pem", ".jpg", ".png")
+"""What the commands of the pages are given; such files are made before."""
 
 MODELS = {
     "resnet50": ModelConfig(weights="random:0", categories="torchvision:resnet50"),
     "vit_b_16": ModelConfig(weights="random:0"),
-    "fcn_resnet50": ModelConfig(weights="random:0"),
+    "fcn_resnet50": ModelConfig(weights="random:0", options={"aux_loss": True}),  # as with its own weights
 }
 
 pages = pytest.mark.parametrize("page", CHECKED, ids=lambda page: page.name)
@@ -48,7 +50,7 @@ pages = pytest.mark.parametrize("page", CHECKED, ids=lambda page: page.name)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server(models=MODELS) as running:
+    with capture_logs(), running_server(models=MODELS) as running:  # its log would be in our stdout
         yield running
 
 
@@ -66,8 +68,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def following(page: Path) -> Iterator[tuple[Block, Block | None]]:
+    """Yield each block with the one after it."""
     found = blocks(page)
-    yield from pairwise([*found, None])  # type: ignore[misc]  # only the last second is None
+    yield from zip(found, [*found[1:], None], strict=True)
 
 
 def run_block(block: Block, page: Path, namespace: dict[str, Any], address: str) -> str:
@@ -119,6 +122,11 @@ def shell_commands(page: Path) -> list[list[str]]:
     return found
 
 
+def expand(word: str, folder: Path) -> list[str]:
+    """Do what a shell does with a star: take the files that match, or else the word itself."""
+    return (sorted(map(str, folder.glob(word))) if "*" in word else []) or [word]
+
+
 def parse(words: list[str]) -> None:
     """Parse a command line, options and all, without running it."""
     plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
@@ -138,12 +146,10 @@ def parse(words: list[str]) -> None:
 
 @pages
 def test_commands_of_the_page_exist_with_their_options(page: Path, folder: Path) -> None:
-    for words in shell_commands(page):
-        words = [
-            str(path) for word in words for path in (sorted(folder.glob(word)) if "*.jpg" in word else [word])
-        ]
+    for command in shell_commands(page):
+        words = [name for word in command for name in expand(word, folder)]
         for word in words:
-            if Path(word).suffix in (".npy", ".pth", ".toml", ".pem", ".jpg", ".png") and "=" not in word:
+            if Path(word).suffix in FILES and "=" not in word:
                 Path(word).touch()
         parse(words)
 

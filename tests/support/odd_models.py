@@ -1,5 +1,6 @@
 """Small models with habits that are rare, legal and easy to get wrong."""
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -342,3 +343,16 @@ class Transformer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.encoder(x))
+
+
+class FailsLate(nn.Module):
+    """Makes a large value and fails; `alive` has the large values that somebody still holds."""
+
+    alive: "weakref.WeakSet[torch.Tensor]" = weakref.WeakSet()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_meta or x.shape[0] == 1:
+            return x + 1
+        large = x.new_zeros(1 << 20)
+        FailsLate.alive.add(large)
+        raise RuntimeError("too late")

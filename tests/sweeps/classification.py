@@ -10,28 +10,21 @@ clone at once. Prints one line per model and exits with 1 if any differs.
 
 import argparse
 import gc
-import inspect
 import random
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 from torchvision.models import get_model_builder, list_models
 
 import trocar
-
-Key = tuple[str, int, str]
-"""Module path, call index, pick."""
+from tests.support.oracle import Array, Key, hooked_outputs, noise, rebuilt_by_name, same_bits, takes_list
 
 FAMILIES = {
     "classification": "torchvision.models",
@@ -66,67 +59,16 @@ def check(client: trocar.Client, name: str, batch: int, path_count: int) -> str:
     """Compare one model; the outcome starts with "ok" when every value is bit-equal."""
     client.load(name, "random:0")
     try:
-        model = rebuilt(name)
-        inputs = _inputs(client.model(name), batch, np.random.default_rng(1))
+        model = rebuilt_by_name(name)
+        inputs = _inputs(client.model(name), batch)
         tree = client.modules(name)
         chosen = _choose(tree, path_count, random.Random(name))
-        with torch.inference_mode():
-            expected = _expected(model, inputs, {path for path, _ in chosen}, is_list=_takes_list(name))
+        expected = hooked_outputs(model, inputs, (path for path, _ in chosen), as_list=takes_list(name))
         maps = client.extract(name, inputs, taps=_selectors(chosen, tree), timeout_s=1800)
         return _compare(maps, {key: value for key, value in expected.items() if key[:2] in chosen})
     finally:
         client.unload(name)
         gc.collect()
-
-
-def rebuilt(name: str) -> nn.Module:
-    """Build the model of `random:0` without our code."""
-    builder = get_model_builder(name)
-    parameters = inspect.signature(builder).parameters
-    options: dict[str, Any] = {"weights": None}
-    if "weights_backbone" in parameters:
-        options["weights_backbone"] = None
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module: nn.Module = builder(**options)
-    return module.eval()
-
-
-def _expected(
-    model: nn.Module, inputs: tuple[np.ndarray[Any, Any], ...], paths: set[str], *, is_list: bool
-) -> dict[Key, torch.Tensor]:
-    """Run the model with hooks that clone at once."""
-    values: dict[Key, torch.Tensor] = {}
-    calls: dict[str, int] = {}
-
-    def hook(path: str) -> Any:
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
-            index = calls[path] = calls.get(path, -1) + 1
-            for pick, tensor in flat(output):
-                values[path, index, pick] = tensor.clone()
-
-        return keep
-
-    for path in paths:
-        model.get_submodule(path).register_forward_hook(hook(path))
-    tensors = [torch.from_numpy(array.copy()) for array in inputs]
-    model(*([list(tensors[0])] if is_list else tensors))
-    return values
-
-
-def flat(value: Any, pick: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of what a torchvision module returns, with the picks as the wire writes them."""
-    if isinstance(value, torch.Tensor):
-        yield pick, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from flat(item, f'{pick}["{key}"]')
-    elif isinstance(value, (tuple, list)):
-        for index, item in enumerate(value):
-            yield from flat(item, f"{pick}[{index}]")
-    elif type(value).__name__ == "ImageList":
-        yield from flat({"tensors": value.tensors, "image_sizes": value.image_sizes}, pick)
 
 
 def _choose(tree: trocar.ModuleTree, count: int, chance: random.Random) -> list[tuple[str, int]]:
@@ -144,7 +86,7 @@ def _choose(tree: trocar.ModuleTree, count: int, chance: random.Random) -> list[
 
 def _selectors(chosen: list[tuple[str, int]], tree: trocar.ModuleTree) -> list[str]:
     return [
-        f"{path or '/out'}@{index}" if tree[path].call_count > 1 else path or "/out" for path, index in chosen
+        f"{path}@{index}" if tree[path].call_count > 1 else path or "/out" for path, index in chosen
     ]
 
 
@@ -152,26 +94,14 @@ def _compare(maps: trocar.FeatureMaps, expected: dict[Key, torch.Tensor]) -> str
     found = {(info.path, info.call_index, info.pick): maps[name] for name, info in maps.info.items()}
     if found.keys() != expected.keys():
         return f"FAILED other values: {sorted(found.keys() ^ expected.keys())}"
-    wrong = [key for key, value in expected.items() if not _is_equal(found[key], value)]
+    wrong = [key for key, value in expected.items() if not same_bits(found[key], value)]
     paths = {key[0] for key in expected}
     return f"FAILED differs at {wrong}" if wrong else f"ok {len(expected)} values of {len(paths)} modules"
 
 
-def _is_equal(found: np.ndarray[Any, Any], expected: torch.Tensor) -> bool:
-    array = expected.contiguous().numpy()
-    return found.dtype == array.dtype and found.shape == array.shape and found.tobytes() == array.tobytes()
-
-
-def _inputs(
-    model: trocar.Model, batch: int, generator: np.random.Generator
-) -> tuple[np.ndarray[Any, Any], ...]:
+def _inputs(model: trocar.Model, batch: int) -> tuple[Array, ...]:
     count = 2 if model.family == "optical_flow" else 1
-    shape = (batch, *model.input_shape)
-    return tuple(generator.random(shape, dtype=np.float32) for _ in range(count))
-
-
-def _takes_list(name: str) -> bool:
-    return get_model_builder(name).__module__.startswith(FAMILIES["detection"])
+    return tuple(noise(batch, *model.input_shape, seed=seed) for seed in range(count))
 
 
 def _names(family: str) -> list[str]:

@@ -4,17 +4,15 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Any, Concatenate
 
 import typer
 
 import trocar
 from trocar._cli.failures import refuse
 
-Arguments = ParamSpec("Arguments")
 
-
-def connected(command: Callable[Concatenate[trocar.Client, Arguments], None]) -> Callable[..., None]:
+def connected(command: Callable[Concatenate[trocar.Client, ...], None]) -> Callable[..., None]:
     """Make a command of a function whose first parameter is a client.
 
         def unload(client: Client, model_id: str) -> None: ...
@@ -29,7 +27,7 @@ def connected(command: Callable[Concatenate[trocar.Client, Arguments], None]) ->
     @functools.wraps(command)
     def run(**given: Any) -> None:
         with _connect(**{option.name: given.pop(option.name) for option in options}) as client:
-            command(client, **given)  # type: ignore[call-arg]  # typer fills the command's own parameters
+            command(client, **given)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *options)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads

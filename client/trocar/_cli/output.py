@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
@@ -20,7 +19,7 @@ def show(renderable: RenderableType) -> None:
 
     A pipe gets whole lines, as it has no width to fit, and no padding at their ends.
     """
-    is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    is_pipe = not sys.stdout.isatty()
     console = Console(markup=False, highlight=False, emoji=False, width=_PIPE_WIDTH if is_pipe else None)
     if not is_pipe:
         console.print(renderable)
@@ -51,7 +50,8 @@ def show_json(value: object) -> None:
 
 def plain(value: Any) -> Any:
     """Turn dataclasses, tuples, arrays and non-finite numbers into what JSON has."""
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value):
+        assert not isinstance(value, type)
         return plain(asdict(value))
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

@@ -1,5 +1,7 @@
 """Sizes in Python integers, and bytes that come in order or not at all."""
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,7 +56,7 @@ def test_impossible_shapes_are_refused_with_the_field(shape: tuple[int, ...]) ->
 )
 def test_bytes_arrive_whole_however_they_are_cut(counts: list[int], sizes: list[int]) -> None:
     payloads = [bytes(range(index, index + count)) for index, count in enumerate(counts)]
-    receiver, cuts = PayloadReceiver(counts), iter(sizes * 50)
+    receiver, cuts = PayloadReceiver(counts), cycle(sizes)
     for index, payload in enumerate(payloads):
         offset = 0
         while offset < len(payload):

@@ -16,7 +16,7 @@ from trocar_server.surgery import Leaf, Target, parse_selector
 
 
 def feature_map(
-    name: str, values: bytes | None, statistics: StatisticsResult | None = None, **tap: object
+    name: str, values: bytes | None, result: StatisticsResult | None = None, **tap: object
 ) -> FeatureMap:
     target = TapTarget(
         Target(name, "layer4.0", 2, "in", (0, "x")),
@@ -25,7 +25,7 @@ def feature_map(
         "Bottleneck",
     )
     array = None if values is None else np.frombuffer(values, np.uint8)
-    return FeatureMap(target, (len(values or b""),), torch.uint8, array, statistics)
+    return FeatureMap(target, (len(values or b""),), torch.uint8, array, result)
 
 
 def messages(

@@ -45,7 +45,7 @@ def demo(
         device = client.server_info().device
         typer.echo(f"ready on {address} after {time.perf_counter() - started:.1f} s, device {device}")
         _look_inside(client, sources.photographs, out)
-    _step("The server has stopped")
+    show(Text("The server has stopped", style="bold"))
     for name, what in RESULTS.items():
         typer.echo(f"{out / name}  {size_text((out / name).stat().st_size)}, {what}")
 

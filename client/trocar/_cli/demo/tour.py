@@ -50,6 +50,7 @@ def show_classes(logits: Array, categories: Sequence[str], images: Sequence[Path
         for index in top(row, 5):
             rows.add_row(categories[index], f"{row[index]:.3f}")
         show(rows)
+        show("")
 
 
 def save_results(
