@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors.numpy import save_file
@@ -125,7 +126,13 @@ class FeatureMaps(Mapping[str, Array]):
             "trocar.expansions": json.dumps(self.expansions),
             "trocar.info": json.dumps(info),
         }
-        save_file(self._arrays, path, metadata=metadata)
+        target = Path(path)
+        target.touch()
+        mode = (
+            target.stat().st_mode
+        )  # safetensors makes a file for its owner only; this one follows the umask
+        save_file(self._arrays, target, metadata=metadata)
+        target.chmod(mode)
 
     def plot(
         self, name: str | None = None, *, channels: int = 16, path: str | os.PathLike[str] | None = None

@@ -117,19 +117,28 @@ class ModuleTree(Sequence[ModuleInfo]):
         return f"<pre>{escape(str(self))}</pre>"
 
     def walk(self) -> Iterator[ModuleInfo]:
-        """Yield the modules as the tree prints them: each followed by what lies below it."""
-        children: dict[str | None, list[ModuleInfo]] = {}
-        for module in self._modules:
-            children.setdefault(_parent(module.path), []).append(module)
-        pending = children.get(None, [])[::-1]
+        """Yield the modules as the tree prints them: each followed by what lies below it.
+
+        A container that is never called itself comes where the first module inside it runs.
+        """
+        children: dict[str, list[str]] = {}
+        placed = {""}
+        for path in self._by_path:
+            for ancestor in _from_top(path):
+                if ancestor not in placed:
+                    placed.add(ancestor)
+                    children.setdefault(ancestor.rpartition(".")[0], []).append(ancestor)
+        pending = [""]
         while pending:
-            module = pending.pop()
-            yield module
-            pending += children.get(module.path, [])[::-1]
+            path = pending.pop()
+            yield self._by_path[path]
+            pending += children.get(path, [])[::-1]
 
 
-def _parent(path: str) -> str | None:
-    return path.rpartition(".")[0] if path else None
+def _from_top(path: str) -> list[str]:
+    """Return `a`, `a.b` and `a.b.c` for `a.b.c`."""
+    names = path.split(".")
+    return [".".join(names[: depth + 1]) for depth in range(len(names))] if path else []
 
 
 def _cells(module: ModuleInfo) -> tuple[str, str, str, str, str]:

@@ -29,8 +29,11 @@ class ServiceError(Exception):
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` of `names` that look like `name`, best first."""
-    return get_close_matches(name, list(names), n=count, cutoff=0.5)
+    """Return up to `count` of `names` that look like `name`, best first; those of its depth come first."""
+    candidates = list(names)
+    level = [candidate for candidate in candidates if candidate.count(".") == name.count(".")]
+    found = [*get_close_matches(name, level, count, 0.5), *get_close_matches(name, candidates, count, 0.5)]
+    return list(dict.fromkeys(found))[:count]
 
 
 def unknown(reason: ErrorReason, kind: str, name: str, names: Iterable[str], advice: str) -> ServiceError:

@@ -68,7 +68,9 @@ def test_text_arrives_as_it_was(client: trocar.Client, raising: list[BaseExcepti
     assert str(caught.value) == text
 
 
-def test_text_that_utf8_cannot_hold_keeps_its_reason(client: trocar.Client, raising: list[BaseException]) -> None:
+def test_text_that_utf8_cannot_hold_keeps_its_reason(
+    client: trocar.Client, raising: list[BaseException]
+) -> None:
     raising.append(ServiceError(ErrorReason.INVALID_ARGUMENT, "a key '\ud800'"))
     with pytest.raises(trocar.InvalidArgumentError):
         client.models()

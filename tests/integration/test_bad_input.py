@@ -67,19 +67,67 @@ CASES: dict[str, tuple[type[trocar.TrocarError], str, Extract]] = {
         "nearest: resnet18",
         lambda c: c.extract("resnet81", IMAGES, taps="fc"),
     ),
-    "a path as model": (trocar.UnknownModelError, "no model", lambda c: c.extract("../../etc/passwd", IMAGES, taps="fc")),
-    "model not loaded": (trocar.ModelNotLoadedError, "load", lambda c: c.extract("sleeping", IMAGES, taps="fc")),
-    "unknown module": (trocar.UnknownModuleError, "nearest: conv", lambda c: c.extract("plain", IMAGES, taps="konv")),
-    "glob of nothing": (trocar.UnknownModuleError, "trocar modules", lambda c: c.extract("plain", IMAGES, taps="x.**")),
-    "module never called": (trocar.ModuleNotCalledError, "unused", lambda c: c.extract("plain", IMAGES, taps="unused")),
-    "ambiguous call": (trocar.AmbiguousCallError, "relu@0", lambda c: c.extract("plain", IMAGES, taps="relu")),
-    "call out of range": (trocar.CallOutOfRangeError, "last call", lambda c: c.extract("plain", IMAGES, taps="relu@7")),
-    "unknown pick": (trocar.UnknownPickError, "there is conv", lambda c: c.extract("plain", IMAGES, taps="conv[0]")),
-    "output is no tensor": (trocar.NotATensorError, "int", lambda c: c.extract("structured", IMAGES[:, 0, 0, :3], taps="count")),
-    "model returns no tensor": (trocar.NotATensorError, "int", lambda c: c.extract("counts", noise(2, 3), taps="/out")),
-    "selector without sense": (trocar.InvalidSelectorError, "character 5", lambda c: c.extract("plain", IMAGES, taps="conv[")),
+    "a path as model": (
+        trocar.UnknownModelError,
+        "no model",
+        lambda c: c.extract("../../etc/passwd", IMAGES, taps="fc"),
+    ),
+    "model not loaded": (
+        trocar.ModelNotLoadedError,
+        "load",
+        lambda c: c.extract("sleeping", IMAGES, taps="fc"),
+    ),
+    "unknown module": (
+        trocar.UnknownModuleError,
+        "nearest: conv",
+        lambda c: c.extract("plain", IMAGES, taps="konv"),
+    ),
+    "glob of nothing": (
+        trocar.UnknownModuleError,
+        "trocar modules",
+        lambda c: c.extract("plain", IMAGES, taps="x.**"),
+    ),
+    "module never called": (
+        trocar.ModuleNotCalledError,
+        "unused",
+        lambda c: c.extract("plain", IMAGES, taps="unused"),
+    ),
+    "ambiguous call": (
+        trocar.AmbiguousCallError,
+        "relu@0",
+        lambda c: c.extract("plain", IMAGES, taps="relu"),
+    ),
+    "call out of range": (
+        trocar.CallOutOfRangeError,
+        "last call",
+        lambda c: c.extract("plain", IMAGES, taps="relu@7"),
+    ),
+    "unknown pick": (
+        trocar.UnknownPickError,
+        "there is conv",
+        lambda c: c.extract("plain", IMAGES, taps="conv[0]"),
+    ),
+    "output is no tensor": (
+        trocar.NotATensorError,
+        "int",
+        lambda c: c.extract("structured", IMAGES[:, 0, 0, :3], taps="count"),
+    ),
+    "model returns no tensor": (
+        trocar.NotATensorError,
+        "int",
+        lambda c: c.extract("counts", noise(2, 3), taps="/out"),
+    ),
+    "selector without sense": (
+        trocar.InvalidSelectorError,
+        "character 5",
+        lambda c: c.extract("plain", IMAGES, taps="conv["),
+    ),
     "no taps": (trocar.InvalidArgumentError, "taps", lambda c: c.extract("plain", IMAGES, taps=[])),
-    "too many taps": (trocar.InvalidArgumentError, "1 to 8", lambda c: c.extract("plain", IMAGES, taps=["fc"] * 9)),
+    "too many taps": (
+        trocar.InvalidArgumentError,
+        "1 to 8",
+        lambda c: c.extract("plain", IMAGES, taps=["fc"] * 9),
+    ),
     "one name twice": (
         trocar.DuplicateNameError,
         "alias",
@@ -90,22 +138,58 @@ CASES: dict[str, tuple[type[trocar.TrocarError], str, Extract]] = {
         "stands for 2",
         lambda c: c.extract("plain", IMAGES, taps=trocar.tap("relu@*", alias="r")),
     ),
-    "wrong rank": (trocar.InputRejectedError, "(batch, 3, 8, 8)", lambda c: c.extract("plain", IMAGES[0, 0], taps="fc")),
-    "wrong channels": (trocar.InputRejectedError, "(batch, 3, 8, 8)", lambda c: c.extract("plain", IMAGES[:, :2], taps="fc")),
-    "wrong size": (trocar.InputRejectedError, "", lambda c: c.extract("resnet18", noise(1, 3, 0, 5), taps="fc")),
+    "wrong rank": (
+        trocar.InputRejectedError,
+        "(batch, 3, 8, 8)",
+        lambda c: c.extract("plain", IMAGES[0, 0], taps="fc"),
+    ),
+    "wrong channels": (
+        trocar.InputRejectedError,
+        "(batch, 3, 8, 8)",
+        lambda c: c.extract("plain", IMAGES[:, :2], taps="fc"),
+    ),
+    "wrong size": (
+        trocar.InputRejectedError,
+        "",
+        lambda c: c.extract("resnet18", noise(1, 3, 0, 5), taps="fc"),
+    ),
     "float64": (
         trocar.InputRejectedError,
         'astype("float32")',
         lambda c: c.extract("plain", IMAGES.astype(np.float64), taps="fc"),
     ),
-    "integers": (trocar.InputRejectedError, "", lambda c: c.extract("plain", IMAGES.astype(np.int64), taps="fc")),
-    "too many arguments": (trocar.InputRejectedError, "", lambda c: c.extract("plain", (IMAGES, IMAGES), taps="fc")),
-    "unknown keyword": (trocar.InputRejectedError, "zzz", lambda c: c.extract("plain", {"x": IMAGES, "zzz": IMAGES}, taps="fc")),
-    "reserved keyword": (trocar.InputRejectedError, "", lambda c: c.extract("plain", {"self": IMAGES}, taps="fc")),
-    "missing argument": (trocar.InputRejectedError, "", lambda c: c.extract("structured", {"bias": noise(2, 3)}, taps="both")),
+    "integers": (
+        trocar.InputRejectedError,
+        "",
+        lambda c: c.extract("plain", IMAGES.astype(np.int64), taps="fc"),
+    ),
+    "too many arguments": (
+        trocar.InputRejectedError,
+        "",
+        lambda c: c.extract("plain", (IMAGES, IMAGES), taps="fc"),
+    ),
+    "unknown keyword": (
+        trocar.InputRejectedError,
+        "zzz",
+        lambda c: c.extract("plain", {"x": IMAGES, "zzz": IMAGES}, taps="fc"),
+    ),
+    "reserved keyword": (
+        trocar.InputRejectedError,
+        "",
+        lambda c: c.extract("plain", {"self": IMAGES}, taps="fc"),
+    ),
+    "missing argument": (
+        trocar.InputRejectedError,
+        "",
+        lambda c: c.extract("structured", {"bias": noise(2, 3)}, taps="both"),
+    ),
     "empty batch": (trocar.EmptyBatchError, "no sample", lambda c: c.extract("plain", IMAGES[:0], taps="fc")),
     "empty list": (trocar.EmptyBatchError, "", lambda c: c.extract("resnet18", [], taps="fc")),
-    "batch too large": (trocar.RequestTooLargeError, "the limit is 16", lambda c: c.extract("plain", noise(17, 3, 8, 8), taps="fc")),
+    "batch too large": (
+        trocar.RequestTooLargeError,
+        "the limit is 16",
+        lambda c: c.extract("plain", noise(17, 3, 8, 8), taps="fc"),
+    ),
     "request too large": (
         trocar.RequestTooLargeError,
         "1,048,576",
@@ -116,18 +200,44 @@ CASES: dict[str, tuple[type[trocar.TrocarError], str, Extract]] = {
         "'conv'",
         lambda c: c.extract("plain", noise(1, 3, 128, 128), taps=["conv", "fc"]),
     ),
-    "text as image": (trocar.InvalidImageError, "image 0", lambda c: c.extract("resnet18", TEXT_FILE, taps="fc")),
+    "text as image": (
+        trocar.InvalidImageError,
+        "image 0",
+        lambda c: c.extract("resnet18", TEXT_FILE, taps="fc"),
+    ),
     "no bytes as image": (trocar.InvalidImageError, "", lambda c: c.extract("resnet18", b"", taps="fc")),
-    "cut image": (trocar.InvalidImageError, "image 1", lambda c: c.extract("resnet18", [PHOTO_BYTES, PHOTO_BYTES[:2000]], taps="fc")),
-    "gif": (trocar.InvalidImageError, "PNG", lambda c: c.extract("resnet18", b"GIF89a" + bytes(100), taps="fc")),
-    "images for a model of arrays": (trocar.NoPreprocessingError, "array", lambda c: c.extract("plain", PHOTO_BYTES, taps="fc")),
+    "cut image": (
+        trocar.InvalidImageError,
+        "image 1",
+        lambda c: c.extract("resnet18", [PHOTO_BYTES, PHOTO_BYTES[:2000]], taps="fc"),
+    ),
+    "gif": (
+        trocar.InvalidImageError,
+        "PNG",
+        lambda c: c.extract("resnet18", b"GIF89a" + bytes(100), taps="fc"),
+    ),
+    "images for a model of arrays": (
+        trocar.NoPreprocessingError,
+        "array",
+        lambda c: c.extract("plain", PHOTO_BYTES, taps="fc"),
+    ),
     "no channel dimension": (
         trocar.InvalidArgumentError,
         "",
-        lambda c: c.extract("plain", IMAGES, taps=trocar.tap("fc", stats=["mean"], over="channel", channel_dim=5)),
+        lambda c: c.extract(
+            "plain", IMAGES, taps=trocar.tap("fc", stats=["mean"], over="channel", channel_dim=5)
+        ),
     ),
-    "chunks too small": (trocar.InvalidArgumentError, "4096", lambda c: c.extract("plain", IMAGES, taps="fc", chunk_bytes=1)),
-    "modules of inputs that do not fit": (trocar.InputRejectedError, "", lambda c: c.modules("plain", (1, 4, 8, 8))),
+    "chunks too small": (
+        trocar.InvalidArgumentError,
+        "4096",
+        lambda c: c.extract("plain", IMAGES, taps="fc", chunk_bytes=1),
+    ),
+    "modules of inputs that do not fit": (
+        trocar.InputRejectedError,
+        "",
+        lambda c: c.modules("plain", (1, 4, 8, 8)),
+    ),
     "modules of an empty batch": (trocar.EmptyBatchError, "", lambda c: c.modules("plain", (0, 3, 8, 8))),
 }
 
@@ -180,9 +290,7 @@ WIRE_CASES: dict[str, tuple[type[trocar.TrocarError], list[bytes | pb.ExtractReq
 
 
 @pytest.mark.parametrize("case", WIRE_CASES)
-def test_a_request_that_contradicts_itself_is_refused(
-    small_server: RunningServer, case: str
-) -> None:
+def test_a_request_that_contradicts_itself_is_refused(small_server: RunningServer, case: str) -> None:
     kind, messages = WIRE_CASES[case]
     with raw_channel(small_server.address) as channel, pytest.raises(kind) as caught:
         send(channel, *messages)
@@ -210,7 +318,11 @@ def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(small_server: 
 BOMBS = {
     f"{kind} {width} x {height}": make(width, height)
     for kind, make, sizes in (
-        ("PNG", png_bomb, [(50_000, 50_000), (2**31 - 1, 1), (1, 2**31 - 1), (10_000, 5_001), (2**31 - 1, 2**31 - 1)]),
+        (
+            "PNG",
+            png_bomb,
+            [(50_000, 50_000), (2**31 - 1, 1), (1, 2**31 - 1), (10_000, 5_001), (2**31 - 1, 2**31 - 1)],
+        ),
         ("JPEG", jpeg_bomb, [(65_500, 65_500), (65_500, 800), (10_000, 5_001), (7_000, 7_000)]),
         ("WebP", webp_bomb, [(16_383, 16_383), (16_383, 3_100), (7_100, 7_100)]),
     )

@@ -45,7 +45,9 @@ def background() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def held_call(client: trocar.Client, background: ThreadPoolExecutor, gate: Gate, model_id: str) -> "Future[Any]":
+def held_call(
+    client: trocar.Client, background: ThreadPoolExecutor, gate: Gate, model_id: str
+) -> "Future[Any]":
     """Start a call and wait until its pass is held up inside the model."""
     gate.hold()
     call = background.submit(client.extract, model_id, ROW, "last", timeout_s=WAIT_S)
@@ -133,7 +135,7 @@ def test_a_cancel_while_the_form_of_new_inputs_is_recorded_stops_that_too(
         gate.hold()
         with pytest.raises(trocar.DeadlineExceededError):
             client.extract("gated-on-data", OTHER_FORM, taps="last", timeout_s=0.5)
-        stopped = gate.left.wait(5)
+        stopped = gate.left.wait(10)
         gate.release()
         client.extract("gated-on-data", ROW, taps="last")
     assert stopped
@@ -152,7 +154,11 @@ def test_a_call_whose_deadline_passes_in_the_queue_is_not_run(
 
 
 def test_a_cancel_in_the_queue_is_not_run(
-    client: trocar.Client, server: RunningServer, channel: grpc.Channel, background: ThreadPoolExecutor, gate: Gate
+    client: trocar.Client,
+    server: RunningServer,
+    channel: grpc.Channel,
+    background: ThreadPoolExecutor,
+    gate: Gate,
 ) -> None:
     running = held_call(client, background, gate, "stuck")
     waiting = RawCall(channel, "stuck")
@@ -204,7 +210,9 @@ def test_a_server_answers_while_a_pass_runs(
     running.result(WAIT_S)
 
 
-def test_a_full_queue_is_refused_while_the_pass_goes_on(serve: Serve, background: ThreadPoolExecutor, gate: Gate) -> None:
+def test_a_full_queue_is_refused_while_the_pass_goes_on(
+    serve: Serve, background: ThreadPoolExecutor, gate: Gate
+) -> None:
     running_server = serve(models={"gated": custom(Gated)}, limits={"max_queue": 2})
     with trocar.connect(running_server.address) as client:
         running = held_call(client, background, gate, "gated")
@@ -216,8 +224,12 @@ def test_a_full_queue_is_refused_while_the_pass_goes_on(serve: Serve, background
         assert [len(call.result(WAIT_S)) for call in [running, *waiting]] == [1, 1, 1]
 
 
-async def test_a_stopping_server_lets_a_running_call_finish(background: ThreadPoolExecutor, gate: Gate) -> None:
-    config = ServerConfig(port=0, device="cpu", grace_s=WAIT_S, models={"gated": ModelConfig(**custom(Gated))})
+async def test_a_stopping_server_lets_a_running_call_finish(
+    background: ThreadPoolExecutor, gate: Gate
+) -> None:
+    config = ServerConfig(
+        port=0, device="cpu", grace_s=WAIT_S, models={"gated": ModelConfig(**custom(Gated))}
+    )
     running = await app.start(config)
     with trocar.connect(f"127.0.0.1:{running.rpc.port}") as client:
         gate.hold()

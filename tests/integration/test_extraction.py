@@ -172,7 +172,9 @@ def test_a_structure_without_a_pick_comes_as_all_its_tensors(client: trocar.Clie
 
 def test_keyword_inputs_reach_the_model_and_can_be_tapped(client: trocar.Client) -> None:
     bias = np.array([1, 2, 3], np.float32)
-    maps = client.extract("structured", {"x": ROWS, "bias": bias}, taps=["/in(bias)", '/out["out"]', "split/in(scale)"])
+    maps = client.extract(
+        "structured", {"x": ROWS, "bias": bias}, taps=["/in(bias)", '/out["out"]', "split/in(scale)"]
+    )
     expected = rebuilt(Structured)(torch.from_numpy(ROWS), bias=torch.from_numpy(bias))["out"]
     assert np.array_equal(maps["/in(bias)"], bias)
     assert same_bits(maps['/out["out"]'], expected)

@@ -113,7 +113,9 @@ def test_statistics_of_a_value_that_a_later_module_overwrites_are_those_before(c
     assert found == client.extract("plain", IMAGES, taps="conv")["conv"].min() < 0
 
 
-def test_statistics_over_a_million_channels_arrive_or_are_refused_by_the_server(client: trocar.Client) -> None:
+def test_statistics_over_a_million_channels_arrive_or_are_refused_by_the_server(
+    client: trocar.Client,
+) -> None:
     """Ten of them are 80 MB in the reply's first message; no client takes that."""
     values = np.zeros((1, 1, 1_000_000), np.float32)
     wanted = trocar.tap("identity", stats=ALL, over="channel", channel_dim=-1, values=False)

@@ -51,18 +51,30 @@ def mixed_call(chance: random.Random, mark: int) -> tuple[str, Array, list[str |
     batch = chance.randint(1, 4)
     kind = chance.randrange(4)
     if kind == 0:
-        taps: list[str | trocar.Tap] = [*chance.sample(["conv", "relu@0", "relu@1", "conv2", "pool"], 2), "/in", "fc"]
+        taps: list[str | trocar.Tap] = [
+            *chance.sample(["conv", "relu@0", "relu@1", "conv2", "pool"], 2),
+            "/in",
+            "fc",
+        ]
         return "plain", watermarked(mark, batch, 3, 8, 8), taps
     if kind == 1:
         return "structured", watermarked(mark, batch, 3), ["both", "split/in", '/out["out"]', "/in"]
     if kind == 2:
-        return "dependent", watermarked(mark, batch, 3), ["first", trocar.tap("late", stats=["mean", "std"]), "/in"]
+        return (
+            "dependent",
+            watermarked(mark, batch, 3),
+            ["first", trocar.tap("late", stats=["mean", "std"]), "/in"],
+        )
     return "identity", watermarked(mark, batch, 3), ["/in", "identity", "/out"]
 
 
 def equal(one: trocar.FeatureMaps, other: trocar.FeatureMaps) -> bool:
     same_stats = all(one.stats[name] == other.stats[name] for name in one.stats)
-    return list(one) == list(other) and same_stats and all(np.array_equal(one[name], other[name]) for name in one)
+    return (
+        list(one) == list(other)
+        and same_stats
+        and all(np.array_equal(one[name], other[name]) for name in one)
+    )
 
 
 def test_calls_of_many_clients_never_mix(busy_server: RunningServer, busy_client: trocar.Client) -> None:
@@ -91,7 +103,9 @@ def failing_call(client: trocar.Client, chance: random.Random) -> None:
                 lambda: client.extract("plain", images[:, :2], taps="fc"),
                 lambda: client.extract("plain", images, taps="unused"),
                 lambda: client.extract("plain", images, taps=["fc", "nowhere"]),
-                lambda: client.extract("plain", images, taps=trocar.tap("fc", stats=["mean"], over="channel", channel_dim=9)),
+                lambda: client.extract(
+                    "plain", images, taps=trocar.tap("fc", stats=["mean"], over="channel", channel_dim=9)
+                ),
                 lambda: client.extract("plain", images.astype(np.int32), taps=["conv", "fc"]),
                 lambda: client.extract("dependent", -np.ones((1, 3), np.float32), taps="late"),
                 lambda: client.extract("structured", {"bias": images}, taps="both"),
@@ -118,7 +132,9 @@ def test_nothing_is_left_of_three_hundred_calls_of_which_a_third_fail(
     assert live_tensor_count() <= tensors + 3
 
 
-def test_weights_are_the_same_after_many_calls(busy_server: RunningServer, busy_client: trocar.Client) -> None:
+def test_weights_are_the_same_after_many_calls(
+    busy_server: RunningServer, busy_client: trocar.Client
+) -> None:
     module = busy_server.engine._hosts["plain"].hosted.module
     before = {name: value.clone() for name, value in module.state_dict().items()}
     for mark in range(50):
@@ -133,7 +149,9 @@ def test_a_pass_of_one_request_does_not_see_the_taps_of_another(
     images = noise(2, 3, 8, 8)
     selectors = ["conv", "conv2", "pool", "fc", "relu@0", "relu@1"] * 10
     with ThreadPoolExecutor(CLIENTS) as threads:
-        replies = list(threads.map(lambda tap: list(busy_client.extract("plain", images, taps=tap)), selectors))
+        replies = list(
+            threads.map(lambda tap: list(busy_client.extract("plain", images, taps=tap)), selectors)
+        )
     assert replies == [[selector] for selector in selectors]
 
 
@@ -154,7 +172,9 @@ def test_values_of_a_failed_pass_are_gone_when_the_error_is_sent(serve: Serve) -
             gc.enable()
 
 
-def test_values_of_a_reply_are_gone_when_it_is_sent(busy_server: RunningServer, busy_client: trocar.Client) -> None:
+def test_values_of_a_reply_are_gone_when_it_is_sent(
+    busy_server: RunningServer, busy_client: trocar.Client
+) -> None:
     images = noise(2, 3, 8, 8)
     busy_client.extract("plain", images, taps="**")
     before = live_tensor_count()

@@ -85,9 +85,7 @@ def _choose(tree: trocar.ModuleTree, count: int, chance: random.Random) -> list[
 
 
 def _selectors(chosen: list[tuple[str, int]], tree: trocar.ModuleTree) -> list[str]:
-    return [
-        f"{path}@{index}" if tree[path].call_count > 1 else path or "/out" for path, index in chosen
-    ]
+    return [f"{path}@{index}" if tree[path].call_count > 1 else path or "/out" for path, index in chosen]
 
 
 def _compare(maps: trocar.FeatureMaps, expected: dict[Key, torch.Tensor]) -> str:

@@ -64,7 +64,10 @@ def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPa
 def test_files_of_a_model_are_looked_up_beside_the_config_file(tmp_path: Path) -> None:
     text = '[models.m]\nfactory = "a:b"\nweights = "w/m.safetensors"\ncategories = "names.txt"\n'
     model = read_config(written(tmp_path, text)).models["m"]
-    assert (model.weights, model.categories) == (str(tmp_path / "w/m.safetensors"), str(tmp_path / "names.txt"))
+    assert (model.weights, model.categories) == (
+        str(tmp_path / "w/m.safetensors"),
+        str(tmp_path / "names.txt"),
+    )
 
 
 @pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V2", "random:0"])
@@ -78,7 +81,9 @@ def test_an_absolute_file_stays_where_it_is(tmp_path: Path) -> None:
     assert read_config(written(tmp_path, text)).models["m"].weights == "/data/m.safetensors"
 
 
-def test_a_file_in_the_home_directory_is_looked_up_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_the_home_directory_is_looked_up_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", "/home/operator")
     text = '[models.m]\nweights = "~/m.safetensors"\n'
     weights = read_config(written(tmp_path, text)).models["m"].weights
@@ -88,11 +93,15 @@ def test_a_file_in_the_home_directory_is_looked_up_there(tmp_path: Path, monkeyp
 def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
     text = '[server]\nport = "many"\nprot = 1\n[limits]\nmax_batch = 0\n[models.m]\nreplicas = 99\nwieghts = "x"\n'
     message = refused(written(tmp_path, text))
-    assert all(key in message for key in ("port", "prot", "limits.max_batch", "models.m.replicas", "models.m.wieghts"))
+    assert all(
+        key in message
+        for key in ("port", "prot", "limits.max_batch", "models.m.replicas", "models.m.wieghts")
+    )
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"port": -1}, {"port": 65536}, {"port": "x"}, {"threads": 0}, {"grace_s": -1}, {"unknown": 1}]
+    "overrides",
+    [{"port": -1}, {"port": 65536}, {"port": "x"}, {"threads": 0}, {"grace_s": -1}, {"unknown": 1}],
 )
 def test_a_wrong_value_of_the_command_line_is_named(overrides: dict[str, object]) -> None:
     assert next(iter(overrides)) in refused(**overrides)
@@ -115,7 +124,9 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     assert "server.toml" in refused(path)
 
 
-@pytest.mark.parametrize("text", ["server = 5", "models = 3", '[models]\nresnet50 = "random:0"', "limits = []"])
+@pytest.mark.parametrize(
+    "text", ["server = 5", "models = 3", '[models]\nresnet50 = "random:0"', "limits = []"]
+)
 def test_a_value_where_a_table_belongs_is_refused(tmp_path: Path, text: str) -> None:
     refused(written(tmp_path, text))
 

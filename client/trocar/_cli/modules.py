@@ -1,6 +1,6 @@
 """`trocar modules`: what is inside a model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -31,7 +31,7 @@ def modules(
     computed.
     """
     tree = client.modules(model_id, _shape(input_shape))
-    kept = [module for module in tree if depth is None or module.depth <= depth]
+    kept = [module for module in tree.walk() if depth is None or module.depth <= depth]
     if as_json:
         show_json({"model_id": model_id, "is_symbolic": tree.is_symbolic, "modules": kept})
         return
@@ -39,10 +39,10 @@ def modules(
     _show_remarks(tree, len(tree) - len(kept))
 
 
-def tree_table(found: Iterable[ModuleInfo]) -> Table:
-    """Draw modules as a tree with columns; a container comes where the first module inside it runs."""
+def tree_table(found: Sequence[ModuleInfo]) -> Table:
+    """Draw modules, in the order of `ModuleTree.walk`, as a tree with columns."""
     rows = table("module", "type", "parameters", "calls", "output", right=("parameters", "calls"))
-    for guide, module in _walk(found):
+    for guide, module in zip(_guides(found), found, strict=True):
         name = module.path.rpartition(".")[2] or "(root)"
         rows.add_row(
             Text.assemble((guide, "dim"), name),
@@ -63,33 +63,15 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
         refuse(f"--input: {text!r} is no shape; write for example 1,3,224,224")
 
 
-def _walk(found: Iterable[ModuleInfo]) -> Iterator[tuple[str, ModuleInfo]]:
-    """Yield each module with the lines that lead to it, parents before what lies in them."""
-    by_path = {module.path: module for module in found}
-    children: dict[str, list[str]] = {}
-    placed = {""}
-    for path in by_path:
-        for ancestor in _from_top(path):
-            if ancestor not in placed:
-                placed.add(ancestor)
-                children.setdefault(ancestor.rpartition(".")[0], []).append(ancestor)
-    if "" in by_path:
-        yield "", by_path[""]
-    yield from ((guide, by_path[path]) for guide, path in _below("", children, ""))
-
-
-def _below(path: str, children: dict[str, list[str]], indent: str) -> Iterator[tuple[str, str]]:
-    paths = children.get(path, [])
-    for child in paths:
-        is_last = child == paths[-1]
-        yield f"{indent}{'└─ ' if is_last else '├─ '}", child
-        yield from _below(child, children, indent + ("   " if is_last else "│  "))
-
-
-def _from_top(path: str) -> list[str]:
-    """Return `a`, `a.b` and `a.b.c` for `a.b.c`."""
-    names = path.split(".")
-    return [".".join(names[: depth + 1]) for depth in range(len(names))] if path else []
+def _guides(modules: Sequence[ModuleInfo]) -> Iterator[str]:
+    """Yield the lines that lead to each module of a tree in its printed order."""
+    last_child = {module.path.rpartition(".")[0]: module.path for module in modules if module.path}
+    for module in modules:
+        names = module.path.split(".") if module.path else []
+        line = [".".join(names[: depth + 1]) for depth in range(len(names))]
+        is_last = [last_child[path.rpartition(".")[0]] == path for path in line]
+        above = "".join("   " if last else "│  " for last in is_last[:-1])
+        yield above + ("└─ " if is_last[-1] else "├─ ") if is_last else ""
 
 
 def _output(module: ModuleInfo) -> Text:

@@ -1,6 +1,6 @@
 import pytest
 
-from trocar import ModuleInfo, OutputInfo
+from trocar import ModuleInfo, ModuleTree, OutputInfo
 from trocar._cli.modules import tree_table
 from trocar._cli.output import show
 
@@ -13,7 +13,7 @@ def module(path: str, *calls: tuple[OutputInfo, ...]) -> ModuleInfo:
 
 
 def drawn(capsys: pytest.CaptureFixture[str], *found: ModuleInfo) -> list[str]:
-    show(tree_table(found))
+    show(tree_table(list(ModuleTree(found).walk())))
     return capsys.readouterr().out.splitlines()[2:]
 
 

@@ -62,7 +62,7 @@ RESULTS = {
 def _look_inside(client: trocar.Client, photographs: Iterable[Path], out: Path) -> None:
     _step("What is inside: client.modules()")
     tree = client.modules(MODEL_ID)
-    kept = [module for module in tree if module.depth <= _TREE_DEPTH]
+    kept = [module for module in tree.walk() if module.depth <= _TREE_DEPTH]
     show(tree_table(kept))
     typer.echo(f"{len(tree) - len(kept)} modules that lie deeper are left out")
 
