@@ -1,7 +1,5 @@
 """Whatever the server raises arrives at the client as the exception of that reason, with all it says."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ ROW = np.zeros((1, 3), np.float32)
 
 
 @pytest.fixture
-def raising(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
+def raising(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """The next calls of both kinds raise what the list holds."""
     errors: list[BaseException] = []
 
@@ -24,7 +22,7 @@ def raising(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
     monkeypatch.setattr(server.engine, "_host", fail)
     monkeypatch.setattr(server.engine.catalogue, "entries", fail)
-    yield errors
+    return errors
 
 
 @pytest.mark.parametrize("reason", ErrorReason)

@@ -14,7 +14,7 @@ from tests.support.footprint import hook_counts
 from tests.support.gated_models import WAIT_S, Gate, Gated
 from tests.support.running_server import RunningServer
 from tests.support.serving import Serve, custom
-from tests.support.wire import EXTRACT, raw_channel, request
+from tests.support.wire import extract_call, raw_channel, request
 from trocar_server import app
 from trocar_server.config import ModelConfig, ServerConfig
 
@@ -27,7 +27,7 @@ class RawCall:
 
     def __init__(self, channel: grpc.Channel, model_id: str) -> None:
         message = request(model_id, "last").SerializeToString()
-        self._stream: Any = channel.unary_stream(EXTRACT, None, None)(message, timeout=WAIT_S)
+        self._stream = extract_call(channel, [message])
 
     def cancel(self) -> None:
         self._stream.cancel()
@@ -67,8 +67,9 @@ def test_a_cancelled_call_stops_inside_the_model(channel: grpc.Channel, gate: Ga
 def test_a_call_whose_client_is_gone_stops_inside_the_model(server: RunningServer, gate: Gate) -> None:
     gate.hold()
     with raw_channel(server.address) as doomed:
-        RawCall(doomed, "gated")
+        abandoned = RawCall(doomed, "gated")
         assert gate.entered.wait(WAIT_S)
+    assert abandoned
     assert gate.left.wait(WAIT_S)
     assert gate.was_aborted
 
@@ -203,7 +204,7 @@ def test_a_server_answers_while_a_pass_runs(
     running = held_call(client, background, gate, "gated")
     assert client.server_info().device == "cpu"
     assert client.model("gated").is_loaded
-    assert "last" in client.modules("gated")
+    assert client.modules("gated")["last"].call_count == 1
     with pytest.raises(trocar.UnknownModuleError):
         client.extract("gated", ROW, taps="nowhere")
     gate.release()

@@ -84,7 +84,11 @@ def test_values_stay_away_when_only_statistics_are_wanted(client: trocar.Client)
 
 
 def test_values_and_statistics_may_be_mixed_among_taps(client: trocar.Client) -> None:
-    taps = ["pool", trocar.tap("conv", stats=["max"], values=False), trocar.tap("fc", stats=["min"])]
+    taps: list[str | trocar.Tap] = [
+        "pool",
+        trocar.tap("conv", stats=["max"], values=False),
+        trocar.tap("fc", stats=["min"]),
+    ]
     maps = client.extract("plain", IMAGES, taps=taps)
     assert list(maps) == ["pool", "fc"]
     assert list(maps.stats) == ["conv", "fc"]
@@ -108,7 +112,7 @@ def test_statistics_of_complex_numbers_are_refused(client: trocar.Client) -> Non
 
 
 def test_statistics_of_a_value_that_a_later_module_overwrites_are_those_before(client: trocar.Client) -> None:
-    taps = [trocar.tap("conv", stats=["min"], values=False), "fc"]
+    taps: list[str | trocar.Tap] = [trocar.tap("conv", stats=["min"], values=False), "fc"]
     found = client.extract("plain", IMAGES, taps=taps).stats["conv"].min
     assert found == client.extract("plain", IMAGES, taps="conv")["conv"].min() < 0
 

@@ -1,6 +1,7 @@
 """Models that a test can hold up in the middle of a pass, without anybody sleeping."""
 
 import threading
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,7 +47,7 @@ class Gated(nn.Module):
         self.step = nn.Identity()
         self.last = nn.Linear(3, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.last(x if x.is_meta else self._held(x))
 
     def _held(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,7 +69,7 @@ class Gated(nn.Module):
 class GatedOnData(Gated):
     """The same, but it cannot run without data."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x.sum().item()
         return super().forward(x)
 
@@ -80,7 +81,7 @@ class StuckInOneModule(nn.Module):
         super().__init__()
         self.last = nn.Linear(3, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         if not x.is_meta:
             GATE.pass_count += 1
             if GATE.holds:

@@ -2,7 +2,7 @@
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ class Recursive(nn.Module):
         super().__init__()
         self.nested = _Nested()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.nested(x, 2)
 
 
@@ -40,7 +40,7 @@ class CatchesErrors(nn.Module):
         super().__init__()
         self.step = _Doubles()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         try:
             x = self.step(x, True)
         except ValueError:
@@ -56,8 +56,8 @@ class KeepsState(nn.Module):
         self.register_buffer("total", torch.zeros(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor = self.total
-        return total.add_(x.sum(0))
+        assert isinstance(self.total, torch.Tensor)
+        return self.total.add_(x.sum(0))
 
 
 class OddKeys(nn.Module):
@@ -139,7 +139,7 @@ class Overwrites(nn.Module):
         super().__init__()
         self.ways = nn.ModuleList(nn.Identity() for _ in range(6))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         values = [way(x + 1) for way in self.ways]
         values[0].neg_()
         values[1].detach().neg_()
@@ -157,7 +157,7 @@ class WritesThroughNumpy(nn.Module):
         super().__init__()
         self.value = nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         value = self.value(x + 1)
         value.numpy()[:] = 0
         return value
@@ -182,7 +182,7 @@ class Identity(nn.Module):
         super().__init__()
         self.identity = nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.identity(x)
 
 
@@ -230,7 +230,7 @@ class Sparse(nn.Module):
         super().__init__()
         self.sparse = nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.sparse(x.to_sparse()).to_dense()
 
 
@@ -292,7 +292,7 @@ class Shared(nn.Module):
         self.first = nn.ReLU()
         self.second = self.first
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.second(self.first(x) - 1)
 
 
@@ -314,7 +314,7 @@ class TokenModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(10, 4)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> Any:
         return self.embedding(tokens)
 
 
@@ -341,14 +341,14 @@ class Transformer(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, 2)
         self.head = nn.Linear(16, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.head(self.encoder(x))
 
 
 class FailsLate(nn.Module):
     """Makes a large value and fails; `alive` has the large values that somebody still holds."""
 
-    alive: "weakref.WeakSet[torch.Tensor]" = weakref.WeakSet()
+    alive: ClassVar["weakref.WeakSet[torch.Tensor]"] = weakref.WeakSet()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_meta or x.shape[0] == 1:
@@ -356,3 +356,38 @@ class FailsLate(nn.Module):
         large = x.new_zeros(1 << 20)
         FailsLate.alive.add(large)
         raise RuntimeError("too late")
+
+
+class TorchLayers(nn.Module):
+    """Layers of torch that keep weights, hooks or state in ways of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+        self.lstm = nn.LSTM(6, 6, num_layers=2, bidirectional=True, batch_first=True)
+        self.gru = nn.GRU(12, 6, batch_first=True)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.norm = nn.BatchNorm1d(4)
+        self.dropout = nn.Dropout(0.5, inplace=True)
+        self.tied = nn.Linear(6, 6)
+        self.tied.weight = self.parametrized.parametrizations.weight.original1  # type: ignore[union-attr]
+        self.list = nn.ModuleList([nn.SiLU(inplace=True), nn.Hardswish(inplace=True)])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.spectral(self.parametrized(x))
+        x, _ = self.gru(self.lstm(x)[0])
+        x, weights = self.attention(x, x, x)
+        x = self.dropout(self.norm(x))
+        for layer in self.list:
+            x = layer(x)
+        return {"values": self.tied(x), "weights": weights}
+
+
+class Grows(nn.Module):
+    """Makes a child in its first pass."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not hasattr(self, "late"):
+            self.late = nn.Identity()
+        return self.late(x)

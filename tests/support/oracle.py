@@ -16,7 +16,7 @@ Key = tuple[str, int, str]
 """Module path, call index, pick."""
 
 
-def rebuilt_by_name(name: str) -> nn.Module:
+def rebuilt_by_name(name: str) -> Any:
     """Build the torchvision model that a server hosts as `random:0`."""
     builder = get_model_builder(name)
     options: dict[str, Any] = {"weights": None}
@@ -25,13 +25,13 @@ def rebuilt_by_name(name: str) -> nn.Module:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # GoogLeNet and Inception warn of their initialisation
-        module: nn.Module = builder(**options)
+        module = builder(**options)
     return module.eval()
 
 
 def takes_list(name: str) -> bool:
     """Tell whether a torchvision model takes a list of images: detection."""
-    return get_model_builder(name).__module__.startswith("torchvision.models.detection")
+    return str(get_model_builder(name).__module__).startswith("torchvision.models.detection")
 
 
 def hooked_outputs(

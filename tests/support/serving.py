@@ -38,7 +38,7 @@ def tiny_models_config() -> dict[str, Any]:
     return {model_id: custom(kind, shape) for model_id, (kind, shape) in TINY.items()}
 
 
-def rebuilt(kind: Callable[..., nn.Module], **options: Any) -> nn.Module:
+def rebuilt(kind: Callable[..., nn.Module], **options: Any) -> Any:
     """Build the very model that a server hosts as `random:0`."""
     torch.manual_seed(0)
     return kind(**options).eval()

@@ -1,6 +1,7 @@
 """Small models with the habits that make hooks difficult."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ class Plain(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(4, classes)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.relu(self.conv(x))
         x = self.relu(self.conv2(x))
         return self.fc(self.pool(x).flatten(1))
@@ -78,7 +79,7 @@ class DataDependent(nn.Module):
         self.first = nn.Linear(3, 3)
         self.late = nn.ReLU(inplace=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = self.first(x)
         return self.late(y) if x.sum().item() > 0 else y
 

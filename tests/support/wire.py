@@ -16,7 +16,7 @@ CALL_TIMEOUT_S = 60
 
 @contextmanager
 def raw_channel(address: str, **options: int) -> Iterator[grpc.Channel]:
-    """Open a channel with gRPC's own defaults but for the options given, for example `max_send_message_length=-1`."""
+    """Open a channel with gRPC's own defaults, but for options such as `max_send_message_length=-1`."""
     channel = grpc.insecure_channel(address, [(f"grpc.{name}", value) for name, value in options.items()])
     try:
         yield channel
@@ -31,11 +31,22 @@ def send(channel: grpc.Channel, *messages: bytes | pb.ExtractRequest) -> list[by
         TrocarError: As the client would raise it.
     """
     encoded = [m if isinstance(m, bytes) else m.SerializeToString() for m in messages]
-    method = channel.stream_stream(EXTRACT, None, None)
     try:
-        return list(method(iter(encoded), timeout=CALL_TIMEOUT_S))
+        return list(extract_call(channel, encoded))
     except grpc.RpcError as error:
         raise error_from_rpc(error) from error
+
+
+def extract_call(channel: grpc.Channel, messages: Iterable[bytes], **options: Any) -> Any:
+    """Start one Extract call of these messages; the result is iterable and can be cancelled."""
+    method: Any = channel.stream_stream(EXTRACT, None, None)
+    return method(iter(messages), **{"timeout": CALL_TIMEOUT_S, **options})
+
+
+def unary_call(channel: grpc.Channel, method: str, message: bytes) -> Any:
+    """Call a method such as `ModelService/GetModel` with these bytes and return those of the reply."""
+    call: Any = channel.unary_unary(f"/trocar_api.v1.{method}", None, None)
+    return call(message, timeout=CALL_TIMEOUT_S)
 
 
 def tensor(shape: Iterable[int], dtype: Any = tensor_pb2.DTYPE_FLOAT32, name: str = "") -> pb.Input:

@@ -21,7 +21,7 @@ from trocar_server.engine.inputs import (
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, run_pass
 from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, split_arguments
-from trocar_server.engine.planner import Resolved, resolve_plan
+from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefetch_weights
 from trocar_server.surgery import PassGuard, Recording
@@ -114,9 +114,10 @@ class Engine:
         check_images(host.hosted, plan.inputs)
         signature = predicted_signature(host.hosted, plan.inputs)
         if signature is None:
-            resolve_plan(plan, host.example, self.limits.max_reply_bytes)
+            resolve_taps(plan.taps, host.example, self.limits.max_reply_bytes)
         else:
-            await self._resolve(host, plan, signature)
+            await self._record(host, signature)
+            host.resolve(plan.taps, signature, self.limits.max_reply_bytes)
 
     async def extract(
         self, plan: Plan, payloads: Sequence[Payload], deadline: float | None = None
@@ -155,18 +156,20 @@ class Engine:
         with domain_errors(host.hosted):
             guard.check()
             arguments = build_arguments(host.hosted, plan.inputs, payloads, images)
-            recording = host.record(signature_of(names, arguments))
-            resolved = resolve_plan(plan, recording, self.limits.max_reply_bytes)
-            return resolved, run_pass(replica, split_arguments(names, arguments), resolved.targets, guard)
+            signature = signature_of(names, arguments)
+            host.record(signature)
+            resolved = host.resolve(plan.taps, signature, self.limits.max_reply_bytes)
+            kind = signature, resolved.expansions
+            called = split_arguments(names, arguments)
+            is_short = host.pace.is_short(kind)
+            result = run_pass(replica, called, resolved.targets, guard, is_short=is_short)
+            host.pace.note(kind, result.compute_s)
+            return resolved, result
 
     async def _decode(self, plan: Plan, payloads: Sequence[Payload]) -> list[list[Image.Image]]:
         if not any(isinstance(entry, ImageInput) for entry in plan.inputs):
             return [[] for _ in plan.inputs]
         return await asyncio.to_thread(decode_images, plan.inputs, payloads, self.limits.max_image_pixels)
-
-    async def _resolve(self, host: Host, plan: Plan, signature: Signature) -> Resolved:
-        recording = await self._record(host, signature)
-        return resolve_plan(plan, recording, self.limits.max_reply_bytes)
 
     async def _record(self, host: Host, signature: Signature) -> Recording:
         found = host.recorded(signature)

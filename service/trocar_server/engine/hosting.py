@@ -9,12 +9,15 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.lease import Replica, ReplicaPool
-from trocar_server.engine.plan import Signature, TensorSignature, split_arguments
+from trocar_server.engine.pace import Pace
+from trocar_server.engine.plan import Signature, TapRequest, TensorSignature, split_arguments
+from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, make_meta_replica, make_replica
-from trocar_server.surgery import Recording, install_guard, record_calls
+from trocar_server.surgery import Recording, record_calls
 
 _RECORDINGS_KEPT = 64
+_RESOLVED_KEPT = 256
 
 
 @dataclass
@@ -25,7 +28,11 @@ class Host:
     pool: ReplicaPool
     meta: nn.Module | None
     example: Recording
+    pace: Pace = field(default_factory=Pace)
     _recordings: OrderedDict[Signature, Recording] = field(default_factory=OrderedDict)
+    _resolved: OrderedDict[tuple[tuple[TapRequest, ...], Signature], Resolved] = field(
+        default_factory=OrderedDict
+    )
 
     def recorded(self, signature: Signature) -> Recording | None:
         """Return the recording of a pass on inputs of this form, if it was made."""
@@ -51,6 +58,21 @@ class Host:
                 self._recordings.popitem(last=False)
         return found
 
+    def resolve(self, taps: tuple[TapRequest, ...], signature: Signature, max_reply_bytes: int) -> Resolved:
+        """Resolve taps for inputs of a form that was recorded; what was asked before is at hand.
+
+        Raises:
+            ServiceError: See `resolve_taps`.
+        """
+        key = taps, signature
+        found = self._resolved.get(key)
+        if found is None:
+            found = resolve_taps(taps, self._recordings[signature], max_reply_bytes)
+            self._resolved[key] = found
+            if len(self._resolved) > _RESOLVED_KEPT:
+                self._resolved.popitem(last=False)
+        return found
+
 
 def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:
     """Make the replicas of a model and record one pass on its example input.
@@ -58,10 +80,7 @@ def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:
     Raises:
         ServiceError: `MODEL_INVALID` when the model cannot run on its example input.
     """
-    replicas = []
-    for _ in range(replica_count):
-        module = make_replica(hosted.module)
-        replicas.append(Replica(module, install_guard(module)))
+    replicas = [Replica(make_replica(hosted.module)) for _ in range(replica_count)]
     meta, example = _record_example(hosted)
     return Host(hosted, ReplicaPool(replicas, max_queue), meta, example)
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.surgery.guard import GuardSlot
 
 # The wait for a replica ends before the call's deadline, or "busy" would show as a deadline error.
 _WAIT_SHARE = 0.9
@@ -18,10 +17,9 @@ _WAIT_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Replica:
-    """A module tree over the model's weights, with a guard in every module."""
+    """A module tree over the model's weights, without hooks while nobody leases it."""
 
     module: nn.Module
-    guard_slot: GuardSlot
 
 
 class ReplicaPool:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from trocar_server.engine.planner import TapTarget
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.stats import StatisticsResult, reduce
-from trocar_server.surgery import PassAborted, PassGuard, TapSession
+from trocar_server.surgery import PassAborted, PassGuard, TapSession, guarded
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,17 @@ def run_pass(
     arguments: tuple[Sequence[object], Mapping[str, object]],
     targets: Sequence[TapTarget],
     guard: PassGuard,
+    *,
+    is_short: bool = False,
 ) -> PassResult:
     """Run the model until the last needed call and reduce what was collected.
+
+    Args:
+        replica: Leased by the caller.
+        arguments: Positional and keyword arguments of the forward.
+        targets: What to collect.
+        guard: Says whether to go on.
+        is_short: Do without looking at the guard before every module, because it will not take long.
 
     Raises:
         ServiceError: `MODULE_NOT_CALLED` when this input did not take the model to a tapped module.
@@ -60,14 +69,11 @@ def run_pass(
     """
     started = time.perf_counter()
     session = TapSession(replica.module, [target.target for target in targets])
-    replica.guard_slot.guard = guard
-    try:
-        with torch.inference_mode():
-            with session:
-                replica.module(*arguments[0], **arguments[1])
-            feature_maps = tuple(_finish(target, session.values, guard) for target in targets)
-    finally:
-        replica.guard_slot.guard = PassGuard()
+    watch = nullcontext() if is_short else guarded(replica.module, guard)
+    with torch.inference_mode():
+        with watch, session:
+            replica.module(*arguments[0], **arguments[1])
+        feature_maps = tuple(_finish(target, session.values, guard) for target in targets)
     return PassResult(feature_maps, session.stopped_at, time.perf_counter() - started)
 
 

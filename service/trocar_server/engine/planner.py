@@ -1,10 +1,10 @@
-"""Checking a plan against a model before anything is computed."""
+"""Checking what is asked for against a model before anything is computed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.plan import Plan, TapRequest
+from trocar_server.engine.plan import TapRequest
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Recording, Target, resolve
 
@@ -34,20 +34,20 @@ class Resolved:
     byte_count: int
 
 
-def resolve_plan(plan: Plan, recording: Recording, max_reply_bytes: int) -> Resolved:
+def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_bytes: int) -> Resolved:
     """Resolve every tap and check the size of the reply.
 
     Raises:
         ServiceError: A selector's error, `DUPLICATE_NAME`, `INVALID_ARGUMENT` for an alias of
             several values, or `REPLY_TOO_LARGE`.
     """
-    found = resolve((tap.selector for tap in plan.taps), recording)
+    found = resolve((tap.selector for tap in taps), recording)
     expansions = [
         [
             TapTarget(_named(target, tap, len(values)), leaf, tap, recording.modules[target.path].type_name)
             for target, leaf in values
         ]
-        for tap, values in zip(plan.taps, found, strict=True)
+        for tap, values in zip(taps, found, strict=True)
     ]
     targets = tuple(_unique(target for targets in expansions for target in targets))
     byte_count = sum(target.leaf.byte_count for target in targets if target.tap.values)

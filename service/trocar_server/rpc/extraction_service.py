@@ -26,7 +26,7 @@ class ExtractionService:
 
     async def extract(
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
-    ) -> AsyncIterator[Parts]:
+    ) -> None:
         """Check, receive, run one pass, stream; the replica is free before the first byte goes out."""
         deadline = _deadline(context)
         first = await anext(requests, None)
@@ -45,7 +45,7 @@ class ExtractionService:
         extraction = await self._engine.extract(plan, receiver.finish(), deadline)
         del receiver, chunks, first
         for parts in reply_messages(plan, extraction):
-            yield parts
+            await context.write(parts)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler with our own chunk codec in place of protobuf's copies."""

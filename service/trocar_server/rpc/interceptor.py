@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -34,11 +34,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return handler
         request_id = _request_id(handler_call_details)
         if handler.stream_stream is not None:
-            return handler._replace(stream_stream=_wrap_stream(handler.stream_stream, method, request_id))
-        return handler._replace(unary_unary=_wrap_unary(handler.unary_unary, method, request_id))
+            return handler._replace(stream_stream=_wrap(handler.stream_stream, method, request_id))
+        return handler._replace(unary_unary=_wrap(handler.unary_unary, method, request_id))
 
 
-def _wrap_unary(behaviour: Callable[..., Awaitable[Any]], method: str, request_id: str) -> Callable[..., Any]:
+def _wrap(behaviour: Callable[..., Awaitable[Any]], method: str, request_id: str) -> Callable[..., Any]:
+    """Wrap a coroutine: one that returns its reply, or a streaming one that writes to the context."""
+
     async def call(request: Any, context: Any) -> Any:
         started = time.perf_counter()
         try:
@@ -52,25 +54,9 @@ def _wrap_unary(behaviour: Callable[..., Awaitable[Any]], method: str, request_i
     return call
 
 
-def _wrap_stream(
-    behaviour: Callable[..., AsyncIterator[Any]], method: str, request_id: str
-) -> Callable[..., Any]:
-    async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
-        started = time.perf_counter()
-        try:
-            async for reply in behaviour(requests, context):
-                yield reply
-        except BaseException as error:
-            await _fail(error, context, method, request_id, started)
-            raise
-        _log_call(method, request_id, "OK", started)
-
-    return call
-
-
 async def _fail(error: BaseException, context: Any, method: str, request_id: str, started: float) -> None:
     """Abort the call with a status that says why. A cancelled call or a stopping server just ends."""
-    if isinstance(error, asyncio.CancelledError | GeneratorExit | grpc.aio.AbortError):
+    if isinstance(error, asyncio.CancelledError | grpc.aio.AbortError):
         _log_call(method, request_id, "CANCELLED", started)
         return
     known = error if isinstance(error, ServiceError) else _internal(error, method, request_id)

@@ -11,7 +11,7 @@
 import json
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -63,6 +63,7 @@ class Selector:
         return self.path == path or (self.is_pattern and self.path_regex.fullmatch(path) is not None)
 
 
+@lru_cache(maxsize=1024)
 def parse_selector(text: str) -> Selector:
     """Parse a selector.
 

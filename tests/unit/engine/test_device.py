@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ async def test_all_work_runs_on_the_same_thread_and_not_on_the_loops(owner: Devi
 
 async def test_work_runs_first_in_first_out(owner: DeviceThread) -> None:
     order: list[int] = []
-    await asyncio.gather(*(owner.run(lambda number=number: order.append(number)) for number in range(200)))
+    await asyncio.gather(*(owner.run(partial(order.append, number)) for number in range(200)))
     assert order == list(range(200))
 
 
@@ -152,7 +153,7 @@ async def test_work_that_fails_after_its_waiter_was_cancelled_complains_to_nobod
 async def test_queued_work_runs_before_the_thread_stops() -> None:
     owner = DeviceThread(torch.device("cpu"))
     owner.start()
-    futures = [owner.submit(lambda number=number: number) for number in range(20)]
+    futures = [owner.submit(partial(int, number)) for number in range(20)]
     await asyncio.to_thread(owner.stop)
     assert await asyncio.gather(*futures) == list(range(20))
 

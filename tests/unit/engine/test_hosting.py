@@ -1,6 +1,7 @@
 """A loaded model at work: replicas and recordings."""
 
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -20,23 +21,23 @@ def form(*shape: int, dtype: torch.dtype = torch.float32, name: str = "") -> Ten
     return TensorSignature(name, dtype, (shape,))
 
 
-async def borrowed(of: Host, count: int) -> list[torch.nn.Module]:
+async def borrowed(of: Host, count: int) -> list[Any]:
     return [(await of.pool._free.get()).module for _ in range(count)]
 
 
 async def test_replicas_share_their_weights_and_nothing_else() -> None:
     plain = host(Plain, (3, 8, 8), replica_count=2)
     first, second = await borrowed(plain, 2)
+    original: Any = plain.hosted.module
     assert first is not second
-    assert first.conv.weight is second.conv.weight is plain.hosted.module.conv.weight
+    assert first.conv.weight is second.conv.weight is original.conv.weight
     assert first.conv is not second.conv
 
 
-async def test_every_module_of_a_replica_has_one_guard_and_the_original_none() -> None:
+async def test_nobody_has_hooks_while_nothing_runs() -> None:
     plain = host(Plain, (3, 8, 8))
     (replica,) = await borrowed(plain, 1)
-    assert [len(module._forward_pre_hooks) for module in replica.modules()] == [1] * 7
-    assert hook_count(plain.hosted.module) == 0
+    assert (hook_count(replica), hook_count(plain.hosted.module)) == (0, 0)
 
 
 def test_a_model_is_recorded_without_data_where_it_can_be() -> None:
@@ -82,7 +83,7 @@ def test_a_recording_that_goes_while_it_is_looked_up_is_no_error() -> None:
 
     class DropsWhenAsked(OrderedDict[Signature, Recording]):
         def __contains__(self, key: object) -> bool:
-            return super().pop(key, None) is not None  # type: ignore[call-overload, no-any-return]
+            return super().pop(key, None) is not None  # type: ignore[call-overload]
 
     plain = host(Plain, (3, 8, 8))
     plain.record((form(5, 3, 8, 8),))

@@ -18,7 +18,7 @@ from trocar_server.engine.inputs import (
     predicted_signature,
     signature_of,
 )
-from trocar_server.engine.plan import ImageForm, ImageInput, Payload, TensorInput
+from trocar_server.engine.plan import ArgumentInput, ImageForm, ImageInput, Payload, TensorInput
 from trocar_server.errors import ServiceError
 
 DTYPES = [
@@ -110,7 +110,7 @@ def test_images_are_prepared_as_torchvisions_weights_say() -> None:
 
 def test_payloads_go_to_their_arguments_in_order() -> None:
     model = hosted_by_name("resnet18")
-    entries = [
+    entries: list[ArgumentInput] = [
         ImageInput("", (ImageForm(1), ImageForm(1))),
         TensorInput("a", torch.float32, (2,)),
         TensorInput("b", torch.float32, (1,)),

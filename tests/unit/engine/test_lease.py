@@ -8,15 +8,12 @@ import pytest
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine import lease
 from trocar_server.engine.lease import Replica, ReplicaPool
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import install_guard
 
 
 def pool(replica_count: int = 1, max_queue: int = 64) -> ReplicaPool:
-    modules = [nn.Identity() for _ in range(replica_count)]
-    return ReplicaPool([Replica(module, install_guard(module)) for module in modules], max_queue)
+    return ReplicaPool([Replica(nn.Identity()) for _ in range(replica_count)], max_queue)
 
 
 async def turns(count: int = 10) -> None:
@@ -121,8 +118,8 @@ async def test_the_wait_is_shorter_than_the_deadline(monkeypatch: pytest.MonkeyP
 
     one = pool()
     async with one.lease(None):
-        monkeypatch.setattr(lease.time, "monotonic", lambda: 100.0)
-        monkeypatch.setattr(lease.asyncio, "wait_for", wait_for)
+        monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+        monkeypatch.setattr(asyncio, "wait_for", wait_for)
         with pytest.raises(ServiceError) as caught:
             async with one.lease(110.0):
                 pass

@@ -1,6 +1,7 @@
 """One pass: what is collected, how it is reduced, what its failures become."""
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +17,15 @@ from tests.unit.surgery.recordings import recorded
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, run_pass
-from trocar_server.engine.plan import Plan, TapRequest
-from trocar_server.engine.planner import TapTarget, resolve_plan
+from trocar_server.engine.plan import TapRequest
+from trocar_server.engine.planner import TapTarget, resolve_taps
 from trocar_server.errors import ServiceError
 from trocar_server.stats import Scope, Statistic
 from trocar_server.surgery import (
     PassAborted,
     PassGuard,
     Recording,
-    install_guard,
+   
     parse_selector,
     record_calls,
 )
@@ -34,12 +35,11 @@ PLAIN = recorded(Plain, (2, 3, 8, 8))
 
 
 def replica_of(kind: type[nn.Module]) -> Replica:
-    module = rebuilt(kind)
-    return Replica(module, install_guard(module))
+    return Replica(rebuilt(kind))
 
 
 def targets(recording: Recording, *taps: TapRequest) -> tuple[TapTarget, ...]:
-    return resolve_plan(Plan("m", taps, (), 4096), recording, 1 << 30).targets
+    return resolve_taps(taps, recording, 1 << 30).targets
 
 
 def tap(selector: str, **options: object) -> TapRequest:
@@ -61,7 +61,7 @@ def test_values_are_bytes_in_row_major_order() -> None:
     replica = replica_of(Plain)
     (found,) = run(replica, targets(PLAIN, tap("conv"))).feature_maps
     with torch.inference_mode():
-        assert torch.equal(tensor_of(found), replica.module.conv(IMAGES))
+        assert torch.equal(tensor_of(found), replica.module.get_submodule("conv")(IMAGES))
 
 
 @pytest.mark.parametrize("name", list(Dtypes()(torch.zeros(2, 6))))
@@ -135,12 +135,12 @@ def test_a_deadline_that_passes_during_the_reductions_is_noticed() -> None:
             super().__init__()
             self.last = nn.Identity()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             return self.last(x)
 
     replica = replica_of(Slow)
     guard = PassGuard()
-    replica.module.last.register_forward_hook(lambda *_: guard.cancel())
+    replica.module.get_submodule("last").register_forward_hook(lambda *_: guard.cancel())
     with pytest.raises(PassAborted):
         run_pass(replica, ([IMAGES], {}), targets(recorded(Slow, (2, 3, 8, 8)), tap("last")), guard)
 

@@ -5,8 +5,8 @@ import pytest
 from tests.support.tiny_models import Plain
 from tests.unit.surgery.recordings import recorded
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.plan import Plan, TapRequest
-from trocar_server.engine.planner import Resolved, resolve_plan
+from trocar_server.engine.plan import TapRequest
+from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.errors import ServiceError
 from trocar_server.stats import Scope, Statistic
 from trocar_server.surgery import parse_selector
@@ -20,7 +20,7 @@ def tap(selector: str, **options: object) -> TapRequest:
 
 
 def resolved(*taps: TapRequest, limit: int = 1 << 20) -> Resolved:
-    return resolve_plan(Plan("plain", taps, (), 4096), RECORDING, limit)
+    return resolve_taps(taps, RECORDING, limit)
 
 
 def refused(*taps: TapRequest, limit: int = 1 << 20) -> ServiceError:
@@ -115,7 +115,7 @@ def test_statistics_count_towards_the_reply() -> None:
     wanted = tap("conv", values=False, statistics=tuple(Statistic), scope=Scope.CHANNEL, channel_dim=2)
     statistics_bytes = 600 * len(Statistic) * 8
     with pytest.raises(ServiceError) as caught:
-        resolve_plan(Plan("plain", (wanted,), (), 4096), recording, statistics_bytes - 1)
+        resolve_taps([wanted], recording, statistics_bytes - 1)
     assert caught.value.reason is ErrorReason.REPLY_TOO_LARGE
 
 

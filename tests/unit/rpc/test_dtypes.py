@@ -12,17 +12,17 @@ WIRE = sorted(set(pb.Dtype.values()) - {pb.DTYPE_UNSPECIFIED})
 
 
 @pytest.mark.parametrize("wire", WIRE, ids=pb.Dtype.Name)
-def test_every_wire_dtype_is_one_of_torchs_and_back(wire: pb.Dtype) -> None:
+def test_every_wire_dtype_is_one_of_torchs_and_back(wire: pb.Dtype.ValueType) -> None:
     assert to_wire(from_wire("x", wire)) == wire
 
 
 @pytest.mark.parametrize("wire", WIRE, ids=pb.Dtype.Name)
-def test_names_are_the_same(wire: pb.Dtype) -> None:
+def test_names_are_the_same(wire: pb.Dtype.ValueType) -> None:
     assert f"torch.{pb.Dtype.Name(wire).removeprefix('DTYPE_').lower()}" == str(from_wire("x", wire))
 
 
 @pytest.mark.parametrize("wire", [0, -1, 13, 2**31 - 1])
-def test_what_is_no_dtype_is_refused_with_its_field(wire: pb.Dtype) -> None:
+def test_what_is_no_dtype_is_refused_with_its_field(wire: pb.Dtype.ValueType) -> None:
     with pytest.raises(ServiceError, match=r"^inputs\[0\]") as caught:
         from_wire("inputs[0]", wire)
     assert caught.value.reason is ErrorReason.INVALID_TENSOR

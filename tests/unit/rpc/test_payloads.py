@@ -1,5 +1,6 @@
 """Sizes in Python integers, and bytes that come in order or not at all."""
 
+from collections.abc import Iterable
 from itertools import cycle
 
 import numpy as np
@@ -17,11 +18,15 @@ def chunk(data: bytes, index: int = 0, offset: int = 0) -> Chunk:
     return Chunk(index, offset, memoryview(data))
 
 
+def _received(receiver: PayloadReceiver, chunks: Iterable[Chunk]) -> None:
+    receiver.feed(chunks)
+    receiver.finish()
+
+
 def refused(counts: list[int], *chunks: Chunk) -> ServiceError:
     receiver = PayloadReceiver(counts)
     with pytest.raises(ServiceError) as caught:
-        receiver.feed(chunks)
-        receiver.finish()
+        _received(receiver, chunks)
     assert caught.value.reason is ErrorReason.INVALID_TENSOR
     assert caught.value.details["field"] == "chunks"
     return caught.value

@@ -32,6 +32,10 @@ def raw(height: int, width: int) -> pb.Image:
     return pb.Image(raw=pb.RawImage(height=height, width=width))
 
 
+def _tap(**fields: Any) -> pb.Tap:
+    return pb.Tap(selector="x", **fields)
+
+
 def refused(**fields: Any) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
         planned(**fields)
@@ -120,10 +124,10 @@ INVALID = ErrorReason.INVALID_ARGUMENT
         ({"taps": [pb.Tap(selector="x" * 1025)]}, INVALID, "taps[0]"),
         ({"taps": [pb.Tap(selector="x", alias="y" * 1025)]}, INVALID, "taps[0]"),
         ({"taps": [pb.Tap(selector="x"), pb.Tap(selector="x", values=False)]}, INVALID, "taps[1]"),
-        ({"taps": [pb.Tap(selector="x", statistics=[0])]}, INVALID, "taps[0].statistics"),
-        ({"taps": [pb.Tap(selector="x", statistics=[1, 99])]}, INVALID, "taps[0].statistics"),
-        ({"taps": [pb.Tap(selector="x", statistics=[-1])]}, INVALID, "taps[0].statistics"),
-        ({"taps": [pb.Tap(selector="x", scope=9)]}, INVALID, "taps[0].scope"),
+        ({"taps": [_tap(statistics=[0])]}, INVALID, "taps[0].statistics"),
+        ({"taps": [_tap(statistics=[1, 99])]}, INVALID, "taps[0].statistics"),
+        ({"taps": [_tap(statistics=[-1])]}, INVALID, "taps[0].statistics"),
+        ({"taps": [_tap(scope=9)]}, INVALID, "taps[0].scope"),
         ({"taps": [pb.Tap(selector="x]")]}, ErrorReason.INVALID_SELECTOR, None),
         ({"taps": [pb.Tap()]}, ErrorReason.INVALID_SELECTOR, None),
         ({"inputs": [tensor((1,), 0)]}, ErrorReason.INVALID_TENSOR, "inputs[0].tensor"),

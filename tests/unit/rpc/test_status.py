@@ -2,7 +2,7 @@
 
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, RequestInfo, RetryInfo
-from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # ships no types
+from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from trocar_api.reasons import ERROR_DOMAIN, ErrorReason
@@ -65,7 +65,7 @@ def test_any_text_can_be_sent(text: str) -> None:
 
 
 def test_long_details_are_shortened_so_that_the_status_arrives() -> None:
-    """2,000 mismatched keys are 96 KB: a client that takes 64 KiB of metadata loses code and reason together."""
+    """2,000 mismatched keys are 96 KB: more metadata than a client takes, so that it loses the reason."""
     keys = "\n".join(f"features.denseblock4.denselayer{number}.conv2.weight" for number in range(2000))
     error = ServiceError(ErrorReason.WEIGHTS_MISMATCH, "x", missing=keys)
     assert len(status_details(error, "r1")) < _METADATA_ROOM_BYTES

@@ -1,5 +1,7 @@
 """A recorded pass: order, calls, shapes, and which values are written to after a hook has seen them."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,7 @@ def test_the_order_is_that_of_calls_and_not_of_registration() -> None:
             super().__init__()
             self.last, self.first = nn.Tanh(), nn.ReLU()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             return self.last(self.first(x))
 
     assert list(recorded(Backwards, (3,)).modules) == ["", "first", "last"]

@@ -1,0 +1,83 @@
+"""Starting and stopping as a whole: what fails leaves nothing running."""
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.support.odd_models import Identity, TellsPaths
+from tests.support.serving import custom
+from trocar_api.reasons import ErrorReason
+from trocar_server import app
+from trocar_server.app import model_spec
+from trocar_server.config import ModelConfig, ServerConfig
+from trocar_server.errors import ServiceError
+
+
+def owner_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("torch-")}
+
+
+async def refused(**settings: object) -> ServiceError:
+    with pytest.raises(ServiceError) as caught:
+        await app.start(ServerConfig(port=0, device="cpu", **settings))  # type: ignore[arg-type]
+    return caught.value
+
+
+async def test_a_stopped_server_leaves_no_thread() -> None:
+    before = owner_threads()
+    running = await app.start(
+        ServerConfig(port=0, device="cpu", models={"m": ModelConfig(**custom(Identity))})
+    )
+    assert len(owner_threads() - before) == 1
+    await running.stop()
+    assert owner_threads() == before
+
+
+async def test_a_model_that_cannot_be_loaded_leaves_no_thread() -> None:
+    before = owner_threads()
+    models = {"m": ModelConfig(**custom(TellsPaths, (7,)))}
+    assert (await refused(models=models)).reason is ErrorReason.MODEL_INVALID
+    assert owner_threads() == before
+
+
+async def test_a_model_that_nobody_knows_leaves_no_thread() -> None:
+    before = owner_threads()
+    models = {"m": ModelConfig(architecture="resnet9000")}
+    assert (await refused(models=models)).reason is ErrorReason.UNKNOWN_ARCHITECTURE
+    assert owner_threads() == before
+
+
+async def test_an_address_that_is_taken_leaves_no_thread() -> None:
+    before = owner_threads()
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServiceError):
+        await app.start(ServerConfig(port=taken.getsockname()[1], device="cpu"))
+    assert owner_threads() == before
+
+
+def test_categories_may_be_given_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "names.txt"
+    path.write_text("Katze\nBär\n", encoding="utf-8")
+    assert model_spec("m", ModelConfig(factory="a:b", categories=str(path))).categories == ("Katze", "Bär")
+
+
+def test_categories_may_be_those_of_a_torchvision_model() -> None:
+    categories = model_spec("m", ModelConfig(factory="a:b", categories="torchvision:resnet18")).categories
+    assert categories is not None
+    assert len(categories) == 1000
+
+
+def test_a_file_of_categories_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match=r"names\.txt"):
+        model_spec("m", ModelConfig(factory="a:b", categories=str(tmp_path / "names.txt")))
+
+
+def test_an_entry_without_architecture_is_the_torchvision_model_of_its_id() -> None:
+    assert model_spec("resnet18", ModelConfig()).architecture == "resnet18"
+
+
+@pytest.mark.parametrize("model_id", ["UPPER", "a b", "../x", "", "-x", "x" * 64])
+def test_an_id_that_could_be_something_else_is_refused(model_id: str) -> None:
+    with pytest.raises(ServiceError):
+        model_spec(model_id, ModelConfig(architecture="resnet18"))
