@@ -371,7 +371,7 @@ class TorchLayers(nn.Module):
         self.norm = nn.BatchNorm1d(4)
         self.dropout = nn.Dropout(0.5, inplace=True)
         self.tied = nn.Linear(6, 6)
-        self.tied.weight = self.parametrized.parametrizations.weight.original1  # type: ignore[union-attr]
+        self.tied.weight = self.parametrized.parametrizations.weight.original1
         self.list = nn.ModuleList([nn.SiLU(inplace=True), nn.Hardswish(inplace=True)])
 
     def forward(self, x: torch.Tensor) -> Any:

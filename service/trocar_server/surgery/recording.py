@@ -5,6 +5,7 @@
 On a meta replica this costs no arithmetic; the plan of every extraction is checked against it.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from trocar_server.surgery.structure import Picks, leaves
+from trocar_server.surgery.writes import WriteWatch
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,15 @@ class Recording:
 
 # Note: [Clone before in-place]
 # A hook holds a reference, and an in-place module further on (65 of torchvision's models have some)
-# changes what it refers to. Tensors count their in-place writes in `_version`, views included, so a
-# recorded pass on the meta device tells which values are written to after the hook saw them. Only
-# these are cloned in a real pass. Where no meta pass is possible, all are.
+# changes what it refers to. A recorded pass on the meta device sees every operator, so it tells which
+# storages are written to after a hook saw them, through whatever view. A second pass tells which are
+# kept by the model and written to by the next call. Only these are cloned in a real pass. Where no
+# meta pass is possible, all are.
 class _Recorder:
-    def __init__(self, keep_tensors: bool) -> None:
+    def __init__(self, watch: WriteWatch | None) -> None:
         self.clock = 0
         self.calls: dict[str, list[Call]] = {}
-        self._keep_tensors = keep_tensors
+        self._watch = watch
         self._seen: list[tuple[list[Leaf], int, torch.Tensor, int]] = []
         self._open: dict[str, list[Call]] = {}
 
@@ -104,13 +107,14 @@ class _Recorder:
 
     def leave(self, path: str, output: Any) -> None:
         call = self._open[path].pop()
-        self._note(call.outputs, "out", output)
+        if not has_raised(output):
+            self._note(call.outputs, "out", output)
         call.ended = self._tick()
 
-    def settle_overwrites(self) -> None:
-        """Compare each tensor's version with the one its hook saw."""
-        for target, index, tensor, version in self._seen:
-            target[index] = replace(target[index], is_overwritten=tensor._version != version)
+    def settle_overwrites(self, watch: WriteWatch) -> None:
+        """Say of each tensor whether it was written to after its hook saw it."""
+        for target, index, tensor, seen_at in self._seen:
+            target[index] = replace(target[index], is_overwritten=watch.last_write(tensor) > seen_at)
         self._seen.clear()
 
     def _tick(self) -> int:
@@ -122,8 +126,8 @@ class _Recorder:
             if not isinstance(leaf, torch.Tensor):
                 target.append(Leaf(port, picks, type(leaf).__name__))
                 continue
-            if self._keep_tensors:
-                self._seen.append((target, len(target), leaf, leaf._version))
+            if self._watch is not None:
+                self._seen.append((target, len(target), leaf, self._watch.clock))
             target.append(Leaf(port, picks, "Tensor", tuple(leaf.shape), leaf.dtype))
 
 
@@ -134,7 +138,7 @@ def record_calls(
     *,
     is_symbolic: bool = True,
 ) -> Recording:
-    """Run one pass and return what it called.
+    """Run one pass, symbolic ones twice, and return what it called.
 
     Args:
         module: The model, on the meta device when symbolic; it is left without our hooks.
@@ -144,17 +148,28 @@ def record_calls(
             as overwritten, because keeping them all to find out would take the memory of a
             training pass.
     """
-    recorder = _Recorder(keep_tensors=is_symbolic)
-    with ExitStack() as hooks, torch.no_grad():
-        for path, child in module.named_modules():
-            for handle in _watch(child, path, recorder):
-                hooks.callback(handle.remove)
-        module(*args, **(kwargs or {}))
-    recorder.settle_overwrites()
+    watch = WriteWatch() if is_symbolic else None
+    recorder = _Recorder(watch)
+    with ExitStack() as contexts, torch.no_grad():
+        if watch is not None:
+            contexts.enter_context(watch)
+        with ExitStack() as hooks:
+            for path, child in module.named_modules():
+                for handle in _hook(child, path, recorder):
+                    hooks.callback(handle.remove)
+            module(*args, **(kwargs or {}))
+        if watch is not None:
+            module(*args, **(kwargs or {}))
+            recorder.settle_overwrites(watch)
     return Recording(_in_execution_order(module, recorder.calls), is_symbolic)
 
 
-def _watch(module: nn.Module, path: str, recorder: _Recorder) -> list[Any]:
+def has_raised(output: Any) -> bool:
+    """Whether a forward hook with `always_call` is called because the forward raised."""
+    return output is None and sys.exc_info()[0] is not None
+
+
+def _hook(module: nn.Module, path: str, recorder: _Recorder) -> list[Any]:
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder.enter(path, args, kwargs)
 
@@ -163,7 +178,7 @@ def _watch(module: nn.Module, path: str, recorder: _Recorder) -> list[Any]:
 
     return [
         module.register_forward_pre_hook(enter, with_kwargs=True),
-        module.register_forward_hook(leave),
+        module.register_forward_hook(leave, always_call=True),  # closes calls that raised, too
     ]
 
 

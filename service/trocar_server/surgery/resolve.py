@@ -28,12 +28,16 @@ def _resolve_one(selector: Selector, recording: Recording) -> list[tuple[Target,
     called = [record for record in matched if record.calls]
     if not called:
         raise _never_called(selector, matched, recording)
-    values = []
+    values: list[tuple[int, Target, Leaf]] = []
+    problems: list[ServiceError] = []
     for record in called:
-        for index in _call_indices(selector, record):
-            values += _values(selector, record, index)
+        try:
+            for index in _call_indices(selector, record):
+                values += _values(selector, record, index)
+        except ServiceError as problem:
+            problems.append(problem)  # a pattern skips what others of its modules have
     if not values:
-        raise _not_a_tensor(selector, called)
+        raise problems[0]
     return [(target, leaf) for _, target, leaf in sorted(values, key=lambda value: value[0])]
 
 
@@ -66,8 +70,6 @@ def _call_indices(selector: Selector, record: ModuleRecord) -> Iterable[int]:
     index = int(selector.call)
     if -count <= index < count:
         return (index % count,)
-    if selector.is_pattern:
-        return ()
     raise ServiceError(
         ErrorReason.CALL_OUT_OF_RANGE,
         f"module '{record.path}' is called {count} time{'s' * (count > 1)} in one pass, so '@{index}' does "
@@ -98,29 +100,27 @@ def _port_leaves(selector: Selector, record: ModuleRecord, call: Call) -> list[L
     else:
         leaves = [leaf for leaf in leaves if leaf.port == selector.port]
     below = [leaf for leaf in leaves if _is_below(leaf, selector.picks, leaves)]
-    if not below and not selector.is_pattern:
+    if not below and (selector.picks or selector.port.startswith("in(")):
         raise _unknown_pick(selector, record, call)
     tensors = [leaf for leaf in below if leaf.shape is not None]
-    if not tensors and not selector.is_pattern:
-        raise _not_a_tensor(selector, [record])
+    if not tensors:
+        raise _not_a_tensor(selector, below)
     return tensors
 
 
 def _is_below(leaf: Leaf, picks: Picks, leaves: list[Leaf]) -> bool:
+    """Whether the picks lead to a leaf or around it; a negative position counts from the end, unless it is a key."""
     if len(leaf.picks) < len(picks):
         return False
-    return all(
-        key == own or (isinstance(key, int) and key < 0 and key + _width(leaves, leaf.picks[:depth]) == own)
-        for depth, (key, own) in enumerate(zip(picks, leaf.picks, strict=False))
-    )
-
-
-def _width(leaves: list[Leaf], prefix: Picks) -> int:
-    """Return how many elements the structure at `prefix` has."""
-    depth = len(prefix)
-    return len(
-        {leaf.picks[depth] for leaf in leaves if leaf.picks[:depth] == prefix and len(leaf.picks) > depth}
-    )
+    for depth, (key, own) in enumerate(zip(picks, leaf.picks, strict=False)):
+        if key == own:
+            continue
+        keys = {
+            other.picks[depth] for other in leaves if other.picks[: depth + 1][:depth] == leaf.picks[:depth]
+        }
+        if not isinstance(key, int) or key >= 0 or key in keys or key + len(keys) != own:
+            return False
+    return True
 
 
 def _shown_picks(leaf: Leaf, call: Call) -> Picks:
@@ -170,10 +170,8 @@ def _unknown_pick(selector: Selector, record: ModuleRecord, call: Call) -> Servi
     )
 
 
-def _not_a_tensor(selector: Selector, records: list[ModuleRecord]) -> ServiceError:
-    call = records[0].calls[0]
-    leaves = call.outputs if selector.port == "out" else call.inputs
-    kinds = ", ".join(sorted({leaf.type_name for leaf in leaves})) or "nothing"
+def _not_a_tensor(selector: Selector, leaves: list[Leaf]) -> ServiceError:
+    kinds = ", ".join(sorted({leaf.type_name for leaf in leaves})) or "empty"
     return ServiceError(
         ErrorReason.NOT_A_TENSOR,
         f"'{selector.text}' is no tensor and holds none (it is {kinds})",

@@ -4,8 +4,8 @@
 
 `layer4`, `layer*.0.relu@1`, `encoder.**:Conv2d`, `fc/in`, `/in[0]`, `out_proj/in(query)`, `head["out"]`.
 `*` stands for anything within one path component, `**` for any number of components (a trailing
-`.**` for everything inside, as in gitignore). The empty path is the model itself and needs a port:
-`/in`, `/out`.
+`.**` for everything inside, as in gitignore). A name with other characters stands in JSON's quotes and means
+itself: `parts."a:b"`. The empty path is the model itself and needs a port: `/in`, `/out`.
 """
 
 import json
@@ -15,11 +15,12 @@ from functools import cached_property, lru_cache
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.surgery.patterns import ANY, matches_path
 from trocar_server.surgery.structure import Picks, format_picks
 
 ALL_CALLS = "*"
 
-_PATH = re.compile(r"[^:@/\[\]]*")
+_NAME = re.compile(r'[^.:@/\[\]"\s]+|"(?:[^"\\]|\\.)*"')
 _TYPE = re.compile(r":([A-Za-z_]\w*)")
 _CALL = re.compile(r"@(-?\d{1,9}|\*)")
 _PORT = re.compile(r"/(?:(out)|(in)(?:\(([A-Za-z_]\w*)\))?)(?=\[|$)")
@@ -37,6 +38,7 @@ class Selector:
         call: Call index (negative counts from the last), `"*"` for all calls, or None when not said.
         port: `out`, `in`, or `in(name)` for a keyword input.
         picks: The way into a structured value; empty for the whole.
+        quoted: Positions of the path's components that mean themselves, `*` included.
     """
 
     text: str
@@ -45,22 +47,24 @@ class Selector:
     call: int | str | None = None
     port: str = "out"
     picks: Picks = ()
-
-    @property
-    def is_pattern(self) -> bool:
-        """Whether it may stand for several modules."""
-        return "*" in self.path or self.type_name is not None
+    quoted: frozenset[int] = frozenset()
 
     @cached_property
-    def path_regex(self) -> re.Pattern[str]:
-        """The path as a regular expression over whole module paths."""
-        return re.compile(_path_regex(self.path))
+    def names(self) -> tuple[str, ...]:
+        """The components of the path."""
+        return tuple(self.path.split("."))
+
+    @cached_property
+    def is_pattern(self) -> bool:
+        """Whether it may stand for several modules."""
+        has_star = any("*" in name for i, name in enumerate(self.names) if i not in self.quoted)
+        return has_star or self.type_name is not None
 
     def matches(self, path: str, type_name: str) -> bool:
         """Whether a module of this path and class is meant."""
         if self.type_name is not None and self.type_name != type_name:
             return False
-        return self.path == path or (self.is_pattern and self.path_regex.fullmatch(path) is not None)
+        return matches_path(self.names, path.split("."), self.quoted)
 
 
 @lru_cache(maxsize=1024)
@@ -70,7 +74,7 @@ def parse_selector(text: str) -> Selector:
     Raises:
         ServiceError: `INVALID_SELECTOR`, pointing at the first character that does not fit.
     """
-    position = 0
+    names, position = _parse_path(text)
 
     def take(pattern: re.Pattern[str]) -> re.Match[str] | None:
         nonlocal position
@@ -78,69 +82,83 @@ def parse_selector(text: str) -> Selector:
         position = match.end() if match else position
         return match
 
-    path = take(_PATH)
     type_name, call, port = take(_TYPE), take(_CALL), take(_PORT)
     picks: list[int | str] = []
     while match := take(_PICK):
         picks.append(_pick_key(text, match))
     if position != len(text):
         raise _invalid(text, position, "expected `:Type`, `@call`, `/port` or `[pick]` here")
-    selector = Selector(
+    if not names and port is None:
+        raise _invalid(text, 0, "expected a module path; the model itself is `/in` or `/out`")
+    return Selector(
         text=text,
-        path=path.group() if path else "",
+        path=".".join(name for name, _ in names),
         type_name=type_name.group(1) if type_name else None,
         call=_call_index(call.group(1)) if call else None,
         port=port.group()[1:] if port else "out",
         picks=tuple(picks),
+        quoted=frozenset(i for i, (_, is_quoted) in enumerate(names) if is_quoted),
     )
-    _check_path(selector, has_port=port is not None)
-    return selector
 
 
 def canonical_name(path: str, call: int | None, port: str, picks: Picks) -> str:
     """Write the selector that stands for one value alone; `call` is None for a module called once."""
+    shown = ".".join(_shown_name(name) for name in path.split("."))
     show_port = port != "out" or not path
-    return f"{path}{'' if call is None else f'@{call}'}{f'/{port}' if show_port else ''}{format_picks(picks)}"
+    return (
+        f"{shown}{'' if call is None else f'@{call}'}{f'/{port}' if show_port else ''}{format_picks(picks)}"
+    )
 
 
-def _check_path(selector: Selector, *, has_port: bool) -> None:
-    text, path = selector.text, selector.path
-    if not path and not has_port:
-        raise _invalid(text, 0, "expected a module path; the model itself is `/in` or `/out`")
+def _parse_path(text: str) -> tuple[list[tuple[str, bool]], int]:
+    """Return the names of the path, each with whether it was quoted, and the position after it."""
+    names: list[tuple[str, bool]] = []
+    match = _NAME.match(text)
+    if match is None and not text.startswith("."):
+        return names, 0
     position = 0
-    for component in path.split(".") if path else ():
-        if not component:
+    while True:
+        match = _NAME.match(text, position)
+        if match is None:
             raise _invalid(text, position, "expected a name between the dots")
-        if "**" in component and component != "**":
-            raise _invalid(text, position + component.index("**"), "`**` must be a whole component")
-        position += len(component) + 1
-    for position, character in enumerate(path):
-        if character.isspace():
-            raise _invalid(text, position, "a module path has no spaces")
+        names.append(_name(text, match))
+        position = match.end()
+        if not text.startswith(".", position):
+            return names, position
+        position += 1
 
 
-def _path_regex(path: str) -> str:
-    regex = ""
-    components = path.split(".")
-    for index, component in enumerate(components):
-        is_last = index == len(components) - 1
-        if component == "**":
-            regex += r".+" if is_last else r"(?:[^.]+\.)*"
-            continue
-        regex += "".join(
-            r"[^.]*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", component)
-        )
-        regex += "" if is_last else r"\."
-    return regex
+def _name(text: str, match: re.Match[str]) -> tuple[str, bool]:
+    name = match.group()
+    if name.startswith('"'):
+        name = _unquoted(text, match.start(), name)
+        if not name or "." in name:
+            raise _invalid(text, match.start(), "no module has such a name")
+        return name, True
+    if ANY in name and name != ANY:
+        raise _invalid(text, match.start() + name.index(ANY), "`**` must be a whole component")
+    return name, False
+
+
+def _shown_name(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    is_plain = not name or (match is not None and not name.startswith('"') and "*" not in name)
+    return name if is_plain else json.dumps(name, ensure_ascii=False)
 
 
 def _pick_key(text: str, match: re.Match[str]) -> int | str:
     if match.group(1) is not None:
         return int(match.group(1))
+    return _unquoted(text, match.start(), match.group(2))
+
+
+def _unquoted(text: str, position: int, quoted: str) -> str:
     try:
-        return str(json.loads(match.group(2)))
+        value = str(json.loads(quoted))
+        value.encode()  # a lone surrogate could not be sent back
     except ValueError:
-        raise _invalid(text, match.start(), "expected a key in JSON's quotes") from None
+        raise _invalid(text, position, "expected text in JSON's quotes") from None
+    return value
 
 
 def _call_index(text: str) -> int | str:

@@ -5,6 +5,7 @@ dataclass, a named tuple or a plain object (torchvision's `ImageList`). `[0]["ou
 as the picks `(0, "out")`.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,25 +30,32 @@ _ATOMS = (
 )
 
 
-def leaves(value: Any, picks: Picks = ()) -> Iterator[tuple[Picks, Any]]:
-    """Yield every leaf of a structure with its picks, in order; a plain value is its own leaf."""
-    children = _children(value)
+def leaves(value: Any, picks: Picks = (), above: frozenset[int] = frozenset()) -> Iterator[tuple[Picks, Any]]:
+    """Yield every leaf of a structure with its picks, in order; a plain value is its own leaf.
+
+    Args:
+        value: The structure.
+        picks: The way to it.
+        above: Ids of the structures around it; one of these inside itself is a leaf.
+    """
+    children = None if id(value) in above else _children(value)
     if children is None:
         yield picks, value
         return
-    for key, child in children:
-        yield from leaves(child, (*picks, key))
+    for key, child in children.items():
+        yield from leaves(child, (*picks, key), above | {id(value)})
 
 
 def pick(value: Any, picks: Picks) -> Any:
-    """Follow `picks` into a structure.
+    """Follow `picks` into a structure. A negative position counts from the end, unless it is a key.
 
     Raises:
         KeyError: An element on the way does not exist.
     """
     for key in picks:
-        children = dict(_children(value) or ())
-        value = children[key + len(children) if isinstance(key, int) and key < 0 else key]
+        children = _children(value) or {}
+        is_from_end = isinstance(key, int) and key < 0 and key not in children
+        value = children[key + len(children) if is_from_end and isinstance(key, int) else key]
     return value
 
 
@@ -56,16 +64,18 @@ def format_picks(picks: Picks) -> str:
     return "".join(f"[{json.dumps(key, ensure_ascii=False)}]" for key in picks)
 
 
-def _children(value: Any) -> list[tuple[int | str, Any]] | None:
+def _children(value: Any) -> dict[int | str, Any] | None:
     """Return the elements of a structure by key, or None for a leaf."""
     if isinstance(value, _ATOMS):
         return None
     if isinstance(value, Mapping):
-        return [(key if isinstance(key, int) else str(key), child) for key, child in value.items()]
+        return {int(key) if isinstance(key, int) else str(key): child for key, child in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(zip(value._fields, value, strict=True))
+        return dict(zip(value._fields, value, strict=True))
     if isinstance(value, tuple | list):
-        return list(enumerate(value))
+        return dict(enumerate(value))
     if hasattr(value, "__dict__") and not callable(value):
-        return [(name, child) for name, child in vars(value).items() if not name.startswith("_")]
+        return {name: child for name, child in vars(value).items() if not name.startswith("_")} or None
     return None

@@ -1,6 +1,6 @@
 """Collecting values from a pass with forward hooks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from trocar_server.surgery.recording import has_raised
 from trocar_server.surgery.structure import Picks, pick
 
 
@@ -33,6 +34,10 @@ class Target:
     clone: bool = True
 
 
+_Moments = dict[tuple[int, bool], list[Target]]
+"""Targets of one module by call index and whether they are collected before the call."""
+
+
 class StopForward(BaseException):
     """Everything wanted has been collected. Not an `Exception`: a model's own `except` must not eat it."""
 
@@ -55,15 +60,15 @@ class TapSession:
     def __init__(self, model: nn.Module, targets: Sequence[Target]) -> None:
         self.values: dict[str, torch.Tensor] = {}
         self.stopped_at: str | None = None
-        self._wanted = _by_hook(targets)
-        self._modules = {path: model.get_submodule(path) for path, _ in self._wanted}
-        self._pending = sum(len(calls) for calls in self._wanted.values())
+        self._wanted = _by_moment(targets)
+        self._modules = {path: model.get_submodule(path) for path in self._wanted}
+        self._pending = sum(len(moments) for moments in self._wanted.values())
         self._hooks = ExitStack()
 
     def __enter__(self) -> Self:
         try:
-            for (path, is_input), calls in self._wanted.items():
-                self._hooks.callback(self._register(path, is_input, calls).remove)
+            for path, moments in self._wanted.items():
+                self._register(path, moments)
         except BaseException:
             self._hooks.close()
             raise
@@ -75,43 +80,45 @@ class TapSession:
         self._hooks.close()
         return isinstance(error, StopForward)
 
-    def _register(self, path: str, is_input: bool, calls: dict[int, list[Target]]) -> Any:
-        module = self._modules[path]
-        collect = self._collector(path, calls)
-        if is_input:
-            return module.register_forward_pre_hook(
-                lambda _, args, kwargs: collect(
-                    {"in": args, **{f"in({key})": kwargs[key] for key in kwargs}}
-                ),
-                with_kwargs=True,
-            )
-        return module.register_forward_hook(lambda _, args, output: collect({"out": output}))
-
-    def _collector(self, path: str, calls: dict[int, list[Target]]) -> Callable[[dict[str, Any]], None]:
+    def _register(self, path: str, moments: _Moments) -> None:
+        """Count the calls of a module as they start, and collect at the wanted ones."""
         count = 0
+        open_calls: list[int] = []
 
-        def collect(ports: dict[str, Any]) -> None:
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal count
-            index, count = count, count + 1
-            if index not in calls:
-                return
-            for target in calls[index]:
-                self._keep(target, pick(ports[target.port], target.picks))
-            self._pending -= 1
-            if not self._pending:
-                self.stopped_at = path
-                raise StopForward
+            open_calls.append(count)
+            count += 1
+            wanted = moments.get((open_calls[-1], True))
+            if wanted:
+                self._collect(path, wanted, {"in": args, **{f"in({key})": kwargs[key] for key in kwargs}})
 
-        return collect
+        def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            wanted = moments.get((open_calls.pop(), False))
+            if wanted and not has_raised(output):
+                self._collect(path, wanted, {"out": output})
 
-    def _keep(self, target: Target, value: Any) -> None:
-        self.values[target.name] = value.clone() if target.clone else value
+        module = self._modules[path]
+        self._hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+        # Called after an error too (with None), so that a call which a model catches is closed.
+        self._hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+
+    def _collect(self, path: str, targets: list[Target], ports: dict[str, Any]) -> None:
+        for target in targets:
+            value = pick(ports[target.port], target.picks)
+            if not isinstance(value, torch.Tensor):
+                return  # the model decided otherwise on its data; whoever asked misses the value
+            self.values[target.name] = value.clone() if target.clone else value
+        self._pending -= 1
+        if not self._pending:
+            self.stopped_at = path
+            raise StopForward
 
 
-def _by_hook(targets: Sequence[Target]) -> dict[tuple[str, bool], dict[int, list[Target]]]:
-    """Group targets by the hook that collects them, (path, whether it is a pre-hook), then by call."""
-    wanted: dict[tuple[str, bool], dict[int, list[Target]]] = {}
+def _by_moment(targets: Sequence[Target]) -> dict[str, _Moments]:
+    """Group targets by module path, then by when they are collected."""
+    wanted: dict[str, _Moments] = {}
     for target in targets:
-        hook = wanted.setdefault((target.path, target.port != "out"), {})
-        hook.setdefault(target.call, []).append(target)
+        moments = wanted.setdefault(target.path, {})
+        moments.setdefault((target.call, target.port != "out"), []).append(target)
     return wanted

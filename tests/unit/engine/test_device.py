@@ -176,12 +176,14 @@ async def test_a_result_is_dropped_when_its_waiter_has_it(owner: DeviceThread) -
 
 
 async def test_the_configured_number_of_threads_is_used() -> None:
+    before = torch.get_num_threads()
     owner = DeviceThread(torch.device("cpu"), threads=1)
     owner.start()
     try:
         assert await owner.run(torch.get_num_threads) == 1
     finally:
         await asyncio.to_thread(owner.stop)
+        torch.set_num_threads(before)  # the number is of the process, and bits depend on it
 
 
 def test_a_named_device_is_taken_as_it_is() -> None:

@@ -12,9 +12,9 @@ from tests.support.tiny_models import DataDependent, Plain
 from tests.unit.engine.hosts import host, hosted_by_name
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.hosting import Host, make_host
-from trocar_server.engine.plan import Signature, TensorSignature
+from trocar_server.engine.plan import Signature, TapRequest, TensorSignature
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import Recording
+from trocar_server.surgery import Recording, parse_selector
 
 
 def form(*shape: int, dtype: torch.dtype = torch.float32, name: str = "") -> TensorSignature:
@@ -89,6 +89,16 @@ def test_a_recording_that_goes_while_it_is_looked_up_is_no_error() -> None:
     plain.record((form(5, 3, 8, 8),))
     plain._recordings = DropsWhenAsked(plain._recordings)
     plain.recorded((form(5, 3, 8, 8),))
+
+
+def test_taps_can_be_resolved_for_a_form_whose_recording_has_gone() -> None:
+    """Between recording and resolving, the owner thread may have recorded sixty-four other forms."""
+    plain, wanted = host(Plain, (3, 8, 8)), (form(500, 3, 8, 8),)
+    plain.record(wanted)
+    for batch in range(1, 100):
+        plain.record((form(batch, 3, 8, 8),))
+    resolved = plain.resolve((TapRequest(parse_selector("fc")),), wanted, 1 << 30)
+    assert resolved.byte_count == 500 * 5 * 4
 
 
 def test_inputs_that_the_model_cannot_take_are_rejected_with_the_shape_that_it_takes() -> None:

@@ -25,7 +25,6 @@ from trocar_server.surgery import (
     PassAborted,
     PassGuard,
     Recording,
-   
     parse_selector,
     record_calls,
 )

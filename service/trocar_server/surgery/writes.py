@@ -1,0 +1,75 @@
+"""Which storages a pass writes to, and when: through views, `detach()`, `.data` and `out=` alike."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class WriteWatch(TorchDispatchMode):
+    """Notes every in-place write of the operators that run inside its context.
+
+    Attributes:
+        clock: Writes so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = 0
+        self._written: dict[int, int] = {}
+
+    def last_write(self, tensor: torch.Tensor) -> int:
+        """Return when the tensor's storage was last written to, by the clock; 0 for never.
+
+        What has no storage of its own, sparse tensors for example, counts as written to at the end.
+        """
+        key = _storage_key(tensor)
+        return self.clock + 1 if key is None else self._written.get(key, 0)
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one operator and note what it wrote to."""
+        result = func(*args, **(kwargs or {}))
+        positions, names = _written_arguments(func)
+        for argument in (
+            *(args[i] for i in positions if i < len(args)),
+            *((kwargs or {}).get(n) for n in names),
+        ):
+            for tensor in _tensors(argument):
+                self.clock += 1
+                key = _storage_key(tensor)
+                if key is not None:
+                    self._written[key] = self.clock
+        return result
+
+
+@lru_cache(maxsize=4096)
+def _written_arguments(func: torch._ops.OpOverload) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the positions and the keywords of the arguments that an operator writes to."""
+    written = [
+        (position, argument)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return tuple(i for i, a in written if not a.kwarg_only), tuple(a.name for _, a in written)
+
+
+def _tensors(argument: Any) -> Iterator[torch.Tensor]:
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        yield from (item for item in argument if isinstance(item, torch.Tensor))
+
+
+def _storage_key(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
