@@ -3,14 +3,17 @@
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from trocar_api.reasons import ErrorReason
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.engine.device import DeviceThread, choose_device
 from trocar_server.engine.engine import Engine
+from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec, clean_downloads, default_categories
 from trocar_server.rpc.server import RpcServer, start_server
 
@@ -35,29 +38,28 @@ class App:
 async def start(config: ServerConfig) -> App:
     """Listen, load every model of the configuration, then report SERVING.
 
+    Whatever fails, nothing is left running.
+
     Raises:
         ServiceError: A model cannot be loaded, or the address cannot be used.
     """
+    catalogue = _catalogue(config)
     owner = DeviceThread(choose_device(config.device), config.threads)
-    owner.start()
     data_dir = config.data_dir.expanduser()
     clean_downloads(data_dir)
-    catalogue = Catalogue()
-    for model_id, model in config.models.items():
-        catalogue.add(model_spec(model_id, model))
     replicas = {model_id: model.replicas for model_id, model in config.models.items()}
     engine = Engine(catalogue, owner, config.limits, data_dir, replicas)
-    rpc = await start_server(engine, config.host, config.port, with_reflection=config.reflection)
-    app = App(engine, rpc, config.grace_s)
-    try:
+    async with AsyncExitStack() as undo:
+        owner.start()
+        undo.push_async_callback(asyncio.to_thread, owner.stop)
+        rpc = await start_server(engine, config.host, config.port, with_reflection=config.reflection)
+        undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:
             await engine.load(model_id)
             _log.info("model loaded", model_id=model_id)
-    except BaseException:
-        await app.stop()
-        raise
-    await rpc.set_serving()
-    return app
+        await rpc.set_serving()
+        undo.pop_all()
+    return App(engine, rpc, config.grace_s)
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:
@@ -73,8 +75,20 @@ async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:
     await app.stop()
 
 
+def _catalogue(config: ServerConfig) -> Catalogue:
+    catalogue = Catalogue()
+    for model_id, model in config.models.items():
+        catalogue.add(model_spec(model_id, model))
+    return catalogue
+
+
 def model_spec(model_id: str, config: ModelConfig) -> ModelSpec:
-    """Turn one entry of the configuration into what the catalogue keeps."""
+    """Turn one entry of the configuration into what the catalogue keeps.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, something in the entry does not work, or its file of categories
+            cannot be read.
+    """
     given = config.preprocessing
     return ModelSpec(
         model_id=model_id,
@@ -93,4 +107,14 @@ def _categories(given: tuple[str, ...] | str | None) -> tuple[str, ...] | None:
         return given
     if given.startswith(_TORCHVISION):
         return default_categories(given.removeprefix(_TORCHVISION))
-    return tuple(Path(given).read_text(encoding="utf-8").splitlines())
+    return _lines(Path(given))
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ServiceError(
+            ErrorReason.MODEL_INVALID, f"cannot read the categories in '{path.name}': {problem}"
+        ) from None

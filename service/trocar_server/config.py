@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -91,7 +91,7 @@ class ModelConfig(BaseModel):
 
 
 class ServerConfig(BaseSettings):
-    """Everything `trocar serve` can be told. Environment variables win over the file."""
+    """Everything `trocar serve` can be told. What is not given comes from environment variables."""
 
     model_config = SettingsConfigDict(env_prefix="TROCAR_", env_nested_delimiter="__", extra="forbid")
 
@@ -114,51 +114,66 @@ class ServerConfig(BaseSettings):
     models: dict[str, ModelConfig] = {}
     """The catalogue by model id, loaded at start."""
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Put the environment before the file, whose values come in as arguments."""
-        return env_settings, init_settings
-
 
 def read_config(path: Path | None = None, **overrides: Any) -> ServerConfig:
-    """Read the file, if any; `overrides` (from the command line) win over everything.
+    """Read the file, if any; the environment wins over it, `overrides` (the command line) over both.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT`, with every wrong key and why.
     """
-    values = _read_toml(path) if path else {}
+    in_file = _read_toml(path) if path else {}
     try:
-        config = ServerConfig(**values)
-        return config.model_copy(
-            update=ServerConfig.model_validate(overrides).model_dump(include=set(overrides))
-        )
+        environment = EnvSettingsSource(ServerConfig)()
+        return ServerConfig(**_merged(_merged(in_file, environment), overrides))
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"the configuration is wrong: {problems}") from None
+        raise _wrong(f"the configuration is wrong: {problems}") from None
+    except SettingsError as error:  # an environment variable that should hold JSON
+        raise _wrong(f"the environment is wrong: {error}") from None
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return both, table by table; where they disagree, `above` wins."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both_tables = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merged(old or {}, value) if both_tables else value
+    return merged
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    """Return what a file sets, with the keys of `[server]` at the top and its own paths resolved."""
     try:
-        values = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"no config file '{path.name}'") from None
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _wrong(f"cannot read the config file '{path.name}': {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"'{path.name}' is no TOML: {error}") from None
-    for model in values.get("models", {}).values():
-        _resolve_files(model, path.parent)
-    return {**values.pop("server", {}), **values}
+        raise _wrong(f"'{path.name}' is no TOML: {error}") from None
+    server = values.pop("server", {})
+    if not isinstance(server, dict):
+        raise _wrong(f"'{path.name}': server is no table; write [server]")
+    models = values.get("models")
+    for model in models.values() if isinstance(models, dict) else ():
+        if isinstance(model, dict):
+            _resolve_files(model, path.parent)
+    return {**server, **values}
 
 
 def _resolve_files(model: dict[str, Any], folder: Path) -> None:
-    """Look relative files of one model up beside the config file."""
+    """Look relative files of one model up beside the config file, those with `~` at home."""
     for key, suffix in (("weights", ".safetensors"), ("categories", ".txt")):
         value = model.get(key)
         if isinstance(value, str) and value.endswith(suffix):
-            model[key] = str(folder / value)
+            model[key] = str(folder / _at_home(Path(value)))
+
+
+def _at_home(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:  # nobody has that name: the file's own begins with `~`
+        return path
+
+
+def _wrong(problem: str) -> ServiceError:
+    return ServiceError(ErrorReason.INVALID_ARGUMENT, problem)

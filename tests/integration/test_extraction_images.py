@@ -86,7 +86,8 @@ def test_every_colour_mode_is_brought_to_rgb(images_client: trocar.Client, mode:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_model_gets_what_its_weights_ask_for(images_client: trocar.Client, name: str) -> None:
-    transform = get_model_weights(name).DEFAULT.transforms()
+    weights: Any = get_model_weights(name)
+    transform = weights.DEFAULT.transforms()
     found = images_client.extract(name, PHOTO, taps="/in")
     (values,) = found.values()
     expected = transform(PHOTO)
@@ -107,7 +108,8 @@ def test_detection_takes_images_of_different_sizes(images_client: trocar.Client)
 
 
 def test_a_custom_models_images_are_prepared_as_its_operator_says(images_client: trocar.Client) -> None:
-    small = functional.center_crop(functional.resize(PHOTO, [20], antialias=True), [16])
+    image: Any = PHOTO  # torchvision's annotations know tensors only
+    small = functional.center_crop(functional.resize(image, [20], antialias=True), [16])
     tensor = functional.convert_image_dtype(functional.pil_to_tensor(small), torch.float)
     expected = functional.normalize(tensor, [0.5, 0.4, 0.3], [0.1, 0.2, 0.3])
     assert same_bits(prepared(images_client, PHOTO, "own")[0], expected)

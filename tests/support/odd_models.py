@@ -363,7 +363,7 @@ class TorchLayers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+        self.parametrized: Any = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
         self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
         self.lstm = nn.LSTM(6, 6, num_layers=2, bidirectional=True, batch_first=True)
         self.gru = nn.GRU(12, 6, batch_first=True)

@@ -7,6 +7,7 @@ thread, in the order in which it came.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -60,8 +61,7 @@ class DeviceThread:
         except asyncio.CancelledError:
             if on_cancel:
                 on_cancel()
-            await asyncio.wait([future])
-            future.exception()
+            await _end_of(future)
             raise
 
     def _serve(self) -> None:
@@ -69,14 +69,25 @@ class DeviceThread:
             torch.set_num_threads(self._threads)
         while (job := self._jobs.get()) is not None:
             work, loop, future = job
-            result, error = None, None
+            result: Any = None
+            error: BaseException | None = None
             try:
                 result = work()
+            except StopIteration as raised:  # which no future can hold
+                error = RuntimeError(f"StopIteration: {raised.value}")
             except BaseException as raised:  # noqa: BLE001 - handed to the waiting task
                 error = raised
             loop.call_soon_threadsafe(_settle, future, result, error)
             # The loop holds them now: kept here, the last result would live until the next job.
             del job, work, future, result, error
+
+
+async def _end_of(future: "asyncio.Future[Any]") -> None:
+    """Wait for the end of work that cannot be left alone, however often the waiting task is cancelled."""
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
+    future.exception()
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:

@@ -116,8 +116,8 @@ class Engine:
         if signature is None:
             resolve_taps(plan.taps, host.example, self.limits.max_reply_bytes)
         else:
-            await self._record(host, signature)
-            host.resolve(plan.taps, signature, self.limits.max_reply_bytes)
+            recording = await self._record(host, signature)
+            host.resolve(plan.taps, signature, recording, self.limits.max_reply_bytes)
 
     async def extract(
         self, plan: Plan, payloads: Sequence[Payload], deadline: float | None = None
@@ -155,10 +155,10 @@ class Engine:
         names = [entry.name for entry in plan.inputs]
         with domain_errors(host.hosted):
             guard.check()
-            arguments = build_arguments(host.hosted, plan.inputs, payloads, images)
+            arguments = build_arguments(host.hosted, plan.inputs, payloads, images, guard)
             signature = signature_of(names, arguments)
-            host.record(signature)
-            resolved = host.resolve(plan.taps, signature, self.limits.max_reply_bytes)
+            recording = host.record(signature)
+            resolved = host.resolve(plan.taps, signature, recording, self.limits.max_reply_bytes)
             kind = signature, resolved.expansions
             called = split_arguments(names, arguments)
             is_short = host.pace.is_short(kind)

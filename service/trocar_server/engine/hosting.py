@@ -1,8 +1,12 @@
 """A loaded model at work: its replicas and what was recorded of its passes."""
 
+import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +20,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, make_meta_replica, make_replica
 from trocar_server.surgery import Recording, record_calls
 
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 _RECORDINGS_KEPT = 64
 _RESOLVED_KEPT = 256
 
@@ -29,6 +34,7 @@ class Host:
     meta: nn.Module | None
     example: Recording
     pace: Pace = field(default_factory=Pace)
+    _lock: Lock = field(default_factory=Lock)  # the event loop looks up what the owner thread adds
     _recordings: OrderedDict[Signature, Recording] = field(default_factory=OrderedDict)
     _resolved: OrderedDict[tuple[tuple[TapRequest, ...], Signature], Resolved] = field(
         default_factory=OrderedDict
@@ -36,10 +42,11 @@ class Host:
 
     def recorded(self, signature: Signature) -> Recording | None:
         """Return the recording of a pass on inputs of this form, if it was made."""
-        if signature in self._recordings:
-            self._recordings.move_to_end(signature)
-            return self._recordings[signature]
-        return None
+        with self._lock:
+            found = self._recordings.pop(signature, None)
+            if found is not None:
+                self._recordings[signature] = found  # now the last used
+            return found
 
     def record(self, signature: Signature) -> Recording:
         """Record a pass on inputs of this form: without data, or on random data where that cannot be.
@@ -53,24 +60,29 @@ class Host:
                 found = _record(self.hosted, self.meta, signature)
             except Exception as error:
                 raise input_rejected(self.hosted, error) from error
-            self._recordings[signature] = found
-            if len(self._recordings) > _RECORDINGS_KEPT:
-                self._recordings.popitem(last=False)
+            with self._lock:
+                self._recordings[signature] = found
+                if len(self._recordings) > _RECORDINGS_KEPT:
+                    self._recordings.popitem(last=False)
         return found
 
-    def resolve(self, taps: tuple[TapRequest, ...], signature: Signature, max_reply_bytes: int) -> Resolved:
+    def resolve(
+        self, taps: tuple[TapRequest, ...], signature: Signature, recording: Recording, max_reply_bytes: int
+    ) -> Resolved:
         """Resolve taps for inputs of a form that was recorded; what was asked before is at hand.
 
         Raises:
             ServiceError: See `resolve_taps`.
         """
         key = taps, signature
-        found = self._resolved.get(key)
+        with self._lock:
+            found = self._resolved.get(key)
         if found is None:
-            found = resolve_taps(taps, self._recordings[signature], max_reply_bytes)
-            self._resolved[key] = found
-            if len(self._resolved) > _RESOLVED_KEPT:
-                self._resolved.popitem(last=False)
+            found = resolve_taps(taps, recording, max_reply_bytes)
+            with self._lock:
+                self._resolved[key] = found
+                if len(self._resolved) > _RESOLVED_KEPT:
+                    self._resolved.popitem(last=False)
         return found
 
 
@@ -86,18 +98,29 @@ def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:
 
 
 def _record_example(hosted: HostedModel) -> tuple[nn.Module | None, Recording]:
+    for args in _example_arguments(hosted):
+        with suppress(Exception):  # detection models, among others, look at their data: no pass without it
+            meta = make_meta_replica(hosted.module)
+            return meta, record_calls(meta, _to_meta(args))
+    problem: Exception | None = None
+    for args in _example_arguments(hosted):
+        try:
+            return None, record_calls(make_replica(hosted.module), args, is_symbolic=False)
+        except Exception as error:  # noqa: BLE001 - whatever the model raises
+            problem = problem or error
+    raise ServiceError(
+        ErrorReason.MODEL_INVALID,
+        f"model '{hosted.spec.model_id}' fails on its example input of shape {hosted.input_shape} "
+        f"({first_line(problem)}); set `input_shape` in its configuration",
+    ) from problem
+
+
+def _example_arguments(hosted: HostedModel) -> Iterator[tuple[Any, ...]]:
+    """Yield the example input, and for a custom model zeros of whole numbers too: it may take tokens."""
     args = hosted.example_inputs()
-    with suppress(Exception):  # detection models, among others, look at their data: no pass without it
-        meta = make_meta_replica(hosted.module)
-        return meta, record_calls(meta, _to_meta(args))
-    try:
-        return None, record_calls(make_replica(hosted.module), args, is_symbolic=False)
-    except Exception as error:
-        raise ServiceError(
-            ErrorReason.MODEL_INVALID,
-            f"model '{hosted.spec.model_id}' fails on its example input of shape {hosted.input_shape} "
-            f"({_first_line(error)}); set `input_shape` in its configuration",
-        ) from error
+    yield args
+    if hosted.spec.is_custom:
+        yield tuple(torch.zeros_like(arg, dtype=torch.int64) for arg in args if isinstance(arg, torch.Tensor))
 
 
 def _record(hosted: HostedModel, meta: nn.Module | None, signature: Signature) -> Recording:
@@ -136,11 +159,12 @@ def input_rejected(hosted: HostedModel, error: BaseException) -> ServiceError:
     shape = ", ".join(["batch", *map(str, hosted.input_shape)])
     return ServiceError(
         ErrorReason.INPUT_REJECTED,
-        f"model '{hosted.spec.model_id}' cannot take these inputs: {_first_line(error)}; "
+        f"model '{hosted.spec.model_id}' cannot take these inputs: {first_line(error)}; "
         f"an example input has shape ({shape})",
     )
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException | None) -> str:
+    """Return what an error says, in one line and without the folders of this machine."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300]
+    return _FOLDERS.sub("", lines[0])[:300]

@@ -17,6 +17,7 @@ from trocar_server.engine.plan import (
 )
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, decode_image, image_from_pixels
+from trocar_server.surgery import PassGuard
 
 Argument = torch.Tensor | list[torch.Tensor]
 
@@ -89,19 +90,32 @@ def build_arguments(
     inputs: Sequence[ArgumentInput],
     payloads: Sequence[Payload],
     images: Sequence[list[Image.Image]],
+    guard: PassGuard | None = None,
 ) -> list[Argument]:
-    """Make the model's arguments on its device. Owner thread only."""
+    """Make the model's arguments on its device. Owner thread only.
+
+    Raises:
+        PassAborted: The guard says to stop; it is asked before each image.
+    """
     remaining = iter(payloads)
     return [
-        _argument(hosted, entry, remaining, decoded) for entry, decoded in zip(inputs, images, strict=True)
+        _argument(hosted, entry, remaining, _while_allowed(decoded, guard))
+        for entry, decoded in zip(inputs, images, strict=True)
     ]
 
 
+def _while_allowed(images: list[Image.Image], guard: PassGuard | None) -> Iterator[Image.Image]:
+    for image in images:
+        if guard is not None:
+            guard.check()
+        yield image
+
+
 def _argument(
-    hosted: HostedModel, entry: ArgumentInput, payloads: Iterator[Payload], images: list[Image.Image]
+    hosted: HostedModel, entry: ArgumentInput, payloads: Iterator[Payload], images: Iterator[Image.Image]
 ) -> Argument:
     if isinstance(entry, TensorInput):
-        tensor = torch.from_numpy(next(payloads)).view(entry.dtype).reshape(entry.shape).to(hosted.device)
+        tensor = _tensor(entry, next(payloads)).to(hosted.device)
         return list(tensor.unbind()) if hosted.takes_list else tensor
     for _ in entry.images:
         next(payloads)
@@ -110,6 +124,12 @@ def _argument(
     if isinstance(batch, list):
         return [image.to(hosted.device) for image in batch]
     return batch.to(hosted.device)
+
+
+def _tensor(entry: TensorInput, payload: Payload) -> torch.Tensor:
+    if not payload.size:  # which torch does not view as another dtype
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    return torch.from_numpy(payload).view(entry.dtype).reshape(entry.shape)
 
 
 def check_images(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:

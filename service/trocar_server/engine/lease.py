@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,17 +35,16 @@ class ReplicaPool:
     """
 
     def __init__(self, replicas: Sequence[Replica], max_queue: int) -> None:
-        self._free: asyncio.Queue[Replica] = asyncio.Queue()
-        for replica in replicas:
-            self._free.put_nowait(replica)
+        self._free = deque(replicas)
+        self._waiting: deque[asyncio.Future[Replica]] = deque()
         self._count = len(replicas)
         self._max_queue = max_queue
-        self._waiting = 0
+        self._is_closed = False
 
     @property
     def leased_count(self) -> int:
         """Replicas lent out now."""
-        return self._count - self._free.qsize()
+        return self._count - len(self._free)
 
     @asynccontextmanager
     async def lease(self, deadline: float | None) -> AsyncIterator[Replica]:
@@ -55,32 +55,55 @@ class ReplicaPool:
                 it takes.
 
         Raises:
-            ServiceError: `SERVER_BUSY` when the queue is full or no replica was free in time.
+            ServiceError: `SERVER_BUSY` when the queue is full or no replica was free in time,
+                `MODEL_NOT_LOADED` when the pool was drained.
         """
         replica = await self._take(deadline)
         try:
             yield replica
         finally:
-            self._free.put_nowait(replica)
+            self._give_back(replica)
 
     async def drain(self) -> None:
-        """Wait until every replica is back, and keep them."""
+        """Refuse new calls, serve those that wait, and return when every replica is back."""
+        self._is_closed = True
         for _ in range(self._count):
-            await self._free.get()
+            await self._next(None)
 
     async def _take(self, deadline: float | None) -> Replica:
-        if not self._waiting and not self._free.empty():
-            return self._free.get_nowait()
-        if self._waiting >= self._max_queue:
-            raise _busy(f"{self._waiting} calls wait for this model already")
+        if self._is_closed:
+            raise ServiceError(ErrorReason.MODEL_NOT_LOADED, "the model was unloaded; load it first")
+        if not self._free and len(self._waiting) >= self._max_queue:
+            raise _busy(f"{len(self._waiting)} calls wait for this model already")
         wait_s = None if deadline is None else max(0.0, deadline - time.monotonic()) * _WAIT_SHARE
-        self._waiting += 1
         try:
-            return await asyncio.wait_for(self._free.get(), wait_s)
+            return await self._next(wait_s)
         except TimeoutError:
             raise _busy(f"no replica was free within {wait_s:.3g} s") from None
-        finally:
-            self._waiting -= 1
+
+    async def _next(self, wait_s: float | None) -> Replica:
+        """Take a free replica, or wait in line for one."""
+        if self._free:
+            return self._free.popleft()
+        turn: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(wait_s):
+                return await turn
+        except BaseException:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            elif turn.done() and not turn.cancelled():
+                self._give_back(turn.result())  # lent in the moment in which the wait ended
+            raise
+
+    def _give_back(self, replica: Replica) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(replica)
+                return
+        self._free.append(replica)
 
 
 def _busy(problem: str) -> ServiceError:

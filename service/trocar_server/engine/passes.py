@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.hosting import input_rejected
+from trocar_server.engine.hosting import first_line, input_rejected
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.plan import Payload
 from trocar_server.engine.planner import TapTarget
@@ -90,7 +90,7 @@ def domain_errors(hosted: HostedModel) -> Iterator[None]:
         raise
     except PassAborted as stop:
         raise _aborted(stop.reason) from None
-    except torch.OutOfMemoryError as error:  # a RuntimeError: caught before
+    except (torch.OutOfMemoryError, MemoryError) as error:  # the first is a RuntimeError: caught before
         raise _out_of_memory(error) from None
     except Exception as error:
         if "can't allocate memory" in str(error):
@@ -109,12 +109,17 @@ def _finish(target: TapTarget, values: Mapping[str, torch.Tensor], guard: PassGu
         )
     value = values[name]
     statistics = reduce(value, tap.statistics, tap.scope, tap.channel_dim) if tap.statistics else None
-    host = _bytes_of(value) if tap.values else None
+    host = _bytes_of(name, value) if tap.values else None
     return FeatureMap(target, tuple(value.shape), value.dtype, host, statistics)
 
 
-def _bytes_of(value: torch.Tensor) -> Payload:
+def _bytes_of(name: str, value: torch.Tensor) -> Payload:
     """Return the values in row-major order as bytes on the host, without a copy where they are so already."""
+    if value.layout != torch.strided or value.is_quantized:
+        kind = "quantised" if value.is_quantized else str(value.layout).removeprefix("torch.")
+        raise ServiceError(
+            ErrorReason.NOT_A_TENSOR, f"'{name}' is a {kind} tensor; only dense ones can be returned"
+        )
     dense = value.resolve_conj().resolve_neg().cpu().contiguous()
     return dense.reshape(-1).view(torch.uint8).numpy()
 
@@ -127,5 +132,5 @@ def _aborted(reason: ErrorReason) -> ServiceError:
 def _out_of_memory(error: BaseException) -> ServiceError:
     return ServiceError(
         ErrorReason.OUT_OF_MEMORY,
-        f"the device has too little memory: {str(error).splitlines()[0]}; use a smaller batch",
+        f"the device has too little memory: {first_line(error)}; use a smaller batch",
     )

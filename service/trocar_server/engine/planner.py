@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.plan import TapRequest
 from trocar_server.errors import ServiceError
+from trocar_server.stats import Scope
+from trocar_server.stats.groups import resolve_channel_dim
 from trocar_server.surgery import Leaf, Recording, Target, resolve
+
+_NUMBER_BYTES = 8
+
+# They travel in the one message that describes the reply, of which our client takes 16 MiB.
+_MAX_STATISTICS_BYTES = 12 << 20
 
 
 @dataclass(frozen=True)
@@ -17,6 +24,33 @@ class TapTarget:
     leaf: Leaf
     tap: TapRequest
     type_name: str
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of its values in the reply."""
+        return self.leaf.byte_count if self.tap.values else 0
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of its numbers per sample or channel; one over everything counts no more than its name.
+
+        Raises:
+            ServiceError: `INVALID_ARGUMENT`, it has no dimension for the scope.
+        """
+        tap, shape = self.tap, self.leaf.shape
+        if not tap.statistics or shape is None:
+            return 0
+        channel_dim = self._channel_dim(len(shape))
+        if tap.scope is Scope.ALL:
+            return 0
+        return shape[channel_dim or 0] * len(tap.statistics) * _NUMBER_BYTES
+
+    def _channel_dim(self, rank: int) -> int | None:
+        try:
+            return resolve_channel_dim(self.tap.scope, rank, self.tap.channel_dim)
+        except ServiceError as error:
+            name = self.target.name
+            raise ServiceError(error.reason, f"'{name}': {error.message}", name=name) from None
 
 
 @dataclass(frozen=True)
@@ -39,7 +73,7 @@ def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_byt
 
     Raises:
         ServiceError: A selector's error, `DUPLICATE_NAME`, `INVALID_ARGUMENT` for an alias of
-            several values, or `REPLY_TOO_LARGE`.
+            several values or a statistic's scope that does not fit, or `REPLY_TOO_LARGE`.
     """
     found = resolve((tap.selector for tap in taps), recording)
     expansions = [
@@ -50,11 +84,20 @@ def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_byt
         for tap, values in zip(taps, found, strict=True)
     ]
     targets = tuple(_unique(target for targets in expansions for target in targets))
-    byte_count = sum(target.leaf.byte_count for target in targets if target.tap.values)
-    if byte_count > max_reply_bytes:
-        raise _too_large(byte_count, max_reply_bytes, targets)
+    byte_count = _checked_byte_count(targets, max_reply_bytes)
     names = tuple(tuple(target.target.name for target in targets) for targets in expansions)
     return Resolved(targets, names, byte_count)
+
+
+def _checked_byte_count(targets: Sequence[TapTarget], max_reply_bytes: int) -> int:
+    """Return the bytes of all values, if there is room for them and for the statistics."""
+    byte_count = sum(target.value_bytes for target in targets)
+    statistics_bytes = sum(target.statistics_bytes for target in targets)
+    if byte_count + statistics_bytes > max_reply_bytes:
+        raise _too_large(byte_count + statistics_bytes, max_reply_bytes, targets)
+    if statistics_bytes > _MAX_STATISTICS_BYTES:
+        raise _too_many_numbers(statistics_bytes)
+    return byte_count
 
 
 def _named(target: Target, tap: TapRequest, count: int) -> Target:
@@ -93,14 +136,23 @@ def _wants(tap: TapRequest) -> tuple[object, ...]:
 
 
 def _too_large(byte_count: int, limit: int, targets: Iterable[TapTarget]) -> ServiceError:
-    largest = max(
-        (target for target in targets if target.tap.values), key=lambda target: target.leaf.byte_count
-    )
+    sizes = {target.target.name: target.value_bytes + target.statistics_bytes for target in targets}
+    largest = max(sizes, key=sizes.__getitem__)
     return ServiceError(
         ErrorReason.REPLY_TOO_LARGE,
         f"the feature maps would be {byte_count:,} bytes, the limit is {limit:,}; the largest is "
-        f"'{largest.target.name}' with {largest.leaf.byte_count:,}. Nothing was computed. Ask for fewer taps "
+        f"'{largest}' with {sizes[largest]:,}. Nothing was computed. Ask for fewer taps "
         "or a smaller batch, or for statistics without values",
         byte_count=str(byte_count),
         limit=str(limit),
+    )
+
+
+def _too_many_numbers(byte_count: int) -> ServiceError:
+    return ServiceError(
+        ErrorReason.REPLY_TOO_LARGE,
+        f"the statistics would be {byte_count:,} bytes, the limit is {_MAX_STATISTICS_BYTES:,}. Nothing was "
+        "computed. Ask for fewer taps or statistics, or for scope 'all'",
+        byte_count=str(byte_count),
+        limit=str(_MAX_STATISTICS_BYTES),
     )

@@ -7,7 +7,7 @@ The result is bit-equal to `torch.stack([weights.transforms()(image) for image i
 torch, so only the owner thread may use it; `images` has the part before, which any thread may do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,16 +83,16 @@ class Preprocessor:
         self._transform = transform
         self._as_list = as_list
 
-    def __call__(self, images: Sequence[Image.Image]) -> Tensor | list[Tensor]:
+    def __call__(self, images: Iterable[Image.Image]) -> Tensor | list[Tensor]:
         """Return (batch, channels, height, width) on the CPU; for detection a list without the batch.
 
         Raises:
             ServiceError: `EMPTY_BATCH`; `INPUT_REJECTED`, the prepared images differ in size and
                 would not stack; `INVALID_IMAGE`, an image is too narrow to be resized.
         """
-        if not images:
-            raise ServiceError(ErrorReason.EMPTY_BATCH, "there is no image; send at least one")
         tensors = [self._prepare(image) for image in images]
+        if not tensors:
+            raise ServiceError(ErrorReason.EMPTY_BATCH, "there is no image; send at least one")
         if self._as_list:
             return tensors
         _check_same_size(tensors)

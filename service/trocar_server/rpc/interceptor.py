@@ -9,10 +9,11 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details
+from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 
 _REQUEST_ID_KEY = "x-request-id"
 _MAX_REQUEST_ID_CHARACTERS = 64
@@ -35,7 +36,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         request_id = _request_id(handler_call_details)
         if handler.stream_stream is not None:
             return handler._replace(stream_stream=_wrap(handler.stream_stream, method, request_id))
-        return handler._replace(unary_unary=_wrap(handler.unary_unary, method, request_id))
+        return handler._replace(
+            unary_unary=_wrap(_parsing(handler), method, request_id), request_deserializer=None
+        )
+
+
+def _parsing(handler: Any) -> Callable[..., Awaitable[Any]]:
+    """Parse within the call: gRPC itself answers bytes that are no message with UNKNOWN."""
+
+    async def call(message: bytes, context: Any) -> Any:
+        try:
+            request = handler.request_deserializer(message)
+        except DecodeError:
+            raise ServiceError(
+                ErrorReason.INVALID_ARGUMENT, "the message is not the request of this method"
+            ) from None
+        return await handler.unary_unary(request, context)
+
+    return call
 
 
 def _wrap(behaviour: Callable[..., Awaitable[Any]], method: str, request_id: str) -> Callable[..., Any]:
@@ -63,7 +81,7 @@ async def _fail(error: BaseException, context: Any, method: str, request_id: str
     code = STATUS_CODES[known.reason]
     _log_call(method, request_id, code.name, started, reason=known.reason)
     details = ((DETAILS_KEY, status_details(known, request_id)),)
-    await context.abort(code, known.message, trailing_metadata=details)
+    await context.abort(code, status_message(known), trailing_metadata=details)
 
 
 def _internal(error: BaseException, method: str, request_id: str) -> ServiceError:
@@ -84,8 +102,8 @@ def _log_call(method: str, request_id: str, code: str, started: float, **facts: 
 
 
 def _request_id(details: grpc.HandlerCallDetails) -> str:
-    """Return the caller's id for this call, or a new one; what is not plain text is replaced."""
+    """Return the caller's id for this call, or a new one; what is empty or no plain text is replaced."""
     for key, value in details.invocation_metadata or ():
-        if key == _REQUEST_ID_KEY and isinstance(value, str) and value.isprintable():
+        if key == _REQUEST_ID_KEY and isinstance(value, str) and value and value.isprintable():
             return value[:_MAX_REQUEST_ID_CHARACTERS]
     return uuid.uuid4().hex

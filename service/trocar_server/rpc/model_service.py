@@ -10,7 +10,8 @@ from trocar_server.engine.plan import Signature, TensorSignature
 from trocar_server.errors import ServiceError
 from trocar_server.models import Entry, HostedModel, ModelState
 from trocar_server.rpc.dtypes import spec_to_wire, to_wire
-from trocar_server.rpc.requests import tensor_input
+from trocar_server.rpc.requests import check_argument_count, tensor_input
+from trocar_server.rpc.text import sendable
 from trocar_server.surgery import Call, ModuleRecord
 from trocar_server.surgery.structure import format_picks
 
@@ -62,7 +63,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
                     type=record.type_name,
                     parameter_count=sum(p.numel() for p in modules[record.path].parameters()),
                     calls=_calls(record),
-                    description=modules[record.path].extra_repr(),
+                    description=sendable(modules[record.path].extra_repr()),
                 )
                 for record in recording.modules.values()
             ],
@@ -72,6 +73,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     def _signature(self, request: pb.ListModulesRequest) -> Signature | None:
         if not request.inputs:
             return None
+        check_argument_count(len(request.inputs))
         inputs = [
             tensor_input(f"inputs[{i}]", "", spec, self._engine.limits, [])
             for i, spec in enumerate(request.inputs)
@@ -86,7 +88,7 @@ def _calls(record: ModuleRecord) -> list[pb.ModuleCall]:
 def _outputs(call: Call) -> list[pb.OutputValue]:
     return [
         pb.OutputValue(
-            pick=format_picks(leaf.picks),
+            pick=sendable(format_picks(leaf.picks)),
             type=leaf.type_name,
             tensor=None if leaf.shape is None else spec_to_wire(leaf.shape, leaf.dtype),
             byte_count=leaf.byte_count,
@@ -102,7 +104,7 @@ def _model(entry: Entry) -> pb.Model:
         family=entry.family,
         architecture=entry.spec.architecture,
         weights=entry.weights,
-        error_message=entry.error_message,
+        error_message=sendable(entry.error_message),
     )
     if entry.hosted is not None:
         _add_hosted(message, entry.hosted)

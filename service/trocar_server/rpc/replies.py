@@ -9,6 +9,7 @@ from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan
 from trocar_server.rpc.dtypes import spec_to_wire
 from trocar_server.rpc.requests import SCOPES, STATISTICS
+from trocar_server.rpc.text import sendable
 from trocar_server.surgery.structure import format_picks
 
 _STATISTICS = {statistic: wire for wire, statistic in STATISTICS.items()}
@@ -44,7 +45,7 @@ def _head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
     return pb.ExtractResponse(
         feature_maps=[_feature_map(feature_map) for feature_map in extraction.feature_maps],
         expansions=[
-            pb.SelectorExpansion(selector=tap.selector.text, names=names)
+            pb.SelectorExpansion(selector=tap.selector.text, names=map(sendable, names))
             for tap, names in zip(plan.taps, extraction.expansions, strict=True)
         ],
         timing=pb.ServerTiming(queue_s=extraction.queue_s, compute_s=extraction.compute_s),
@@ -56,12 +57,12 @@ def _feature_map(feature_map: FeatureMap) -> pb.FeatureMap:
     tap_target, found = feature_map.tap_target, feature_map.statistics
     target = tap_target.target
     message = pb.FeatureMap(
-        name=target.name,
+        name=sendable(target.name),
         path=target.path,
         type=tap_target.type_name,
         call_index=target.call,
         port=target.port,
-        pick=format_picks(target.picks),
+        pick=sendable(format_picks(target.picks)),
         tensor=spec_to_wire(feature_map.shape, feature_map.dtype),
         byte_count=0 if feature_map.values is None else feature_map.values.nbytes,
         has_values=feature_map.values is not None,

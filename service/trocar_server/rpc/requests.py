@@ -15,7 +15,8 @@ from trocar_server.surgery import parse_selector
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 _MIN_CHUNK_BYTES = 4096
-_MAX_SELECTOR_CHARACTERS = 1024
+_MAX_TEXT_CHARACTERS = 1024
+_MAX_ARGUMENTS = 64
 
 STATISTICS: dict[pb.Statistic.ValueType, Statistic] = {
     pb.STATISTIC_MEAN: Statistic.MEAN,
@@ -50,8 +51,7 @@ def to_plan(request: pb.ExtractRequest, limits: Limits) -> tuple[Plan, list[int]
         raise _invalid("model_id", "is required in the first message")
     if not 1 <= len(request.taps) <= limits.max_taps:
         raise _invalid("taps", f"{len(request.taps)} given; 1 to {limits.max_taps} are allowed")
-    if not request.inputs:
-        raise _invalid("inputs", "at least one is required")
+    check_argument_count(len(request.inputs))
     byte_counts: list[int] = []
     inputs = tuple(_input(i, entry, limits, byte_counts) for i, entry in enumerate(request.inputs))
     _check_names(inputs)
@@ -69,8 +69,8 @@ def to_plan(request: pb.ExtractRequest, limits: Limits) -> tuple[Plan, list[int]
 
 def _tap(index: int, tap: pb.Tap) -> TapRequest:
     field = f"taps[{index}]"
-    if len(tap.selector) > _MAX_SELECTOR_CHARACTERS or len(tap.alias) > _MAX_SELECTOR_CHARACTERS:
-        raise _invalid(field, f"over {_MAX_SELECTOR_CHARACTERS} characters")
+    if max(len(tap.selector), len(tap.alias)) > _MAX_TEXT_CHARACTERS:
+        raise _invalid(field, f"over {_MAX_TEXT_CHARACTERS} characters")
     unknown = [kind for kind in tap.statistics if kind not in STATISTICS]
     if unknown:
         raise _invalid(f"{field}.statistics", f"unknown statistic {unknown[0]}")
@@ -83,7 +83,7 @@ def _tap(index: int, tap: pb.Tap) -> TapRequest:
         selector=parse_selector(tap.selector),
         alias=tap.alias,
         values=values,
-        statistics=tuple(STATISTICS[kind] for kind in tap.statistics),
+        statistics=tuple(STATISTICS[kind] for kind in dict.fromkeys(tap.statistics)),
         scope=SCOPES[tap.scope],
         channel_dim=tap.channel_dim if tap.HasField("channel_dim") else None,
     )
@@ -91,12 +91,24 @@ def _tap(index: int, tap: pb.Tap) -> TapRequest:
 
 def _input(index: int, entry: pb.Input, limits: Limits, byte_counts: list[int]) -> ArgumentInput:
     field = f"inputs[{index}]"
+    if len(entry.name) > _MAX_TEXT_CHARACTERS:
+        raise _invalid(f"{field}.name", f"over {_MAX_TEXT_CHARACTERS} characters")
     kind = entry.WhichOneof("value")
     if kind == "tensor":
         return tensor_input(f"{field}.tensor", entry.name, entry.tensor, limits, byte_counts)
     if kind == "images":
         return _image_input(f"{field}.images", entry, limits, byte_counts)
     raise _invalid(field, "needs a tensor or images")
+
+
+def check_argument_count(count: int) -> None:
+    """Check how many arguments a forward gets.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, there are none or too many.
+    """
+    if not 1 <= count <= _MAX_ARGUMENTS:
+        raise _invalid("inputs", f"{count} given; 1 to {_MAX_ARGUMENTS} are allowed")
 
 
 def tensor_input(

@@ -1,5 +1,7 @@
 """From a domain error to a gRPC status: one table, and the details that carry the reason."""
 
+from collections.abc import Mapping
+
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import ErrorInfo, RequestInfo, RetryInfo
@@ -8,9 +10,18 @@ from grpc import StatusCode
 
 from trocar_api.reasons import ERROR_DOMAIN, ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.text import shortened
 
 DETAILS_KEY = "grpc-status-details-bin"
 _RETRY_AFTER_MS = 200
+
+# Note: [Room for the status]
+# gRPC takes 8 KiB of metadata unless it is told otherwise (`GRPC_ARG_MAX_METADATA_SIZE`), and loses the
+# whole status where there is more. The message goes out twice, percent-encoded and within the details;
+# the details grow by a third in base64. 2048 + (2048 + 1536 + 350 for the rest) * 4/3 leaves 0.9 KiB for
+# the other headers. Our own client takes 64 KiB, but the server cannot tell who asks.
+_MAX_MESSAGE_BYTES = 2048
+_MAX_FACTS_BYTES = 1536
 
 STATUS_CODES: dict[ErrorReason, StatusCode] = {
     ErrorReason.UNKNOWN_MODEL: StatusCode.NOT_FOUND,
@@ -47,11 +58,19 @@ STATUS_CODES: dict[ErrorReason, StatusCode] = {
 }
 
 
+def status_message(error: ServiceError) -> str:
+    """Return the message as it is sent; gRPC's status and its details must say the same."""
+    return shortened(error.message, _MAX_MESSAGE_BYTES, is_percent_encoded=True)
+
+
 def status_details(error: ServiceError, request_id: str) -> bytes:
-    """Serialise a `google.rpc.Status` with the reason, and when to try again if that helps."""
-    status = Status(code=STATUS_CODES[error.reason].value[0], message=error.message)
+    """Serialise a `google.rpc.Status` with the reason, and when to try again if that helps.
+
+    Message and facts are shortened, the reason never is. See Note: [Room for the status].
+    """
+    status = Status(code=STATUS_CODES[error.reason].value[0], message=status_message(error))
     details = [
-        ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.details),
+        ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=_facts(error.details)),
         RequestInfo(request_id=request_id),
     ]
     if error.reason is ErrorReason.SERVER_BUSY:
@@ -62,3 +81,18 @@ def status_details(error: ServiceError, request_id: str) -> bytes:
         status.details.append(packed)
     serialized: bytes = status.SerializeToString()
     return serialized
+
+
+def _facts(details: Mapping[str, str]) -> dict[str, str]:
+    """Share the room among the facts: long ones get what short ones leave."""
+    room = _MAX_FACTS_BYTES
+    shares = range(len(details), 0, -1)
+    facts = {}
+    for share, (key, value) in zip(shares, sorted(details.items(), key=_fact_length), strict=True):
+        facts[key] = shortened(value, room // share)
+        room -= len(facts[key].encode())
+    return facts
+
+
+def _fact_length(fact: tuple[str, str]) -> int:
+    return len(fact[1])

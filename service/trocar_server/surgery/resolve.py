@@ -109,15 +109,13 @@ def _port_leaves(selector: Selector, record: ModuleRecord, call: Call) -> list[L
 
 
 def _is_below(leaf: Leaf, picks: Picks, leaves: list[Leaf]) -> bool:
-    """Whether the picks lead to a leaf or around it; a negative position counts from the end, unless it is a key."""
+    """Whether the picks lead to a leaf or around it; a negative one that is no key counts from the end."""
     if len(leaf.picks) < len(picks):
         return False
     for depth, (key, own) in enumerate(zip(picks, leaf.picks, strict=False)):
         if key == own:
             continue
-        keys = {
-            other.picks[depth] for other in leaves if other.picks[: depth + 1][:depth] == leaf.picks[:depth]
-        }
+        keys = {other.picks[depth] for other in leaves if other.picks[:depth] == leaf.picks[:depth]}
         if not isinstance(key, int) or key >= 0 or key in keys or key + len(keys) != own:
             return False
     return True

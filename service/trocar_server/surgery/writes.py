@@ -16,7 +16,7 @@ class WriteWatch(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.clock = 0
         self._written: dict[int, int] = {}
 
@@ -70,6 +70,6 @@ def _tensors(argument: Any) -> Iterator[torch.Tensor]:
 
 def _storage_key(tensor: torch.Tensor) -> int | None:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return None

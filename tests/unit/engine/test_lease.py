@@ -109,21 +109,22 @@ async def test_a_place_in_the_queue_is_free_again_when_its_owner_gives_up() -> N
 
 async def test_the_wait_is_shorter_than_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else "busy" would show as a deadline error."""
-    waits: list[float] = []
+    waits: list[float | None] = []
+    timeout = asyncio.timeout
 
-    async def wait_for(awaitable: object, timeout: float) -> None:  # noqa: ASYNC109 - the signature of asyncio's own
-        waits.append(timeout)
-        awaitable.close()  # type: ignore[attr-defined]
-        raise TimeoutError
+    def at_once(delay_s: float | None) -> asyncio.Timeout:
+        waits.append(delay_s)
+        return timeout(0)
 
     one = pool()
     async with one.lease(None):
         monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-        monkeypatch.setattr(asyncio, "wait_for", wait_for)
+        monkeypatch.setattr(asyncio, "timeout", at_once)
         with pytest.raises(ServiceError) as caught:
             async with one.lease(110.0):
                 pass
     assert caught.value.reason is ErrorReason.SERVER_BUSY
+    assert waits[0] is not None
     assert 5 < waits[0] < 10
 
 

@@ -143,4 +143,4 @@ def test_a_recording_leaves_foreign_hooks_alone() -> None:
         model.fc.register_forward_hook(lambda *_: seen.append(1))
         record_calls(model, [torch.zeros(1, 3, 8, 8)])
         model(torch.zeros(1, 3, 8, 8))
-    assert len(seen) == 2
+    assert len(seen) == 3  # a symbolic recording runs the model twice
