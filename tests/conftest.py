@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from tests.support.serving import Serve
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quiet_logs() -> None:
+    """Keep the servers' log lines out of the tests' output; `structlog.testing.capture_logs` still sees them."""
+    import structlog
+
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), cache_logger_on_first_use=False)
+
+
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Starts servers that stop with the test: `serve(models={...}, limits={...})`."""

@@ -29,7 +29,7 @@ def hook_count(module: nn.Module) -> int:
 def replicas(server: RunningServer, model_id: str) -> list[nn.Module]:
     """Return the module trees of a model that nobody uses now."""
     pool: Any = server.engine._hosts[model_id].pool
-    return [replica.module for replica in pool._free._queue]
+    return [replica.module for replica in pool._free]
 
 
 def hook_counts(server: RunningServer) -> Mapping[str, list[int]]:
