@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from trocar_server.errors import ServiceError
+
 Result = TypeVar("Result")
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
@@ -75,6 +77,8 @@ class DeviceThread:
                 result = work()
             except StopIteration as raised:  # which no future can hold
                 error = RuntimeError(f"StopIteration: {raised.value}")
+            except ServiceError as raised:
+                error = raised.with_traceback(None)  # whose frames hold tensors
             except BaseException as raised:  # noqa: BLE001 - handed to the waiting task
                 error = raised
             loop.call_soon_threadsafe(_settle, future, result, error)

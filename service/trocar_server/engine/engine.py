@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from PIL import Image
 
@@ -25,6 +26,8 @@ from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefetch_weights
 from trocar_server.surgery import PassGuard, Recording
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,12 @@ class Engine:
         host = self._host(model_id)
         return host.example if signature is None else await self._record(host, signature)
 
-    async def check(self, plan: Plan) -> None:
+    async def check(self, plan: Plan, deadline: float | None = None) -> None:
         """Check a plan before the bytes of its inputs have come.
+
+        Args:
+            plan: What will be asked for.
+            deadline: A time of `time.monotonic()` in seconds, or None.
 
         Raises:
             ServiceError: Anything that can be known without them.
@@ -115,9 +122,13 @@ class Engine:
         signature = predicted_signature(host.hosted, plan.inputs)
         if signature is None:
             resolve_taps(plan.taps, host.example, self.limits.max_reply_bytes)
-        else:
-            recording = await self._record(host, signature)
+            return
+        recording = await self._record(host, signature, deadline)
+        try:
             host.resolve(plan.taps, signature, recording, self.limits.max_reply_bytes)
+        except ServiceError as error:
+            if not host.may_differ(error):
+                raise
 
     async def extract(
         self, plan: Plan, payloads: Sequence[Payload], deadline: float | None = None
@@ -135,8 +146,8 @@ class Engine:
         started = time.perf_counter()
         async with host.pool.lease(deadline) as replica:
             queue_s = time.perf_counter() - started
-            resolved, result = await self.owner.run(
-                lambda: self._run(host, replica, plan, payloads, images, guard), on_cancel=guard.cancel
+            resolved, result = await self._on_owner(
+                lambda: self._run(host, replica, plan, payloads, images, guard), guard, deadline
             )
         return Extraction(
             result.feature_maps, resolved.expansions, result.stopped_at, queue_s, result.compute_s
@@ -157,23 +168,43 @@ class Engine:
             guard.check()
             arguments = build_arguments(host.hosted, plan.inputs, payloads, images, guard)
             signature = signature_of(names, arguments)
-            recording = host.record(signature)
-            resolved = host.resolve(plan.taps, signature, recording, self.limits.max_reply_bytes)
-            kind = signature, resolved.expansions
             called = split_arguments(names, arguments)
-            is_short = host.pace.is_short(kind)
-            result = run_pass(replica, called, resolved.targets, guard, is_short=is_short)
-            host.pace.note(kind, result.compute_s)
-            return resolved, result
+            recording = host.record(signature, guard)
+            try:
+                resolved = host.resolve(plan.taps, signature, recording, self.limits.max_reply_bytes)
+            except ServiceError as error:
+                if not host.may_differ(error):
+                    raise
+                resolved = resolve_taps(plan.taps, host.record_data(called), self.limits.max_reply_bytes)
+            return resolved, run_pass(replica, called, resolved.targets, guard)
+
+    async def _on_owner(self, work: Callable[[], Result], guard: PassGuard, deadline: float | None) -> Result:
+        """Run work that asks the guard; a cancelled task and the deadline both stop it."""
+        loop = asyncio.get_running_loop()
+        wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        timer = None if wait_s is None else loop.call_later(wait_s, guard.expire)
+        try:
+            return await self.owner.run(work, on_cancel=guard.cancel)
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def _decode(self, plan: Plan, payloads: Sequence[Payload]) -> list[list[Image.Image]]:
         if not any(isinstance(entry, ImageInput) for entry in plan.inputs):
             return [[] for _ in plan.inputs]
         return await asyncio.to_thread(decode_images, plan.inputs, payloads, self.limits.max_image_pixels)
 
-    async def _record(self, host: Host, signature: Signature) -> Recording:
+    async def _record(self, host: Host, signature: Signature, deadline: float | None = None) -> Recording:
         found = host.recorded(signature)
-        return found if found is not None else await self.owner.run(lambda: host.record(signature))
+        if found is not None:
+            return found
+        guard = PassGuard(deadline)
+
+        def record() -> Recording:
+            with domain_errors(host.hosted):
+                return host.record(signature, guard)
+
+        return await self._on_owner(record, guard, deadline)
 
     def _make_host(self, entry: Entry) -> Host:
         hosted = load_model(entry.spec, self.owner.device, self._data_dir)

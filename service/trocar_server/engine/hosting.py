@@ -2,7 +2,7 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
@@ -13,12 +13,11 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.lease import Replica, ReplicaPool
-from trocar_server.engine.pace import Pace
 from trocar_server.engine.plan import Signature, TapRequest, TensorSignature, split_arguments
 from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, make_meta_replica, make_replica
-from trocar_server.surgery import Recording, record_calls
+from trocar_server.surgery import PassGuard, Recording, record_calls
 
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 _RECORDINGS_KEPT = 64
@@ -33,7 +32,6 @@ class Host:
     pool: ReplicaPool
     meta: nn.Module | None
     example: Recording
-    pace: Pace = field(default_factory=Pace)
     _lock: Lock = field(default_factory=Lock)  # the event loop looks up what the owner thread adds
     _recordings: OrderedDict[Signature, Recording] = field(default_factory=OrderedDict)
     _resolved: OrderedDict[tuple[tuple[TapRequest, ...], Signature], Resolved] = field(
@@ -48,7 +46,7 @@ class Host:
                 self._recordings[signature] = found  # now the last used
             return found
 
-    def record(self, signature: Signature) -> Recording:
+    def record(self, signature: Signature, guard: PassGuard | None = None) -> Recording:
         """Record a pass on inputs of this form: without data, or on random data where that cannot be.
 
         Raises:
@@ -57,7 +55,7 @@ class Host:
         found = self.recorded(signature)
         if found is None:
             try:
-                found = _record(self.hosted, self.meta, signature)
+                found = _record(self.hosted, self.meta, signature, guard or PassGuard())
             except Exception as error:
                 raise input_rejected(self.hosted, error) from error
             with self._lock:
@@ -65,6 +63,15 @@ class Host:
                 if len(self._recordings) > _RECORDINGS_KEPT:
                     self._recordings.popitem(last=False)
         return found
+
+    def record_data(self, arguments: tuple[Sequence[object], Mapping[str, object]]) -> Recording:
+        """Record a pass on the caller's own data, for a model that decides on it."""
+        return record_calls(make_replica(self.hosted.module), *arguments, is_symbolic=False)
+
+    def may_differ(self, error: ServiceError) -> bool:
+        """Whether a selector's error may be due to the data that the recording was made with."""
+        depends_on_data = (ErrorReason.MODULE_NOT_CALLED, ErrorReason.CALL_OUT_OF_RANGE)
+        return self.meta is None and error.reason in depends_on_data
 
     def resolve(
         self, taps: tuple[TapRequest, ...], signature: Signature, recording: Recording, max_reply_bytes: int
@@ -123,12 +130,13 @@ def _example_arguments(hosted: HostedModel) -> Iterator[tuple[Any, ...]]:
         yield tuple(torch.zeros_like(arg, dtype=torch.int64) for arg in args if isinstance(arg, torch.Tensor))
 
 
-def _record(hosted: HostedModel, meta: nn.Module | None, signature: Signature) -> Recording:
+def _record(hosted: HostedModel, meta: nn.Module | None, signature: Signature, guard: PassGuard) -> Recording:
     device = "meta" if meta is not None else hosted.device
     arguments = [_fill(entry, device) for entry in signature]
     positional, keyword = split_arguments([entry.name for entry in signature], arguments)
     module = meta if meta is not None else make_replica(hosted.module)
-    return record_calls(module, positional, keyword, is_symbolic=meta is not None)
+    with guard.watching(module):
+        return record_calls(module, positional, keyword, is_symbolic=meta is not None)
 
 
 def _fill(entry: TensorSignature, device: torch.device | str) -> torch.Tensor | list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from trocar_server.engine.planner import TapTarget
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.stats import StatisticsResult, reduce
-from trocar_server.surgery import PassAborted, PassGuard, TapSession, guarded
+from trocar_server.surgery import PassAborted, PassGuard, TapSession
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,6 @@ def run_pass(
     arguments: tuple[Sequence[object], Mapping[str, object]],
     targets: Sequence[TapTarget],
     guard: PassGuard,
-    *,
-    is_short: bool = False,
 ) -> PassResult:
     """Run the model until the last needed call and reduce what was collected.
 
@@ -61,7 +59,6 @@ def run_pass(
         arguments: Positional and keyword arguments of the forward.
         targets: What to collect.
         guard: Says whether to go on.
-        is_short: Do without looking at the guard before every module, because it will not take long.
 
     Raises:
         ServiceError: `MODULE_NOT_CALLED` when this input did not take the model to a tapped module.
@@ -69,9 +66,8 @@ def run_pass(
     """
     started = time.perf_counter()
     session = TapSession(replica.module, [target.target for target in targets])
-    watch = nullcontext() if is_short else guarded(replica.module, guard)
     with torch.inference_mode():
-        with watch, session:
+        with guard.watching(replica.module), session:
             replica.module(*arguments[0], **arguments[1])
         feature_maps = tuple(_finish(target, session.values, guard) for target in targets)
     return PassResult(feature_maps, session.stopped_at, time.perf_counter() - started)
@@ -84,18 +80,21 @@ def domain_errors(hosted: HostedModel) -> Iterator[None]:
     Raises:
         ServiceError: `DEADLINE_EXCEEDED`, `CANCELLED`, `OUT_OF_MEMORY` or `INPUT_REJECTED`.
     """
+    problem: ServiceError
     try:
         yield
+        return
     except ServiceError:
         raise
     except PassAborted as stop:
-        raise _aborted(stop.reason) from None
+        problem = _aborted(stop.reason)
     except (torch.OutOfMemoryError, MemoryError) as error:  # the first is a RuntimeError: caught before
-        raise _out_of_memory(error) from None
-    except Exception as error:
-        if "can't allocate memory" in str(error):
-            raise _out_of_memory(error) from None
-        raise input_rejected(hosted, error) from error
+        problem = _out_of_memory(error)
+    except Exception as error:  # noqa: BLE001 - whatever the model raises
+        is_memory = "can't allocate memory" in str(error)
+        problem = _out_of_memory(error) if is_memory else input_rejected(hosted, error)
+    # Raised here, and not above, where it would keep the frames of the failed pass, and so its values, alive.
+    raise problem
 
 
 def _finish(target: TapTarget, values: Mapping[str, torch.Tensor], guard: PassGuard) -> FeatureMap:

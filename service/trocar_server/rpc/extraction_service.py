@@ -34,7 +34,7 @@ class ExtractionService:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
         head, chunks = _split(first)
         plan, byte_counts = to_plan(_parse(head), self._engine.limits)
-        await self._engine.check(plan)
+        await self._engine.check(plan, deadline)
         receiver = PayloadReceiver(byte_counts)
         receiver.feed(chunks)
         while not receiver.is_complete:

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import model_pb2 as pb
 from trocar_api.v1 import model_pb2_grpc
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.plan import Signature, TensorSignature
-from trocar_server.errors import ServiceError
-from trocar_server.models import Entry, HostedModel, ModelState
+from trocar_server.models import Entry, Family, HostedModel, ModelState
 from trocar_server.rpc.dtypes import spec_to_wire, to_wire
 from trocar_server.rpc.requests import check_argument_count, tensor_input
 from trocar_server.rpc.text import sendable
@@ -51,26 +49,23 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
 
     async def ListModules(self, request: pb.ListModulesRequest, context: Any) -> pb.ListModulesResponse:
         """List the modules in execution order."""
-        recording = await self._engine.recording(request.model_id, self._signature(request))
-        hosted = self._engine.catalogue.get(request.model_id).hosted
-        if hosted is None:  # unloaded while it was recorded
-            raise ServiceError(ErrorReason.MODEL_NOT_LOADED, f"model '{request.model_id}' was unloaded")
-        modules = dict(hosted.module.named_modules())
+        family = self._engine.catalogue.get(request.model_id).family
+        recording = await self._engine.recording(request.model_id, self._signature(request, family))
         return pb.ListModulesResponse(
             modules=[
                 pb.Module(
                     path=record.path,
                     type=record.type_name,
-                    parameter_count=sum(p.numel() for p in modules[record.path].parameters()),
+                    parameter_count=record.parameter_count,
                     calls=_calls(record),
-                    description=sendable(modules[record.path].extra_repr()),
+                    description=sendable(record.description),
                 )
                 for record in recording.modules.values()
             ],
             is_symbolic=recording.is_symbolic,
         )
 
-    def _signature(self, request: pb.ListModulesRequest) -> Signature | None:
+    def _signature(self, request: pb.ListModulesRequest, family: Family) -> Signature | None:
         if not request.inputs:
             return None
         check_argument_count(len(request.inputs))
@@ -78,7 +73,9 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             tensor_input(f"inputs[{i}]", "", spec, self._engine.limits, [])
             for i, spec in enumerate(request.inputs)
         ]
-        return tuple(TensorSignature("", entry.dtype, (entry.shape,)) for entry in inputs)
+        found = tuple(TensorSignature("", entry.dtype, (entry.shape,)) for entry in inputs)
+        takes_two = family is Family.OPTICAL_FLOW and len(found) == 1
+        return found * 2 if takes_two else found
 
 
 def _calls(record: ModuleRecord) -> list[pb.ModuleCall]:

@@ -9,7 +9,7 @@ Usable alone on any `nn.Module`, with no server:
     session.values
 """
 
-from trocar_server.surgery.guard import PassAborted, PassGuard, guarded
+from trocar_server.surgery.guard import PassAborted, PassGuard
 from trocar_server.surgery.recording import Call, Leaf, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolve import resolve
 from trocar_server.surgery.selectors import Selector, parse_selector
@@ -25,7 +25,6 @@ __all__ = [
     "Selector",
     "TapSession",
     "Target",
-    "guarded",
     "parse_selector",
     "record_calls",
     "resolve",

@@ -62,11 +62,21 @@ class Call:
 
 @dataclass(frozen=True)
 class ModuleRecord:
-    """A module and its calls in one pass, by call index."""
+    """A module and its calls in one pass, by call index.
+
+    Attributes:
+        path: Qualified name; empty for the model itself.
+        type_name: Class name.
+        calls: What each call took and returned.
+        parameter_count: Parameter elements of the module and all below it.
+        description: The module's own settings, in the words of `extra_repr`.
+    """
 
     path: str
     type_name: str
     calls: list[Call]
+    parameter_count: int = 0
+    description: str = ""
 
 
 @dataclass(frozen=True)
@@ -183,6 +193,11 @@ def _hook(module: nn.Module, path: str, recorder: _Recorder) -> list[Any]:
 
 
 def _in_execution_order(module: nn.Module, calls: dict[str, list[Call]]) -> dict[str, ModuleRecord]:
-    types = {path: type(child).__name__ for path, child in module.named_modules()}
-    order = [*calls, *(path for path in types if path not in calls)]
-    return {path: ModuleRecord(path, types[path], calls.get(path, [])) for path in order}
+    modules = dict(module.named_modules())
+    order = [*(path for path in calls if path in modules), *(path for path in modules if path not in calls)]
+    return {path: _module_record(path, modules[path], calls.get(path, [])) for path in order}
+
+
+def _module_record(path: str, module: nn.Module, calls: list[Call]) -> ModuleRecord:
+    count = sum(parameter.numel() for parameter in module.parameters())
+    return ModuleRecord(path, type(module).__name__, calls, count, module.extra_repr())

@@ -12,28 +12,28 @@ from tests.support.odd_models import Transformer
 from tests.support.serving import rebuilt
 from tests.support.tiny_models import Plain
 from trocar_api.reasons import ErrorReason
-from trocar_server.surgery import PassAborted, PassGuard, guarded
+from trocar_server.surgery import PassAborted, PassGuard
 
 BATCH = torch.zeros(1, 3, 8, 8)
 
 
 def test_a_pass_with_a_new_guard_runs_to_its_end() -> None:
     model = Plain()
-    with guarded(model, PassGuard()):
+    with PassGuard().watching(model):
         assert model(BATCH).shape == (1, 5)
 
 
 def test_a_cancelled_pass_does_not_begin() -> None:
     model, guard = Plain(), PassGuard()
     guard.cancel()
-    with guarded(model, guard), pytest.raises(PassAborted) as caught:
+    with guard.watching(model), pytest.raises(PassAborted) as caught:
         model(BATCH)
     assert caught.value.reason is ErrorReason.CANCELLED
 
 
 def test_a_pass_ends_when_its_deadline_is_over() -> None:
     model = Plain()
-    with guarded(model, PassGuard(deadline=time.monotonic() - 1)), pytest.raises(PassAborted) as caught:
+    with PassGuard(deadline=time.monotonic() - 1).watching(model), pytest.raises(PassAborted) as caught:
         model(BATCH)
     assert caught.value.reason is ErrorReason.DEADLINE_EXCEEDED
 
@@ -43,7 +43,7 @@ def test_a_cancel_in_the_middle_stops_before_the_next_module() -> None:
     called: list[str] = []
     model.relu.register_forward_hook(lambda *_: guard.cancel())
     model.conv2.register_forward_hook(lambda *_: called.append("conv2"))
-    with guarded(model, guard), pytest.raises(PassAborted):
+    with guard.watching(model), pytest.raises(PassAborted):
         model(BATCH)
     assert not called
 
@@ -62,7 +62,7 @@ def test_a_models_own_except_does_not_keep_an_aborted_pass_alive() -> None:
 
     model, guard = Swallows(), PassGuard()
     model.register_forward_pre_hook(lambda *_: guard.cancel())
-    with pytest.raises(PassAborted), guarded(model, guard):
+    with pytest.raises(PassAborted), guard.watching(model):
         model(BATCH)
 
 
@@ -72,7 +72,7 @@ def test_a_module_that_is_registered_twice_is_guarded_wherever_it_is_called() ->
     calls: list[int] = []
     shared.register_forward_hook(lambda *_: calls.append(1))
     shared.register_forward_hook(lambda *_: guard.cancel())
-    with guarded(model, guard), pytest.raises(PassAborted):
+    with guard.watching(model), pytest.raises(PassAborted):
         model(BATCH)
     assert calls == [1]
 
@@ -83,7 +83,7 @@ def test_the_guard_leaves_no_hook(is_cancelled: bool) -> None:
     if is_cancelled:
         guard.cancel()
     try:
-        with guarded(model, guard):
+        with guard.watching(model):
             model(BATCH)
     except PassAborted:
         assert is_cancelled
@@ -95,5 +95,5 @@ def test_a_guard_does_not_change_the_numbers_of_torchs_fused_encoder() -> None:
     model, batch = rebuilt(Transformer), torch.rand(2, 5, 16)
     with torch.inference_mode():
         expected = model(batch)
-        with guarded(model, PassGuard()):
+        with PassGuard().watching(model):
             assert torch.equal(model(batch), expected)
