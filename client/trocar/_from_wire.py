@@ -103,9 +103,9 @@ def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:
     """Convert where a feature map came from.
 
     Raises:
-        BadReplyError: Its dtype is not one of the contract's.
+        BadReplyError: It has values of a dtype that is not one of the contract's.
     """
-    if message.tensor.dtype not in DTYPE_NAMES:
+    if message.has_values and message.tensor.dtype not in DTYPE_NAMES:
         raise BadReplyError(f"the dtype {message.tensor.dtype} of {message.name!r} is unknown to this client")
     return FeatureMapInfo(
         name=message.name,
@@ -115,7 +115,7 @@ def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:
         port=message.port,
         pick=message.pick,
         shape=tuple(message.tensor.shape),
-        dtype=DTYPE_NAMES[message.tensor.dtype],
+        dtype=DTYPE_NAMES.get(message.tensor.dtype, "other"),
         has_values=message.has_values,
     )
 

@@ -122,7 +122,7 @@ class UnknownModelError(NotFoundError, reason=ErrorReason.UNKNOWN_MODEL):
     """The catalogue has no model of this id; see `Client.models`."""
 
 
-class UnknownArchitectureError(NotFoundError, reason=ErrorReason.UNKNOWN_ARCHITECTURE):
+class UnknownArchitectureError(UnknownModelError, reason=ErrorReason.UNKNOWN_ARCHITECTURE):
     """torchvision has no model builder of this name."""
 
 

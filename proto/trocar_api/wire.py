@@ -43,7 +43,9 @@ def chunk_parts(payload_index: int, offset_bytes: int, data: memoryview) -> tupl
     return bytes((_CHUNKS_TAG,)) + _varint(len(inner) + data.nbytes) + inner, data
 
 
-def split_payload(payload_index: int, payload: memoryview, chunk_bytes: int) -> Iterator[tuple[bytes, memoryview]]:
+def split_payload(
+    payload_index: int, payload: memoryview, chunk_bytes: int
+) -> Iterator[tuple[bytes, memoryview]]:
     """Encode a payload (a flat view of bytes) as chunks of at most `chunk_bytes`, in order."""
     for offset in range(0, payload.nbytes, chunk_bytes):
         yield chunk_parts(payload_index, offset, payload[offset : offset + chunk_bytes])

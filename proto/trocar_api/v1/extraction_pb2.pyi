@@ -129,7 +129,7 @@ class ExtractRequest(_message.Message):
 
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
-        """The arguments of the model's forward. At least one."""
+        """The arguments of the model's forward. 1 to 64."""
 
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorChunk]:

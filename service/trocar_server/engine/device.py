@@ -78,7 +78,8 @@ class DeviceThread:
             except StopIteration as raised:  # which no future can hold
                 error = RuntimeError(f"StopIteration: {raised.value}")
             except ServiceError as raised:
-                error = raised.with_traceback(None)  # whose frames hold tensors
+                raised.__context__ = raised.__cause__  # frames hold tensors
+                error = raised.with_traceback(None)
             except BaseException as raised:  # noqa: BLE001 - handed to the waiting task
                 error = raised
             loop.call_soon_threadsafe(_settle, future, result, error)

@@ -22,7 +22,7 @@ from trocar_server.engine.inputs import (
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, run_pass
 from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, split_arguments
-from trocar_server.engine.planner import Resolved, resolve_taps
+from trocar_server.engine.planner import Resolved, check_byte_count, resolve_taps
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefetch_weights
 from trocar_server.surgery import PassGuard, Recording
@@ -176,7 +176,9 @@ class Engine:
                 if not host.may_differ(error):
                     raise
                 resolved = resolve_taps(plan.taps, host.record_data(called), self.limits.max_reply_bytes)
-            return resolved, run_pass(replica, called, resolved.targets, guard)
+            result = run_pass(replica, called, resolved.targets, guard)
+        check_byte_count(result.byte_count, self.limits.max_reply_bytes)  # a model may decide on its data
+        return resolved, result
 
     async def _on_owner(self, work: Callable[[], Result], guard: PassGuard, deadline: float | None) -> Result:
         """Run work that asks the guard; a cancelled task and the deadline both stop it."""
@@ -192,7 +194,10 @@ class Engine:
     async def _decode(self, plan: Plan, payloads: Sequence[Payload]) -> list[list[Image.Image]]:
         if not any(isinstance(entry, ImageInput) for entry in plan.inputs):
             return [[] for _ in plan.inputs]
-        return await asyncio.to_thread(decode_images, plan.inputs, payloads, self.limits.max_image_pixels)
+        limits = self.limits
+        return await asyncio.to_thread(
+            decode_images, plan.inputs, payloads, limits.max_image_pixels, limits.max_request_bytes
+        )
 
     async def _record(self, host: Host, signature: Signature, deadline: float | None = None) -> Recording:
         found = host.recorded(signature)

@@ -21,6 +21,8 @@ from trocar_server.surgery import PassGuard
 
 Argument = torch.Tensor | list[torch.Tensor]
 
+_LEAST_ROOM_BYTES = 64 << 20
+
 
 def predicted_signature(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> Signature | None:
     """Return the form of the arguments where it is known before any image is decoded."""
@@ -58,22 +60,41 @@ def signature_of(names: Sequence[str], arguments: Sequence[Argument]) -> Signatu
 
 
 def decode_images(
-    inputs: Sequence[ArgumentInput], payloads: Sequence[Payload], max_pixels: int
+    inputs: Sequence[ArgumentInput], payloads: Sequence[Payload], max_pixels: int, max_bytes: int
 ) -> list[list[Image.Image]]:
     """Decode the images of each argument; tensors give an empty list. Needs no torch, so any thread.
+
+    Args:
+        inputs: The arguments.
+        payloads: Their bytes.
+        max_pixels: The most pixels of one image.
+        max_bytes: The most bytes of pixels of all images together, or 64 MiB where that is more.
 
     Raises:
         ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position.
     """
     remaining = iter(payloads)
+    room_bytes = max(max_bytes, _LEAST_ROOM_BYTES)
     decoded: list[list[Image.Image]] = []
     for entry in inputs:
+        decoded.append([])
         if isinstance(entry, TensorInput):
             next(remaining)
-            decoded.append([])
             continue
-        decoded.append([_decode(i, form, next(remaining), max_pixels) for i, form in enumerate(entry.images)])
+        for index, form in enumerate(entry.images):
+            image = _decode(index, form, next(remaining), max_pixels)
+            room_bytes -= image.width * image.height * 3
+            if room_bytes < 0:
+                raise _too_many_pixels(index)
+            decoded[-1].append(image)
     return decoded
+
+
+def _too_many_pixels(index: int) -> ServiceError:
+    return ServiceError(
+        ErrorReason.IMAGE_TOO_LARGE,
+        f"the first {index + 1} images decode to more than the server takes in one call; send fewer at once",
+    )
 
 
 def _decode(index: int, form: ImageForm, payload: Payload, max_pixels: int) -> Image.Image:

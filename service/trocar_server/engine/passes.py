@@ -45,6 +45,11 @@ class PassResult:
     stopped_at: str | None
     compute_s: float
 
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all values."""
+        return sum(found.values.nbytes for found in self.feature_maps if found.values is not None)
+
 
 def run_pass(
     replica: Replica,

@@ -15,6 +15,16 @@ Payload: TypeAlias = NDArray[np.uint8]
 """The bytes of one tensor or image, one-dimensional, writable, owned by the call."""
 
 
+SENDABLE = frozenset(
+    (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+        *(torch.complex64, torch.complex128),
+    )
+)
+"""The dtypes that the values of a reply can have."""
+
+
 @dataclass(frozen=True)
 class TapRequest:
     """What to collect at one selector."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.plan import TapRequest
+from trocar_server.engine.plan import SENDABLE, TapRequest
 from trocar_server.errors import ServiceError
 from trocar_server.stats import Scope
 from trocar_server.stats.groups import resolve_channel_dim
@@ -84,9 +84,21 @@ def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_byt
         for tap, values in zip(taps, found, strict=True)
     ]
     targets = tuple(_unique(target for targets in expansions for target in targets))
+    _check_dtypes(targets)
     byte_count = _checked_byte_count(targets, max_reply_bytes)
     names = tuple(tuple(target.target.name for target in targets) for targets in expansions)
     return Resolved(targets, names, byte_count)
+
+
+def _check_dtypes(targets: Sequence[TapTarget]) -> None:
+    for target in targets:
+        if target.tap.values and target.leaf.dtype not in SENDABLE:
+            dtype = str(target.leaf.dtype).removeprefix("torch.")
+            raise ServiceError(
+                ErrorReason.NOT_A_TENSOR,
+                f"the values of '{target.target.name}' are {dtype}, which cannot be sent; "
+                "ask for statistics alone",
+            )
 
 
 def _checked_byte_count(targets: Sequence[TapTarget], max_reply_bytes: int) -> int:
@@ -133,6 +145,22 @@ def _unique(targets: Iterable[TapTarget]) -> Iterator[TapTarget]:
 
 def _wants(tap: TapRequest) -> tuple[object, ...]:
     return tap.values, tap.statistics, tap.scope, tap.channel_dim
+
+
+def check_byte_count(byte_count: int, limit: int) -> None:
+    """Refuse a reply that turned out larger than its recording said.
+
+    Raises:
+        ServiceError: `REPLY_TOO_LARGE`.
+    """
+    if byte_count > limit:
+        raise ServiceError(
+            ErrorReason.REPLY_TOO_LARGE,
+            f"the feature maps are {byte_count:,} bytes, the limit is {limit:,}; ask for fewer taps "
+            "or a smaller batch, or for statistics without values",
+            byte_count=str(byte_count),
+            limit=str(limit),
+        )
 
 
 def _too_large(byte_count: int, limit: int, targets: Iterable[TapTarget]) -> ServiceError:

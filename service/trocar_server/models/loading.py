@@ -47,6 +47,11 @@ def load_model(spec: ModelSpec, device: torch.device, data_dir: Path) -> HostedM
             ErrorReason.OUT_OF_MEMORY,
             f"model '{spec.model_id}' does not fit on {device}; unload another one first",
         ) from error
+    except ValueError as error:  # torch's word for parameters that are not there before a first pass
+        raise ServiceError(
+            ErrorReason.MODEL_INVALID,
+            f"model '{spec.model_id}' cannot be hosted: {str(error).splitlines()[0]}",
+        ) from error
     return _describe(spec, built, device)
 
 

@@ -8,7 +8,7 @@ from trocar_server.engine.engine import Engine
 from trocar_server.engine.plan import Signature, TensorSignature
 from trocar_server.models import Entry, Family, HostedModel, ModelState
 from trocar_server.rpc.dtypes import spec_to_wire, to_wire
-from trocar_server.rpc.requests import check_argument_count, tensor_input
+from trocar_server.rpc.requests import check_argument_count, check_request_bytes, tensor_input
 from trocar_server.rpc.text import sendable
 from trocar_server.surgery import Call, ModuleRecord
 from trocar_server.surgery.structure import format_picks
@@ -69,10 +69,12 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         if not request.inputs:
             return None
         check_argument_count(len(request.inputs))
+        byte_counts: list[int] = []
         inputs = [
-            tensor_input(f"inputs[{i}]", "", spec, self._engine.limits, [])
+            tensor_input(f"inputs[{i}]", "", spec, self._engine.limits, byte_counts)
             for i, spec in enumerate(request.inputs)
         ]
+        check_request_bytes(byte_counts, self._engine.limits)
         found = tuple(TensorSignature("", entry.dtype, (entry.shape,)) for entry in inputs)
         takes_two = family is Family.OPTICAL_FLOW and len(found) == 1
         return found * 2 if takes_two else found

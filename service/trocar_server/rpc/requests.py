@@ -55,16 +55,26 @@ def to_plan(request: pb.ExtractRequest, limits: Limits) -> tuple[Plan, list[int]
     byte_counts: list[int] = []
     inputs = tuple(_input(i, entry, limits, byte_counts) for i, entry in enumerate(request.inputs))
     _check_names(inputs)
-    if sum(byte_counts) > limits.max_request_bytes:
-        raise ServiceError(
-            ErrorReason.REQUEST_TOO_LARGE,
-            f"the inputs are {sum(byte_counts):,} bytes, the limit is {limits.max_request_bytes:,}; "
-            "send a smaller batch",
-            byte_count=str(sum(byte_counts)),
-            limit=str(limits.max_request_bytes),
-        )
+    check_request_bytes(byte_counts, limits)
     taps = tuple(_tap(i, tap) for i, tap in enumerate(request.taps))
     return Plan(request.model_id, taps, inputs, _chunk_bytes(request, limits)), byte_counts
+
+
+def check_request_bytes(byte_counts: Sequence[int], limits: Limits) -> None:
+    """Refuse inputs that are too large together.
+
+    Raises:
+        ServiceError: `REQUEST_TOO_LARGE`.
+    """
+    total = sum(byte_counts)
+    if total > limits.max_request_bytes:
+        raise ServiceError(
+            ErrorReason.REQUEST_TOO_LARGE,
+            f"the inputs are {total:,} bytes, the limit is {limits.max_request_bytes:,}; "
+            "send a smaller batch",
+            byte_count=str(total),
+            limit=str(limits.max_request_bytes),
+        )
 
 
 def _tap(index: int, tap: pb.Tap) -> TapRequest:

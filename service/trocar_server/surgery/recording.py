@@ -163,11 +163,14 @@ def record_calls(
     with ExitStack() as contexts, torch.no_grad():
         if watch is not None:
             contexts.enter_context(watch)
+        known = dict(module.named_modules())
         with ExitStack() as hooks:
-            for path, child in module.named_modules():
+            for path, child in known.items():
                 for handle in _hook(child, path, recorder):
                     hooks.callback(handle.remove)
             module(*args, **(kwargs or {}))
+        if dict(module.named_modules()).keys() - known.keys():  # made by the first pass, without our hooks
+            return record_calls(module, args, kwargs, is_symbolic=is_symbolic)
         if watch is not None:
             module(*args, **(kwargs or {}))
             recorder.settle_overwrites(watch)

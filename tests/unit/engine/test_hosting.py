@@ -91,7 +91,6 @@ def test_a_recording_that_goes_while_it_is_looked_up_is_no_error() -> None:
     plain.recorded((form(5, 3, 8, 8),))
 
 
-
 def test_inputs_that_the_model_cannot_take_are_rejected_with_the_shape_that_it_takes() -> None:
     with pytest.raises(ServiceError, match=r"\(batch, 3, 8, 8\)") as caught:
         host(Plain, (3, 8, 8)).record((form(1, 4, 8, 8),))

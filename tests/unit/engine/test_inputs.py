@@ -129,20 +129,20 @@ def test_encoded_and_raw_images_may_be_mixed() -> None:
     image = photo()
     pixels = np.asarray(image)
     form = ImageInput("", (ImageForm(100), ImageForm(pixels.nbytes, *pixels.shape[:2])))
-    (decoded,) = decode_images([form], [png(image), pixels.reshape(-1).copy()], 10**6)
+    (decoded,) = decode_images([form], [png(image), pixels.reshape(-1).copy()], 10**6, 1 << 30)
     assert [np.array_equal(np.asarray(found), pixels) for found in decoded] == [True, True]
 
 
 def test_an_image_that_does_not_decode_is_named_by_its_position() -> None:
     form = ImageInput("", (ImageForm(1), ImageForm(1)))
     with pytest.raises(ServiceError, match="image 1:") as caught:
-        decode_images([form], [png(photo()), np.zeros(10, np.uint8)], 10**6)
+        decode_images([form], [png(photo()), np.zeros(10, np.uint8)], 10**6, 1 << 30)
     assert caught.value.reason is ErrorReason.INVALID_IMAGE
 
 
 def test_an_image_with_too_many_pixels_is_named_by_its_position() -> None:
     with pytest.raises(ServiceError, match="image 0:") as caught:
-        decode_images([ImageInput("", (ImageForm(1),))], [png(photo())], 40 * 60 - 1)
+        decode_images([ImageInput("", (ImageForm(1),))], [png(photo())], 40 * 60 - 1, 1 << 30)
     assert caught.value.reason is ErrorReason.IMAGE_TOO_LARGE
 
 
