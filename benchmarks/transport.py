@@ -34,7 +34,7 @@ def _serve_socket(pipe: Connection) -> None:
             with peer:
                 count = int(peer.recv(20))
                 if count >= 0:
-                    peer.sendall(memoryview(source)[:count])
+                    peer.sendall(source.data[:count])
                 else:
                     peer.sendall(b"+")
                     _receive(peer, -count)
@@ -42,7 +42,7 @@ def _serve_socket(pipe: Connection) -> None:
 
 
 def _receive(peer: socket.socket, count: int) -> None:
-    view, position = memoryview(np.empty(count, np.uint8)), 0
+    view, position = np.empty(count, np.uint8).data, 0
     while position < count:
         position += peer.recv_into(view[position:])
 

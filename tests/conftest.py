@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True, scope="session")
 def _quiet_logs() -> None:
-    """Keep the servers' log lines out of the tests' output; `structlog.testing.capture_logs` still sees them."""
+    """Keep the servers' log lines out of the output; `structlog.testing.capture_logs` still sees them."""
     import structlog
 
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), cache_logger_on_first_use=False)

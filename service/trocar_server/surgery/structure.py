@@ -72,8 +72,8 @@ def _children(value: Any) -> dict[int | str, Any] | None:
         return {int(key) if isinstance(key, int) else str(key): child for key, child in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(zip(value._fields, value, strict=True))
+    if isinstance(value, tuple) and (names := getattr(value, "_fields", None)):
+        return dict(zip(names, value, strict=True))
     if isinstance(value, tuple | list):
         return dict(enumerate(value))
     if hasattr(value, "__dict__") and not callable(value):

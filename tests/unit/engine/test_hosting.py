@@ -12,9 +12,9 @@ from tests.support.tiny_models import DataDependent, Plain
 from tests.unit.engine.hosts import host, hosted_by_name
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.hosting import Host, make_host
-from trocar_server.engine.plan import Signature, TapRequest, TensorSignature
+from trocar_server.engine.plan import Signature, TensorSignature
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import Recording, parse_selector
+from trocar_server.surgery import Recording
 
 
 def form(*shape: int, dtype: torch.dtype = torch.float32, name: str = "") -> TensorSignature:
