@@ -32,6 +32,7 @@ MODELS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
     "transformer": (odd_models.Transformer, (5, 16)),
     "layers": (odd_models.TorchLayers, (4, 6)),
     "grows": (odd_models.Grows, (3,)),
+    "moody": (odd_models.Moody, (3,)),
 }
 
 
@@ -151,6 +152,16 @@ def test_a_module_that_these_data_do_not_reach_is_not_called(odd: trocar.Client)
 def test_a_shape_that_depends_on_the_data_is_the_real_one(odd: trocar.Client) -> None:
     maps = odd.extract("negative", np.array([[-1, 2, -3], [4, -5, 6]], np.float32), taps="chosen")
     assert np.array_equal(maps["chosen"], [-1, -3, -5])
+
+
+@pytest.mark.parametrize("selector", ['/out["sometimes"]', "split/in(other)"])
+def test_a_value_that_these_data_do_not_give_is_the_selectors_fault(
+    odd: trocar.Client, selector: str
+) -> None:
+    """And not the inputs': the model takes them, and gives less."""
+    assert selector in odd.extract("moody", np.ones((2, 3), np.float32), taps=[selector, "/out"])
+    with pytest.raises(trocar.SelectorError, match=r"sometimes|other"):
+        odd.extract("moody", -np.ones((2, 3), np.float32), taps=[selector, "/out"])
 
 
 def test_modules_of_any_name_are_told_apart(odd: trocar.Client) -> None:

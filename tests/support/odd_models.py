@@ -391,3 +391,23 @@ class Grows(nn.Module):
         if not hasattr(self, "late"):
             self.late = nn.Identity()
         return self.late(x)
+
+
+class Moody(nn.Module):
+    """Returns and passes on more for positive input than for other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split = Both()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if x.sum().item() > 0:
+            return {"always": self.split(x, other=x), "sometimes": x + 1}
+        return {"always": self.split(x)}
+
+
+class Both(nn.Module):
+    """Takes one tensor or two."""
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> Any:
+        return x if other is None else x + other

@@ -15,7 +15,7 @@ from trocar_server.engine.planner import TapTarget
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.stats import StatisticsResult, reduce
-from trocar_server.surgery import PassAborted, PassGuard, TapSession
+from trocar_server.surgery import PassAborted, PassGuard, TapSession, ValueMissingError
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,11 @@ def domain_errors(hosted: HostedModel) -> Iterator[None]:
         raise
     except PassAborted as stop:
         problem = _aborted(stop.reason)
+    except ValueMissingError as missing:
+        problem = ServiceError(
+            ErrorReason.UNKNOWN_PICK,
+            f"'{missing.args[0]}' is not there with these inputs: the model decides on its data",
+        )
     except (torch.OutOfMemoryError, MemoryError) as error:  # the first is a RuntimeError: caught before
         problem = _out_of_memory(error)
     except Exception as error:  # noqa: BLE001 - whatever the model raises

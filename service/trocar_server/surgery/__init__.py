@@ -13,7 +13,7 @@ from trocar_server.surgery.guard import PassAborted, PassGuard
 from trocar_server.surgery.recording import Call, Leaf, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolve import resolve
 from trocar_server.surgery.selectors import Selector, parse_selector
-from trocar_server.surgery.taps import TapSession, Target
+from trocar_server.surgery.taps import TapSession, Target, ValueMissingError
 
 __all__ = [
     "Call",
@@ -25,6 +25,7 @@ __all__ = [
     "Selector",
     "TapSession",
     "Target",
+    "ValueMissingError",
     "parse_selector",
     "record_calls",
     "resolve",

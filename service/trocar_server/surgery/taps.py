@@ -38,6 +38,10 @@ _Moments = dict[tuple[int, bool], list[Target]]
 """Targets of one module by call index and whether they are collected before the call."""
 
 
+class ValueMissingError(KeyError):
+    """A module was called, but did not take or return the element that a target names: its argument."""
+
+
 class StopForward(BaseException):
     """Everything wanted has been collected. Not an `Exception`: a model's own `except` must not eat it."""
 
@@ -105,7 +109,10 @@ class TapSession:
 
     def _collect(self, path: str, targets: list[Target], ports: dict[str, Any]) -> None:
         for target in targets:
-            value = pick(ports[target.port], target.picks)
+            try:
+                value = pick(ports[target.port], target.picks)
+            except KeyError:
+                raise ValueMissingError(target.name) from None
             if not isinstance(value, torch.Tensor):
                 return  # the model decided otherwise on its data; whoever asked misses the value
             self.values[target.name] = value.clone() if target.clone else value
