@@ -32,6 +32,7 @@ RUN useradd --system --uid 10001 --create-home trocar \
 ENV PATH=/opt/trocar/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     TROCAR_HOST=0.0.0.0 \
+    TROCAR_INSECURE=true \
     TROCAR_PORT=50051 \
     TROCAR_DATA_DIR=/data
 USER 10001

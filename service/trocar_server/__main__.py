@@ -22,6 +22,10 @@ def serve(
     host: Annotated[str | None, typer.Option(help="address to listen on [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port, 0 for a free one [default: 50051]")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:0 [default: auto]")] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="allow any address, without authentication"),
+    ] = None,
     reflection: Annotated[bool | None, typer.Option("--reflection", help="offer gRPC reflection")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="write host:port here when ready")] = None,
 ) -> None:
@@ -41,7 +45,7 @@ def serve(
             temporary.write_text(address)
             temporary.replace(ready_file)
 
-    overrides = {"host": host, "port": port, "device": device, "reflection": reflection}
+    overrides = {"host": host, "port": port, "device": device, "insecure": insecure, "reflection": reflection}
     try:
         settings = read_config(
             config, **{key: value for key, value in overrides.items() if value is not None}

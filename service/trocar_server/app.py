@@ -3,8 +3,9 @@
 import asyncio
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import structlog
@@ -43,6 +44,7 @@ async def start(config: ServerConfig) -> App:
     Raises:
         ServiceError: A model cannot be loaded, or the address cannot be used.
     """
+    _check_address(config)
     catalogue = _catalogue(config)
     owner = DeviceThread(choose_device(config.device), config.threads)
     data_dir = config.data_dir.expanduser()
@@ -60,6 +62,20 @@ async def start(config: ServerConfig) -> App:
         await rpc.set_serving()
         undo.pop_all()
     return App(engine, rpc, config.grace_s)
+
+
+def _check_address(config: ServerConfig) -> None:
+    """Refuse an open address: there are no tokens yet, so whoever reaches it can use everything."""
+    if config.insecure or config.host == "localhost":
+        return
+    with suppress(ValueError):
+        if ip_address(config.host).is_loopback:
+            return
+    raise ServiceError(
+        ErrorReason.INVALID_ARGUMENT,
+        f"listening on '{config.host}' would let everybody in: there is no authentication yet. Listen on "
+        "127.0.0.1, or say --insecure where the network itself keeps strangers out",
+    )
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:

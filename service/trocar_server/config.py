@@ -96,7 +96,9 @@ class ServerConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TROCAR_", env_nested_delimiter="__", extra="forbid")
 
     host: str = "127.0.0.1"
-    """Address to listen on. Loopback by default: there is no authentication yet."""
+    """Address to listen on. Loopback by default."""
+    insecure: bool = False
+    """Whether another address than loopback may be listened on, though nobody has to prove who he is."""
     port: int = Field(default=50051, ge=0, le=65535)
     """TCP port; 0 takes a free one."""
     device: str = "auto"

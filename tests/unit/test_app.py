@@ -81,3 +81,14 @@ def test_an_entry_without_architecture_is_the_torchvision_model_of_its_id() -> N
 def test_an_id_that_could_be_something_else_is_refused(model_id: str) -> None:
     with pytest.raises(ServiceError):
         model_spec(model_id, ModelConfig(architecture="resnet18"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
+async def test_an_address_that_is_open_to_others_is_refused(host: str) -> None:
+    with pytest.raises(ServiceError, match="--insecure") as caught:
+        await app.start(ServerConfig(host=host, port=0))
+    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
+
+
+def test_an_open_address_is_taken_when_the_operator_insists() -> None:
+    app._check_address(ServerConfig(host="0.0.0.0", insecure=True))
