@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from trocar._inputs import wire_inputs
 from trocar._taps import Tap
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1.tap_pb2 import Tap as WireTap
 from trocar_api.wire import split_payload
 
 CHUNK_BYTES = 1 << 20
@@ -60,7 +61,7 @@ def extract_call(
     chosen = [taps] if isinstance(taps, (str, Tap)) else taps
     head = pb.ExtractRequest(
         model_id=model_id,
-        taps=[tap.to_wire() if isinstance(tap, Tap) else pb.Tap(selector=tap) for tap in chosen],
+        taps=[tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=tap) for tap in chosen],
         inputs=arguments,
         max_chunk_bytes=chunk_bytes,
     )

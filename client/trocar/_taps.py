@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1 import statistics_pb2 as pb
+from trocar_api.v1 import tap_pb2
 
 Over = Literal["all", "channel", "sample"]
 
@@ -56,9 +57,9 @@ class Tap:
         if self.channel_dim is not None and self.over != "channel":
             raise ValueError('channel_dim has a meaning with over="channel" only')
 
-    def to_wire(self) -> pb.Tap:
+    def to_wire(self) -> tap_pb2.Tap:
         """Return the tap as a message."""
-        message = pb.Tap(
+        message = tap_pb2.Tap(
             selector=self.selector,
             alias=self.alias or "",
             statistics=[STATISTICS[name] for name in self.stats],

@@ -7,6 +7,9 @@
         UnknownWeightsError
         UnknownModuleError             also a SelectorError
         UnknownPickError               also a SelectorError
+        UnknownNodeError               also a SelectorError
+        UnknownFunctionError           also a SelectorError
+        UnknownParameterError          also a SelectorError
       ModelError                       the model cannot be used as it is
         ModelNotLoadedError
         ModelConflictError
@@ -22,7 +25,10 @@
           AmbiguousCallError
           CallOutOfRangeError
           NotATensorError
+          NotTraceableError
           DuplicateNameError
+        ReductionRejectedError
+        StartNotPossibleError
         InputError                     the inputs do not fit
           InvalidTensorError
           InvalidImageError
@@ -32,6 +38,7 @@
           InputRejectedError
         RequestTooLargeError
         ReplyTooLargeError
+        PassTooLargeError
         PermissionDeniedError          the token is missing, wrong or too narrow
       ServerError                      the request is fine; the same call may succeed later
         ServerUnavailableError         nobody answers at the target
@@ -138,6 +145,18 @@ class UnknownPickError(SelectorError, NotFoundError, reason=ErrorReason.UNKNOWN_
     """The module's value has no such element; see `Client.modules`."""
 
 
+class UnknownNodeError(SelectorError, NotFoundError, reason=ErrorReason.UNKNOWN_NODE):
+    """The model's traced graph has no node of this name."""
+
+
+class UnknownFunctionError(SelectorError, NotFoundError, reason=ErrorReason.UNKNOWN_FUNCTION):
+    """The forward pass calls no function of this name."""
+
+
+class UnknownParameterError(SelectorError, NotFoundError, reason=ErrorReason.UNKNOWN_PARAMETER):
+    """The module has no parameter or buffer of this name."""
+
+
 class ModelNotLoadedError(ModelError, reason=ErrorReason.MODEL_NOT_LOADED):
     """The model is in the catalogue, but not in memory; see `Client.load`."""
 
@@ -186,8 +205,20 @@ class NotATensorError(SelectorError, reason=ErrorReason.NOT_A_TENSOR):
     """The selected value is no tensor and holds none."""
 
 
+class NotTraceableError(SelectorError, reason=ErrorReason.NOT_TRACEABLE):
+    """The model's graph cannot be traced, so it has no fx nodes; select modules instead."""
+
+
 class DuplicateNameError(SelectorError, reason=ErrorReason.DUPLICATE_NAME):
     """Two feature maps of one reply would have the same name; give an alias."""
+
+
+class ReductionRejectedError(InvalidRequestError, reason=ErrorReason.REDUCTION_REJECTED):
+    """A reduction, a cast or a statistic does not fit the value."""
+
+
+class StartNotPossibleError(InvalidRequestError, reason=ErrorReason.START_NOT_POSSIBLE):
+    """The pass cannot start there: what follows needs more than that value."""
 
 
 class InvalidTensorError(InputError, reason=ErrorReason.INVALID_TENSOR):
@@ -220,6 +251,10 @@ class RequestTooLargeError(InvalidRequestError, reason=ErrorReason.REQUEST_TOO_L
 
 class ReplyTooLargeError(InvalidRequestError, reason=ErrorReason.REPLY_TOO_LARGE):
     """The feature maps would exceed the server's limit; nothing was computed."""
+
+
+class PassTooLargeError(InvalidRequestError, reason=ErrorReason.PASS_TOO_LARGE):
+    """The pass would need more memory than the server allows; nothing was computed."""
 
 
 class PermissionDeniedError(InvalidRequestError):

@@ -15,7 +15,7 @@ from tests.support.oracle import noise
 from tests.support.running_server import RunningServer
 from tests.support.wire import chunk, extract_call, raw_channel, tensor, unary_call
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.v1 import model_pb2, tensor_pb2
+from trocar_api.v1 import model_pb2, tap_pb2, tensor_pb2
 
 EXAMPLES = int(os.environ.get("TROCAR_FUZZ_EXAMPLES", "1000"))
 _INT32, _INT64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
@@ -72,7 +72,7 @@ _INPUTS = st.builds(
     st.builds(pb.Input, tensor=_SPECS),
 )
 _TAPS = st.builds(
-    pb.Tap,
+    tap_pb2.Tap,
     selector=_rarely(_TEXT | st.sampled_from(_ODD_SELECTORS), st.sampled_from(_FINE_SELECTORS)),
     alias=_rarely(_TEXT, st.just("")),
     values=st.none() | st.booleans(),
@@ -204,7 +204,7 @@ def test_no_form_of_inputs_is_answered_with_a_defect(
 def test_a_pick_that_utf8_cannot_hold_is_answered_with_a_reason(channel: grpc.Channel) -> None:
     """JSON's escapes can spell half a surrogate pair; the error quotes the pick."""
     head = pb.ExtractRequest(
-        model_id="plain", taps=[pb.Tap(selector='conv["\\ud800"]')], inputs=[tensor((1, 3, 8, 8))]
+        model_id="plain", taps=[tap_pb2.Tap(selector='conv["\\ud800"]')], inputs=[tensor((1, 3, 8, 8))]
     )
     assert answer(channel, [_with_bytes(head).SerializeToString()]) is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -212,7 +212,7 @@ def test_a_pick_that_utf8_cannot_hold_is_answered_with_a_reason(channel: grpc.Ch
 def test_a_client_with_grpcs_own_limits_gets_the_reason_of_a_long_selector(server: RunningServer) -> None:
     """gRPC takes 8 KiB of metadata by default (more by chance), and percent-encodes the message."""
     head = pb.ExtractRequest(
-        model_id="plain", taps=[pb.Tap(selector="é" * 1024)], inputs=[tensor((1, 3, 8, 8))]
+        model_id="plain", taps=[tap_pb2.Tap(selector="é" * 1024)], inputs=[tensor((1, 3, 8, 8))]
     )
     with raw_channel(server.address, max_metadata_size=8192, absolute_max_metadata_size=8192) as strict:
         assert answer(strict, [_with_bytes(head).SerializeToString()]) is grpc.StatusCode.NOT_FOUND

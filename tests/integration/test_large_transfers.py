@@ -17,6 +17,7 @@ from tests.support.running_server import RunningServer, running_server
 from tests.support.serving import custom
 from tests.support.wire import EXTRACT, chunk, extract_call, raw_channel, request, tensor
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1 import tap_pb2
 
 ROW = noise(1, 3)
 
@@ -156,7 +157,7 @@ def test_a_request_is_refused_before_its_bytes_are_sent(echo_server: RunningServ
 
 
 def test_a_reply_over_the_limit_is_refused_before_the_bytes_are_sent(echo_server: RunningServer) -> None:
-    taps = [pb.Tap(selector="identity", alias=f"copy{number}") for number in range(17)]
+    taps = [tap_pb2.Tap(selector="identity", alias=f"copy{number}") for number in range(17)]
     head = request(taps=taps, inputs=[tensor((16, 1024, 1024))], chunks=[]).SerializeToString()
 
     async def call() -> tuple[grpc.StatusCode, str]:

@@ -8,7 +8,7 @@ import grpc
 
 from trocar._rpc_errors import error_from_rpc
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.v1 import tensor_pb2
+from trocar_api.v1 import tap_pb2, tensor_pb2
 
 EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
 CALL_TIMEOUT_S = 60
@@ -61,7 +61,7 @@ def chunk(data: bytes, index: int = 0, offset: int = 0) -> tensor_pb2.TensorChun
 
 def request(model_id: str = "identity", selector: str = "identity", **fields: Any) -> pb.ExtractRequest:
     """Build a request that is right for the model `identity`, but for the fields given."""
-    fields.setdefault("taps", [pb.Tap(selector=selector)])
+    fields.setdefault("taps", [tap_pb2.Tap(selector=selector)])
     fields.setdefault("inputs", [tensor((1, 3))])
     fields.setdefault("chunks", [chunk(bytes(12))])
     return pb.ExtractRequest(model_id=model_id, **fields)

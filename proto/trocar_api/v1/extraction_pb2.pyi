@@ -7,7 +7,9 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from trocar_api.v1 import reduction_pb2 as _reduction_pb2
+from trocar_api.v1 import statistics_pb2 as _statistics_pb2
+from trocar_api.v1 import tap_pb2 as _tap_pb2
 from trocar_api.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
@@ -20,90 +22,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _Statistic:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _StatisticEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Statistic.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    STATISTIC_UNSPECIFIED: _Statistic.ValueType  # 0
-    """Not set; rejected."""
-    STATISTIC_MEAN: _Statistic.ValueType  # 1
-    """Arithmetic mean."""
-    STATISTIC_VAR: _Statistic.ValueType  # 2
-    """Population variance (divided by n)."""
-    STATISTIC_STD: _Statistic.ValueType  # 3
-    """Square root of the population variance."""
-    STATISTIC_MIN: _Statistic.ValueType  # 4
-    """Smallest value."""
-    STATISTIC_MAX: _Statistic.ValueType  # 5
-    """Largest value."""
-    STATISTIC_ABSMAX: _Statistic.ValueType  # 6
-    """Largest absolute value."""
-    STATISTIC_L2: _Statistic.ValueType  # 7
-    """Euclidean norm."""
-    STATISTIC_ZERO_FRACTION: _Statistic.ValueType  # 8
-    """Share of elements equal to zero, 0 to 1."""
-    STATISTIC_NAN_COUNT: _Statistic.ValueType  # 9
-    """Number of NaN elements."""
-    STATISTIC_INF_COUNT: _Statistic.ValueType  # 10
-    """Number of infinite elements, of either sign."""
-
-class Statistic(_Statistic, metaclass=_StatisticEnumTypeWrapper):
-    """A summary number. Everything is computed in float64; NaN and Inf propagate as in NumPy."""
-
-STATISTIC_UNSPECIFIED: Statistic.ValueType  # 0
-"""Not set; rejected."""
-STATISTIC_MEAN: Statistic.ValueType  # 1
-"""Arithmetic mean."""
-STATISTIC_VAR: Statistic.ValueType  # 2
-"""Population variance (divided by n)."""
-STATISTIC_STD: Statistic.ValueType  # 3
-"""Square root of the population variance."""
-STATISTIC_MIN: Statistic.ValueType  # 4
-"""Smallest value."""
-STATISTIC_MAX: Statistic.ValueType  # 5
-"""Largest value."""
-STATISTIC_ABSMAX: Statistic.ValueType  # 6
-"""Largest absolute value."""
-STATISTIC_L2: Statistic.ValueType  # 7
-"""Euclidean norm."""
-STATISTIC_ZERO_FRACTION: Statistic.ValueType  # 8
-"""Share of elements equal to zero, 0 to 1."""
-STATISTIC_NAN_COUNT: Statistic.ValueType  # 9
-"""Number of NaN elements."""
-STATISTIC_INF_COUNT: Statistic.ValueType  # 10
-"""Number of infinite elements, of either sign."""
-Global___Statistic: _TypeAlias = Statistic  # noqa: Y015
-
-class _StatisticScope:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _StatisticScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StatisticScope.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    STATISTIC_SCOPE_UNSPECIFIED: _StatisticScope.ValueType  # 0
-    """Not set; means all."""
-    STATISTIC_SCOPE_ALL: _StatisticScope.ValueType  # 1
-    """One number for the whole feature map."""
-    STATISTIC_SCOPE_CHANNEL: _StatisticScope.ValueType  # 2
-    """One number per channel, over the samples and positions."""
-    STATISTIC_SCOPE_SAMPLE: _StatisticScope.ValueType  # 3
-    """One number per sample (dimension 0)."""
-
-class StatisticScope(_StatisticScope, metaclass=_StatisticScopeEnumTypeWrapper):
-    """What a statistic is taken over."""
-
-STATISTIC_SCOPE_UNSPECIFIED: StatisticScope.ValueType  # 0
-"""Not set; means all."""
-STATISTIC_SCOPE_ALL: StatisticScope.ValueType  # 1
-"""One number for the whole feature map."""
-STATISTIC_SCOPE_CHANNEL: StatisticScope.ValueType  # 2
-"""One number per channel, over the samples and positions."""
-STATISTIC_SCOPE_SAMPLE: StatisticScope.ValueType  # 3
-"""One number per sample (dimension 0)."""
-Global___StatisticScope: _TypeAlias = StatisticScope  # noqa: Y015
-
 @_typing.final
 class ExtractRequest(_message.Message):
     """The request for `ExtractionService.Extract`."""
@@ -114,6 +32,8 @@ class ExtractRequest(_message.Message):
     TAPS_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     MAX_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    START_AT_FIELD_NUMBER: _builtins.int
+    START_INPUTS_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model, for example `resnet18`. Required in the first message."""
@@ -121,8 +41,12 @@ class ExtractRequest(_message.Message):
     """The most payload bytes in one response message: 4,096 to `ServerLimits.max_chunk_bytes`.
     1 MiB when unset.
     """
+    start_at: _builtins.str
+    """Where to start instead of at the model's input, for example `layer3` (with the value of its
+    output) or `layer3/in`. `inputs` is then that value, one tensor. Empty: at the input.
+    """
     @_builtins.property
-    def taps(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tap]:
+    def taps(self) -> _containers.RepeatedCompositeFieldContainer[_tap_pb2.Tap]:
         """What to collect, in the order in which the reply names it. 1 to 256 entries.
         A selector that matches nothing fails the call with `UNKNOWN_MODULE`.
         """
@@ -132,27 +56,117 @@ class ExtractRequest(_message.Message):
         """The arguments of the model's forward. 1 to 64."""
 
     @_builtins.property
+    def start_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorSpec]:
+        """With `start_at`: what the model's own inputs would look like. When empty, its example input with
+        the batch size of the given value.
+        """
+
+    @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorChunk]:
-        """Bytes of the inputs' payloads: each tensor is one payload, each image is one payload."""
+        """Bytes of the payloads: each tensor and each image of the inputs, in order, then each tensor of the
+        taps' reductions, in order.
+        """
 
     def __init__(
         self,
         *,
         model_id: _builtins.str = ...,
-        taps: _abc.Iterable[Global___Tap] | None = ...,
+        taps: _abc.Iterable[_tap_pb2.Tap] | None = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
         max_chunk_bytes: _builtins.int | None = ...,
+        start_at: _builtins.str = ...,
+        start_inputs: _abc.Iterable[_tensor_pb2.TensorSpec] | None = ...,
         chunks: _abc.Iterable[_tensor_pb2.TensorChunk] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "max_chunk_bytes", b"max_chunk_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "chunks", b"chunks", "inputs", b"inputs", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "taps", b"taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "chunks", b"chunks", "inputs", b"inputs", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_chunk_bytes: _TypeAlias = _typing.Literal["max_chunk_bytes"]  # noqa: Y015
     _WhichOneofArgType__max_chunk_bytes: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_chunk_bytes) -> _WhichOneofReturnType__max_chunk_bytes | None: ...
 
 Global___ExtractRequest: _TypeAlias = ExtractRequest  # noqa: Y015
+
+@_typing.final
+class PlanRequest(_message.Message):
+    """The request for `ExtractionService.Plan`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXTRACTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def extraction(self) -> Global___ExtractRequest:
+        """What would be asked for, without chunks. Images may be described by their number alone."""
+
+    def __init__(
+        self,
+        *,
+        extraction: Global___ExtractRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["extraction", b"extraction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["extraction", b"extraction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRequest: _TypeAlias = PlanRequest  # noqa: Y015
+
+@_typing.final
+class PlanResponse(_message.Message):
+    """The reply of `ExtractionService.Plan`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEATURE_MAPS_FIELD_NUMBER: _builtins.int
+    EXPANSIONS_FIELD_NUMBER: _builtins.int
+    STOPPED_AT_FIELD_NUMBER: _builtins.int
+    REPLY_BYTE_COUNT_FIELD_NUMBER: _builtins.int
+    REQUEST_BYTE_COUNT_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTE_COUNT_FIELD_NUMBER: _builtins.int
+    IS_SYMBOLIC_FIELD_NUMBER: _builtins.int
+    stopped_at: _builtins.str
+    """The module after whose output the pass would stop; unset when it would run to its end."""
+    reply_byte_count: _builtins.int
+    """Bytes of the values in the reply: the sum over the feature maps."""
+    request_byte_count: _builtins.int
+    """Bytes of the inputs."""
+    memory_byte_count: _builtins.int
+    """The most device memory that the pass needs at once beside the weights, in bytes: inputs,
+    intermediate values and what is kept for the reply. An estimate: workspaces of kernels come on top.
+    """
+    is_symbolic: _builtins.bool
+    """Whether this holds for any data of this form. If not, the model looks at its data, and shapes and
+    bytes are those of one pass on random data.
+    """
+    @_builtins.property
+    def feature_maps(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureMap]:
+        """What the reply would describe: names, shapes, dtypes and bytes, without statistics."""
+
+    @_builtins.property
+    def expansions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SelectorExpansion]:
+        """What each tap's selector became, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        feature_maps: _abc.Iterable[Global___FeatureMap] | None = ...,
+        expansions: _abc.Iterable[Global___SelectorExpansion] | None = ...,
+        stopped_at: _builtins.str | None = ...,
+        reply_byte_count: _builtins.int = ...,
+        request_byte_count: _builtins.int = ...,
+        memory_byte_count: _builtins.int = ...,
+        is_symbolic: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at", "stopped_at", b"stopped_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at", "expansions", b"expansions", "feature_maps", b"feature_maps", "is_symbolic", b"is_symbolic", "memory_byte_count", b"memory_byte_count", "reply_byte_count", b"reply_byte_count", "request_byte_count", b"request_byte_count", "stopped_at", b"stopped_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__stopped_at: _TypeAlias = _typing.Literal["stopped_at"]  # noqa: Y015
+    _WhichOneofArgType__stopped_at: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stopped_at) -> _WhichOneofReturnType__stopped_at | None: ...
+
+Global___PlanResponse: _TypeAlias = PlanResponse  # noqa: Y015
 
 @_typing.final
 class Input(_message.Message):
@@ -271,61 +285,6 @@ class RawImage(_message.Message):
 Global___RawImage: _TypeAlias = RawImage  # noqa: Y015
 
 @_typing.final
-class Tap(_message.Message):
-    """What to collect at one selector."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SELECTOR_FIELD_NUMBER: _builtins.int
-    ALIAS_FIELD_NUMBER: _builtins.int
-    VALUES_FIELD_NUMBER: _builtins.int
-    STATISTICS_FIELD_NUMBER: _builtins.int
-    SCOPE_FIELD_NUMBER: _builtins.int
-    CHANNEL_DIM_FIELD_NUMBER: _builtins.int
-    selector: _builtins.str
-    """`path[:Type][@call][/port][[pick]]`, for example `layer4`, `layer*.0.relu@1`, `fc/in`."""
-    alias: _builtins.str
-    """A name for the feature map in the reply. The selector must then stand for one value.
-    When empty the name is the selector that stands for this value alone.
-    """
-    values: _builtins.bool
-    """Whether the values are wanted. True when unset."""
-    scope: Global___StatisticScope.ValueType
-    """What the statistics are taken over. `STATISTIC_SCOPE_ALL` when unset."""
-    channel_dim: _builtins.int
-    """Which dimension holds the channels, for `STATISTIC_SCOPE_CHANNEL`; negative counts from the
-    end. When unset: the last of a tensor of rank 3, (batch, tokens, width), otherwise dimension 1.
-    """
-    @_builtins.property
-    def statistics(self) -> _containers.RepeatedScalarFieldContainer[Global___Statistic.ValueType]:
-        """Which statistics are wanted. None when empty."""
-
-    def __init__(
-        self,
-        *,
-        selector: _builtins.str = ...,
-        alias: _builtins.str = ...,
-        values: _builtins.bool | None = ...,
-        statistics: _abc.Iterable[Global___Statistic.ValueType] | None = ...,
-        scope: Global___StatisticScope.ValueType = ...,
-        channel_dim: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "channel_dim", b"channel_dim", "values", b"values"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "alias", b"alias", "channel_dim", b"channel_dim", "scope", b"scope", "selector", b"selector", "statistics", b"statistics", "values", b"values"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
-    _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015
-    _WhichOneofReturnType__values: _TypeAlias = _typing.Literal["values"]  # noqa: Y015
-    _WhichOneofArgType__values: _TypeAlias = _typing.Literal["_values", b"_values"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__channel_dim) -> _WhichOneofReturnType__channel_dim | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__values) -> _WhichOneofReturnType__values | None: ...
-
-Global___Tap: _TypeAlias = Tap  # noqa: Y015
-
-@_typing.final
 class ExtractResponse(_message.Message):
     """The reply of `ExtractionService.Extract`. The first message holds everything but the chunks."""
 
@@ -393,6 +352,8 @@ class FeatureMap(_message.Message):
     STATISTICS_FIELD_NUMBER: _builtins.int
     SCOPE_FIELD_NUMBER: _builtins.int
     CHANNEL_DIM_FIELD_NUMBER: _builtins.int
+    COMPANION_OF_FIELD_NUMBER: _builtins.int
+    CAST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The alias, or the selector that stands for this value alone. Unique in the reply."""
     path: _builtins.str
@@ -409,17 +370,25 @@ class FeatureMap(_message.Message):
     """Bytes that follow in chunks; 0 when only statistics were wanted."""
     has_values: _builtins.bool
     """Whether values follow (an empty tensor has values of 0 bytes)."""
-    scope: Global___StatisticScope.ValueType
+    scope: _statistics_pb2.StatisticScope.ValueType
     """The scope used."""
     channel_dim: _builtins.int
     """The channel dimension used, from 0; set with `STATISTIC_SCOPE_CHANNEL` only."""
+    companion_of: _builtins.str
+    """The feature map that this one accompanies, by name; empty for one that was tapped. Its own name is that
+    name, a dot and its role, for example `fc.indices`.
+    """
     @_builtins.property
     def tensor(self) -> _tensor_pb2.TensorSpec:
         """Shape and dtype of the value."""
 
     @_builtins.property
-    def statistics(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatisticResult]:
+    def statistics(self) -> _containers.RepeatedCompositeFieldContainer[_statistics_pb2.StatisticResult]:
         """The statistics asked for, in order."""
+
+    @_builtins.property
+    def cast(self) -> _reduction_pb2.CastResult:
+        """How the values were cast; unset when they were not."""
 
     def __init__(
         self,
@@ -433,47 +402,21 @@ class FeatureMap(_message.Message):
         tensor: _tensor_pb2.TensorSpec | None = ...,
         byte_count: _builtins.int = ...,
         has_values: _builtins.bool = ...,
-        statistics: _abc.Iterable[Global___StatisticResult] | None = ...,
-        scope: Global___StatisticScope.ValueType = ...,
+        statistics: _abc.Iterable[_statistics_pb2.StatisticResult] | None = ...,
+        scope: _statistics_pb2.StatisticScope.ValueType = ...,
         channel_dim: _builtins.int | None = ...,
+        companion_of: _builtins.str = ...,
+        cast: _reduction_pb2.CastResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "channel_dim", b"channel_dim", "tensor", b"tensor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "cast", b"cast", "channel_dim", b"channel_dim", "tensor", b"tensor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "byte_count", b"byte_count", "call_index", b"call_index", "channel_dim", b"channel_dim", "has_values", b"has_values", "name", b"name", "path", b"path", "pick", b"pick", "port", b"port", "scope", b"scope", "statistics", b"statistics", "tensor", b"tensor", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "byte_count", b"byte_count", "call_index", b"call_index", "cast", b"cast", "channel_dim", b"channel_dim", "companion_of", b"companion_of", "has_values", b"has_values", "name", b"name", "path", b"path", "pick", b"pick", "port", b"port", "scope", b"scope", "statistics", b"statistics", "tensor", b"tensor", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
     _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__channel_dim) -> _WhichOneofReturnType__channel_dim | None: ...
 
 Global___FeatureMap: _TypeAlias = FeatureMap  # noqa: Y015
-
-@_typing.final
-class StatisticResult(_message.Message):
-    """One statistic of one feature map."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STATISTIC_FIELD_NUMBER: _builtins.int
-    VALUES_FIELD_NUMBER: _builtins.int
-    statistic: Global___Statistic.ValueType
-    """Which one."""
-    @_builtins.property
-    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """One number, or one per channel or sample."""
-
-    def __init__(
-        self,
-        *,
-        statistic: Global___Statistic.ValueType = ...,
-        values: _abc.Iterable[_builtins.float] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["statistic", b"statistic", "values", b"values"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StatisticResult: _TypeAlias = StatisticResult  # noqa: Y015
 
 @_typing.final
 class SelectorExpansion(_message.Message):

@@ -40,6 +40,11 @@ class ExtractionServiceStub:
                 request_serializer=trocar__api_dot_v1_dot_extraction__pb2.ExtractRequest.SerializeToString,
                 response_deserializer=trocar__api_dot_v1_dot_extraction__pb2.ExtractResponse.FromString,
                 _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/trocar_api.v1.ExtractionService/Plan',
+                request_serializer=trocar__api_dot_v1_dot_extraction__pb2.PlanRequest.SerializeToString,
+                response_deserializer=trocar__api_dot_v1_dot_extraction__pb2.PlanResponse.FromString,
+                _registered_method=True)
 
 
 class ExtractionServiceServicer:
@@ -58,6 +63,13 @@ class ExtractionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Plan(self, request, context):
+        """Checks a request and describes its reply; nothing is computed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExtractionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -65,6 +77,11 @@ def add_ExtractionServiceServicer_to_server(servicer, server):
                     servicer.Extract,
                     request_deserializer=trocar__api_dot_v1_dot_extraction__pb2.ExtractRequest.FromString,
                     response_serializer=trocar__api_dot_v1_dot_extraction__pb2.ExtractResponse.SerializeToString,
+            ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=trocar__api_dot_v1_dot_extraction__pb2.PlanRequest.FromString,
+                    response_serializer=trocar__api_dot_v1_dot_extraction__pb2.PlanResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -95,6 +112,33 @@ class ExtractionService:
             '/trocar_api.v1.ExtractionService/Extract',
             trocar__api_dot_v1_dot_extraction__pb2.ExtractRequest.SerializeToString,
             trocar__api_dot_v1_dot_extraction__pb2.ExtractResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trocar_api.v1.ExtractionService/Plan',
+            trocar__api_dot_v1_dot_extraction__pb2.PlanRequest.SerializeToString,
+            trocar__api_dot_v1_dot_extraction__pb2.PlanResponse.FromString,
             options,
             channel_credentials,
             insecure,

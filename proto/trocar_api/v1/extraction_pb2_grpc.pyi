@@ -41,6 +41,8 @@ class ExtractionServiceStub:
     feature map; chunks follow, possibly in the same message. A client that can send all in one
     message may call it as a server-streaming method.
     """
+    Plan: _grpc.UnaryUnaryMultiCallable[_extraction_pb2.PlanRequest, _extraction_pb2.PlanResponse]
+    """Checks a request and describes its reply; nothing is computed."""
 
 @_typing.type_check_only
 class ExtractionServiceAsyncStub(ExtractionServiceStub):
@@ -55,6 +57,8 @@ class ExtractionServiceAsyncStub(ExtractionServiceStub):
     feature map; chunks follow, possibly in the same message. A client that can send all in one
     message may call it as a server-streaming method.
     """
+    Plan: _aio.UnaryUnaryMultiCallable[_extraction_pb2.PlanRequest, _extraction_pb2.PlanResponse]  # type: ignore[assignment]
+    """Checks a request and describes its reply; nothing is computed."""
 
 class ExtractionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs hosted models and returns what their modules compute."""
@@ -72,5 +76,13 @@ class ExtractionServiceServicer(metaclass=_abc_1.ABCMeta):
         feature map; chunks follow, possibly in the same message. A client that can send all in one
         message may call it as a server-streaming method.
         """
+
+    @_abc_1.abstractmethod
+    def Plan(
+        self,
+        request: _extraction_pb2.PlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_extraction_pb2.PlanResponse, _abc.Awaitable[_extraction_pb2.PlanResponse]]:
+        """Checks a request and describes its reply; nothing is computed."""
 
 def add_ExtractionServiceServicer_to_server(servicer: ExtractionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

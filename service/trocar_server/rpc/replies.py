@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1.statistics_pb2 import StatisticResult
 from trocar_api.wire import split_payload
 from trocar_server.engine.engine import Extraction
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan
 from trocar_server.rpc.dtypes import spec_to_wire
-from trocar_server.rpc.requests import SCOPES, STATISTICS
+from trocar_server.rpc.statistics import SCOPES, STATISTICS
 from trocar_server.rpc.text import sendable
 from trocar_server.surgery.structure import format_picks
 
@@ -70,7 +71,7 @@ def _feature_map(feature_map: FeatureMap) -> pb.FeatureMap:
     if found is not None:
         message.scope = _SCOPES[found.scope]
         message.statistics.extend(
-            pb.StatisticResult(statistic=_STATISTICS[kind], values=found.values[kind])
+            StatisticResult(statistic=_STATISTICS[kind], values=found.values[kind])
             for kind in tap_target.tap.statistics
         )
         if found.channel_dim is not None:

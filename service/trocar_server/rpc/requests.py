@@ -6,36 +6,15 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import tensor_pb2
 from trocar_server.config import Limits
-from trocar_server.engine.plan import ArgumentInput, ImageForm, ImageInput, Plan, TapRequest, TensorInput
+from trocar_server.engine.plan import ArgumentInput, ImageForm, ImageInput, Plan, TensorInput
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.dtypes import from_wire
 from trocar_server.rpc.payloads import tensor_byte_count
-from trocar_server.stats import Scope, Statistic
-from trocar_server.surgery import parse_selector
+from trocar_server.rpc.taps import MAX_TEXT_CHARACTERS, invalid, tap_request
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 _MIN_CHUNK_BYTES = 4096
-_MAX_TEXT_CHARACTERS = 1024
 _MAX_ARGUMENTS = 64
-
-STATISTICS: dict[pb.Statistic.ValueType, Statistic] = {
-    pb.STATISTIC_MEAN: Statistic.MEAN,
-    pb.STATISTIC_VAR: Statistic.VAR,
-    pb.STATISTIC_STD: Statistic.STD,
-    pb.STATISTIC_MIN: Statistic.MIN,
-    pb.STATISTIC_MAX: Statistic.MAX,
-    pb.STATISTIC_ABSMAX: Statistic.ABSMAX,
-    pb.STATISTIC_L2: Statistic.L2,
-    pb.STATISTIC_ZERO_FRACTION: Statistic.ZERO_FRACTION,
-    pb.STATISTIC_NAN_COUNT: Statistic.NAN_COUNT,
-    pb.STATISTIC_INF_COUNT: Statistic.INF_COUNT,
-}
-SCOPES: dict[pb.StatisticScope.ValueType, Scope] = {
-    pb.STATISTIC_SCOPE_UNSPECIFIED: Scope.ALL,
-    pb.STATISTIC_SCOPE_ALL: Scope.ALL,
-    pb.STATISTIC_SCOPE_CHANNEL: Scope.CHANNEL,
-    pb.STATISTIC_SCOPE_SAMPLE: Scope.SAMPLE,
-}
 
 
 def to_plan(request: pb.ExtractRequest, limits: Limits) -> tuple[Plan, list[int]]:
@@ -48,15 +27,15 @@ def to_plan(request: pb.ExtractRequest, limits: Limits) -> tuple[Plan, list[int]
         ServiceError: With the field named.
     """
     if not request.model_id:
-        raise _invalid("model_id", "is required in the first message")
+        raise invalid("model_id", "is required in the first message")
     if not 1 <= len(request.taps) <= limits.max_taps:
-        raise _invalid("taps", f"{len(request.taps)} given; 1 to {limits.max_taps} are allowed")
+        raise invalid("taps", f"{len(request.taps)} given; 1 to {limits.max_taps} are allowed")
     check_argument_count(len(request.inputs))
     byte_counts: list[int] = []
     inputs = tuple(_input(i, entry, limits, byte_counts) for i, entry in enumerate(request.inputs))
     _check_names(inputs)
     check_request_bytes(byte_counts, limits)
-    taps = tuple(_tap(i, tap) for i, tap in enumerate(request.taps))
+    taps = tuple(tap_request(f"taps[{i}]", tap) for i, tap in enumerate(request.taps))
     return Plan(request.model_id, taps, inputs, _chunk_bytes(request, limits)), byte_counts
 
 
@@ -77,38 +56,16 @@ def check_request_bytes(byte_counts: Sequence[int], limits: Limits) -> None:
         )
 
 
-def _tap(index: int, tap: pb.Tap) -> TapRequest:
-    field = f"taps[{index}]"
-    if max(len(tap.selector), len(tap.alias)) > _MAX_TEXT_CHARACTERS:
-        raise _invalid(field, f"over {_MAX_TEXT_CHARACTERS} characters")
-    unknown = [kind for kind in tap.statistics if kind not in STATISTICS]
-    if unknown:
-        raise _invalid(f"{field}.statistics", f"unknown statistic {unknown[0]}")
-    if tap.scope not in SCOPES:
-        raise _invalid(f"{field}.scope", f"unknown scope {tap.scope}")
-    values = tap.values if tap.HasField("values") else True
-    if not values and not tap.statistics:
-        raise _invalid(field, "asks for neither values nor statistics")
-    return TapRequest(
-        selector=parse_selector(tap.selector),
-        alias=tap.alias,
-        values=values,
-        statistics=tuple(STATISTICS[kind] for kind in dict.fromkeys(tap.statistics)),
-        scope=SCOPES[tap.scope],
-        channel_dim=tap.channel_dim if tap.HasField("channel_dim") else None,
-    )
-
-
 def _input(index: int, entry: pb.Input, limits: Limits, byte_counts: list[int]) -> ArgumentInput:
     field = f"inputs[{index}]"
-    if len(entry.name) > _MAX_TEXT_CHARACTERS:
-        raise _invalid(f"{field}.name", f"over {_MAX_TEXT_CHARACTERS} characters")
+    if len(entry.name) > MAX_TEXT_CHARACTERS:
+        raise invalid(f"{field}.name", f"over {MAX_TEXT_CHARACTERS} characters")
     kind = entry.WhichOneof("value")
     if kind == "tensor":
         return tensor_input(f"{field}.tensor", entry.name, entry.tensor, limits, byte_counts)
     if kind == "images":
         return _image_input(f"{field}.images", entry, limits, byte_counts)
-    raise _invalid(field, "needs a tensor or images")
+    raise invalid(field, "needs a tensor or images")
 
 
 def check_argument_count(count: int) -> None:
@@ -118,7 +75,7 @@ def check_argument_count(count: int) -> None:
         ServiceError: `INVALID_ARGUMENT`, there are none or too many.
     """
     if not 1 <= count <= _MAX_ARGUMENTS:
-        raise _invalid("inputs", f"{count} given; 1 to {_MAX_ARGUMENTS} are allowed")
+        raise invalid("inputs", f"{count} given; 1 to {_MAX_ARGUMENTS} are allowed")
 
 
 def tensor_input(
@@ -144,9 +101,9 @@ def _image(field: str, image: pb.Image, limits: Limits) -> ImageForm:
     if kind == "raw":
         height, width = image.raw.height, image.raw.width
         if height < 1 or width < 1:
-            raise _invalid(field, f"an image of {height} x {width} pixels", ErrorReason.INVALID_IMAGE)
+            raise invalid(field, f"an image of {height} x {width} pixels", ErrorReason.INVALID_IMAGE)
         if height * width > limits.max_image_pixels:
-            raise _invalid(
+            raise invalid(
                 field,
                 f"{height * width:,} pixels, the limit is {limits.max_image_pixels:,}",
                 ErrorReason.IMAGE_TOO_LARGE,
@@ -154,14 +111,14 @@ def _image(field: str, image: pb.Image, limits: Limits) -> ImageForm:
         return ImageForm(height * width * 3, height, width)
     if kind == "encoded_byte_count" and image.encoded_byte_count > 0:
         return ImageForm(image.encoded_byte_count)
-    raise _invalid(field, "has no bytes", ErrorReason.INVALID_IMAGE)
+    raise invalid(field, "has no bytes", ErrorReason.INVALID_IMAGE)
 
 
 def _check_batch(field: str, size: int, limits: Limits) -> None:
     if size == 0:
-        raise _invalid(field, "the batch has no sample", ErrorReason.EMPTY_BATCH)
+        raise invalid(field, "the batch has no sample", ErrorReason.EMPTY_BATCH)
     if size > limits.max_batch:
-        raise _invalid(
+        raise invalid(
             field, f"{size} samples, the limit is {limits.max_batch}", ErrorReason.REQUEST_TOO_LARGE
         )
 
@@ -170,18 +127,14 @@ def _check_names(inputs: Sequence[ArgumentInput]) -> None:
     names = [entry.name for entry in inputs]
     keywords = [name for name in names if name]
     if any(not name for name in names[len(names) - len(keywords) :]):
-        raise _invalid("inputs", "positional arguments come before keyword arguments")
+        raise invalid("inputs", "positional arguments come before keyword arguments")
     if len(set(keywords)) != len(keywords):
-        raise _invalid("inputs", "a keyword is given twice")
+        raise invalid("inputs", "a keyword is given twice")
 
 
 def _chunk_bytes(request: pb.ExtractRequest, limits: Limits) -> int:
     if not request.HasField("max_chunk_bytes"):
         return min(DEFAULT_CHUNK_BYTES, limits.max_chunk_bytes)
     if not _MIN_CHUNK_BYTES <= request.max_chunk_bytes <= limits.max_chunk_bytes:
-        raise _invalid("max_chunk_bytes", f"{_MIN_CHUNK_BYTES} to {limits.max_chunk_bytes} are allowed")
+        raise invalid("max_chunk_bytes", f"{_MIN_CHUNK_BYTES} to {limits.max_chunk_bytes} are allowed")
     return request.max_chunk_bytes
-
-
-def _invalid(field: str, problem: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT) -> ServiceError:
-    return ServiceError(reason, f"{field}: {problem}", field=field)

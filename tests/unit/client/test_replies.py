@@ -10,6 +10,7 @@ import trocar
 from tests.unit.client.fake_server import DTYPES, chunks, feature_map, reply, reply_head
 from trocar._replies import ReplyAssembler
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1 import statistics_pb2
 from trocar_api.v1.tensor_pb2 import DTYPE_BFLOAT16, DTYPE_FLOAT32, Dtype, TensorChunk, TensorSpec
 
 ARRAY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -54,7 +55,7 @@ def test_all_may_come_in_one_message() -> None:
 def test_a_map_without_values_takes_no_payload() -> None:
     head = reply_head({"x": ARRAY})
     entry = feature_map("s", ARRAY, byte_count=0, has_values=False)
-    entry.statistics.add(statistic=pb.STATISTIC_MEAN, values=[11.5])
+    entry.statistics.add(statistic=statistics_pb2.STATISTIC_MEAN, values=[11.5])
     head.feature_maps.insert(0, entry)
     maps = assembled([head.SerializeToString(), *chunks([ARRAY.tobytes()], 50)])
     assert list(maps) == ["x"]
@@ -66,8 +67,8 @@ def test_a_map_without_values_takes_no_payload() -> None:
 
 def test_statistics_over_channels_are_arrays() -> None:
     entry = feature_map("s", ARRAY, byte_count=0, has_values=False)
-    entry.statistics.add(statistic=pb.STATISTIC_NAN_COUNT, values=[0, 2])
-    entry.scope, entry.channel_dim = pb.STATISTIC_SCOPE_CHANNEL, 1
+    entry.statistics.add(statistic=statistics_pb2.STATISTIC_NAN_COUNT, values=[0, 2])
+    entry.scope, entry.channel_dim = statistics_pb2.STATISTIC_SCOPE_CHANNEL, 1
     stats = assembled([pb.ExtractResponse(feature_maps=[entry]).SerializeToString()]).stats["s"]
     np.testing.assert_array_equal(stats.nan_count, [0.0, 2.0])
     assert (stats.over, stats.channel_dim) == ("channel", 1)
@@ -75,7 +76,7 @@ def test_statistics_over_channels_are_arrays() -> None:
 
 def test_counts_over_all_are_ints() -> None:
     entry = feature_map("s", ARRAY, byte_count=0, has_values=False)
-    entry.statistics.add(statistic=pb.STATISTIC_INF_COUNT, values=[3])
+    entry.statistics.add(statistic=statistics_pb2.STATISTIC_INF_COUNT, values=[3])
     stats = assembled([pb.ExtractResponse(feature_maps=[entry]).SerializeToString()]).stats["s"]
     assert isinstance(stats.inf_count, int)
 

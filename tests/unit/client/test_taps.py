@@ -4,7 +4,7 @@ import pytest
 
 import trocar
 from trocar._taps import SCOPES, STATISTICS
-from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1 import statistics_pb2 as pb
 
 
 def test_the_tables_cover_the_contract() -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from trocar._inputs import wire_inputs
 from trocar._requests import ExtractCall, extract_call
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1 import tap_pb2
 from trocar_api.v1.tensor_pb2 import TensorChunk
 from trocar_api.wire import WireError, chunk_parts, split_message, split_payload
 
@@ -75,7 +76,7 @@ def test_split_payloads_are_the_payloads(payloads: list[bytes], chunk_bytes: int
 
 def test_one_message_is_what_protobuf_would_send() -> None:
     call = extract_call("resnet18", [b"first image", b"second"], ["layer4"])
-    expected = pb.ExtractRequest(model_id="resnet18", taps=[pb.Tap(selector="layer4")])
+    expected = pb.ExtractRequest(model_id="resnet18", taps=[tap_pb2.Tap(selector="layer4")])
     expected.inputs.extend(wire_inputs([b"first image", b"second"])[0])
     expected.chunks.append(TensorChunk(data=b"first image"))
     expected.chunks.append(TensorChunk(payload_index=1, data=b"second"))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.v1 import tensor_pb2
+from trocar_api.v1 import statistics_pb2, tensor_pb2
 from trocar_server.engine.engine import Extraction
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan, TapRequest
@@ -88,10 +88,10 @@ def test_statistics_come_in_the_order_of_the_request() -> None:
     (message,) = messages(feature_map("a", None, result, statistics=wanted, scope=Scope.CHANNEL))
     (found,) = message.feature_maps
     assert [(entry.statistic, list(entry.values)) for entry in found.statistics] == [
-        (pb.STATISTIC_MIN, [-1.0, 0.0]),
-        (pb.STATISTIC_MEAN, [1.0, 2.0]),
+        (statistics_pb2.STATISTIC_MIN, [-1.0, 0.0]),
+        (statistics_pb2.STATISTIC_MEAN, [1.0, 2.0]),
     ]
-    assert (found.scope, found.channel_dim) == (pb.STATISTIC_SCOPE_CHANNEL, 1)
+    assert (found.scope, found.channel_dim) == (statistics_pb2.STATISTIC_SCOPE_CHANNEL, 1)
 
 
 @pytest.mark.parametrize("stopped_at", [None, "layer4", ""])

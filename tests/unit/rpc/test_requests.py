@@ -8,11 +8,12 @@ import torch
 from tests.support.wire import request, tensor
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.v1 import tensor_pb2
+from trocar_api.v1 import statistics_pb2, tap_pb2, tensor_pb2
 from trocar_server.config import Limits
 from trocar_server.engine.plan import ImageForm, ImageInput, Plan, TensorInput
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.requests import SCOPES, STATISTICS, to_plan
+from trocar_server.rpc.requests import to_plan
+from trocar_server.rpc.statistics import SCOPES, STATISTICS
 from trocar_server.stats import Scope, Statistic
 
 LIMITS = Limits(
@@ -32,8 +33,8 @@ def raw(height: int, width: int) -> pb.Image:
     return pb.Image(raw=pb.RawImage(height=height, width=width))
 
 
-def _tap(**fields: Any) -> pb.Tap:
-    return pb.Tap(selector="x", **fields)
+def _tap(**fields: Any) -> tap_pb2.Tap:
+    return tap_pb2.Tap(selector="x", **fields)
 
 
 def refused(**fields: Any) -> ServiceError:
@@ -54,12 +55,12 @@ def test_a_tap_without_fields_wants_values_and_no_statistics() -> None:
 
 
 def test_a_tap_keeps_all_that_it_says() -> None:
-    wire = pb.Tap(
+    wire = tap_pb2.Tap(
         selector="fc/in",
         alias="x",
         values=False,
-        statistics=[pb.STATISTIC_STD, pb.STATISTIC_MEAN],
-        scope=pb.STATISTIC_SCOPE_CHANNEL,
+        statistics=[statistics_pb2.STATISTIC_STD, statistics_pb2.STATISTIC_MEAN],
+        scope=statistics_pb2.STATISTIC_SCOPE_CHANNEL,
         channel_dim=-1,
     )
     (tap,) = planned(taps=[wire]).taps
@@ -97,9 +98,9 @@ def test_chunks_are_of_a_size_that_suits_both() -> None:
 
 
 def test_every_statistic_and_scope_of_the_wire_has_one_of_ours() -> None:
-    assert set(STATISTICS) == set(pb.Statistic.values()) - {pb.STATISTIC_UNSPECIFIED}
+    assert set(STATISTICS) == set(statistics_pb2.Statistic.values()) - {statistics_pb2.STATISTIC_UNSPECIFIED}
     assert set(STATISTICS.values()) == set(Statistic)
-    assert set(SCOPES) == set(pb.StatisticScope.values())
+    assert set(SCOPES) == set(statistics_pb2.StatisticScope.values())
     assert set(SCOPES.values()) == set(Scope)
 
 
@@ -111,7 +112,7 @@ INVALID = ErrorReason.INVALID_ARGUMENT
     [
         ({"model_id": ""}, INVALID, "model_id"),
         ({"taps": []}, INVALID, "taps"),
-        ({"taps": [pb.Tap(selector="x")] * 5}, INVALID, "taps"),
+        ({"taps": [tap_pb2.Tap(selector="x")] * 5}, INVALID, "taps"),
         ({"inputs": []}, INVALID, "inputs"),
         ({"inputs": [pb.Input()]}, INVALID, "inputs[0]"),
         ({"inputs": [tensor((1,)), pb.Input(name="x")]}, INVALID, "inputs[1]"),
@@ -121,15 +122,15 @@ INVALID = ErrorReason.INVALID_ARGUMENT
         ({"max_chunk_bytes": -1}, INVALID, "max_chunk_bytes"),
         ({"max_chunk_bytes": 4095}, INVALID, "max_chunk_bytes"),
         ({"max_chunk_bytes": (1 << 16) + 1}, INVALID, "max_chunk_bytes"),
-        ({"taps": [pb.Tap(selector="x" * 1025)]}, INVALID, "taps[0]"),
-        ({"taps": [pb.Tap(selector="x", alias="y" * 1025)]}, INVALID, "taps[0]"),
-        ({"taps": [pb.Tap(selector="x"), pb.Tap(selector="x", values=False)]}, INVALID, "taps[1]"),
+        ({"taps": [tap_pb2.Tap(selector="x" * 1025)]}, INVALID, "taps[0]"),
+        ({"taps": [tap_pb2.Tap(selector="x", alias="y" * 1025)]}, INVALID, "taps[0]"),
+        ({"taps": [tap_pb2.Tap(selector="x"), tap_pb2.Tap(selector="x", values=False)]}, INVALID, "taps[1]"),
         ({"taps": [_tap(statistics=[0])]}, INVALID, "taps[0].statistics"),
         ({"taps": [_tap(statistics=[1, 99])]}, INVALID, "taps[0].statistics"),
         ({"taps": [_tap(statistics=[-1])]}, INVALID, "taps[0].statistics"),
         ({"taps": [_tap(scope=9)]}, INVALID, "taps[0].scope"),
-        ({"taps": [pb.Tap(selector="x]")]}, ErrorReason.INVALID_SELECTOR, None),
-        ({"taps": [pb.Tap()]}, ErrorReason.INVALID_SELECTOR, None),
+        ({"taps": [tap_pb2.Tap(selector="x]")]}, ErrorReason.INVALID_SELECTOR, None),
+        ({"taps": [tap_pb2.Tap()]}, ErrorReason.INVALID_SELECTOR, None),
         ({"inputs": [tensor((1,), 0)]}, ErrorReason.INVALID_TENSOR, "inputs[0].tensor"),
         ({"inputs": [tensor((1,), 99)]}, ErrorReason.INVALID_TENSOR, "inputs[0].tensor"),
         ({"inputs": [tensor((1, -1))]}, ErrorReason.INVALID_TENSOR, "inputs[0].tensor"),
@@ -186,7 +187,7 @@ def test_inputs_of_exactly_the_limit_are_taken() -> None:
 
 def test_a_statistic_asked_for_again_and_again_does_not_swell_the_reply() -> None:
     """A message of 10 MiB has room for ten million of them, and each comes back as nine bytes or more."""
-    wire = pb.Tap(selector="x", statistics=[pb.STATISTIC_MEAN] * 1000)
+    wire = tap_pb2.Tap(selector="x", statistics=[statistics_pb2.STATISTIC_MEAN] * 1000)
     try:
         (tap,) = planned(taps=[wire]).taps
     except ServiceError as error:

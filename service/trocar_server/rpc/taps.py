@@ -1,0 +1,41 @@
+"""From a `Tap` message to what the engine collects."""
+
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1 import tap_pb2 as pb
+from trocar_server.engine.plan import TapRequest
+from trocar_server.errors import ServiceError
+from trocar_server.rpc.statistics import SCOPES, STATISTICS
+from trocar_server.surgery import parse_selector
+
+MAX_TEXT_CHARACTERS = 1024
+
+
+def tap_request(field: str, tap: pb.Tap) -> TapRequest:
+    """Convert and check one tap; `field` is its name in errors, for example `taps[0]`.
+
+    Raises:
+        ServiceError: With the field named.
+    """
+    if max(len(tap.selector), len(tap.alias)) > MAX_TEXT_CHARACTERS:
+        raise invalid(field, f"over {MAX_TEXT_CHARACTERS} characters")
+    unknown = [kind for kind in tap.statistics if kind not in STATISTICS]
+    if unknown:
+        raise invalid(f"{field}.statistics", f"unknown statistic {unknown[0]}")
+    if tap.scope not in SCOPES:
+        raise invalid(f"{field}.scope", f"unknown scope {tap.scope}")
+    values = tap.values if tap.HasField("values") else True
+    if not values and not tap.statistics:
+        raise invalid(field, "asks for neither values nor statistics")
+    return TapRequest(
+        selector=parse_selector(tap.selector),
+        alias=tap.alias,
+        values=values,
+        statistics=tuple(STATISTICS[kind] for kind in dict.fromkeys(tap.statistics)),
+        scope=SCOPES[tap.scope],
+        channel_dim=tap.channel_dim if tap.HasField("channel_dim") else None,
+    )
+
+
+def invalid(field: str, problem: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT) -> ServiceError:
+    """Name the field of a request that is wrong."""
+    return ServiceError(reason, f"{field}: {problem}", field=field)
