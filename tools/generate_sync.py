@@ -1,7 +1,7 @@
 """Make the sync client from the asyncio one.
 
-python tools/generate_sync.py            # writes client/trocar/_client.py
-python tools/generate_sync.py --check    # fails when it is stale
+python tools/generate_sync.py            # writes client/trocar/_client.py and _client_stream.py
+python tools/generate_sync.py --check    # fails when one is stale
 """
 
 import argparse
@@ -14,42 +14,56 @@ from pathlib import Path
 import unasync
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "client" / "trocar" / "_aio.py"
-RESULT = ROOT / "client" / "trocar" / "_client.py"
+CLIENT = ROOT / "client" / "trocar"
+FILES = {"_aio.py": "_client.py", "_aio_stream.py": "_client_stream.py"}
+"""The sync module made from each asyncio one."""
 
-DOCSTRING = '"""The sync client: generated from _aio.py by tools/generate_sync.py, do not edit."""'
+DOCSTRING = '"""Part of the sync client: generated from {} by tools/generate_sync.py, do not edit."""'
 
 NAMES = {
     "AsyncClient": "Client",
+    "AsyncExtractStream": "ExtractStream",
+    "AsyncGenerator": "Generator",
+    "_AsyncSender": "_Sender",
+    "_aio_stream": "_client_stream",
+    "aclose": "close",
+    "anext": "next",
+    "async_pause": "sync_pause",
     "open_async_channel": "open_sync_channel",
 }
 """Names with another counterpart than unasync's own (`AsyncX` becomes `SyncX`)."""
 
 PROSE = {
-    r'\A""".*?"""': DOCSTRING,
     r"\bawait ": "",
     r"\basync (for|with) ": r"\1 ",
     r"trocar\.aio\.connect": "trocar.connect",
+    r"trocar\._aio_stream": "trocar._client_stream",
     r"\bAsyncClient\b": "Client",
+    r"Generator\[(\w+), None\]": r"Generator[\1, None, None]",
+    r"AsyncIterable\[Inputs\] \| |Iterable\[Inputs\] \| (?=Iterable)": "",
 }
-"""Patterns for docstrings and strings, which unasync leaves alone."""
+"""Patterns for docstrings, strings and types, which unasync leaves alone."""
 
 
-def generate() -> str:
-    """Return the source of the sync client, formatted."""
+def generate(name: str) -> str:
+    """Return the sync source made from one asyncio module, formatted."""
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "aio", SOURCE.name)
+        source = Path(folder, "aio", name)
         source.parent.mkdir()
-        source.write_text(SOURCE.read_text())
+        source.write_text((CLIENT / name).read_text())
         unasync.unasync_files([str(source)], [unasync.Rule("/aio/", "/sync/", NAMES)])
-        text = Path(folder, "sync", SOURCE.name).read_text()
+        text = Path(folder, "sync", name).read_text()
+    text = re.sub(r'\A""".*?"""', DOCSTRING.format(name), text, flags=re.DOTALL)
     for pattern, replacement in PROSE.items():
-        text = re.sub(pattern, replacement, text, flags=re.DOTALL)
-    return _ruff("format", "-", text=_ruff("check", "--select=I", "--fix", "--quiet", "-", text=text))
+        text = re.sub(pattern, replacement, text)
+    result = CLIENT / FILES[name]
+    return _ruff(
+        result, "format", text=_ruff(result, "check", "--select=I,F811", "--fix", "--quiet", text=text)
+    )
 
 
-def _ruff(*arguments: str, text: str) -> str:
-    command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", str(RESULT)]
+def _ruff(result: Path, *arguments: str, text: str) -> str:
+    command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", str(result), "-"]
     return subprocess.run(command, input=text, text=True, capture_output=True, check=True, cwd=ROOT).stdout
 
 
@@ -58,12 +72,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make the sync client from the asyncio one.")
     parser.add_argument("--check", action="store_true", help="fail when the sync client is stale")
     is_check = parser.parse_args().check
-    text = generate()
-    if not is_check:
-        RESULT.write_text(text)
-    elif not RESULT.exists() or RESULT.read_text() != text:
-        print(f"{RESULT.relative_to(ROOT)} is stale; run python tools/generate_sync.py", file=sys.stderr)
-        return 1
+    for name, result in FILES.items():
+        path, text = CLIENT / result, generate(name)
+        if not is_check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            print(f"{path.relative_to(ROOT)} is stale; run python tools/generate_sync.py", file=sys.stderr)
+            return 1
     return 0
 
 

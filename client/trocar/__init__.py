@@ -11,11 +11,14 @@
 
 from trocar import aio, errors
 from trocar._aio import AsyncClient
+from trocar._aio_stream import AsyncExtractStream
 from trocar._channel import TlsOptions
 from trocar._client import Client, connect
+from trocar._client_stream import ExtractStream
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._statistics import Statistics
+from trocar._stream_messages import BatchResult
 from trocar._taps import Tap, tap
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
 from trocar.errors import (
@@ -74,7 +77,9 @@ from trocar_api.reasons import ErrorReason
 __all__ = [
     "AmbiguousCallError",
     "AsyncClient",
+    "AsyncExtractStream",
     "BadReplyError",
+    "BatchResult",
     "CallCancelledError",
     "CallOutOfRangeError",
     "Client",
@@ -82,6 +87,7 @@ __all__ = [
     "DuplicateNameError",
     "EmptyBatchError",
     "ErrorReason",
+    "ExtractStream",
     "FeatureMapInfo",
     "FeatureMaps",
     "ImageTooLargeError",

@@ -182,6 +182,10 @@ def channel_options(options: ConnectOptions) -> list[Option]:
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 5000),
+        # A stream may be silent for long; a peer that is gone is found out while a call is under way.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.max_pings_without_data", 0),
     ]
     if options.retries:
         chosen.append(("grpc.per_rpc_retry_buffer_size", RETRY_BUFFER_BYTES))

@@ -72,11 +72,16 @@ class ReplyAssembler:
         try:
             head, chunks = split_message(message)
             if self._head is None:
-                self._begin(pb.ExtractResponse.FromString(head))
+                self.begin(pb.ExtractResponse.FromString(head))
         except (WireError, DecodeError) as error:
             raise BadReplyError(f"a message of the reply cannot be decoded: {error}") from error
         for chunk in chunks:
-            self._place(chunk)
+            self.place(chunk)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every byte that was announced has come."""
+        return self._head is not None and not any(entry.missing_bytes for entry in self._destinations)
 
     def finish(self) -> FeatureMaps:
         """Return the feature maps.
@@ -96,7 +101,13 @@ class ReplyAssembler:
                 widen_bfloat16(destination.buffer.view(np.uint16), destination.array.reshape(-1))
         return self._feature_maps(self._head)
 
-    def _begin(self, head: pb.ExtractResponse) -> None:
+    def begin(self, head: pb.ExtractResponse) -> None:
+        """Take the description of the reply, without its chunks.
+
+        Raises:
+            BadReplyError: It breaks the contract.
+            ValueError: An array of `out` does not fit the feature map of its name.
+        """
         self._info = {entry.name: feature_map_info(entry) for entry in head.feature_maps}
         if len(self._info) != len(head.feature_maps):
             raise BadReplyError("two feature maps of the reply have the same name")
@@ -133,8 +144,12 @@ class ReplyAssembler:
         except ValueError as error:
             raise BadReplyError(f"no array can have the shape {info.shape} of {info.name!r}") from error
 
-    def _place(self, chunk: Chunk) -> None:
-        """Copy a chunk to where it belongs; it must be the next one."""
+    def place(self, chunk: Chunk) -> None:
+        """Copy a chunk to where it belongs.
+
+        Raises:
+            BadReplyError: It is not the next one.
+        """
         if not chunk.data.nbytes:
             return
         while self._current < len(self._destinations) and not self._destinations[self._current].missing_bytes:

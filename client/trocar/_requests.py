@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from trocar._inputs import wire_inputs
 from trocar._taps import Tap
@@ -39,7 +40,13 @@ class ExtractCall:
         return b"".join(parts)
 
     def messages(self) -> Iterator[bytes]:
-        """Yield the head, then messages of about 1 MiB; small payloads share one."""
+        """Yield the head, then messages of about 1 MiB; small payloads share one.
+
+        The first payload bytes come with the head where all fit in one message.
+        """
+        if self.fits_one_message:
+            yield self.message()
+            return
         yield self.head
         parts: list[bytes | memoryview] = []
         waiting_bytes = 0
@@ -53,15 +60,21 @@ class ExtractCall:
         yield b"".join(parts)
 
 
-def extract_call(
-    model_id: str, inputs: object, taps: str | Tap | Sequence[str | Tap], chunk_bytes: int | None = None
-) -> ExtractCall:
+Taps: TypeAlias = str | Tap | Sequence[str | Tap]
+
+
+def wire_taps(taps: Taps) -> list[WireTap]:
+    """Turn what a caller taps into messages."""
+    chosen = [taps] if isinstance(taps, (str, Tap)) else taps
+    return [tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=tap) for tap in chosen]
+
+
+def extract_call(model_id: str, inputs: object, taps: Taps, chunk_bytes: int | None = None) -> ExtractCall:
     """Build the request of `Client.extract`; see there for the arguments and what is raised."""
     arguments, payloads = wire_inputs(inputs)
-    chosen = [taps] if isinstance(taps, (str, Tap)) else taps
     head = pb.ExtractRequest(
         model_id=model_id,
-        taps=[tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=tap) for tap in chosen],
+        taps=wire_taps(taps),
         inputs=arguments,
         max_chunk_bytes=chunk_bytes,
     )

@@ -26,6 +26,7 @@ from trocar.errors import (
     VersionSkewError,
 )
 from trocar_api.reasons import ERROR_DOMAIN, ErrorReason
+from trocar_api.v1.stream_pb2 import BatchError
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _TOO_LARGE = re.compile(r"message larger than max|message too large", re.IGNORECASE)
@@ -63,6 +64,19 @@ _BARE_CODES: dict[grpc.StatusCode, tuple[type[TrocarError], str]] = {
 class _ErrorInfo:
     reason: str = ""
     metadata: Mapping[str, str] | None = None
+
+
+def error_from_batch(error: BatchError, request_id: str = "") -> TrocarError:
+    """Convert what a stream says of a batch that failed."""
+    reason = ErrorReason.__members__.get(error.reason)
+    kind = TrocarError if reason is None else EXCEPTIONS[reason]
+    return kind(error.message, details=dict(error.details), request_id=request_id)
+
+
+def is_broken_connection(error: grpc.RpcError) -> bool:
+    """Tell whether a stream just ended in the middle: nobody decided that it should."""
+    is_bare = not _error_info(error.trailing_metadata()).reason
+    return is_bare and error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def error_from_rpc(error: grpc.RpcError, *, target: str = "the server", request_id: str = "") -> TrocarError:

@@ -74,6 +74,7 @@ class ExtractStreamStart(_message.Message):
     FIRST_BATCH_INDEX_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BYTE_COUNT_FIELD_NUMBER: _builtins.int
     CHECKPOINT_INTERVAL_FIELD_NUMBER: _builtins.int
+    BATCH_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model. Required."""
     max_chunk_bytes: _builtins.int
@@ -94,6 +95,8 @@ class ExtractStreamStart(_message.Message):
     """The most batches between two checkpoints, 1 to 1024. 16 when unset. With running statistics a client
     must be able to send that many batches again.
     """
+    batch_timeout_s: _builtins.float
+    """The longest time that one batch may wait and compute, in seconds, above 0. No limit when unset."""
     @_builtins.property
     def taps(self) -> _containers.RepeatedCompositeFieldContainer[_tap_pb2.Tap]:
         """What to collect of every batch. 1 to 256 entries."""
@@ -114,15 +117,20 @@ class ExtractStreamStart(_message.Message):
         first_batch_index: _builtins.int = ...,
         checkpoint_byte_count: _builtins.int = ...,
         checkpoint_interval: _builtins.int | None = ...,
+        batch_timeout_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "checkpoint_interval", b"checkpoint_interval", "max_chunk_bytes", b"max_chunk_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_interval", b"checkpoint_interval", "max_chunk_bytes", b"max_chunk_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "checkpoint_byte_count", b"checkpoint_byte_count", "checkpoint_interval", b"checkpoint_interval", "first_batch_index", b"first_batch_index", "has_running_statistics", b"has_running_statistics", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_byte_count", b"checkpoint_byte_count", "checkpoint_interval", b"checkpoint_interval", "first_batch_index", b"first_batch_index", "has_running_statistics", b"has_running_statistics", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__batch_timeout_s: _TypeAlias = _typing.Literal["batch_timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__batch_timeout_s: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s"]  # noqa: Y015
     _WhichOneofReturnType__checkpoint_interval: _TypeAlias = _typing.Literal["checkpoint_interval"]  # noqa: Y015
     _WhichOneofArgType__checkpoint_interval: _TypeAlias = _typing.Literal["_checkpoint_interval", b"_checkpoint_interval"]  # noqa: Y015
     _WhichOneofReturnType__max_chunk_bytes: _TypeAlias = _typing.Literal["max_chunk_bytes"]  # noqa: Y015
     _WhichOneofArgType__max_chunk_bytes: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_timeout_s) -> _WhichOneofReturnType__batch_timeout_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__checkpoint_interval) -> _WhichOneofReturnType__checkpoint_interval | None: ...
     @_typing.overload

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from PIL import Image
 
+from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.hosting import Host, make_host
@@ -28,6 +29,18 @@ from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefe
 from trocar_server.surgery import PassGuard, Recording
 
 Result = TypeVar("Result")
+
+_KNOWN_BEFORE_INPUTS = (ErrorReason.UNKNOWN_MODULE, ErrorReason.INVALID_SELECTOR)
+"""What is wrong with a tap whatever the inputs will be."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked plan and its inputs, images decoded: what one pass needs."""
+
+    plan: Plan
+    payloads: Sequence[Payload]
+    images: Sequence[list[Image.Image]]
 
 
 @dataclass(frozen=True)
@@ -107,6 +120,19 @@ class Engine:
         host = self._host(model_id)
         return host.example if signature is None else await self._record(host, signature)
 
+    async def check_taps(self, plan: Plan) -> None:
+        """Check a stream's taps against the model's example input, before any batch has come.
+
+        Raises:
+            ServiceError: Anything that can be known without inputs.
+        """
+        host = self._host(plan.model_id)
+        try:
+            resolve_taps(plan.taps, host.example, self.limits.max_reply_bytes)
+        except ServiceError as error:
+            if error.reason in _KNOWN_BEFORE_INPUTS:
+                raise
+
     async def check(self, plan: Plan, deadline: float | None = None) -> None:
         """Check a plan before the bytes of its inputs have come.
 
@@ -130,43 +156,48 @@ class Engine:
             if not host.may_differ(error):
                 raise
 
-    async def extract(
-        self, plan: Plan, payloads: Sequence[Payload], deadline: float | None = None
-    ) -> Extraction:
-        """Run a plan that was checked.
+    async def prepare(self, plan: Plan, payloads: Sequence[Payload]) -> Prepared:
+        """Decode the images of a plan that was checked, on another thread than torch's.
+
+        Raises:
+            ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position.
+        """
+        if not any(isinstance(entry, ImageInput) for entry in plan.inputs):
+            return Prepared(plan, payloads, [[] for _ in plan.inputs])
+        limits = self.limits
+        images = await asyncio.to_thread(
+            decode_images, plan.inputs, payloads, limits.max_image_pixels, limits.max_request_bytes
+        )
+        return Prepared(plan, payloads, images)
+
+    async def extract(self, prepared: Prepared, deadline: float | None = None) -> Extraction:
+        """Run one pass.
 
         Args:
-            plan: What to do.
-            payloads: The bytes of its inputs.
+            prepared: What to do.
             deadline: A time of `time.monotonic()` in seconds, or None.
         """
-        host = self._host(plan.model_id)
+        host = self._host(prepared.plan.model_id)
         guard = PassGuard(deadline)
-        images = await self._decode(plan, payloads)
         started = time.perf_counter()
         async with host.pool.lease(deadline) as replica:
             queue_s = time.perf_counter() - started
             resolved, result = await self._on_owner(
-                lambda: self._run(host, replica, plan, payloads, images, guard), guard, deadline
+                lambda: self._run(host, replica, prepared, guard), guard, deadline
             )
         return Extraction(
             result.feature_maps, resolved.expansions, result.stopped_at, queue_s, result.compute_s
         )
 
     def _run(
-        self,
-        host: Host,
-        replica: Replica,
-        plan: Plan,
-        payloads: Sequence[Payload],
-        images: Sequence[list[Image.Image]],
-        guard: PassGuard,
+        self, host: Host, replica: Replica, prepared: Prepared, guard: PassGuard
     ) -> tuple[Resolved, PassResult]:
         """Do the part of an extraction that touches torch, on the owner thread."""
+        plan = prepared.plan
         names = [entry.name for entry in plan.inputs]
         with domain_errors(host.hosted):
             guard.check()
-            arguments = build_arguments(host.hosted, plan.inputs, payloads, images, guard)
+            arguments = build_arguments(host.hosted, plan.inputs, prepared.payloads, prepared.images, guard)
             signature = signature_of(names, arguments)
             called = split_arguments(names, arguments)
             recording = host.record(signature, guard)
@@ -190,14 +221,6 @@ class Engine:
         finally:
             if timer is not None:
                 timer.cancel()
-
-    async def _decode(self, plan: Plan, payloads: Sequence[Payload]) -> list[list[Image.Image]]:
-        if not any(isinstance(entry, ImageInput) for entry in plan.inputs):
-            return [[] for _ in plan.inputs]
-        limits = self.limits
-        return await asyncio.to_thread(
-            decode_images, plan.inputs, payloads, limits.max_image_pixels, limits.max_request_bytes
-        )
 
     async def _record(self, host: Host, signature: Signature, deadline: float | None = None) -> Recording:
         found = host.recorded(signature)

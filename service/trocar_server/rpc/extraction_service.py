@@ -1,16 +1,14 @@
 """`ExtractionService`: check, receive, run, stream."""
 
-import time
 from collections.abc import AsyncIterator
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.wire import Chunk, WireError, split_message
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.messages import deadline_of, read_message
 from trocar_server.rpc.payloads import PayloadReceiver
 from trocar_server.rpc.replies import Parts, join_parts, reply_messages
 from trocar_server.rpc.requests import to_plan
@@ -28,12 +26,12 @@ class ExtractionService:
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
     ) -> None:
         """Check, receive, run one pass, stream; the replica is free before the first byte goes out."""
-        deadline = _deadline(context)
+        deadline = deadline_of(context)
         first = await anext(requests, None)
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
-        head, chunks = _split(first)
-        plan, byte_counts = to_plan(_parse(head), self._engine.limits)
+        request, chunks = read_message(pb.ExtractRequest, first)
+        plan, byte_counts = to_plan(request, self._engine.limits)
         await self._engine.check(plan, deadline)
         receiver = PayloadReceiver(byte_counts)
         receiver.feed(chunks)
@@ -41,9 +39,10 @@ class ExtractionService:
             message = await anext(requests, None)
             if message is None:
                 break
-            receiver.feed(_split(message)[1])
-        extraction = await self._engine.extract(plan, receiver.finish(), deadline)
-        del receiver, chunks, first
+            receiver.feed(read_message(pb.ExtractRequest, message)[1])
+        prepared = await self._engine.prepare(plan, receiver.finish())
+        extraction = await self._engine.extract(prepared, deadline)
+        del receiver, prepared, chunks, first
         for parts in reply_messages(plan, extraction):
             await context.write(parts)
 
@@ -53,22 +52,3 @@ class ExtractionService:
             self.extract, request_deserializer=None, response_serializer=join_parts
         )
         return grpc.method_handlers_generic_handler(_SERVICE, {"Extract": method})
-
-
-def _deadline(context: "grpc.aio.ServicerContext[bytes, Parts]") -> float | None:
-    remaining_s: float | None = context.time_remaining()  # None without a deadline, whatever its type says
-    return None if remaining_s is None else time.monotonic() + remaining_s
-
-
-def _split(message: bytes) -> tuple[bytes, list[Chunk]]:
-    try:
-        return split_message(message)
-    except WireError as error:
-        raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"the message is no protobuf: {error}") from None
-
-
-def _parse(head: bytes) -> pb.ExtractRequest:
-    try:
-        return pb.ExtractRequest.FromString(head)
-    except DecodeError:
-        raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the message is no ExtractRequest") from None

@@ -1,6 +1,6 @@
 """From an extraction to the messages of its reply."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.statistics_pb2 import StatisticResult
@@ -21,15 +21,24 @@ Parts = list[bytes | memoryview]
 
 
 def reply_messages(plan: Plan, extraction: Extraction) -> Iterator[Parts]:
-    """Yield the messages of a reply: what fits one chunk goes out with the head, in one message."""
-    head = _head(plan, extraction).SerializeToString()
-    payloads = [m.values.data for m in extraction.feature_maps if m.values is not None]
-    if sum(payload.nbytes for payload in payloads) <= plan.max_chunk_bytes:
-        yield [head, *(part for chunk in _chunks(payloads, plan.max_chunk_bytes) for part in chunk)]
+    """Yield the messages of a reply."""
+    head = reply_head(plan, extraction).SerializeToString()
+    yield from framed(head, values_of(extraction.feature_maps), plan.max_chunk_bytes)
+
+
+def framed(head: bytes, payloads: Sequence[memoryview], chunk_bytes: int) -> Iterator[Parts]:
+    """Yield messages: what fits one chunk goes out with the head, in one message."""
+    if sum(payload.nbytes for payload in payloads) <= chunk_bytes:
+        yield [head, *(part for chunk in _chunks(payloads, chunk_bytes) for part in chunk)]
         return
     yield [head]
-    for chunk in _chunks(payloads, plan.max_chunk_bytes):
+    for chunk in _chunks(payloads, chunk_bytes):
         yield list(chunk)
+
+
+def values_of(feature_maps: Sequence[FeatureMap]) -> list[memoryview]:
+    """Return the payloads of a reply."""
+    return [found.values.data for found in feature_maps if found.values is not None]
 
 
 def join_parts(parts: Parts) -> bytes:
@@ -37,12 +46,13 @@ def join_parts(parts: Parts) -> bytes:
     return parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
 
 
-def _chunks(payloads: list[memoryview], chunk_bytes: int) -> Iterator[tuple[bytes, memoryview]]:
+def _chunks(payloads: Sequence[memoryview], chunk_bytes: int) -> Iterator[tuple[bytes, memoryview]]:
     for index, payload in enumerate(payloads):
         yield from split_payload(index, payload, chunk_bytes)
 
 
-def _head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
+def reply_head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
+    """Describe a reply, without its chunks."""
     return pb.ExtractResponse(
         feature_maps=[_feature_map(feature_map) for feature_map in extraction.feature_maps],
         expansions=[

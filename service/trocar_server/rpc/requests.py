@@ -1,10 +1,12 @@
 """From an `ExtractRequest` to a plan, with every check that needs no model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import tensor_pb2
+from trocar_api.v1.stream_pb2 import ExtractStreamStart
 from trocar_server.config import Limits
 from trocar_server.engine.plan import ArgumentInput, ImageForm, ImageInput, Plan, TensorInput
 from trocar_server.errors import ServiceError
@@ -26,17 +28,36 @@ def to_plan(request: pb.ExtractRequest, limits: Limits) -> tuple[Plan, list[int]
     Raises:
         ServiceError: With the field named.
     """
+    inputs, byte_counts = to_inputs(request.inputs, limits)
+    return replace(base_plan(request, limits), inputs=inputs), byte_counts
+
+
+def base_plan(request: pb.ExtractRequest | ExtractStreamStart, limits: Limits) -> Plan:
+    """Convert and check what batches have in common: everything but inputs.
+
+    Raises:
+        ServiceError: With the field named.
+    """
     if not request.model_id:
         raise invalid("model_id", "is required in the first message")
     if not 1 <= len(request.taps) <= limits.max_taps:
         raise invalid("taps", f"{len(request.taps)} given; 1 to {limits.max_taps} are allowed")
-    check_argument_count(len(request.inputs))
+    taps = tuple(tap_request(f"taps[{i}]", tap) for i, tap in enumerate(request.taps))
+    return Plan(request.model_id, taps, (), _chunk_bytes(request, limits))
+
+
+def to_inputs(entries: Sequence[pb.Input], limits: Limits) -> tuple[tuple[ArgumentInput, ...], list[int]]:
+    """Convert and check the arguments of one forward, and return them with the bytes of each payload.
+
+    Raises:
+        ServiceError: With the field named.
+    """
+    check_argument_count(len(entries))
     byte_counts: list[int] = []
-    inputs = tuple(_input(i, entry, limits, byte_counts) for i, entry in enumerate(request.inputs))
+    inputs = tuple(_input(i, entry, limits, byte_counts) for i, entry in enumerate(entries))
     _check_names(inputs)
     check_request_bytes(byte_counts, limits)
-    taps = tuple(tap_request(f"taps[{i}]", tap) for i, tap in enumerate(request.taps))
-    return Plan(request.model_id, taps, inputs, _chunk_bytes(request, limits)), byte_counts
+    return inputs, byte_counts
 
 
 def check_request_bytes(byte_counts: Sequence[int], limits: Limits) -> None:
@@ -132,7 +153,7 @@ def _check_names(inputs: Sequence[ArgumentInput]) -> None:
         raise invalid("inputs", "a keyword is given twice")
 
 
-def _chunk_bytes(request: pb.ExtractRequest, limits: Limits) -> int:
+def _chunk_bytes(request: pb.ExtractRequest | ExtractStreamStart, limits: Limits) -> int:
     if not request.HasField("max_chunk_bytes"):
         return min(DEFAULT_CHUNK_BYTES, limits.max_chunk_bytes)
     if not _MIN_CHUNK_BYTES <= request.max_chunk_bytes <= limits.max_chunk_bytes:

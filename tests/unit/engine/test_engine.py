@@ -47,7 +47,7 @@ def plan(model_id: str, selector: str = "/out", shape: tuple[int, ...] = (1, 3))
 
 async def test_a_plan_gives_its_values(engine: Engine) -> None:
     await engine.load("identity")
-    result = await engine.extract(plan("identity"), [rows(1, 2, 3)])
+    result = await engine.extract(await engine.prepare(plan("identity"), [rows(1, 2, 3)]))
     values = result.feature_maps[0].values
     assert values is not None
     assert values.view(np.float32).tolist() == [1, 2, 3]
@@ -56,7 +56,7 @@ async def test_a_plan_gives_its_values(engine: Engine) -> None:
 @pytest.mark.parametrize("model_id", ["identity", "nowhere"])
 async def test_a_model_that_is_not_loaded_runs_nothing(engine: Engine, model_id: str) -> None:
     with pytest.raises(ServiceError) as caught:
-        await engine.extract(plan(model_id), [rows(1, 2, 3)])
+        await engine.extract(await engine.prepare(plan(model_id), [rows(1, 2, 3)]))
     assert caught.value.reason in (ErrorReason.MODEL_NOT_LOADED, ErrorReason.UNKNOWN_MODEL)
 
 
@@ -83,7 +83,7 @@ async def test_a_call_that_comes_while_its_model_is_unloaded_does_not_wait_forev
         return await decode(*arguments)
 
     monkeypatch.setattr(engine, "_decode", slowly)
-    call = asyncio.ensure_future(engine.extract(plan("identity"), [rows(1, 2, 3)]))
+    call = asyncio.ensure_future(engine.extract(await engine.prepare(plan("identity"), [rows(1, 2, 3)])))
     done, _ = await asyncio.wait([call], timeout=5)
     call.cancel()
     assert done
@@ -97,7 +97,7 @@ async def test_a_cancelled_call_gives_its_replica_back_when_its_pass_has_ended(
 ) -> None:
     await engine.load("gated")
     gate.hold()
-    call = asyncio.ensure_future(engine.extract(plan("gated", "last"), [rows(1, 2, 3)]))
+    call = asyncio.ensure_future(engine.extract(await engine.prepare(plan("gated", "last"), [rows(1, 2, 3)])))
     await asyncio.to_thread(gate.entered.wait, WAIT_S)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,0 +1,57 @@
+"""What the two clients wait with: each name once for asyncio and once for threads."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from typing import Generic, TypeAlias, TypeVar
+
+Item = TypeVar("Item")
+
+AsyncCondition: TypeAlias = asyncio.Condition
+SyncCondition: TypeAlias = threading.Condition
+AsyncLock: TypeAlias = asyncio.Lock
+SyncLock: TypeAlias = threading.Lock
+
+async_pause = asyncio.sleep
+sync_pause = time.sleep
+
+
+class AsyncSource(Generic[Item]):
+    """The items of an iterable, plain or asynchronous, one by one."""
+
+    def __init__(self, items: AsyncIterable[Item] | Iterable[Item]) -> None:
+        self._plain: Iterator[Item] | None = None
+        self._other: AsyncIterator[Item] | None = None
+        if isinstance(items, AsyncIterable):
+            self._other = aiter(items)
+        else:
+            self._plain = iter(items)
+
+    async def next(self) -> Item:
+        """Return the next item.
+
+        Raises:
+            StopAsyncIteration: There is none.
+        """
+        if self._other is not None:
+            return await anext(self._other)
+        assert self._plain is not None  # one of the two is always there
+        for item in self._plain:
+            return item
+        raise StopAsyncIteration
+
+
+class SyncSource(Generic[Item]):
+    """The items of an iterable, one by one."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._items = iter(items)
+
+    def next(self) -> Item:
+        """Return the next item.
+
+        Raises:
+            StopIteration: There is none.
+        """
+        return next(self._items)
