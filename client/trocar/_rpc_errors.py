@@ -75,8 +75,11 @@ def error_from_batch(error: BatchError, request_id: str = "") -> TrocarError:
 
 def is_broken_connection(error: grpc.RpcError) -> bool:
     """Tell whether a stream just ended in the middle: nobody decided that it should."""
-    is_bare = not _error_info(error.trailing_metadata()).reason
-    return is_bare and error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    if _error_info(error.trailing_metadata()).reason:
+        return False
+    # gRPC's asyncio API says of a stream that it can no longer write to (1.81): INTERNAL, "from Core".
+    is_from_core = error.code() is grpc.StatusCode.INTERNAL and "from Core" in (error.details() or "")
+    return is_from_core or error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def error_from_rpc(error: grpc.RpcError, *, target: str = "the server", request_id: str = "") -> TrocarError:

@@ -72,6 +72,7 @@ class StreamService:
         if batch.error is not None:
             return _Ready(batch.index, None, batch.error)
         try:
+            await self._engine.check(batch.plan)
             return _Ready(batch.index, await self._engine.prepare(batch.plan, batch.payloads))
         except ServiceError as error:
             return _Ready(batch.index, None, error.with_traceback(None))

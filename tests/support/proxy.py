@@ -1,0 +1,88 @@
+"""A TCP proxy between client and server that breaks connections on request."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class Proxy:
+    """Handle of a running proxy.
+
+    Args:
+        target: Host and port of the server.
+        loop: Where the proxy runs.
+    """
+
+    def __init__(self, target: tuple[str, int], loop: asyncio.AbstractEventLoop) -> None:
+        self._target = target
+        self._loop = loop
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self.connection_count = 0
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return f"127.0.0.1:{self.port}"
+
+    def break_connections(self) -> None:
+        """Reset every connection that is open; new ones are served."""
+        asyncio.run_coroutine_threadsafe(self._break(), self._loop).result(10)
+
+    def refuse(self) -> None:
+        """Break every connection and serve no more."""
+        asyncio.run_coroutine_threadsafe(self.stop(), self._loop).result(10)
+
+    async def start(self) -> None:
+        """Listen on a free port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Break everything and stop listening."""
+        assert self._server is not None
+        self._server.close()
+        await self._break()
+
+    async def _break(self) -> None:
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connection_count += 1
+        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        self._writers |= {writer, far_writer}
+        try:
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        finally:
+            for end in (writer, far_writer):
+                self._writers.discard(end)
+                end.transport.abort()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.transport.abort()
+
+
+@contextmanager
+def running_proxy(address: str) -> Iterator[Proxy]:
+    """Run a proxy to a server at `host:port` until the context ends."""
+    host, _, port = address.rpartition(":")
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="proxy-loop")
+    thread.start()
+    proxy = Proxy((host, int(port)), loop)
+    try:
+        asyncio.run_coroutine_threadsafe(proxy.start(), loop).result(10)
+        yield proxy
+    finally:
+        asyncio.run_coroutine_threadsafe(proxy.stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
