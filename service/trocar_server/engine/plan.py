@@ -67,6 +67,15 @@ ArgumentInput: TypeAlias = TensorInput | ImageInput
 
 
 @dataclass(frozen=True)
+class StartAt:
+    """Where a pass starts instead of at the model's input; the plan's one input is the value there."""
+
+    selector: Selector
+    inputs: tuple[TensorInput, ...] = ()
+    """The form of the model's own inputs; its example input with the value's batch size when empty."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """One extraction, with everything in it checked that needs no model."""
 
@@ -74,6 +83,7 @@ class Plan:
     taps: tuple[TapRequest, ...]
     inputs: tuple[ArgumentInput, ...]
     max_chunk_bytes: int
+    start_at: StartAt | None = None
 
 
 @dataclass(frozen=True)

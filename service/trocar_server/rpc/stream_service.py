@@ -12,7 +12,8 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
-from trocar_server.engine.engine import Engine, Extraction, Prepared
+from trocar_server.engine.engine import Engine, Extraction
+from trocar_server.engine.work import Prepared
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.ahead import ahead
 from trocar_server.rpc.batches import Batch, StreamReader
