@@ -15,6 +15,19 @@ from trocar._channel import TlsOptions
 from trocar._client import Client, connect
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
+from trocar._reductions import (
+    Reduction,
+    channels,
+    crop,
+    gram,
+    index,
+    pca,
+    pool,
+    project,
+    samples,
+    tokens,
+    top_k,
+)
 from trocar._statistics import Statistics
 from trocar._taps import Tap, tap
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
@@ -109,6 +122,7 @@ __all__ = [
     "PassTooLargeError",
     "PermissionDeniedError",
     "Preprocessing",
+    "Reduction",
     "ReductionRejectedError",
     "ReplyTooLargeError",
     "RequestTooLargeError",
@@ -139,9 +153,19 @@ __all__ = [
     "WeightsUnavailableError",
     "__version__",
     "aio",
+    "channels",
     "connect",
+    "crop",
     "errors",
+    "gram",
+    "index",
+    "pca",
+    "pool",
+    "project",
+    "samples",
     "tap",
+    "tokens",
+    "top_k",
 ]
 
 __version__: str
