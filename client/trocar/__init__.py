@@ -18,6 +18,19 @@ from trocar._client_stream import ExtractStream
 from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
+from trocar._reductions import (
+    Reduction,
+    channels,
+    crop,
+    gram,
+    index,
+    pca,
+    pool,
+    project,
+    samples,
+    tokens,
+    top_k,
+)
 from trocar._statistics import Statistics
 from trocar._stream_messages import BatchResult
 from trocar._taps import Tap, tap
@@ -117,6 +130,7 @@ __all__ = [
     "PassTooLargeError",
     "PermissionDeniedError",
     "Preprocessing",
+    "Reduction",
     "ReductionRejectedError",
     "ReplyTooLargeError",
     "RequestTooLargeError",
@@ -147,9 +161,19 @@ __all__ = [
     "WeightsUnavailableError",
     "__version__",
     "aio",
+    "channels",
     "connect",
+    "crop",
     "errors",
+    "gram",
+    "index",
+    "pca",
+    "pool",
+    "project",
+    "samples",
     "tap",
+    "tokens",
+    "top_k",
 ]
 
 __version__: str

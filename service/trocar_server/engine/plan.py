@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trocar_server.reductions import Cast, Reduction
 from trocar_server.stats import Scope, Statistic
 from trocar_server.surgery import Selector
 
@@ -35,6 +36,8 @@ class TapRequest:
     statistics: tuple[Statistic, ...] = ()
     scope: Scope = Scope.ALL
     channel_dim: int | None = None
+    reductions: tuple[Reduction, ...] = ()
+    cast: Cast | None = None
 
 
 @dataclass(frozen=True)

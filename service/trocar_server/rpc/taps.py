@@ -4,6 +4,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import tap_pb2 as pb
 from trocar_server.engine.plan import TapRequest
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.reductions import cast_from_wire, reductions_from_wire
 from trocar_server.rpc.statistics import SCOPES, STATISTICS
 from trocar_server.surgery import parse_selector
 
@@ -26,6 +27,8 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
     values = tap.values if tap.HasField("values") else True
     if not values and not tap.statistics:
         raise invalid(field, "asks for neither values nor statistics")
+    if not values and tap.HasField("cast"):
+        raise invalid(f"{field}.cast", "casts values that are not asked for; leave it out")
     return TapRequest(
         selector=parse_selector(tap.selector),
         alias=tap.alias,
@@ -33,6 +36,8 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
         statistics=tuple(STATISTICS[kind] for kind in dict.fromkeys(tap.statistics)),
         scope=SCOPES[tap.scope],
         channel_dim=tap.channel_dim if tap.HasField("channel_dim") else None,
+        reductions=reductions_from_wire(f"{field}.reductions", tap.reductions),
+        cast=cast_from_wire(f"{field}.cast", tap.cast) if tap.HasField("cast") else None,
     )
 
 
