@@ -22,6 +22,7 @@ from trocar_server.surgery import PassGuard, Recording, parse_selector, record_c
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 _RECORDINGS_KEPT = 64
 _RESOLVED_KEPT = 256
+_DEPENDS_ON_DATA = (ErrorReason.MODULE_NOT_CALLED, ErrorReason.CALL_OUT_OF_RANGE)
 
 
 @dataclass
@@ -71,8 +72,7 @@ class Host:
 
     def may_differ(self, error: ServiceError) -> bool:
         """Whether a selector's error may be due to the data that the recording was made with."""
-        depends_on_data = (ErrorReason.MODULE_NOT_CALLED, ErrorReason.CALL_OUT_OF_RANGE)
-        return self.meta is None and error.reason in depends_on_data
+        return self.meta is None and error.reason in _DEPENDS_ON_DATA
 
     def resolve(
         self, taps: tuple[TapRequest, ...], signature: Signature, recording: Recording, max_reply_bytes: int
@@ -114,14 +114,21 @@ def _staged(hosted: HostedModel, recording: Recording) -> Recording:
 
 
 def _check_stages(hosted: HostedModel, recording: Recording) -> None:
+    """Refuse a stage of the configuration that is no value of the example's pass."""
     for stage, selector in hosted.spec.stages.items():
+        problem = ""
+        if stage in recording.modules:
+            problem = "a module has that name, and comes first"
         try:
             resolve([parse_selector(selector)], recording)
         except ServiceError as error:
+            may_differ = not recording.is_symbolic and error.reason in _DEPENDS_ON_DATA
+            problem = problem if may_differ else error.message
+        if problem:
             raise ServiceError(
                 ErrorReason.MODEL_INVALID,
-                f"model '{hosted.spec.model_id}': its stage '{stage}' does not work: {error.message}",
-            ) from None
+                f"model '{hosted.spec.model_id}': its stage '{stage}' does not work: {problem}",
+            )
 
 
 def _record_example(hosted: HostedModel) -> tuple[nn.Module | None, Recording]:

@@ -102,7 +102,7 @@ class ModelSpec:
     input_shape: tuple[int, ...] | None = None
     """Shape of one example input without its batch dimension. None: chosen from the weights."""
     stages: Mapping[str, str] = field(default_factory=dict)
-    """Selectors by stage name, for example `{"stem": "conv1"}`; they win over those of torchvision's models."""
+    """Selectors by stage name, for example `{"stem": "conv1"}`; they come before torchvision's own."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without torch."""

@@ -1,6 +1,6 @@
 """Collecting values from a pass with forward hooks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -77,11 +77,9 @@ class TapSession:
         self.values: dict[str, torch.Tensor] = {}
         self.stopped_at: str | None = None
         self._parameters = [target for target in targets if target.parameter is not None]
-        self._wanted = _by_moment(target for target in targets if target.parameter is None)
-        self._modules = {
-            path: model.get_submodule(path)
-            for path in {*self._wanted, *(target.path for target in self._parameters)}
-        }
+        self._wanted = _by_moment([target for target in targets if target.parameter is None])
+        self._modules = {path: model.get_submodule(path) for path in self._wanted}
+        self._model = model
         self._pending = sum(len(moments) for moments in self._wanted.values())
         self._hooks = ExitStack()
 
@@ -91,7 +89,7 @@ class TapSession:
         return self._pending > 0
 
     def __enter__(self) -> Self:
-        self._collect_parameters()
+        self.values.update(parameter_values(self._model, self._parameters))
         try:
             for path, moments in self._wanted.items():
                 self._register(path, moments)
@@ -129,13 +127,6 @@ class TapSession:
         # Called after an error too (with None), so that a call which a model catches is closed.
         self._hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
 
-    def _collect_parameters(self) -> None:
-        for target in self._parameters:
-            value = own_tensors(self._modules[target.path]).get(target.parameter or "")
-            if value is None:
-                raise ValueMissingError(target.name)
-            self.values[target.name] = value.detach().clone() if target.clone else value.detach()
-
     def _collect(self, path: str, targets: list[Target], ports: dict[str, Any]) -> None:
         for target in targets:
             try:
@@ -151,10 +142,27 @@ class TapSession:
             raise StopForward
 
 
-def _by_moment(targets: Iterable[Target]) -> dict[str, _Moments]:
+def _by_moment(targets: Sequence[Target]) -> dict[str, _Moments]:
     """Group targets by module path, then by when they are collected."""
     wanted: dict[str, _Moments] = {}
     for target in targets:
         moments = wanted.setdefault(target.path, {})
         moments.setdefault((target.call, target.port != "out"), []).append(target)
     return wanted
+
+
+def parameter_values(model: nn.Module, targets: Sequence[Target]) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers that targets name, by target name, as they are now.
+
+    Those that a pass writes to are cloned, as their targets say; the others are the model's own storage.
+
+    Raises:
+        ValueMissingError: A module has no such parameter: its replica differs from what was recorded.
+    """
+    values = {}
+    for target in targets:
+        value = own_tensors(model.get_submodule(target.path)).get(target.parameter or "")
+        if value is None:
+            raise ValueMissingError(target.name)
+        values[target.name] = value.detach().clone() if target.clone else value.detach()
+    return values
