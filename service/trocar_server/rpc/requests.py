@@ -11,8 +11,9 @@ from trocar_server.config import Limits
 from trocar_server.engine.plan import ArgumentInput, ImageForm, ImageInput, Plan, StartAt, TensorInput
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.dtypes import from_wire
+from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.payloads import tensor_byte_count
-from trocar_server.rpc.taps import MAX_TEXT_CHARACTERS, invalid, tap_request
+from trocar_server.rpc.taps import tap_request
 from trocar_server.surgery import parse_selector
 
 DEFAULT_CHUNK_BYTES = 1 << 20
