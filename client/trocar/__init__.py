@@ -16,7 +16,7 @@ from trocar._channel import TlsOptions
 from trocar._client import Client, connect
 from trocar._client_stream import ExtractStream
 from trocar._extraction_plan import ExtractionPlan
-from trocar._feature_maps import FeatureMapInfo, FeatureMaps
+from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._reductions import (
     Reduction,
@@ -96,6 +96,7 @@ __all__ = [
     "BatchResult",
     "CallCancelledError",
     "CallOutOfRangeError",
+    "CastInfo",
     "Client",
     "DeadlineExceededError",
     "DuplicateNameError",

@@ -3,14 +3,14 @@
 import numpy as np
 
 from trocar._extraction_plan import ExtractionPlan
-from trocar._feature_maps import FeatureMapInfo
+from trocar._feature_maps import CastInfo, FeatureMapInfo
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._statistics import Statistics, StatisticValue
 from trocar._taps import SCOPES, STATISTICS
 from trocar._tensors import DTYPE_NAMES
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits
 from trocar.errors import BadReplyError
-from trocar_api.v1 import extraction_pb2, model_pb2, server_pb2
+from trocar_api.v1 import extraction_pb2, model_pb2, reduction_pb2, server_pb2
 
 _STATISTIC_NAMES: dict[int, str] = {number: name for name, number in STATISTICS.items()}
 _SCOPE_NAMES: dict[int, str] = {number: name for name, number in SCOPES.items()}
@@ -120,6 +120,16 @@ def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:
         has_values=message.has_values,
         byte_count=message.byte_count,
         companion_of=message.companion_of,
+        cast=_cast(message.cast) if message.HasField("cast") else None,
+    )
+
+
+def _cast(message: reduction_pb2.CastResult) -> CastInfo:
+    return CastInfo(
+        original_dtype=DTYPE_NAMES.get(message.original_dtype, "other"),
+        scales=tuple(message.scales),
+        channel_dim=message.channel_dim if message.HasField("channel_dim") else None,
+        max_error=message.max_error,
     )
 
 

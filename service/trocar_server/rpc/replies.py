@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1.reduction_pb2 import CastResult
 from trocar_api.v1.statistics_pb2 import StatisticResult
 from trocar_api.wire import split_payload
 from trocar_server.engine.engine import Extraction
+from trocar_server.engine.outputs import Output
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan
-from trocar_server.engine.planner import Output
-from trocar_server.rpc.dtypes import spec_to_wire
+from trocar_server.reductions import CastValue
+from trocar_server.rpc.dtypes import spec_to_wire, to_wire
 from trocar_server.rpc.statistics import SCOPES, STATISTICS
 from trocar_server.rpc.text import sendable
 from trocar_server.surgery.structure import format_picks
@@ -81,7 +83,18 @@ def describe(feature_map: FeatureMap) -> pb.FeatureMap:
         )
         if found.channel_dim is not None:
             message.channel_dim = found.channel_dim
+    if feature_map.cast is not None:
+        message.cast.CopyFrom(_cast(feature_map.cast))
     return message
+
+
+def _cast(cast: CastValue) -> CastResult:
+    return CastResult(
+        original_dtype=to_wire(cast.original_dtype),
+        scales=cast.scales,
+        channel_dim=cast.channel_dim,
+        max_error=cast.max_error,
+    )
 
 
 def describe_output(output: Output) -> pb.FeatureMap:
