@@ -219,7 +219,7 @@ def pca(components: object, mean: object = None) -> Reduction:
         raise ValueError(f"mean of shape {centre.shape}; it is ({rows.shape[1]},) for these components")
     arrays = [rows] if centre is None else [rows, centre]
     dtype = np.result_type(*arrays)
-    tensors = tuple(to_wire(array.astype(dtype, copy=False)) for array in arrays)
+    tensors = tuple(to_wire(array.astype(dtype)) for array in arrays)  # copies: a tap does not change
     specs = [tensor_pb2.TensorSpec(dtype=tensor.dtype, shape=tensor.shape) for tensor in tensors]
     message = pb.PcaReduction(components=specs[0], mean=specs[1] if len(specs) == 2 else None)
     return Reduction(pb.Reduction(pca=message), tensors)
