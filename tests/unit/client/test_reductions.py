@@ -76,6 +76,7 @@ def test_positions_may_be_given_in_many_ways(given: Any, expected: list[int]) ->
         lambda: trocar.pca(COMPONENTS, np.ones(2, np.float32)),
         lambda: trocar.pca(np.empty((0, 3), np.float32)),
         lambda: trocar.pca(SimpleNamespace(components=COMPONENTS, mean=MEAN), MEAN),
+        lambda: trocar.pca(SimpleNamespace(components_=COMPONENTS, mean_=MEAN, whiten=True)),
         lambda: trocar.tap("fc", cast="int4"),  # type: ignore[arg-type]
         lambda: trocar.tap("fc", cast="int8", values=False, stats="mean"),
         lambda: trocar.tap("fc", cast="int8", channel_dim=1),
