@@ -112,6 +112,9 @@ def _adaptive(stage: Stage, wanted: Pool, size: tuple[int, ...]) -> tuple[torch.
 def _gem(
     stage: Stage, power: float, average: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, int]:
-    value = stage.value.float() if stage.value.dtype in HALVES else stage.value
-    mean = average(value.clamp(min=GEM_FLOOR).pow(power))
-    return mean.pow(1 / power).to(stage.value.dtype), 3 * value.numel() * value.itemsize + 2 * mean.nbytes
+    value = stage.value
+    clamped = value.float().clamp_(min=GEM_FLOOR) if value.dtype in HALVES else value.clamp(min=GEM_FLOOR)
+    powers = clamped.pow_(power)  # in place: this copy is the only one
+    mean = average(powers)
+    workspace_bytes = powers.numel() * powers.itemsize + 2 * mean.numel() * mean.itemsize
+    return mean.pow(1 / power).to(value.dtype), workspace_bytes
