@@ -15,6 +15,7 @@ from trocar._channel import TlsOptions
 from trocar._client import Client, connect
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
+from trocar._selectors import selector
 from trocar._statistics import Statistics
 from trocar._taps import Tap, tap
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
@@ -141,6 +142,7 @@ __all__ = [
     "aio",
     "connect",
     "errors",
+    "selector",
     "tap",
 ]
 

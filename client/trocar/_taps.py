@@ -87,7 +87,8 @@ def tap(
         tap("layer1.0.conv1", alias="edges", stats=["absmax"], over="channel")
 
     Args:
-        selector: `path[:Type][@call][/port][[pick]]`, for example "layer4", "layer*.0.relu@1", "fc/in".
+        selector: `[kind:]path[:Type][@call][#order][/port][[pick]]`, for example "layer4", "layer*.0.relu@1",
+            "fc/in"; `selector` writes one from its parts.
         alias: A name for the feature map; the selector must then stand for one value.
         stats: Any of "mean", "var" (population), "std" (population), "min", "max", "absmax", "l2",
             "zero_fraction", "nan_count", "inf_count".

@@ -66,7 +66,10 @@ class Cursor:
             if error.msg.startswith("Unterminated"):
                 problem = f"the quotes that open at character {start + 1} are not closed"
                 raise self.invalid(problem, len(self.text)) from None
-            raise self.invalid("expected text in JSON's quotes", error.pos) from None
+            problem = f"JSON's quotes do not take this: {error.msg.lower()}"
+            if error.msg.startswith("Invalid \\escape"):
+                problem = "in quotes a backslash is written twice, as in JSON"
+            raise self.invalid(problem, error.pos) from None
         found = str(value)
         if not _is_sendable(found):
             raise self.invalid("half of a surrogate pair is no character", start)
