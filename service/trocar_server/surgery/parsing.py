@@ -126,9 +126,11 @@ def _name(cursor: Cursor) -> tuple[str, bool] | None:
     plain = cursor.match(PLAIN_NAME)
     if plain is None:
         return None
-    if ANY in plain and plain != ANY:
-        raise cursor.invalid("`**` must be a whole name between dots", start + plain.index(ANY))
-    return _checked(cursor, plain, start), False
+    before_stars = plain if plain == ANY else plain.partition(ANY)[0]
+    _check_characters(cursor, before_stars, start)
+    if before_stars != plain:
+        raise cursor.invalid("`**` must be a whole name between dots", start + len(before_stars))
+    return plain, False
 
 
 def _type(cursor: Cursor, kind: _Kind, *, has_path: bool) -> str | None:
@@ -188,7 +190,8 @@ def _argument(cursor: Cursor) -> str:
     if cursor.next == '"':
         name = cursor.quoted()
     else:
-        name = _checked(cursor, cursor.match(PLAIN_ARGUMENT) or "", start)
+        name = cursor.match(PLAIN_ARGUMENT) or ""
+        _check_characters(cursor, name, start)
     if not name:
         raise cursor.invalid(
             "expected a name, for example `weight`; one with other characters in quotes", start
@@ -219,9 +222,8 @@ def _check_parameter(cursor: Cursor, parts: list[tuple[int, object]]) -> None:
             )
 
 
-def _checked(cursor: Cursor, name: str, start: int) -> str:
+def _check_characters(cursor: Cursor, name: str, start: int) -> None:
     """Refuse what could not be sent back."""
     for offset, char in enumerate(name):
         if "\ud800" <= char <= "\udfff":
             raise cursor.invalid("half of a surrogate pair is no character", start + offset)
-    return name
