@@ -31,6 +31,7 @@ from trocar._reductions import (
     tokens,
     top_k,
 )
+from trocar._selectors import selector
 from trocar._statistics import Statistics
 from trocar._stream_messages import BatchResult
 from trocar._taps import Tap, tap
@@ -172,6 +173,7 @@ __all__ = [
     "pool",
     "project",
     "samples",
+    "selector",
     "tap",
     "tokens",
     "top_k",

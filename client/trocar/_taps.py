@@ -113,7 +113,8 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
         tap("layer4", channels=[3, 17], reduce=[pool("avg")], cast="float16")
 
     Args:
-        selector: `path[:Type][@call][/port][[pick]]`, for example "layer4", "layer*.0.relu@1", "fc/in".
+        selector: `[kind:]path[:Type][@call][#order][/port][[pick]]`, for example "layer4", "layer*.0.relu@1",
+            "fc/in"; `selector` writes one from its parts.
         alias: A name for the feature map; the selector must then stand for one value.
         stats: Any of "mean", "var" (population), "std" (population), "min", "max", "absmax", "l2",
             "zero_fraction", "nan_count", "inf_count".
