@@ -117,7 +117,8 @@ def _finish(target: TapTarget, values: Mapping[str, torch.Tensor], guard: PassGu
             f"'{name}' was not called in this pass: the model decides on its data",
         )
     value = values[name]
-    statistics = reduce(value, tap.statistics, tap.scope, tap.channel_dim) if tap.statistics else None
+    wanted = (tap.statistics, tap.scope, tap.channel_dim, tap.parameters)
+    statistics = reduce(value, *wanted) if tap.statistics else None
     host = _bytes_of(name, value) if tap.values else None
     return FeatureMap(target, tuple(value.shape), value.dtype, host, statistics)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trocar_server.stats import Scope, Statistic
+from trocar_server.stats import NO_PARAMETERS, Scope, Statistic, StatisticParameters
 from trocar_server.surgery import Selector
 
 Payload: TypeAlias = NDArray[np.uint8]
@@ -35,6 +35,7 @@ class TapRequest:
     statistics: tuple[Statistic, ...] = ()
     scope: Scope = Scope.ALL
     channel_dim: int | None = None
+    parameters: StatisticParameters = NO_PARAMETERS
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.plan import SENDABLE, TapRequest
 from trocar_server.errors import ServiceError
-from trocar_server.stats import Scope
-from trocar_server.stats.groups import resolve_channel_dim
+from trocar_server.stats import Scope, number_count
 from trocar_server.surgery import Leaf, Recording, Target, resolve
 
 _NUMBER_BYTES = 8
@@ -32,22 +31,19 @@ class TapTarget:
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of its numbers per sample or channel; one over everything counts no more than its name.
+        """Bytes of its numbers, at most; one over everything counts no more than its name.
 
         Raises:
-            ServiceError: `INVALID_ARGUMENT`, it has no dimension for the scope.
+            ServiceError: `INVALID_ARGUMENT`, it has no dimension for the scope or the channels;
+                `REDUCTION_REJECTED`, it has too many channels for a statistic.
         """
         tap, shape = self.tap, self.leaf.shape
         if not tap.statistics or shape is None:
             return 0
-        channel_dim = self._channel_dim(len(shape))
-        if tap.scope is Scope.ALL:
-            return 0
-        return shape[channel_dim or 0] * len(tap.statistics) * _NUMBER_BYTES
-
-    def _channel_dim(self, rank: int) -> int | None:
+        free = len(tap.statistics) if tap.scope is Scope.ALL else 0
         try:
-            return resolve_channel_dim(self.tap.scope, rank, self.tap.channel_dim)
+            numbers = number_count(tap.statistics, tap.scope, shape, tap.channel_dim, tap.parameters)
+            return max(numbers - free, 0) * _NUMBER_BYTES
         except ServiceError as error:
             name = self.target.name
             raise ServiceError(error.reason, f"'{name}': {error.message}", name=name) from None
@@ -144,7 +140,7 @@ def _unique(targets: Iterable[TapTarget]) -> Iterator[TapTarget]:
 
 
 def _wants(tap: TapRequest) -> tuple[object, ...]:
-    return tap.values, tap.statistics, tap.scope, tap.channel_dim
+    return tap.values, tap.statistics, tap.scope, tap.channel_dim, tap.parameters
 
 
 def check_byte_count(byte_count: int, limit: int) -> None:

@@ -3,18 +3,14 @@
 from collections.abc import Iterator
 
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.v1.statistics_pb2 import StatisticResult
 from trocar_api.wire import split_payload
 from trocar_server.engine.engine import Extraction
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan
 from trocar_server.rpc.dtypes import spec_to_wire
-from trocar_server.rpc.statistics import SCOPES, STATISTICS
+from trocar_server.rpc.statistics import fill_statistics
 from trocar_server.rpc.text import sendable
 from trocar_server.surgery.structure import format_picks
-
-_STATISTICS = {statistic: wire for wire, statistic in STATISTICS.items()}
-_SCOPES = {scope: wire for wire, scope in SCOPES.items()}
 
 Parts = list[bytes | memoryview]
 """One message as the pieces that it is joined from."""
@@ -69,11 +65,5 @@ def _feature_map(feature_map: FeatureMap) -> pb.FeatureMap:
         has_values=feature_map.values is not None,
     )
     if found is not None:
-        message.scope = _SCOPES[found.scope]
-        message.statistics.extend(
-            StatisticResult(statistic=_STATISTICS[kind], values=found.values[kind])
-            for kind in tap_target.tap.statistics
-        )
-        if found.channel_dim is not None:
-            message.channel_dim = found.channel_dim
+        fill_statistics(message, tap_target.tap.statistics, found)
     return message

@@ -4,7 +4,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import tap_pb2 as pb
 from trocar_server.engine.plan import TapRequest
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.statistics import SCOPES, STATISTICS
+from trocar_server.rpc.statistics import SCOPES, STATISTICS, statistics_problem, tap_parameters
 from trocar_server.surgery import parse_selector
 
 MAX_TEXT_CHARACTERS = 1024
@@ -23,6 +23,9 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
         raise invalid(f"{field}.statistics", f"unknown statistic {unknown[0]}")
     if tap.scope not in SCOPES:
         raise invalid(f"{field}.scope", f"unknown scope {tap.scope}")
+    problem = statistics_problem(tap)
+    if problem is not None:
+        raise invalid(f"{field}.{problem[0]}", problem[1])
     values = tap.values if tap.HasField("values") else True
     if not values and not tap.statistics:
         raise invalid(field, "asks for neither values nor statistics")
@@ -33,6 +36,7 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
         statistics=tuple(STATISTICS[kind] for kind in dict.fromkeys(tap.statistics)),
         scope=SCOPES[tap.scope],
         channel_dim=tap.channel_dim if tap.HasField("channel_dim") else None,
+        parameters=tap_parameters(tap),
     )
 
 

@@ -11,6 +11,7 @@ from trocar_server.stats.accumulator import Accumulator, reduce
 from trocar_server.stats.requests import check_request, find_problem, number_count
 from trocar_server.stats.statistic import (
     DEFAULT_BIN_COUNT,
+    NO_PARAMETERS,
     Scope,
     Statistic,
     StatisticParameters,
@@ -20,6 +21,7 @@ from trocar_server.stats.statistic import (
 
 __all__ = [
     "DEFAULT_BIN_COUNT",
+    "NO_PARAMETERS",
     "Accumulator",
     "Scope",
     "Statistic",

@@ -1,6 +1,7 @@
 """Statistics over many tensors, one at a time."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Self
 
 import torch
@@ -10,7 +11,13 @@ from trocar_server.errors import ServiceError
 from trocar_server.stats.groups import Grouped, group, group_nothing
 from trocar_server.stats.requests import check_request
 from trocar_server.stats.state import MAX_COUNT, Unpacked, damaged, pack
-from trocar_server.stats.statistic import Scope, Statistic, StatisticParameters, StatisticsResult
+from trocar_server.stats.statistic import (
+    NO_PARAMETERS,
+    Scope,
+    Statistic,
+    StatisticParameters,
+    StatisticsResult,
+)
 from trocar_server.stats.topics import SUMMARY, topics_for
 
 _MAX_RANK = 64
@@ -47,7 +54,7 @@ class Accumulator:
         statistics: Sequence[Statistic],
         scope: Scope = Scope.ALL,
         channel_dim: int | None = None,
-        parameters: StatisticParameters = StatisticParameters(),  # noqa: B008 - frozen
+        parameters: StatisticParameters = NO_PARAMETERS,
     ) -> None:
         check_request(statistics, scope, parameters)
         self._statistics = tuple(dict.fromkeys(statistics))
@@ -98,15 +105,15 @@ class Accumulator:
     def result(self) -> StatisticsResult:
         """Return the statistics of everything so far, with one transfer from the device."""
         known = self._measure(group_nothing(self._scope)) if self._known is None else self._known
-        numbers = [s for s in self._statistics if s is not Statistic.COVARIANCE]
-        found = [known.get(s, known[SUMMARY]).finish(s).reshape(-1) for s in numbers]
-        flat = torch.cat(found).cpu().split([len(values) for values in found]) if found else ()
-        values = {statistic: part.tolist() for statistic, part in zip(numbers, flat, strict=True)}
+        numeric = [s for s in self._statistics if s is not Statistic.COVARIANCE]
+        found = [known.get(s, known[SUMMARY]).finish(s).reshape(-1) for s in numeric]
+        flat = iter(torch.cat(found).tolist() if found else ())
+        values = {s: list(islice(flat, len(numbers))) for s, numbers in zip(numeric, found, strict=True)}
         matrix = known.get(Statistic.COVARIANCE)
         return StatisticsResult(
             self._scope,
             self._channel_dim,
-            {statistic: values.get(statistic, []) for statistic in self._statistics},
+            {s: values.get(s) or [] for s in self._statistics},
             edges=known[Statistic.HISTOGRAM].edges if Statistic.HISTOGRAM in known else (),
             rank_error=known[Statistic.QUANTILES].rank_error if Statistic.QUANTILES in known else 0.0,
             covariance=None if matrix is None else matrix.finish(Statistic.COVARIANCE).cpu(),
@@ -219,7 +226,7 @@ def reduce(
     statistics: Sequence[Statistic],
     scope: Scope,
     channel_dim: int | None = None,
-    parameters: StatisticParameters = StatisticParameters(),  # noqa: B008 - frozen
+    parameters: StatisticParameters = NO_PARAMETERS,
 ) -> StatisticsResult:
     """Return statistics of one tensor of any real dtype, on any device; see `Accumulator`.
 

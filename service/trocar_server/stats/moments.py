@@ -65,5 +65,5 @@ def kurtosis(moments: torch.Tensor) -> torch.Tensor:
 def _are_equal(moments: torch.Tensor) -> torch.Tensor:
     """Tell the groups whose elements do not differ in float64, by SciPy's rule (`scipy.stats.skew`, 1.17)."""
     count, centre, correction, second, _, _ = moments
-    resolution: torch.Tensor = (_EPSILON * (centre + correction)).square()
-    return second / count <= resolution
+    resolution = (_EPSILON * (centre + correction)).square()
+    return torch.le(second / count, resolution)

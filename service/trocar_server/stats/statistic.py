@@ -84,6 +84,10 @@ class StatisticParameters:
         return len(self.edges) - 1 if self.edges else (self.bin_count or DEFAULT_BIN_COUNT)
 
 
+NO_PARAMETERS = StatisticParameters()
+"""For statistics that need to know nothing."""
+
+
 @dataclass(frozen=True)
 class StatisticsResult:
     """The statistics of one feature map."""
