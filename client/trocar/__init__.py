@@ -15,7 +15,8 @@ from trocar._channel import TlsOptions
 from trocar._client import Client, connect
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
-from trocar._statistics import Statistics
+from trocar._statistic_options import HistogramWanted, QuantilesWanted, histogram, quantiles
+from trocar._statistics import Histogram, Statistics
 from trocar._taps import Tap, tap
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
 from trocar.errors import (
@@ -84,6 +85,8 @@ __all__ = [
     "ErrorReason",
     "FeatureMapInfo",
     "FeatureMaps",
+    "Histogram",
+    "HistogramWanted",
     "ImageTooLargeError",
     "InputError",
     "InputRejectedError",
@@ -109,6 +112,7 @@ __all__ = [
     "PassTooLargeError",
     "PermissionDeniedError",
     "Preprocessing",
+    "QuantilesWanted",
     "ReductionRejectedError",
     "ReplyTooLargeError",
     "RequestTooLargeError",
@@ -141,6 +145,8 @@ __all__ = [
     "aio",
     "connect",
     "errors",
+    "histogram",
+    "quantiles",
     "tap",
 ]
 

@@ -105,15 +105,16 @@ class Accumulator:
     def result(self) -> StatisticsResult:
         """Return the statistics of everything so far, with one transfer from the device."""
         known = self._measure(group_nothing(self._scope)) if self._known is None else self._known
-        numeric = [s for s in self._statistics if s is not Statistic.COVARIANCE]
+        numeric: list[Statistic] = [s for s in self._statistics if s is not Statistic.COVARIANCE]
         found = [known.get(s, known[SUMMARY]).finish(s).reshape(-1) for s in numeric]
         flat = iter(torch.cat(found).tolist() if found else ())
-        values = {s: list(islice(flat, len(numbers))) for s, numbers in zip(numeric, found, strict=True)}
+        values: dict[Statistic, list[float]] = {s: [] for s in self._statistics}
+        values |= {s: list(islice(flat, len(part))) for s, part in zip(numeric, found, strict=True)}
         matrix = known.get(Statistic.COVARIANCE)
         return StatisticsResult(
             self._scope,
             self._channel_dim,
-            {s: values.get(s) or [] for s in self._statistics},
+            values,
             edges=known[Statistic.HISTOGRAM].edges if Statistic.HISTOGRAM in known else (),
             rank_error=known[Statistic.QUANTILES].rank_error if Statistic.QUANTILES in known else 0.0,
             covariance=None if matrix is None else matrix.finish(Statistic.COVARIANCE).cpu(),
