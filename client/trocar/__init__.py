@@ -32,7 +32,8 @@ from trocar._reductions import (
     top_k,
 )
 from trocar._selectors import selector
-from trocar._statistics import Statistics
+from trocar._statistic_options import HistogramWanted, QuantilesWanted, histogram, quantiles
+from trocar._statistics import Histogram, Statistics
 from trocar._stream_messages import BatchResult
 from trocar._taps import Tap, tap
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
@@ -107,6 +108,8 @@ __all__ = [
     "ExtractionPlan",
     "FeatureMapInfo",
     "FeatureMaps",
+    "Histogram",
+    "HistogramWanted",
     "ImageTooLargeError",
     "InputError",
     "InputRejectedError",
@@ -132,6 +135,7 @@ __all__ = [
     "PassTooLargeError",
     "PermissionDeniedError",
     "Preprocessing",
+    "QuantilesWanted",
     "Reduction",
     "ReductionRejectedError",
     "ReplyTooLargeError",
@@ -168,10 +172,12 @@ __all__ = [
     "crop",
     "errors",
     "gram",
+    "histogram",
     "index",
     "pca",
     "pool",
     "project",
+    "quantiles",
     "samples",
     "selector",
     "tap",

@@ -12,9 +12,12 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.plan import TapRequest
 from trocar_server.errors import ServiceError
 from trocar_server.reductions import Reduced, cast_form, reduced_form
-from trocar_server.stats import Scope
+from trocar_server.stats import Accumulator, Scope, Statistic, number_count
 from trocar_server.stats.groups import resolve_channel_dim
 from trocar_server.surgery import Leaf, Target
+
+COVARIANCE = "covariance"
+"""The role of the covariance matrix beside its feature map."""
 
 _NUMBER_BYTES = 8
 
@@ -48,14 +51,22 @@ class TapTarget:
         Raises:
             ServiceError: `REDUCTION_REJECTED`, reductions or cast do not fit the value.
         """
-        tap, name = self.tap, self.target.name
-        if not (tap.reductions or tap.cast):
-            return (Output(name, self, self.leaf.shape or (), self.leaf.dtype, tap.values),)
+        name, wants_values = self.target.name, self.tap.values
+        if not (self.tap.reductions or self.tap.cast):
+            main = Output(name, self, self.leaf.shape or (), self.leaf.dtype, wants_values)
+            return (main, *self._covariance(main))
         value = self.reduced.value
-        found = [Output(name, self, tuple(value.shape), self._sent_dtype(value), tap.values)]
-        for role, companion in self.reduced.companions.items() if tap.values else ():
-            found.append(companion_output(found[0], role, tuple(companion.shape), companion.dtype))
-        return tuple(found)
+        main = Output(name, self, tuple(value.shape), self._sent_dtype(value), wants_values)
+        companions = self.reduced.companions if wants_values else {}
+        others = (companion_output(main, role, tuple(t.shape), t.dtype) for role, t in companions.items())
+        return (main, *others, *self._covariance(main))
+
+    def _covariance(self, main: "Output") -> "Iterator[Output]":
+        if Statistic.COVARIANCE in self.tap.statistics:
+            with self.named_errors():
+                dim = resolve_channel_dim(self.tap.scope, len(main.shape), self.statistics_dim)
+            size = main.shape[dim or 0]
+            yield companion_output(main, COVARIANCE, (size, size), torch.float64)
 
     @property
     def byte_count(self) -> int:
@@ -64,19 +75,27 @@ class TapTarget:
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of its numbers per sample or channel; one over everything counts no more than its name.
+        """Bytes of its numbers, at most; one over everything counts no more than its name.
 
         Raises:
-            ServiceError: It has no dimension for the scope.
+            ServiceError: It has no dimension for the scope or the channels, or too many channels.
         """
         tap, shape = self.tap, self.outputs[0].shape
         if not tap.statistics or self.leaf.shape is None:
             return 0
+        free = len(tap.statistics) if tap.scope is Scope.ALL else 0
         with self.named_errors():
-            channel_dim = resolve_channel_dim(tap.scope, len(shape), self.statistics_dim)
-        if tap.scope is Scope.ALL:
-            return 0
-        return shape[channel_dim or 0] * len(tap.statistics) * _NUMBER_BYTES
+            numbers = number_count(tap.statistics, tap.scope, shape, self.statistics_dim, tap.parameters)
+        return max(numbers - free, 0) * _NUMBER_BYTES
+
+    def accumulator(self) -> Accumulator:
+        """Return what takes in its values: of one pass, or of many.
+
+        Raises:
+            ServiceError: `REDUCTION_REJECTED`, the reductions left no dimension for the scope.
+        """
+        tap = self.tap
+        return Accumulator(tap.statistics, tap.scope, self.statistics_dim, tap.parameters)
 
     @property
     def statistics_dim(self) -> int | None:

@@ -10,12 +10,12 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.hosting import first_line, input_rejected
 from trocar_server.engine.lease import Replica
-from trocar_server.engine.outputs import Output, TapTarget, companion_output
+from trocar_server.engine.outputs import COVARIANCE, Output, TapTarget, companion_output
 from trocar_server.engine.plan import Payload
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.reductions import CastValue, Reduced, cast_value, reduce_value
-from trocar_server.stats import StatisticsResult, reduce
+from trocar_server.stats import Accumulator, StatisticsResult
 from trocar_server.surgery import (
     PassAborted,
     PassGuard,
@@ -51,6 +51,8 @@ class PassResult:
     """What one pass collected, where it stopped and how long it took."""
 
     feature_maps: tuple[FeatureMap, ...]
+    taken: Mapping[str, Accumulator]
+    """By feature map, what its statistics were made of."""
     stopped_at: str | None
     compute_s: float
 
@@ -90,10 +92,10 @@ def run_pass(
             if session.needs_pass:
                 replica.module(*arguments[0], **arguments[1])
         _check_data(session.values)
-        feature_maps = [
-            found for target in targets for found in _finish(target, session.values, constants, guard)
-        ]
-    return PassResult(tuple(feature_maps), session.stopped_at, time.perf_counter() - started)
+        finished = [_finish(target, session.values, constants, guard) for target in targets]
+    feature_maps = tuple(found for entry in finished for found in entry.feature_maps)
+    taken = {entry.feature_maps[0].output.name: entry.taken for entry in finished if entry.taken}
+    return PassResult(feature_maps, taken, session.stopped_at, time.perf_counter() - started)
 
 
 @contextmanager
@@ -131,9 +133,17 @@ def _check_data(values: Mapping[str, torch.Tensor]) -> None:
             raise StartMixedError(name)
 
 
+@dataclass(frozen=True)
+class _Finished:
+    """What one value became."""
+
+    feature_maps: tuple[FeatureMap, ...]
+    taken: Accumulator | None
+
+
 def _finish(
     target: TapTarget, values: Mapping[str, torch.Tensor], constants: Constants, guard: PassGuard
-) -> Iterator[FeatureMap]:
+) -> _Finished:
     """Reduce one value on the device and bring to the host what was asked for."""
     guard.check()
     name, tap = target.target.name, target.tap
@@ -144,15 +154,38 @@ def _finish(
         )
     with target.named_errors():
         reduced = _reduced(target, values[name], constants, guard)
-        value = reduced.value
-        found = reduce(value, tap.statistics, tap.scope, target.statistics_dim) if tap.statistics else None
-        cast = cast_value(value, tap.cast, reduced.channel_dim) if tap.cast else None
-    sent = cast.value if cast else value
+        taken = _taken(target, reduced.value)
+        cast = cast_value(reduced.value, tap.cast, reduced.channel_dim) if tap.cast else None
+    sent = cast.value if cast else reduced.value
     main = Output(name, target, tuple(sent.shape), sent.dtype, tap.values)
-    yield FeatureMap(main, _bytes_of(name, sent) if tap.values else None, found, cast)
-    for role, companion in reduced.companions.items() if tap.values else ():
-        output = companion_output(main, role, tuple(companion.shape), companion.dtype)
-        yield FeatureMap(output, _bytes_of(output.name, companion))
+    result = taken.result() if taken else None
+    found = [FeatureMap(main, _bytes_of(name, sent) if tap.values else None, result, cast)]
+    companions = dict(reduced.companions) if tap.values else {}
+    return _Finished((*found, *_companions(main, companions, result)), taken)
+
+
+def _taken(target: TapTarget, value: torch.Tensor) -> Accumulator | None:
+    if not target.tap.statistics:
+        return None
+    accumulator = target.accumulator()
+    accumulator.update(value)
+    return accumulator
+
+
+def _companions(
+    main: Output, values: Mapping[str, torch.Tensor], result: StatisticsResult | None
+) -> Iterator[FeatureMap]:
+    for role, value in values.items():
+        output = companion_output(main, role, tuple(value.shape), value.dtype)
+        yield FeatureMap(output, _bytes_of(output.name, value))
+    if result is not None and result.covariance is not None:
+        yield covariance_map(main, result.covariance)
+
+
+def covariance_map(main: Output, matrix: torch.Tensor) -> FeatureMap:
+    """Return the covariance matrix of a feature map as its companion."""
+    output = companion_output(main, COVARIANCE, tuple(matrix.shape), matrix.dtype)
+    return FeatureMap(output, _bytes_of(output.name, matrix))
 
 
 def _reduced(target: TapTarget, value: torch.Tensor, constants: Constants, guard: PassGuard) -> Reduced:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from trocar_server.reductions import Cast, ConstantSpec, Reduction, constant_specs
-from trocar_server.stats import Scope, Statistic
+from trocar_server.stats import NO_PARAMETERS, Scope, Statistic, StatisticParameters
 from trocar_server.surgery import Selector
 
 Payload: TypeAlias = NDArray[np.uint8]
@@ -38,6 +38,7 @@ class TapRequest:
     channel_dim: int | None = None
     reductions: tuple[Reduction, ...] = ()
     cast: Cast | None = None
+    parameters: StatisticParameters = NO_PARAMETERS
 
 
 @dataclass(frozen=True)
