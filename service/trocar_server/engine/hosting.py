@@ -1,6 +1,5 @@
 """A loaded model at work: its replicas and what was recorded of its passes."""
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,11 +14,10 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.lease import Replica, ReplicaPool
 from trocar_server.engine.plan import Signature, TapRequest, TensorSignature, split_arguments
 from trocar_server.engine.planner import Resolved, resolve_taps
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_meta_replica, make_replica
 from trocar_server.surgery import PassGuard, Recording, record_calls
 
-_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 _RECORDINGS_KEPT = 64
 _RESOLVED_KEPT = 256
 
@@ -170,9 +168,3 @@ def input_rejected(hosted: HostedModel, error: BaseException) -> ServiceError:
         f"model '{hosted.spec.model_id}' cannot take these inputs: {first_line(error)}; "
         f"an example input has shape ({shape})",
     )
-
-
-def first_line(error: BaseException | None) -> str:
-    """Return what an error says, in one line and without the folders of this machine."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return _FOLDERS.sub("", lines[0])[:300]

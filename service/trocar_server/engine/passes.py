@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.hosting import first_line, input_rejected
+from trocar_server.engine.hosting import input_rejected
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.plan import Payload
 from trocar_server.engine.planner import TapTarget
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
 from trocar_server.stats import StatisticsResult, reduce
 from trocar_server.surgery import PassAborted, PassGuard, TapSession, ValueMissingError

@@ -1,8 +1,8 @@
 """Collecting values from a pass with forward hooks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,13 +15,13 @@ from trocar_server.surgery.structure import Picks, pick
 
 @dataclass(frozen=True)
 class Target:
-    """One value to collect: exactly one tensor of one call of one module.
+    """One value to collect: exactly one tensor of one call of one module, graph node or function.
 
     Attributes:
         name: The selector that stands for it alone.
-        path: Module path; empty for the model itself.
+        path: Module path, empty for the model itself; or the name of the node or function.
         call: Call index, from 0.
-        port: `out`, `in` or `in(name)`.
+        port: `out`, `in` or `in(name)`; of an attention function also `scores`.
         picks: The way into the port's value. The value of `in` is the tuple of positional inputs.
         clone: Whether to copy the value when it is collected. See Note: [Clone before in-place].
     """
@@ -32,10 +32,12 @@ class Target:
     port: str = "out"
     picks: Picks = ()
     clone: bool = True
+    kind: str = "module"
+    """What `path` names: `module`, `fx` for a graph node or `fn` for a function."""
 
 
-_Moments = dict[tuple[int, bool], list[Target]]
-"""Targets of one module by call index and whether they are collected before the call."""
+Moments = dict[tuple[int, bool], list[Target]]
+"""Targets of one module, node or function by call index and whether they are collected before the call."""
 
 
 class ValueMissingError(KeyError):
@@ -44,6 +46,58 @@ class ValueMissingError(KeyError):
 
 class StopForward(BaseException):
     """Everything wanted has been collected. Not an `Exception`: a model's own `except` must not eat it."""
+
+
+@dataclass
+class Collector:
+    """What the sessions of one pass have collected; it ends the pass when nothing more is to come.
+
+        collector = Collector()
+        with TapSession(model, taps, collector), FunctionSession(functions, collector):
+            model(batch)
+        collector.values
+
+    Attributes:
+        values: Collected values by the name of their target.
+        stopped_at: Path of the module, node or function at which the pass ended, or None.
+        is_busy: Whether a value is being copied: the functions called for that are not the model's.
+    """
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    stopped_at: str | None = None
+    is_busy: bool = False
+    _pending: int = 0
+
+    def expect(self, wanted: Mapping[str, Moments]) -> None:
+        """Count moments that have to come before the pass may end."""
+        self._pending += sum(len(moments) for moments in wanted.values())
+
+    def collect(self, path: str, targets: Sequence[Target], ports: Mapping[str, Any]) -> None:
+        """Keep the values of one moment.
+
+        Raises:
+            ValueMissingError: A port has not the element that its target names.
+            StopForward: This was the last moment.
+        """
+        for target in targets:
+            try:
+                value = pick(ports[target.port], target.picks)
+            except KeyError:
+                raise ValueMissingError(target.name) from None
+            if not isinstance(value, torch.Tensor):
+                return  # the model decided otherwise on its data; whoever asked misses the value
+            self.values[target.name] = self._copy(value) if target.clone else value
+        self._pending -= 1
+        if not self._pending:
+            self.stopped_at = path
+            raise StopForward
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        self.is_busy = True
+        try:
+            return value.clone()
+        finally:
+            self.is_busy = False
 
 
 class TapSession:
@@ -59,15 +113,31 @@ class TapSession:
 
     Not thread-safe: hooks are state of the module, so the caller holds the replica's lease for as
     long as the session is open.
+
+    Args:
+        model: The model.
+        targets: What to collect.
+        collector: Shared with the other sessions of the pass, or None for one of its own.
     """
 
-    def __init__(self, model: nn.Module, targets: Sequence[Target]) -> None:
-        self.values: dict[str, torch.Tensor] = {}
-        self.stopped_at: str | None = None
-        self._wanted = _by_moment(targets)
+    def __init__(
+        self, model: nn.Module, targets: Sequence[Target], collector: Collector | None = None
+    ) -> None:
+        self._wanted = by_moment(targets)
         self._modules = {path: model.get_submodule(path) for path in self._wanted}
-        self._pending = sum(len(moments) for moments in self._wanted.values())
+        self._collector = collector or Collector()
+        self._collector.expect(self._wanted)
         self._hooks = ExitStack()
+
+    @property
+    def values(self) -> dict[str, torch.Tensor]:
+        """Collected values by the name of their target."""
+        return self._collector.values
+
+    @property
+    def stopped_at(self) -> str | None:
+        """Where the pass ended because everything was collected, or None."""
+        return self._collector.stopped_at
 
     def __enter__(self) -> Self:
         try:
@@ -84,7 +154,7 @@ class TapSession:
         self._hooks.close()
         return isinstance(error, StopForward)
 
-    def _register(self, path: str, moments: _Moments) -> None:
+    def _register(self, path: str, moments: Moments) -> None:
         """Count the calls of a module as they start, and collect at the wanted ones."""
         count = 0
         open_calls: list[int] = []
@@ -95,37 +165,25 @@ class TapSession:
             count += 1
             wanted = moments.get((open_calls[-1], True))
             if wanted:
-                self._collect(path, wanted, {"in": args, **{f"in({key})": kwargs[key] for key in kwargs}})
+                self._collector.collect(
+                    path, wanted, {"in": args, **{f"in({key})": kwargs[key] for key in kwargs}}
+                )
 
         def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             wanted = moments.get((open_calls.pop(), False))
             if wanted and not has_raised(output):
-                self._collect(path, wanted, {"out": output})
+                self._collector.collect(path, wanted, {"out": output})
 
         module = self._modules[path]
         self._hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
         # Called after an error too (with None), so that a call which a model catches is closed.
         self._hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
 
-    def _collect(self, path: str, targets: list[Target], ports: dict[str, Any]) -> None:
-        for target in targets:
-            try:
-                value = pick(ports[target.port], target.picks)
-            except KeyError:
-                raise ValueMissingError(target.name) from None
-            if not isinstance(value, torch.Tensor):
-                return  # the model decided otherwise on its data; whoever asked misses the value
-            self.values[target.name] = value.clone() if target.clone else value
-        self._pending -= 1
-        if not self._pending:
-            self.stopped_at = path
-            raise StopForward
 
-
-def _by_moment(targets: Sequence[Target]) -> dict[str, _Moments]:
-    """Group targets by module path, then by when they are collected."""
-    wanted: dict[str, _Moments] = {}
+def by_moment(targets: Sequence[Target]) -> dict[str, Moments]:
+    """Group targets by what they belong to, then by when they are collected."""
+    wanted: dict[str, Moments] = {}
     for target in targets:
         moments = wanted.setdefault(target.path, {})
-        moments.setdefault((target.call, target.port != "out"), []).append(target)
+        moments.setdefault((target.call, target.port.startswith("in")), []).append(target)
     return wanted
