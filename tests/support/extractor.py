@@ -7,7 +7,8 @@ and functions are told not to work in place, and in-place operators are replaced
 import copy
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -21,6 +22,9 @@ _PLAIN = {
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }
+
+_WRITES = re.compile(r".*([a-z]_|_add_rel_pos|_add_shortcut)(_\d+)?")
+"""Names of nodes that write to their first argument: methods in place, and MViT's own functions."""
 
 
 def node_names(model: nn.Module) -> list[str]:
@@ -36,8 +40,8 @@ def extracted(
     for part in plain.modules():
         if hasattr(part, "inplace"):
             part.inplace = False  # type: ignore[assignment]
-    # torchvision drops an in-place method whose result nobody uses, and so the write (MViT's `x.add_(y)`).
-    writes = [name for name in chain(*batches) if re.fullmatch(r".*[a-z]_(_\d+)?", name)]
+    # torchvision drops a call whose result nobody uses, and so the write that it was for: MViT has some.
+    writes = [name for name in chain(*batches) if _WRITES.fullmatch(name)]
     for names in batches:
         wanted = list(dict.fromkeys([*names, *writes]))
         extractor = create_feature_extractor(plain, wanted, suppress_diff_warning=True).eval()
@@ -53,11 +57,20 @@ def _without_writes(nodes: Sequence[fx.Node]) -> None:
             node.kwargs = {**node.kwargs, "inplace": False}
         if node.op == "call_function" and node.target in _PLAIN:
             node.target = _PLAIN[node.target]
-        if node.op == "call_method" and str(node.target).endswith("_"):
+        is_method = node.op == "call_method" and str(node.target).endswith("_")
+        if is_method:
             node.target = str(node.target).rstrip("_")
+        is_function = getattr(node.target, "__name__", "") in ("_add_rel_pos", "_add_shortcut")
+        if is_function:
+            node.target = partial(_on_a_copy, node.target)
+        if is_method or is_function:
             written = node.all_input_nodes[0]
             for user in set(written.users).intersection(nodes[position + 1 : -1]):  # the last is the output
                 user.replace_input_with(written, node)
+
+
+def _on_a_copy(function: Callable[..., Any], written: torch.Tensor, *args: Any) -> Any:
+    return function(written.clone(), *args)
 
 
 def _copy(model: nn.Module) -> nn.Module:

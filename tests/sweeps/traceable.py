@@ -136,16 +136,23 @@ def _compare_output(model: nn.Module, traced: TracedGraph, inputs: torch.Tensor)
 
 
 def _batches(records: dict[str, ModuleRecord]) -> Iterator[list[str]]:
-    """Yield the nodes that have tensors, as many at a time as `BATCH_BYTES` allows."""
+    """Yield the nodes that have tensors, as many at a time as `BATCH_BYTES` allows.
+
+    A node that is named as a container of others is asked for alone: torchvision confuses the two.
+    """
+    around = {name.rpartition(".")[0] for name in records}
     names: list[str] = []
     byte_count = 0
-    for name, record in records.items():
-        own = sum(leaf.byte_count for leaf in record.calls[0].outputs)
+    for name in (name for name, record in records.items() if _targets(record)):
+        if name in around:
+            yield [name]
+            continue
+        own = sum(leaf.byte_count for leaf in records[name].calls[0].outputs)
         if names and byte_count + own > BATCH_BYTES:
             yield names
             names, byte_count = [], 0
-        if _targets(record):
-            names, byte_count = [*names, name], byte_count + own
+        names.append(name)
+        byte_count += own
     if names:
         yield names
 

@@ -49,5 +49,7 @@ def attention_scores(
     if attn_mask is not None:
         is_bool = attn_mask.dtype == torch.bool
         logits = logits.masked_fill(attn_mask.logical_not(), -torch.inf) if is_bool else logits + attn_mask
-    sees_nothing = (logits == -torch.inf).all(-1, keepdim=True)
-    return logits.softmax(-1).masked_fill(sees_nothing, 0).to(query.dtype)
+    scores = logits.softmax(-1)
+    if attn_mask is not None:
+        scores = scores.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0)
+    return scores.to(query.dtype)

@@ -40,7 +40,8 @@ class FunctionSession:
 
     Args:
         targets: What to collect; `path` is a function's name.
-        collector: Shared with the other sessions of the pass, or None for one of its own.
+        collector: Shared with the other sessions of the pass, or None for one of its own. A
+            `TapSession` beside it must share it, or its copies would count as calls of `clone`.
         guard: Asked at each call whether to go on; a guard that watches the model asks at its
             modules only.
     """

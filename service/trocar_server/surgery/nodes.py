@@ -146,6 +146,29 @@ class _Runner(fx.Interpreter):
         super().__init__(module, graph=traced.graph)
         self._constants, self._inputs, self._is_symbolic = traced.constants, inputs, is_symbolic
 
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what a node takes, in lists and dicts of its own, as the eager code would make them.
+
+        The graph's own cannot be changed, and some functions change theirs (video Swin's attention).
+        """
+        args: tuple[Any, ...] = self._own(n.args)
+        kwargs: dict[str, Any] = self._own(n.kwargs)
+        return args, kwargs
+
+    def _own(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return self.env[value]
+        if isinstance(value, list):
+            return [self._own(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._own(item) for key, item in value.items()}
+        if isinstance(value, tuple):
+            items = map(self._own, value)
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, slice):
+            return slice(self._own(value.start), self._own(value.stop), self._own(value.step))
+        return value
+
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return an input of the model."""
         return self._inputs[target.lstrip("*")]
