@@ -8,7 +8,7 @@ import copy
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import wraps
 from itertools import chain
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
-_PLAIN = {
+_PLAIN: dict[Any, Any] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
     operator.imul: operator.mul,
@@ -53,24 +53,29 @@ def extracted(
 
 def _without_writes(nodes: Sequence[fx.Node]) -> None:
     for position, node in enumerate(nodes):
+        target: Any = node.target
         if node.kwargs.get("inplace"):
             node.kwargs = {**node.kwargs, "inplace": False}
-        if node.op == "call_function" and node.target in _PLAIN:
-            node.target = _PLAIN[node.target]
-        is_method = node.op == "call_method" and str(node.target).endswith("_")
+        if node.op == "call_function" and target in _PLAIN:
+            node.target = _PLAIN[target]
+        is_method = node.op == "call_method" and str(target).endswith("_")
         if is_method:
-            node.target = str(node.target).rstrip("_")
-        is_function = getattr(node.target, "__name__", "") in ("_add_rel_pos", "_add_shortcut")
+            node.target = str(target).rstrip("_")
+        is_function = getattr(target, "__name__", "") in ("_add_rel_pos", "_add_shortcut")
         if is_function:
-            node.target = partial(_on_a_copy, node.target)
+            node.target = _on_a_copy(target)
         if is_method or is_function:
             written = node.all_input_nodes[0]
             for user in set(written.users).intersection(nodes[position + 1 : -1]):  # the last is the output
                 user.replace_input_with(written, node)
 
 
-def _on_a_copy(function: Callable[..., Any], written: torch.Tensor, *args: Any) -> Any:
-    return function(written.clone(), *args)
+def _on_a_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def on_a_copy(written: torch.Tensor, *args: Any) -> Any:
+        return function(written.clone(), *args)
+
+    return on_a_copy
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -102,7 +102,8 @@ def record_nodes(
     """Run the graph, symbolic runs twice, and return what each node computed, in execution order.
 
     Each record stands for one node: its path is the node's name, its type "node", and it has one
-    call without inputs. See `record_calls` for what is overwritten.
+    call without inputs. See `record_calls` for what is overwritten. Record the pass itself first:
+    inputs that the model cannot take look here like a graph that does not fit.
 
     Args:
         module: The model, on the meta device when symbolic.
@@ -132,6 +133,8 @@ def record_nodes(
                 for _ in run():
                     pass
                 recorder.settle_overwrites(watch)
+    except (torch.OutOfMemoryError, MemoryError):  # not the graph's fault
+        raise
     except Exception as error:
         raise not_traceable(f"its graph does not run on these inputs ({first_line(error)})") from error
     return {name: ModuleRecord(name, "node", calls) for name, calls in recorder.calls.items()}

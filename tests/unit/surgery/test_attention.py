@@ -49,7 +49,8 @@ def test_scores_are_the_weights_of_multihead_attention() -> None:
     module, rows = nn.MultiheadAttention(16, 4, bias=False, batch_first=True).eval(), normal(2, 5, 16)
     _, expected = module(rows, rows, rows, need_weights=True, average_attn_weights=False)
     projected = F.linear(rows, module.in_proj_weight).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
-    torch.testing.assert_close(attention_scores(*projected), expected, rtol=1e-6, atol=1e-7)
+    query, key, value = projected
+    torch.testing.assert_close(attention_scores(query, key, value), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_row_sums_to_one_and_to_zero_where_a_query_sees_nothing() -> None:
