@@ -101,6 +101,10 @@ class Recording:
     nodes: Mapping[str, ModuleRecord] | None = None
     functions: Mapping[str, ModuleRecord] | None = None
 
+    def of_kind(self, kind: str) -> Mapping[str, ModuleRecord]:
+        """Return what was recorded of a kind of target: `module`, `fx` or `fn`."""
+        return {"module": self.modules, "fx": self.nodes, "fn": self.functions}[kind] or {}
+
 
 # Note: [Clone before in-place]
 # A hook holds a reference, and an in-place module further on (65 of torchvision's models have some)
@@ -108,7 +112,16 @@ class Recording:
 # storages are written to after a hook saw them, through whatever view. A second pass tells which are
 # kept by the model and written to by the next call. Only these are cloned in a real pass. Where no
 # meta pass is possible, all are.
-class _Recorder:
+class Recorder:
+    """Notes the calls of one pass, by path, as they start and end.
+
+    Args:
+        watch: Sees every write of the pass, or None where values must not be kept to find out.
+
+    Attributes:
+        calls: Calls by path, in the order in which they started.
+    """
+
     def __init__(self, watch: WriteWatch | None) -> None:
         self.clock = 0
         self.calls: dict[str, list[Call]] = {}
@@ -116,19 +129,23 @@ class _Recorder:
         self._seen: list[tuple[list[Leaf], int, torch.Tensor, int]] = []
         self._open: dict[str, list[Call]] = {}
 
-    def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Note that a call starts, with what it takes."""
         call = Call(started=self._tick())
         self.calls.setdefault(path, []).append(call)
         self._open.setdefault(path, []).append(call)
         self._note(call.inputs, "in", args)
         for name, value in kwargs.items():
             self._note(call.inputs, f"in({name})", value)
+        return call
 
-    def leave(self, path: str, output: Any) -> None:
+    def leave(self, path: str, output: Any) -> Call:
+        """Note that the last call of this path ends, with what it returned; None while an error rises."""
         call = self._open[path].pop()
         if not has_raised(output):
             self._note(call.outputs, "out", output)
         call.ended = self._tick()
+        return call
 
     def settle_overwrites(self, watch: WriteWatch) -> None:
         """Say of each tensor whether it was written to after its hook saw it."""
@@ -168,7 +185,7 @@ def record_calls(
             training pass.
     """
     watch = WriteWatch() if is_symbolic else None
-    recorder = _Recorder(watch)
+    recorder = Recorder(watch)
     with ExitStack() as contexts, torch.no_grad():
         if watch is not None:
             contexts.enter_context(watch)
@@ -191,7 +208,7 @@ def has_raised(output: Any) -> bool:
     return output is None and sys.exc_info()[0] is not None
 
 
-def _hook(module: nn.Module, path: str, recorder: _Recorder) -> list[Any]:
+def _hook(module: nn.Module, path: str, recorder: Recorder) -> list[Any]:
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder.enter(path, args, kwargs)
 
