@@ -10,6 +10,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import tap_pb2 as pb
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.selector_parts import selector_text, tap_selector
+from trocar_server.rpc.taps import tap_request
 from trocar_server.surgery import parse_selector
 
 
@@ -47,6 +48,12 @@ def refused(tap: pb.Tap) -> ServiceError:
 def test_parts_are_written_as_the_text_that_says_the_same(fields: dict[str, Any], expected: str) -> None:
     assert text(**fields) == expected
     assert tap_selector("taps[0]", pb.Tap(parts=pb.SelectorParts(**fields))) == parse_selector(expected)
+
+
+def test_a_tap_in_parts_wants_what_a_tap_in_text_wants() -> None:
+    parts = pb.SelectorParts(path="layer*", kind=pb.SELECTOR_KIND_PATTERN, call=-1)
+    in_parts = tap_request("taps[0]", pb.Tap(parts=parts, alias="x"))
+    assert in_parts == tap_request("taps[0]", pb.Tap(selector="layer*@-1", alias="x"))
 
 
 _NAME = st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1, max_size=8)
