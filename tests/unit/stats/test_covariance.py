@@ -42,7 +42,9 @@ def correlated(size: int, channels: int = 5) -> Array:
 
 
 @given(
-    values=hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=4, max_side=5), elements=st.floats(-9, 9)),
+    values=hnp.arrays(
+        np.float64, hnp.array_shapes(min_dims=2, max_dims=4, max_side=5), elements=st.floats(-9, 9)
+    ),
     data=st.data(),
 )
 def test_any_tensor_in_any_batches_agrees_with_numpy(values: Array, data: st.DataObject) -> None:

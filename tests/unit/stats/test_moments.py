@@ -68,9 +68,7 @@ def test_batches_that_differ_in_everything_merge(merge: object) -> None:
     assert callable(merge)
     generator = np.random.default_rng(1)
     scales = 10.0 ** generator.uniform(-6, 6, size=(40, 2))
-    pieces = [
-        generator.normal(centre, spread, size=generator.integers(1, 200)) for centre, spread in scales
-    ]
+    pieces = [generator.normal(centre, spread, size=generator.integers(1, 200)) for centre, spread in scales]
     values = np.concatenate(pieces)
     wanted = [standard_moment(values, 3), standard_moment(values, 4) - 3.0]
     np.testing.assert_allclose(moments(merge(pieces)), wanted, rtol=1e-12)

@@ -34,7 +34,9 @@ def found(pieces: list[Array], channel_dim: int | None, scope: Scope) -> list[fl
 
 
 @given(values=ARRAYS, scope=st.sampled_from([Scope.ALL, Scope.SAMPLE]), data=st.data())
-def test_any_tensor_in_any_batches_agrees_with_numpy(values: Array, scope: Scope, data: st.DataObject) -> None:
+def test_any_tensor_in_any_batches_agrees_with_numpy(
+    values: Array, scope: Scope, data: st.DataObject
+) -> None:
     channel_dim = data.draw(st.integers(1, values.ndim - 1))
     cuts = data.draw(st.lists(st.integers(0, len(values)), max_size=3).map(sorted))
     assert found(np.split(values, cuts), channel_dim, scope) == numpy_argmax(values, channel_dim, scope)

@@ -166,9 +166,13 @@ def _mutated_tensors(state: bytes, generator: np.random.Generator) -> bytes:
                 del tensors[name]
                 continue
             case 1:
-                tensor = tensor.to(_choice(generator, [torch.float32, torch.int64, torch.float64, torch.bfloat16]))
+                tensor = tensor.to(
+                    _choice(generator, [torch.float32, torch.int64, torch.float64, torch.bfloat16])
+                )
             case 2:
-                tensor = tensor.reshape(_choice(generator, [(-1,), (1, -1), (-1, 1)]) if tensor.numel() else (0,))
+                tensor = tensor.reshape(
+                    _choice(generator, [(-1,), (1, -1), (-1, 1)]) if tensor.numel() else (0,)
+                )
             case 3:
                 tensor = torch.cat([tensor, tensor], dim=-1) if tensor.ndim else tensor
             case 4:

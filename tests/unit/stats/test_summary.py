@@ -25,7 +25,9 @@ def test_blocks_of_any_size_give_the_same(
     whole = summarize(value, group_dim, needed_parts(PLAIN))
     blocks = summarize(value, group_dim, needed_parts(PLAIN), block_elements)
     for statistic in PLAIN:
-        torch.testing.assert_close(blocks.finish(statistic), whole.finish(statistic), rtol=1e-12, atol=1e-12, equal_nan=True)
+        torch.testing.assert_close(
+            blocks.finish(statistic), whole.finish(statistic), rtol=1e-12, atol=1e-12, equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("shape", [(50, 40), (1, 2000), (2, 10, 100), (2000, 1)])
