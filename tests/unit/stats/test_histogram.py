@@ -1,6 +1,7 @@
 """Histograms, against `numpy.histogram` with the same edges."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_batches_have_the_bins_of_one_tensor(
 def test_automatic_edges_are_neighbouring_multiples_of_a_power_of_two(values: Array, bin_count: int) -> None:
     edges = histogram([values], bin_count=bin_count).edges
     inner = [edge for edge in edges if abs(edge) < np.finfo(np.float64).max]
-    widths = {right - left for left, right in zip(inner, inner[1:], strict=False)}
+    widths = {right - left for left, right in pairwise(inner)}
     assert len(widths) <= 1
     for width in widths:
         assert math.frexp(width)[0] == 0.5

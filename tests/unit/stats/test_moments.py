@@ -1,5 +1,7 @@
 """Skewness and kurtosis, against SciPy in float64."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -9,6 +11,9 @@ from tests.unit.stats.oracle import Array, standard_moment, tensor
 from trocar_server.stats import Accumulator, Scope, Statistic, reduce
 
 MOMENTS = (Statistic.SKEWNESS, Statistic.KURTOSIS)
+
+
+Merge = Callable[[list[Array]], Accumulator]
 
 
 def scipy_moments(values: Array) -> list[float]:
@@ -52,10 +57,9 @@ def test_one_tensor_agrees_with_scipy(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("offset", [0.0, 1e8, -1e8])
 @pytest.mark.parametrize("sizes", [[1] * 1000, [100_000, 1, 7, 100_000], [1, 100_000, 3]])
 def test_a_small_spread_at_a_large_offset_is_exact_over_many_merges(
-    merge: object, offset: float, sizes: list[int]
+    merge: Merge, offset: float, sizes: list[int]
 ) -> None:
     """The offset is added so that nothing is rounded; SciPy is asked about the values without it."""
-    assert callable(merge)
     steps = np.round(skewed(sum(sizes)) * 2**10) / 2**20  # about 1e-3, and exact beside 1e8
     assert np.array_equal((steps + offset) - offset, steps)
     found = moments(merge(np.split(steps + offset, np.cumsum(sizes)[:-1])))
@@ -63,9 +67,8 @@ def test_a_small_spread_at_a_large_offset_is_exact_over_many_merges(
 
 
 @pytest.mark.parametrize("merge", [fed, merged_in_pairs])
-def test_batches_that_differ_in_everything_merge(merge: object) -> None:
+def test_batches_that_differ_in_everything_merge(merge: Merge) -> None:
     """Centres, spreads and sizes from 1e-6 to 1e6; the mean is taken in rational arithmetic."""
-    assert callable(merge)
     generator = np.random.default_rng(1)
     scales = 10.0 ** generator.uniform(-6, 6, size=(40, 2))
     pieces = [generator.normal(centre, spread, size=generator.integers(1, 200)) for centre, spread in scales]

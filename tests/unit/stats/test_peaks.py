@@ -23,7 +23,7 @@ def numpy_argmax(values: Array, channel_dim: int, scope: Scope) -> list[float]:
         others = tuple(dim for dim in range(values.ndim) if dim != channel_dim)
         return [float(np.argmax(values.max(axis=others)))]
     others = tuple(dim for dim in range(1, values.ndim) if dim != channel_dim)
-    return np.argmax(values.max(axis=others), axis=1).astype(float).tolist()
+    return [float(np.argmax(sample)) for sample in values.max(axis=others)]
 
 
 def found(pieces: list[Array], channel_dim: int | None, scope: Scope) -> list[float]:

@@ -1,7 +1,5 @@
 """Quantiles, against `numpy.quantile` as long as all elements are held, and then against true ranks."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -104,10 +102,9 @@ def test_a_held_tensor_may_change_later() -> None:
 
 
 @pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sketch, "HELD_ELEMENTS", 4096)
     monkeypatch.setattr(sketch, "MIN_CAPACITY", 64)
-    return
 
 
 def rank_distance(values: Array, found: Array, shares: tuple[float, ...]) -> float:

@@ -1,6 +1,7 @@
 """A state goes on bit for bit, and one that somebody made up is refused or harmless."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ QUANTILES = (0.0, 0.1, 0.5, 1.0)
 GRID = StatisticParameters(quantiles=QUANTILES, bin_count=7)
 EDGES = StatisticParameters(quantiles=QUANTILES, edges=(-2.0, 0.0, 0.5))
 MUTATIONS = 20_000
+T = TypeVar("T")
 
 Request = tuple[tuple[Statistic, ...], Scope, int | None, StatisticParameters]
 BOTH = (*PLAIN, Statistic.QUANTILES, Statistic.HISTOGRAM)
@@ -188,6 +190,5 @@ def _mutated_tensors(state: bytes, generator: np.random.Generator) -> bytes:
     return save(tensors)
 
 
-def _choice(generator: np.random.Generator, options: object) -> object:
-    assert isinstance(options, (list, tuple))
+def _choice(generator: np.random.Generator, options: Sequence[T]) -> T:
     return options[int(generator.integers(0, len(options)))]
