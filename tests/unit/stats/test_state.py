@@ -11,7 +11,15 @@ from safetensors.torch import load, save
 from tests.unit.stats.oracle import PLAIN
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.stats import Accumulator, Scope, Statistic, StatisticParameters, StatisticsResult, sketch
+from trocar_server.stats import (
+    Accumulator,
+    Scope,
+    Statistic,
+    StatisticParameters,
+    StatisticsResult,
+    sketch,
+    state_byte_count,
+)
 
 QUANTILES = (0.0, 0.1, 0.5, 1.0)
 GRID = StatisticParameters(quantiles=QUANTILES, bin_count=7)
@@ -74,6 +82,30 @@ def test_a_state_of_empty_tensors_goes_on(request_: Request) -> None:
     for accumulator in (empty, resumed):
         accumulator.update(torch.ones(2, 3, 5))
     assert bits(resumed.result()) == bits(empty.result())
+
+
+@pytest.mark.usefixtures("_small_sketch")
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_a_state_is_no_larger_than_foretold(request_: Request) -> None:
+    statistics, scope, channel_dim, parameters = request_
+    accumulator = Accumulator(*request_)
+    foretold = state_byte_count(statistics, scope, (9, 3, 5), channel_dim, parameters)
+    for batch in batches(torch.float64):
+        accumulator.update(batch)
+        assert foretold - 8192 < len(accumulator.state()) <= foretold
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_what_was_fed_in_inference_mode_goes_on_outside(request_: Request) -> None:
+    inside, outside = Accumulator(*request_), Accumulator(*request_)
+    for batch in batches():
+        with torch.inference_mode():
+            inside.update(batch.clone())
+        outside.update(batch.requires_grad_())
+    for accumulator in (inside, outside):
+        accumulator.update(torch.ones(1, 3, 5))
+    assert bits(inside.result()) == bits(outside.result())
+    assert inside.state() == outside.state()
 
 
 def _refused(action: Callable[[], object]) -> ServiceError:
