@@ -22,6 +22,7 @@ DOCSTRING = '"""The sync client: generated from _aio.py by tools/generate_sync.p
 NAMES = {
     "AsyncClient": "Client",
     "open_async_channel": "open_sync_channel",
+    "async_stop": "sync_stop",
 }
 """Names with another counterpart than unasync's own (`AsyncX` becomes `SyncX`)."""
 

@@ -10,7 +10,7 @@ the first model is built. Whether names exist in torchvision is `architectures.c
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
 from pathlib import Path
@@ -100,6 +100,8 @@ class ModelSpec:
     """What to do to images. None: what torchvision's weights say, or nothing for a factory."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one example input without its batch dimension. None: chosen from the weights."""
+    factory: Callable[[], Any] | None = None
+    """Builds it, for models that exist in this process only. None: what `architecture` names does."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without torch."""
