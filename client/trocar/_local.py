@@ -4,7 +4,6 @@ It is found through the entry-point group `trocar.local`: the client never impor
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeAlias
@@ -41,7 +40,6 @@ def start_local(models: LocalModels, options: Mapping[str, Any] | None) -> Local
         ServerUnavailableError: The server's package is not installed.
         TrocarError: What the server says of the models or options.
     """
-    logging.getLogger("asyncio").addFilter(_is_no_false_alarm)
     start = _find_start()
     try:
         return start(models, options)
@@ -79,12 +77,3 @@ def _find_start() -> Callable[[LocalModels, Mapping[str, Any] | None], LocalServ
     raise ServerUnavailableError(
         f'connect("local") needs the server, and {missing!r} is not installed: pip install "trocar[server]"'
     )
-
-
-def _is_no_false_alarm(record: logging.LogRecord) -> bool:
-    """Drop what an event loop logs when another one took gRPC's wake-up (grpc#25364, open in 1.81).
-
-    All event loops of a process that use grpc.aio are woken for each event, and one takes it.
-    """
-    error = record.exc_info[1] if record.exc_info else None
-    return not (isinstance(error, BlockingIOError) and "PollerCompletionQueue" in record.getMessage())

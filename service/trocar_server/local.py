@@ -55,6 +55,7 @@ def start_local(
         ServiceError: An option is wrong or a model cannot be loaded; nothing is left running.
     """
     chosen = read_models(models)
+    logging.getLogger("asyncio").addFilter(_is_no_false_alarm)
     folder = Path(tempfile.mkdtemp(prefix="trocar-"))  # mode 0700
     try:
         config = _config(folder / "socket", chosen.tables, options or {})
@@ -118,7 +119,6 @@ class LocalServer:
     def _serve(self, config: ServerConfig, factories: Mapping[str, Callable[[], Any]]) -> None:
         """Be the thread. Nothing in here starts a thread when it stops: at exit Python refuses that."""
         loop = self._loop
-        loop.set_exception_handler(_report)
         executor = ThreadPoolExecutor(thread_name_prefix="trocar-local")
         loop.set_default_executor(executor)
         try:
@@ -162,14 +162,14 @@ async def _cancel_others() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what no task caught, save for gRPC's false alarm.
+def _is_no_false_alarm(record: logging.LogRecord) -> bool:
+    """Drop what an event loop logs when another one took gRPC's wake-up (grpc#25364, open in 1.81).
 
-    All event loops of a process that use grpc.aio are woken for each event, one takes it, and the others
-    log a BlockingIOError (grpc#25364, open in 1.81). Nothing is lost.
+    All event loops of a process that use grpc.aio, the caller's included, are woken for each event, and one
+    takes it. The others log a BlockingIOError, though nothing is lost.
     """
-    if not isinstance(context.get("exception"), BlockingIOError):
-        loop.default_exception_handler(context)
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, BlockingIOError) and "PollerCompletionQueue" in record.getMessage())
 
 
 def _make_log() -> Any:
