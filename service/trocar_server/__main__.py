@@ -19,7 +19,9 @@ def serve(
         typer.Argument(help="torchvision names, each with optional weights: resnet50, vit_b_16=random:0"),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file; see docs/serving.md")] = None,
-    host: Annotated[str | None, typer.Option(help="address to listen on, or unix:/path [default: 127.0.0.1]")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="address to listen on, or unix:/path [default: 127.0.0.1]")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="TCP port, 0 for a free one [default: 50051]")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:0 [default: auto]")] = None,
     insecure: Annotated[

@@ -63,9 +63,7 @@ async def start(
     async with AsyncExitStack() as undo:
         owner.start()
         undo.push_async_callback(asyncio.to_thread, owner.stop)
-        rpc = await start_server(
-            engine, config.host, config.port, with_reflection=config.reflection, log=log
-        )
+        rpc = await start_server(engine, config.host, config.port, with_reflection=config.reflection, log=log)
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:
             await engine.load(model_id)

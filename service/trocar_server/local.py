@@ -55,7 +55,6 @@ def start_local(
         ServiceError: An option is wrong or a model cannot be loaded; nothing is left running.
     """
     chosen = read_models(models)
-    logging.getLogger("asyncio").addFilter(_is_no_false_alarm)
     folder = Path(tempfile.mkdtemp(prefix="trocar-"))  # mode 0700
     try:
         config = _config(folder / "socket", chosen.tables, options or {})
@@ -98,7 +97,10 @@ class LocalServer:
         self._thread.start()
         try:
             self._ready.result()
-        except BaseException:
+        except Exception:
+            self._thread.join(_STOP_TIMEOUT_S)
+            raise
+        except BaseException:  # Ctrl-C: whoever asks for it does not wait for a download's end
             self.request_stop()
             raise
 
@@ -109,7 +111,7 @@ class LocalServer:
                 self._loop.call_soon_threadsafe(self._cancel)
 
     def stop(self) -> None:
-        """Cancel its calls, stop it and wait for its end, 10 s where a pass does not let itself be stopped."""
+        """Cancel its calls, stop it and wait for its end; 10 s where a pass cannot be stopped."""
         self.request_stop()
         self._thread.join(_STOP_TIMEOUT_S)
 
@@ -162,18 +164,8 @@ async def _cancel_others() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _is_no_false_alarm(record: logging.LogRecord) -> bool:
-    """Drop what an event loop logs when another one took gRPC's wake-up (grpc#25364, open in 1.81).
-
-    All event loops of a process that use grpc.aio, the caller's included, are woken for each event, and one
-    takes it. The others log a BlockingIOError, though nothing is lost.
-    """
-    error = record.exc_info[1] if record.exc_info else None
-    return not (isinstance(error, BlockingIOError) and "PollerCompletionQueue" in record.getMessage())
-
-
 def _make_log() -> Any:
-    """Return a logger of our own: a guest in the process keeps quiet, and leaves structlog as it is set up."""
+    """Return a logger of our own: a guest keeps quiet, and leaves structlog as it is set up."""
     return structlog.wrap_logger(
         structlog.PrintLogger(sys.stderr),
         processors=[

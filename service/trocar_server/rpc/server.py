@@ -99,7 +99,9 @@ def _listen(server: grpc.aio.Server, host: str, port: int) -> tuple[str, int]:
         with nullcontext() if path is None else owner_only(path):
             bound = server.add_insecure_port(address)
     except (RuntimeError, OSError):
-        hint = "is another server running there?" if path is None else "does its folder exist, and is it yours?"
+        hint = (
+            "is another server running there?" if path is None else "does its folder exist, and is it yours?"
+        )
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"cannot listen on {address}; {hint}") from None
     return (f"{host}:{bound}", bound) if path is None else (address, 0)
 
