@@ -103,8 +103,17 @@ def record_example(hosted: HostedModel) -> tuple[Recorder, Recording]:
     raise ServiceError(
         ErrorReason.MODEL_INVALID,
         f"model '{hosted.spec.model_id}' fails on its example input of shape {hosted.input_shape} "
-        f"({first_line(problem)}); set `input_shape` in its configuration",
+        f"({first_line(problem)}); {_shape_advice(hosted)}",
     ) from problem
+
+
+def _shape_advice(hosted: HostedModel) -> str:
+    if hosted.spec.factory is None:
+        return "set `input_shape` in its configuration"
+    return (
+        "give the shape of one input without its batch: "
+        f'{{"{hosted.spec.model_id}": {{"module": ..., "input_shape": (3, 32, 32)}}}}'
+    )
 
 
 def _example_arguments(hosted: HostedModel) -> Iterator[tuple[Any, ...]]:
