@@ -100,6 +100,7 @@ def server_info(message: server_pb2.GetServerInfoResponse) -> ServerInfo:
             max_taps=limits.max_taps,
             max_image_pixels=limits.max_image_pixels,
             max_queue=limits.max_queue,
+            max_pass_bytes=limits.max_pass_bytes,
         ),
     )
 

@@ -76,6 +76,8 @@ class ServerLimits:
     """The most pixels of one encoded image."""
     max_queue: int
     """The most calls that wait for one model."""
+    max_pass_bytes: int
+    """The most bytes of device memory that one pass may need at once, by estimate."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ class Limits(BaseModel):
     """Bytes of inputs in one call."""
     max_reply_bytes: int = Field(default=1 << 30, ge=1 << 10)
     """Bytes of feature maps in one reply."""
+    max_pass_bytes: int = Field(default=0, ge=0)
+    """Bytes of memory that one pass may need at once, by estimate; 0 for three quarters of the device's."""
     max_chunk_bytes: int = Field(default=2 << 20, ge=4096, le=8 << 20)
     """Payload bytes in one message; 0.5 to 2 MiB is fastest."""
     max_batch: int = Field(default=4096, ge=1)

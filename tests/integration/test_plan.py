@@ -1,5 +1,6 @@
 """A dry run tells what then arrives, and computes nothing."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -71,3 +72,26 @@ async def test_the_asyncio_client_plans_too(server: RunningServer) -> None:
     async with trocar.aio.connect(server.address) as aio:
         plan = await aio.plan("plain", (2, 3, 8, 8), "fc")
     assert plan.reply_bytes == 40
+
+
+def test_the_memory_of_a_pass_is_told_and_bounded(serve: Serve) -> None:
+    server = serve(models={"resnet18": {"weights": "random:0"}}, limits={"max_pass_bytes": 40 << 20})
+    with trocar.connect(server.address) as client:
+        assert client.server_info().limits.max_pass_bytes == 40 << 20
+        early, late, all_of_it = (
+            client.plan("resnet18", (2, 3, 64, 64), taps).memory_bytes for taps in ("conv1", "fc", "**")
+        )
+        # conv1: the input and its output; the pass goes on to what batch norm makes of it.
+        assert early == 2 * 3 * 64 * 64 * 4 + 2 * (2 * 64 * 32 * 32 * 4)
+        assert early < late < all_of_it
+        for call in (client.plan, client.extract):
+            with pytest.raises(trocar.PassTooLargeError, match=r"would need about .* Nothing was computed"):
+                call("resnet18", noise(32, 3, 224, 224), "fc")
+        (result,) = client.extract_stream("resnet18", [noise(32, 3, 224, 224)], "fc")
+        assert isinstance(result.error, trocar.PassTooLargeError)
+        client.extract("resnet18", None, "fc/param(weight)")
+
+
+def test_without_a_setting_the_limit_is_a_share_of_the_machine(client: trocar.Client) -> None:
+    limit = client.server_info().limits.max_pass_bytes
+    assert limit == int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.75)

@@ -34,7 +34,8 @@ def test_the_defaults_are_safe() -> None:
     assert (config.host, config.port, config.reflection) == ("127.0.0.1", 50051, False)
 
 
-@pytest.mark.parametrize("name", sorted(type(ServerConfig().limits).model_fields))
+# 0 of `max_pass_bytes` becomes a share of the device's memory when the engine starts.
+@pytest.mark.parametrize("name", sorted(set(type(ServerConfig().limits).model_fields) - {"max_pass_bytes"}))
 def test_every_limit_is_finite_by_default(name: str) -> None:
     assert 0 < getattr(read_config().limits, name) < 1 << 32
 

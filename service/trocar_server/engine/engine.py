@@ -15,6 +15,7 @@ from trocar_server.engine.inputs import (
     check_images,
     decode_images,
 )
+from trocar_server.engine.memory import input_bytes, memory_limit
 from trocar_server.engine.passes import FeatureMap, domain_errors
 from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature
 from trocar_server.engine.planner import resolve_taps
@@ -63,7 +64,8 @@ class Engine:
     ) -> None:
         self.catalogue = catalogue
         self.owner = owner
-        self.limits = limits
+        limit = memory_limit(limits.max_pass_bytes, owner.device)
+        self.limits = limits.model_copy(update={"max_pass_bytes": limit})
         self._data_dir = data_dir
         self._replica_counts = replica_counts or {}
         self._hosts: dict[str, Host] = {}
@@ -119,7 +121,8 @@ class Engine:
         signature = known_signature(host, plan) or assumed_signature(host.hosted, plan.inputs)
         recording = await self._record(host, signature, host.kinds(plan.taps), deadline)
         resolved, _ = resolve_plan(host, plan, signature, recording, self.limits)
-        return make_preview(resolved, recording, 0)
+        memory_bytes = resolved.pass_bytes + input_bytes(signature) if resolved.needs_pass else 0
+        return make_preview(resolved, recording, memory_bytes)
 
     async def check_taps(self, plan: Plan) -> None:
         """Check a stream's taps against the model's example input, before any batch has come.

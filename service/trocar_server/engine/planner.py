@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.memory import pass_bytes
 from trocar_server.engine.outputs import TapTarget
 from trocar_server.engine.plan import SENDABLE, TapRequest
 from trocar_server.errors import ServiceError
@@ -24,11 +25,18 @@ class Resolved:
         targets: The feature maps of the reply, in order.
         expansions: The names that each tap became, in the order of the request.
         byte_count: Bytes of all values wanted.
+        pass_bytes: The most bytes that the pass holds at once, inputs and weights aside.
     """
 
     targets: tuple[TapTarget, ...]
     expansions: tuple[tuple[str, ...], ...]
     byte_count: int
+    pass_bytes: int = 0
+
+    @property
+    def needs_pass(self) -> bool:
+        """Whether anything but parameters is wanted."""
+        return any(entry.target.parameter is None for entry in self.targets)
 
 
 def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_bytes: int) -> Resolved:
@@ -50,7 +58,7 @@ def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_byt
     _check_dtypes(targets)
     byte_count = _checked_byte_count(targets, max_reply_bytes)
     names = tuple(tuple(target.target.name for target in targets) for targets in expansions)
-    return Resolved(targets, names, byte_count)
+    return Resolved(targets, names, byte_count, pass_bytes(targets, recording))
 
 
 def _type_name(target: Target, recording: Recording) -> str:

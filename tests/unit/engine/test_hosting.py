@@ -14,7 +14,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.hosting import Host, make_host
 from trocar_server.engine.plan import Signature, TensorSignature
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import Recording
+from trocar_server.surgery import PassGuard, Recording
 
 
 def form(*shape: int, dtype: torch.dtype = torch.float32, name: str = "") -> TensorSignature:
@@ -134,7 +134,7 @@ def test_every_recording_knows_the_stages_of_the_model() -> None:
     staged = make_host(hosted(Plain, (3, 8, 8), stages={"stem": "conv"}), 1, max_queue=1)
     assert staged.example.stages == {"stem": "conv"}
     assert staged.record((form(2, 3, 9, 9),)).stages == {"stem": "conv"}
-    assert staged.record_data(([torch.zeros(1, 3, 8, 8)], {})).stages == {"stem": "conv"}
+    assert staged.record_data(([torch.zeros(1, 3, 8, 8)], {}), PassGuard()).stages == {"stem": "conv"}
 
 
 @pytest.mark.parametrize(

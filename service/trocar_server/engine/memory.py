@@ -1,0 +1,73 @@
+"""How much memory a pass needs, told before it runs.
+
+An estimate from the recorded pass: what lives at the same time until the pass stops, the inputs, what is
+kept for the reply and what reductions hold. Workspaces of kernels come on top. Of a model that looks at
+its data only what is kept and the inputs are known.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+
+import torch
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.outputs import TapTarget
+from trocar_server.engine.plan import Signature
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import Recording, Target
+
+_SHARE = 0.75
+
+
+def pass_bytes(targets: Sequence[TapTarget], recording: Recording) -> int:
+    """Return the most bytes that a pass and its reductions hold at once, inputs and weights aside."""
+    of_pass = [entry.target for entry in targets if entry.target.parameter is None]
+    peak = max((_peak(target, recording) for target in of_pass), default=0)
+    kept = sum(entry.leaf.byte_count for entry in targets)
+    reducing = max((_reducing(entry) for entry in targets), default=0)
+    # What is kept outlives its use in the pass, and reductions start when the pass is over.
+    return kept + max(peak, reducing)
+
+
+def input_bytes(signature: Signature) -> int:
+    """Return the bytes of a pass's inputs on the device."""
+    return sum(math.prod(shape) * entry.dtype.itemsize for entry in signature for shape in entry.shapes)
+
+
+def check_memory(needed: int, limit: int) -> None:
+    """Refuse a pass that needs too much.
+
+    Raises:
+        ServiceError: `PASS_TOO_LARGE`.
+    """
+    if needed > limit:
+        raise ServiceError(
+            ErrorReason.PASS_TOO_LARGE,
+            f"the pass would need about {needed:,} bytes of memory, the limit is {limit:,}. Nothing was "
+            "computed. Send a smaller batch, or ask for fewer or earlier taps",
+            byte_count=str(needed),
+            limit=str(limit),
+        )
+
+
+def memory_limit(configured: int, device: torch.device) -> int:
+    """Return the most bytes that one pass may need; three quarters of the device's where 0 is configured."""
+    if configured:
+        return configured
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory * _SHARE)
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _SHARE)
+
+
+def _peak(target: Target, recording: Recording) -> int:
+    if target.kind != "module":  # whose clock says nothing of modules: as if the pass ran to its end
+        return recording.peak_bytes
+    call = recording.modules[target.path].calls[target.call]
+    return call.peak_bytes_before if target.port.startswith("in") else call.peak_bytes
+
+
+def _reducing(entry: TapTarget) -> int:
+    if not (entry.tap.reductions or entry.tap.cast):
+        return 0
+    return entry.reduced.extra_bytes + entry.byte_count
