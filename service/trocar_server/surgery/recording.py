@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trocar_server.surgery.liveness import LiveBytes, PeakMeter
+from trocar_server.surgery.liveness import LiveBytes, PeakMeter, fused_attention
 from trocar_server.surgery.structure import Picks, leaves
 from trocar_server.surgery.writes import WriteWatch
 
@@ -100,9 +100,8 @@ class Recording:
         modules: Every module by path: called ones in the order in which their first call started,
             then those that were never called, in order of registration.
         is_symbolic: Whether it ran without data, so that it holds for any data of these shapes.
-        peak_bytes: The most bytes of values that the whole pass holds at a time, beyond inputs, parameters
-            and buffers, without the workspaces of kernels and without what is collected; 0 where it is
-            not symbolic.
+        peak_bytes: The most bytes that the whole pass holds at a time, beyond inputs, parameters, buffers
+            and what is collected; 0 where it is not symbolic. See Note: [Workspaces of a pass].
     """
 
     modules: Mapping[str, ModuleRecord]
@@ -194,7 +193,7 @@ def record_calls(
             return record_calls(module, args, kwargs, is_symbolic=is_symbolic)
         if watch is not None:
             watch.live = live
-            with _hooked(known, meter):
+            with fused_attention(live, watch.operators), _hooked(known, meter):
                 module(*args, **(kwargs or {}))
             recorder.settle_overwrites(watch)
             recorder.settle_peaks(meter)
