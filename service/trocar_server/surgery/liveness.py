@@ -1,14 +1,29 @@
 """How many bytes a pass holds at a time, from a pass that holds none.
 
 On the meta device tensors have sizes and lifetimes like real ones: what an operator returns lives until the
-model drops it. So the sum of what is alive, and its maximum, are those of a real pass.
+model drops it. So the sum of what is alive, and its maximum, are those of a real pass. Two things differ:
+
+# Note: [Workspaces of a pass]
+A convolution on the CPU (oneDNN, torch 2.14) holds its input and weight in another layout, then its output.
+The peak counts the larger of the two on top; where cuDNN takes less, it is too high.
+Attention runs as one kernel on real data, and as plain products with all of its scores on the meta device.
+The peak counts `scaled_dot_product_attention` as that kernel, but that inside `nn.MultiheadAttention` in full:
+its fast path makes the scores, too.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 from weakref import ref
 
 import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default)
+_SOFTMAX = {torch.ops.aten._softmax.default, torch.ops.aten._safe_softmax.default}
+_BLOCK_CHANNELS = 16
 
 
 class LiveBytes:
@@ -18,26 +33,34 @@ class LiveBytes:
         live.see(func, func(*args))               # after every operator
         live.peak
 
-    What was there before (inputs, parameters, buffers) is not counted, nor is what a kernel needs only for
-    itself (workspaces). Views share the storage of what they show, and count once.
+    What was there before (inputs, parameters, buffers) is not counted. Views share the storage of what they
+    show, and count once.
 
     Attributes:
         current: Bytes that are alive now.
-        peak: The most that were alive at a time.
+        peak: The most that were alive at a time, see Note: [Workspaces of a pass].
     """
 
     def __init__(self) -> None:
         self.current = 0
         self.peak = 0
+        self._is_paused = False
         self._alive: dict[int, tuple[int, ref[torch.UntypedStorage]]] = {}
 
-    def see(self, func: torch._ops.OpOverload, result: Any) -> None:
+    def see(self, func: torch._ops.OpOverload, args: Sequence[Any], result: Any) -> None:
         """Count what an operator has made.
 
         Args:
             func: The operator; its schema tells new tensors from views and from what it wrote to.
+            args: Its positional arguments.
             result: What it returned.
         """
+        if self._is_paused:
+            return
+        if func in _CONVOLUTIONS:
+            self._add(result)
+            self.peak = max(self.peak, self.current + _convolution_workspace(args, result))
+            return
         if not isinstance(result, (tuple, list)):
             if _makes(func)[0] and isinstance(result, torch.Tensor):
                 self._add(result)
@@ -55,6 +78,20 @@ class LiveBytes:
             self._forget(key)
             self._add(tensor)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing that is made inside the context."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that was made while the count was paused."""
+        if not self._is_paused:
+            self._add(tensor)
+
     def _add(self, tensor: torch.Tensor) -> None:
         try:
             storage = tensor.untyped_storage()
@@ -69,6 +106,38 @@ class LiveBytes:
 
     def _forget(self, key: int) -> None:
         self.current -= self._alive.pop(key)[0]
+
+
+def fused_attention(live: LiveBytes, operators: set[torch._ops.OpOverload]) -> AbstractContextManager[object]:
+    """Count attention as the one kernel that it is on real data, inside the context.
+
+    Args:
+        live: What counts.
+        operators: Those of the pass; nothing is done for one without a softmax, because looking at every
+            function of torch takes a tenth of its time.
+    """
+    return _FusedAttention(live) if operators & _SOFTMAX else nullcontext()
+
+
+class _FusedAttention(TorchFunctionMode):
+    def __init__(self, live: LiveBytes) -> None:
+        super().__init__()
+        self._live = live
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one function of torch."""
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        with self._live.paused():
+            result = func(*args, **(kwargs or {}))
+        self._live.add(result)
+        return result
 
 
 class PeakMeter:
@@ -99,3 +168,17 @@ class PeakMeter:
 def _makes(func: torch._ops.OpOverload) -> tuple[bool, ...]:
     """Tell for each value that an operator returns whether it is new, and no view of an argument."""
     return tuple(value.alias_info is None for value in func._schema.returns) or (False,)
+
+
+def _convolution_workspace(args: Sequence[Any], result: torch.Tensor) -> int:
+    inputs: torch.Tensor = args[0]
+    weight: torch.Tensor = args[1]
+    return max(_blocked(inputs) + weight.nbytes, _blocked(result))
+
+
+def _blocked(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor in oneDNN's layout, which fills up blocks of 16 channels."""
+    channels = tensor.shape[1] if tensor.dim() > 2 else 0
+    filled = -(-channels // _BLOCK_CHANNELS) * _BLOCK_CHANNELS
+    byte_count = tensor.nbytes
+    return byte_count * filled // channels if channels > _BLOCK_CHANNELS else byte_count

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trocar_server.surgery.liveness import LiveBytes, PeakMeter
+from trocar_server.surgery.liveness import LiveBytes, PeakMeter, fused_attention
 from trocar_server.surgery.structure import Picks, leaves
 from trocar_server.surgery.writes import WriteWatch
 
@@ -106,9 +106,8 @@ class Recording:
         stages: Selectors by stage name, for example `layer1` for `stage1`.
         nodes: The nodes of the traced graph by name, in execution order; None when not recorded.
         functions: The functions of torch that the pass called, by name; None when not recorded.
-        peak_bytes: The most bytes of values that the whole pass holds at a time, beyond inputs, parameters
-            and buffers, without the workspaces of kernels and without what is collected; 0 where it is
-            not symbolic.
+        peak_bytes: The most bytes that the whole pass holds at a time, beyond inputs, parameters, buffers
+            and what is collected; 0 where it is not symbolic. See Note: [Workspaces of a pass].
     """
 
     modules: Mapping[str, ModuleRecord]
@@ -220,7 +219,7 @@ def record_calls(
             return record_calls(module, args, kwargs, is_symbolic=is_symbolic)
         if watch is not None:
             watch.live = live
-            with _hooked(known, meter):
+            with fused_attention(live, watch.operators), _hooked(known, meter):
                 module(*args, **(kwargs or {}))
             recorder.settle_overwrites(watch)
             recorder.settle_peaks(meter)

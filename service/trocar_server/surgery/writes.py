@@ -15,12 +15,14 @@ class WriteWatch(TorchDispatchMode):
 
     Attributes:
         clock: Writes so far.
+        operators: Which operators have run.
         live: Where what the operators make is counted, or None.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.clock = 0
+        self.operators: set[torch._ops.OpOverload] = set()
         self.live: LiveBytes | None = None
         self._written: dict[int, int] = {}
 
@@ -41,8 +43,9 @@ class WriteWatch(TorchDispatchMode):
     ) -> Any:
         """Run one operator and note what it made and what it wrote to."""
         result = func(*args, **(kwargs or {}))
+        self.operators.add(func)
         if self.live is not None:
-            self.live.see(func, result)
+            self.live.see(func, args, result)
         positions, names = _written_arguments(func)
         for argument in (
             *(args[i] for i in positions if i < len(args)),
