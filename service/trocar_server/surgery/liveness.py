@@ -7,8 +7,8 @@ model drops it. So the sum of what is alive, and its maximum, are those of a rea
 A convolution on the CPU (oneDNN, torch 2.14) holds its input and weight in another layout, then its output.
 The peak counts the larger of the two on top; where cuDNN takes less, it is too high.
 Attention runs as one kernel on real data, and as plain products with all of its scores on the meta device.
-The peak counts `scaled_dot_product_attention` as that kernel, but that inside `nn.MultiheadAttention` in full:
-its fast path makes the scores, too.
+The peak counts `scaled_dot_product_attention` as that kernel, but in full inside
+`nn.MultiheadAttention`, whose fast path makes the scores, too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
