@@ -99,7 +99,7 @@ def test_reductions_and_statistics_are_taken_of_them_too(client: trocar.Client) 
 @pytest.mark.parametrize(
     ("model_id", "tap", "error", "words"),
     [
-        ("resnet18", "fx:layer1.0.sub", trocar.UnknownNodeError, "nearest: layer1.0.add"),
+        ("resnet18", "fx:layer1.0.addd", trocar.UnknownNodeError, "nearest: layer1.0.add"),
         ("resnet18", "fn:softmax", trocar.UnknownFunctionError, "conv2d"),
         ("resnet18", "fn:conv2d", trocar.AmbiguousCallError, "called 20 times"),
         ("resnet18", "fn:conv2d@20", trocar.CallOutOfRangeError, "20 times"),
