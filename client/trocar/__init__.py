@@ -15,6 +15,7 @@ from trocar._aio_stream import AsyncExtractStream
 from trocar._channel import TlsOptions
 from trocar._client import Client, connect
 from trocar._client_stream import ExtractStream
+from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._statistics import Statistics
@@ -88,6 +89,7 @@ __all__ = [
     "EmptyBatchError",
     "ErrorReason",
     "ExtractStream",
+    "ExtractionPlan",
     "FeatureMapInfo",
     "FeatureMaps",
     "ImageTooLargeError",

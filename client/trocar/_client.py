@@ -17,10 +17,11 @@ from trocar._channel import (
 )
 from trocar._client_stream import ExtractStream
 from trocar._replies import ReplyAssembler
-from trocar._requests import extract_call
+from trocar._requests import extract_call, plan_request
 from trocar._rpc_errors import error_from_rpc
 from trocar._stream_messages import StreamOptions
 from trocar_api.v1 import model_pb2, server_pb2
+from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
 from trocar_api.v1.server_pb2_grpc import ServerServiceStub
 from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from trocar._channel import Reply, Request, SyncDownload, SyncMethod, SyncStream, SyncUpDownload
+    from trocar._extraction_plan import ExtractionPlan
     from trocar._feature_maps import FeatureMaps
     from trocar._inputs import Inputs
     from trocar._modules import ModuleTree
@@ -83,6 +85,7 @@ class Client:
         self._options = options
         self._channel: SyncChannel = open_sync_channel(options)
         self._models = ModelServiceStub(self._channel)
+        self._plan = ExtractionServiceStub(self._channel).Plan
         self._server = ServerServiceStub(self._channel)
         # No serialisers: chunks are built and read by hand, without protobuf's copies. A request
         # of one message goes as a server-streaming call: the same bytes, 0.3 ms sooner.
@@ -261,6 +264,37 @@ class Client:
         finally:
             stream.cancel()  # ends the call where the loop was left early, without effect otherwise
         return reply.finish()
+
+    def plan(
+        self,
+        model_id: str,
+        inputs: Inputs | tuple[int, ...] | None,
+        taps: str | Tap | Sequence[str | Tap],
+        *,
+        timeout_s: float | None = None,
+    ) -> ExtractionPlan:
+        """Tell what `extract` would return and need; nothing is computed.
+
+            plan = client.plan("resnet50", (8, 3, 224, 224), taps=["layer*"])
+            plan.reply_bytes
+
+        Args:
+            model_id: The id of a loaded model.
+            inputs: The shape of one float32 input, batch included, or what `extract` takes: only shapes and
+                dtypes of arrays and the number of images count, and nothing is sent. One example
+                input when None.
+            taps: As in `extract`.
+            timeout_s: Overrides the client's timeout for this call, in seconds.
+
+        Returns:
+            Names, shapes, dtypes and bytes of the feature maps, the memory that the pass needs, and where it
+            would stop. Prints as a table.
+
+        Raises:
+            TrocarError: What `extract` raises about the model, the taps, the form of the inputs and limits.
+        """
+        request = plan_request(model_id, inputs, taps)
+        return _from_wire.extraction_plan(model_id, self._call(self._plan, request, timeout_s))
 
     def extract_stream(
         self,

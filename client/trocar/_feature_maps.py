@@ -41,6 +41,10 @@ class FeatureMapInfo:
     """The dtype on the server; a "bfloat16" is a float32 array here."""
     has_values: bool
     """Whether the reply has the values."""
+    byte_count: int = 0
+    """Bytes of the values in the reply."""
+    companion_of: str = ""
+    """The feature map that this one accompanies, such as the indices of a top-k; empty otherwise."""
 
 
 class FeatureMaps(Mapping[str, Array]):

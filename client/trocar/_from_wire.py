@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import FeatureMapInfo
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._statistics import Statistics, StatisticValue
@@ -117,6 +118,22 @@ def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:
         shape=tuple(message.tensor.shape),
         dtype=DTYPE_NAMES.get(message.tensor.dtype, "other"),
         has_values=message.has_values,
+        byte_count=message.byte_count,
+        companion_of=message.companion_of,
+    )
+
+
+def extraction_plan(model_id: str, message: extraction_pb2.PlanResponse) -> ExtractionPlan:
+    """Convert the outcome of a dry run."""
+    return ExtractionPlan(
+        model_id=model_id,
+        feature_maps={entry.name: feature_map_info(entry) for entry in message.feature_maps},
+        expansions={entry.selector: tuple(entry.names) for entry in message.expansions},
+        stopped_at=message.stopped_at if message.HasField("stopped_at") else None,
+        reply_bytes=message.reply_byte_count,
+        request_bytes=message.request_byte_count,
+        memory_bytes=message.memory_byte_count,
+        is_symbolic=message.is_symbolic,
     )
 
 

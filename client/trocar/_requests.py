@@ -8,6 +8,7 @@ from trocar._inputs import wire_inputs
 from trocar._taps import Tap
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.tap_pb2 import Tap as WireTap
+from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
 from trocar_api.wire import split_payload
 
 CHUNK_BYTES = 1 << 20
@@ -67,6 +68,19 @@ def wire_taps(taps: Taps) -> list[WireTap]:
     """Turn what a caller taps into messages."""
     chosen = [taps] if isinstance(taps, (str, Tap)) else taps
     return [tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=tap) for tap in chosen]
+
+
+def plan_request(model_id: str, inputs: object, taps: Taps) -> pb.PlanRequest:
+    """Build the request of `Client.plan`; see there for the arguments."""
+    is_shape = isinstance(inputs, tuple) and all(isinstance(size, int) for size in inputs)
+    if inputs is None:
+        arguments = []
+    elif is_shape:
+        arguments = [pb.Input(tensor=TensorSpec(dtype=DTYPE_FLOAT32, shape=inputs))]
+    else:
+        arguments = wire_inputs(inputs)[0]
+    request = pb.ExtractRequest(model_id=model_id, taps=wire_taps(taps), inputs=arguments)
+    return pb.PlanRequest(extraction=request)
 
 
 def extract_call(model_id: str, inputs: object, taps: Taps, chunk_bytes: int | None = None) -> ExtractCall:

@@ -84,11 +84,10 @@ def test_an_error_of_the_callers_own_iterator_comes_after_the_results_before_it(
         yield from batches(3)
         raise KeyError("mine")
 
-    seen = []
+    stream = client.extract_stream("plain", failing(), taps="fc")
+    assert [next(stream).index for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError, match="mine"):
-        for result in client.extract_stream("plain", failing(), taps="fc"):
-            seen.append(result.index)
-    assert seen == [0, 1, 2]
+        next(stream)
 
 
 @pytest.mark.parametrize("window", [1, 3])
@@ -157,14 +156,12 @@ async def test_an_asyncio_stream_goes_on_through_broken_connections(
 
 
 def test_a_server_that_stays_away_ends_the_stream(server: RunningServer) -> None:
-    with (
-        running_proxy(server.address) as proxy,
-        trocar.connect(proxy.address, retries=1) as far,
-        pytest.raises(trocar.ServerUnavailableError),
-    ):
-        for result in far.extract_stream("plain", batches(50), taps="fc"):
-            if result.index == 3:
-                proxy.refuse()
+    with running_proxy(server.address) as proxy, trocar.connect(proxy.address, retries=1) as far:
+        stream = far.extract_stream("plain", batches(5000), taps="fc")
+        next(stream)
+        proxy.refuse()
+        with pytest.raises(trocar.ServerUnavailableError):
+            list(stream)
 
 
 def test_a_stream_can_begin_at_a_later_batch(client: trocar.Client) -> None:

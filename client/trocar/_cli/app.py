@@ -14,6 +14,7 @@ from trocar._cli.failures import exit_code, failure_text
 from trocar._cli.loading import load, unload
 from trocar._cli.models import models
 from trocar._cli.modules import modules
+from trocar._cli.plan import plan
 from trocar._cli.plugins import add_plugins
 from trocar._cli.stats import stats
 
@@ -43,7 +44,7 @@ def build_app() -> typer.Typer:
     """Put the commands together."""
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
     app.callback(epilog=_EPILOG)(_root)
-    for command in (models, load, unload, modules, extract, stats):
+    for command in (models, load, unload, modules, plan, extract, stats):
         app.command(epilog=_EPILOG)(connected(command))
     app.command(epilog=_EPILOG)(demo)
     add_plugins(app)

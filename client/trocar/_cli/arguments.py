@@ -39,3 +39,17 @@ def parse_statistics(text: str) -> tuple[str, ...]:
     if unknown:
         refuse(f"--stats: no statistic {unknown[0]!r}; there is {', '.join(STATISTICS)}")
     return names
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """Read `8,3,224,224`.
+
+    Raises:
+        typer.BadParameter: It is no shape.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(int(size) for size in text.strip("() ").split(","))
+    except ValueError:
+        refuse(f"--input: {text!r} is no shape; write for example 1,3,224,224")

@@ -8,8 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trocar import Client, ModuleInfo, ModuleTree
-from trocar._cli.arguments import AsJson, ModelId
-from trocar._cli.failures import refuse
+from trocar._cli.arguments import AsJson, ModelId, parse_shape
 from trocar._cli.output import shape_text, show, show_json, table
 
 
@@ -30,7 +29,7 @@ def modules(
     In execution order, with type, parameters, calls in one pass and the shape of the output. Nothing is
     computed.
     """
-    tree = client.modules(model_id, _shape(input_shape))
+    tree = client.modules(model_id, parse_shape(input_shape))
     kept = [module for module in tree.walk() if depth is None or module.depth <= depth]
     if as_json:
         show_json({"model_id": model_id, "is_symbolic": tree.is_symbolic, "modules": kept})
@@ -52,15 +51,6 @@ def tree_table(found: Sequence[ModuleInfo]) -> Table:
             _output(module),
         )
     return rows
-
-
-def _shape(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(size) for size in text.strip("() ").split(","))
-    except ValueError:
-        refuse(f"--input: {text!r} is no shape; write for example 1,3,224,224")
 
 
 def _guides(modules: Sequence[ModuleInfo]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from trocar_server.engine.lease import Replica
 from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, run_pass
 from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, split_arguments
 from trocar_server.engine.planner import Resolved, check_byte_count, resolve_taps
+from trocar_server.engine.preview import Preview, assumed_signature, make_preview
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefetch_weights
 from trocar_server.surgery import PassGuard, Recording
@@ -119,6 +120,19 @@ class Engine:
         """Return what a pass calls, for the model's example input or for inputs of a given form."""
         host = self._host(model_id)
         return host.example if signature is None else await self._record(host, signature)
+
+    async def preview(self, plan: Plan, deadline: float | None = None) -> Preview:
+        """Tell what a plan would return and need; nothing is computed.
+
+        Raises:
+            ServiceError: What `check` raises.
+        """
+        host = self._host(plan.model_id)
+        check_images(host.hosted, plan.inputs)
+        signature = assumed_signature(host.hosted, plan.inputs)
+        recording = await self._record(host, signature, deadline)
+        resolved = host.resolve(plan.taps, signature, recording, self.limits.max_reply_bytes)
+        return make_preview(resolved, recording, 0)
 
     async def check_taps(self, plan: Plan) -> None:
         """Check a stream's taps against the model's example input, before any batch has come.

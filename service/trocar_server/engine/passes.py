@@ -11,7 +11,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.hosting import first_line, input_rejected
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.plan import Payload
-from trocar_server.engine.planner import TapTarget
+from trocar_server.engine.planner import Output, TapTarget
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.stats import StatisticsResult, reduce
@@ -23,18 +23,14 @@ class FeatureMap:
     """One collected value.
 
     Attributes:
-        tap_target: Where it comes from and what was wanted of it.
-        shape: Its shape, which may differ from the recorded one where a model looks at its data.
-        dtype: Its dtype.
+        output: What it is.
         values: Its bytes in row-major order, or None when only statistics were wanted.
         statistics: What was asked for, or None.
     """
 
-    tap_target: TapTarget
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    values: Payload | None
-    statistics: StatisticsResult | None
+    output: Output
+    values: Payload | None = None
+    statistics: StatisticsResult | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,8 @@ def _finish(target: TapTarget, values: Mapping[str, torch.Tensor], guard: PassGu
     value = values[name]
     statistics = reduce(value, tap.statistics, tap.scope, tap.channel_dim) if tap.statistics else None
     host = _bytes_of(name, value) if tap.values else None
-    return FeatureMap(target, tuple(value.shape), value.dtype, host, statistics)
+    output = Output(name, target, tuple(value.shape), value.dtype, tap.values)
+    return FeatureMap(output, host, statistics)
 
 
 def _bytes_of(name: str, value: torch.Tensor) -> Payload:

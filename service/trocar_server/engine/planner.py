@@ -1,7 +1,10 @@
 """Checking what is asked for against a model before anything is computed."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import torch
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.plan import SENDABLE, TapRequest
@@ -25,10 +28,14 @@ class TapTarget:
     tap: TapRequest
     type_name: str
 
+    def outputs(self) -> "tuple[Output, ...]":
+        """Return what the reply will have of it."""
+        return (Output(self.target.name, self, self.leaf.shape or (), self.leaf.dtype, self.tap.values),)
+
     @property
     def value_bytes(self) -> int:
         """Bytes of its values in the reply."""
-        return self.leaf.byte_count if self.tap.values else 0
+        return sum(output.byte_count for output in self.outputs())
 
     @property
     def statistics_bytes(self) -> int:
@@ -51,6 +58,32 @@ class TapTarget:
         except ServiceError as error:
             name = self.target.name
             raise ServiceError(error.reason, f"'{name}': {error.message}", name=name) from None
+
+
+@dataclass(frozen=True)
+class Output:
+    """One feature map of a reply, without its values.
+
+    Attributes:
+        name: Unique in the reply.
+        source: What it was collected for.
+        shape: Its shape; a plan knows it before the pass, except where a model looks at its data.
+        dtype: Its dtype.
+        has_values: Whether its values are sent.
+        companion_of: The name of the feature map that it accompanies; empty for one that was tapped.
+    """
+
+    name: str
+    source: TapTarget
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    has_values: bool
+    companion_of: str = ""
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of its values in the reply."""
+        return math.prod(self.shape) * self.dtype.itemsize if self.has_values and self.dtype else 0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.messages import deadline_of, read_message
 from trocar_server.rpc.payloads import PayloadReceiver
-from trocar_server.rpc.replies import Parts, join_parts, reply_messages
+from trocar_server.rpc.replies import Parts, describe_output, expansions, join_parts, reply_messages
 from trocar_server.rpc.requests import to_plan
 
 _SERVICE = "trocar_api.v1.ExtractionService"
@@ -46,9 +46,26 @@ class ExtractionService:
         for parts in reply_messages(plan, extraction):
             await context.write(parts)
 
+    async def plan(self, message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        """Check a request and describe its reply."""
+        request, _ = read_message(pb.PlanRequest, message)
+        plan, byte_counts = to_plan(request.extraction, self._engine.limits, needs_inputs=False)
+        preview = await self._engine.preview(plan, deadline_of(context))
+        response = pb.PlanResponse(
+            feature_maps=map(describe_output, preview.outputs),
+            expansions=expansions(plan, preview.expansions),
+            stopped_at=preview.stopped_at,
+            reply_byte_count=sum(output.byte_count for output in preview.outputs),
+            request_byte_count=sum(byte_counts),
+            memory_byte_count=preview.memory_bytes,
+            is_symbolic=preview.is_symbolic,
+        )
+        return response.SerializeToString()
+
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler with our own chunk codec in place of protobuf's copies."""
         method: grpc.RpcMethodHandler[bytes, Parts] = grpc.stream_stream_rpc_method_handler(
             self.extract, request_deserializer=None, response_serializer=join_parts
         )
-        return grpc.method_handlers_generic_handler(_SERVICE, {"Extract": method})
+        plan: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self.plan)
+        return grpc.method_handlers_generic_handler(_SERVICE, {"Extract": method, "Plan": plan})

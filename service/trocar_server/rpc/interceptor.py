@@ -46,7 +46,8 @@ def _parsing(handler: Any) -> Callable[..., Awaitable[Any]]:
 
     async def call(message: bytes, context: Any) -> Any:
         try:
-            request = handler.request_deserializer(message)
+            parse = handler.request_deserializer
+            request = message if parse is None else parse(message)
         except DecodeError:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT, "the message is not the request of this method"

@@ -8,6 +8,7 @@ from trocar_api.wire import split_payload
 from trocar_server.engine.engine import Extraction
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan
+from trocar_server.engine.planner import Output
 from trocar_server.rpc.dtypes import spec_to_wire
 from trocar_server.rpc.statistics import SCOPES, STATISTICS
 from trocar_server.rpc.text import sendable
@@ -54,36 +55,47 @@ def _chunks(payloads: Sequence[memoryview], chunk_bytes: int) -> Iterator[tuple[
 def reply_head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
     """Describe a reply, without its chunks."""
     return pb.ExtractResponse(
-        feature_maps=[_feature_map(feature_map) for feature_map in extraction.feature_maps],
-        expansions=[
-            pb.SelectorExpansion(selector=tap.selector.text, names=map(sendable, names))
-            for tap, names in zip(plan.taps, extraction.expansions, strict=True)
-        ],
+        feature_maps=[describe(feature_map) for feature_map in extraction.feature_maps],
+        expansions=expansions(plan, extraction.expansions),
         timing=pb.ServerTiming(queue_s=extraction.queue_s, compute_s=extraction.compute_s),
         stopped_at=extraction.stopped_at,
     )
 
 
-def _feature_map(feature_map: FeatureMap) -> pb.FeatureMap:
-    tap_target, found = feature_map.tap_target, feature_map.statistics
-    target = tap_target.target
-    message = pb.FeatureMap(
-        name=sendable(target.name),
-        path=target.path,
-        type=tap_target.type_name,
-        call_index=target.call,
-        port=target.port,
-        pick=sendable(format_picks(target.picks)),
-        tensor=spec_to_wire(feature_map.shape, feature_map.dtype),
-        byte_count=0 if feature_map.values is None else feature_map.values.nbytes,
-        has_values=feature_map.values is not None,
-    )
+def expansions(plan: Plan, names: Sequence[Sequence[str]]) -> list[pb.SelectorExpansion]:
+    """Say what each selector became."""
+    return [
+        pb.SelectorExpansion(selector=tap.selector.text, names=map(sendable, found))
+        for tap, found in zip(plan.taps, names, strict=True)
+    ]
+
+
+def describe(feature_map: FeatureMap) -> pb.FeatureMap:
+    """Describe one feature map and add its statistics."""
+    message, found = describe_output(feature_map.output), feature_map.statistics
     if found is not None:
         message.scope = _SCOPES[found.scope]
         message.statistics.extend(
             StatisticResult(statistic=_STATISTICS[kind], values=found.values[kind])
-            for kind in tap_target.tap.statistics
+            for kind in feature_map.output.source.tap.statistics
         )
         if found.channel_dim is not None:
             message.channel_dim = found.channel_dim
     return message
+
+
+def describe_output(output: Output) -> pb.FeatureMap:
+    """Describe one feature map as a plan knows it."""
+    target = output.source.target
+    return pb.FeatureMap(
+        name=sendable(output.name),
+        path=target.path,
+        type=output.source.type_name,
+        call_index=target.call,
+        port=target.port,
+        pick=sendable(format_picks(target.picks)),
+        tensor=spec_to_wire(output.shape, output.dtype),
+        byte_count=output.byte_count,
+        has_values=output.has_values,
+        companion_of=sendable(output.companion_of),
+    )

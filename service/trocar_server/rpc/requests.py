@@ -19,7 +19,9 @@ _MIN_CHUNK_BYTES = 4096
 _MAX_ARGUMENTS = 64
 
 
-def to_plan(request: pb.ExtractRequest, limits: Limits) -> tuple[Plan, list[int]]:
+def to_plan(
+    request: pb.ExtractRequest, limits: Limits, *, needs_inputs: bool = True
+) -> tuple[Plan, list[int]]:
     """Convert and check the first message of a call.
 
     Returns:
@@ -28,7 +30,7 @@ def to_plan(request: pb.ExtractRequest, limits: Limits) -> tuple[Plan, list[int]
     Raises:
         ServiceError: With the field named.
     """
-    inputs, byte_counts = to_inputs(request.inputs, limits)
+    inputs, byte_counts = to_inputs(request.inputs, limits) if request.inputs or needs_inputs else ((), [])
     return replace(base_plan(request, limits), inputs=inputs), byte_counts
 
 

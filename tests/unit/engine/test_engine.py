@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from tests.support.odd_models import Identity
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.device import DeviceThread
-from trocar_server.engine.engine import Engine
+from trocar_server.engine.engine import Engine, Prepared
 from trocar_server.engine.plan import ImageForm, ImageInput, Payload, Plan, TapRequest, TensorInput
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, ModelState
@@ -72,18 +71,13 @@ async def test_a_load_that_is_cancelled_can_be_made_again(engine: Engine) -> Non
 
 
 async def test_a_call_that_comes_while_its_model_is_unloaded_does_not_wait_forever(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
 ) -> None:
-    """It looked the model up, then decoded its images, and in between the model went."""
+    """It was checked, then its images were decoded, and in between the model went."""
     await engine.load("identity")
-    decode = engine._decode
-
-    async def slowly(*arguments: Any) -> Any:
-        await engine.unload("identity")
-        return await decode(*arguments)
-
-    monkeypatch.setattr(engine, "_decode", slowly)
-    call = asyncio.ensure_future(engine.extract(await engine.prepare(plan("identity"), [rows(1, 2, 3)])))
+    prepared = await engine.prepare(plan("identity"), [rows(1, 2, 3)])
+    await engine.unload("identity")
+    call = asyncio.ensure_future(engine.extract(prepared))
     done, _ = await asyncio.wait([call], timeout=5)
     call.cancel()
     assert done
@@ -125,6 +119,8 @@ async def test_a_cancel_while_images_are_prepared_stops_before_the_next_image(
     payloads = [np.zeros(1, np.uint8)] * 5
     async with host.pool.lease(None) as replica:
         with pytest.raises(ServiceError) as caught:
-            await engine.owner.run(lambda: engine._run(host, replica, wanted, payloads, [images], guard))
+            await engine.owner.run(
+                lambda: engine._run(host, replica, Prepared(wanted, payloads, [images]), guard)
+            )
     assert caught.value.reason is ErrorReason.CANCELLED
     assert len(prepared) == 1

@@ -52,8 +52,10 @@ def run(replica: Replica, wanted: tuple[TapTarget, ...], inputs: torch.Tensor = 
 def tensor_of(feature_map: FeatureMap) -> torch.Tensor:
     assert feature_map.values is not None
     if not feature_map.values.size:  # torch views no bytes of an empty array (2.14)
-        return torch.empty(feature_map.shape, dtype=feature_map.dtype)
-    return torch.from_numpy(feature_map.values).view(feature_map.dtype).reshape(feature_map.shape)
+        return torch.empty(feature_map.output.shape, dtype=feature_map.output.dtype)
+    return (
+        torch.from_numpy(feature_map.values).view(feature_map.output.dtype).reshape(feature_map.output.shape)
+    )
 
 
 def test_values_are_bytes_in_row_major_order() -> None:
@@ -70,8 +72,8 @@ def test_a_value_of_any_dtype_and_layout_comes_as_it_is(name: str) -> None:
     (found,) = run(
         replica_of(Dtypes), targets(recorded(Dtypes, (2, 6)), tap(f'/out["{name}"]')), inputs
     ).feature_maps
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
+    assert found.output.dtype == expected.dtype
+    assert found.output.shape == expected.shape
     assert torch.equal(tensor_of(found), expected)
 
 

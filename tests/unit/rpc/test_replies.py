@@ -9,7 +9,7 @@ from trocar_api.v1 import statistics_pb2, tensor_pb2
 from trocar_server.engine.engine import Extraction
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan, TapRequest
-from trocar_server.engine.planner import TapTarget
+from trocar_server.engine.planner import Output, TapTarget
 from trocar_server.rpc.replies import join_parts, reply_messages
 from trocar_server.stats import Scope, Statistic, StatisticsResult
 from trocar_server.surgery import Leaf, Target, parse_selector
@@ -25,14 +25,15 @@ def feature_map(
         "Bottleneck",
     )
     array = None if values is None else np.frombuffer(values, np.uint8)
-    return FeatureMap(target, (len(values or b""),), torch.uint8, array, result)
+    output = Output(name, target, (len(values or b""),), torch.uint8, values is not None)
+    return FeatureMap(output, array, result)
 
 
 def messages(
     *maps: FeatureMap, chunk_bytes: int = 4096, stopped_at: str | None = None
 ) -> list[pb.ExtractResponse]:
     plan = Plan("m", (TapRequest(parse_selector("layer4")),), (), chunk_bytes)
-    extraction = Extraction(maps, (tuple(m.tap_target.target.name for m in maps),), stopped_at, 0.25, 0.5)
+    extraction = Extraction(maps, (tuple(m.output.name for m in maps),), stopped_at, 0.25, 0.5)
     return [pb.ExtractResponse.FromString(join_parts(parts)) for parts in reply_messages(plan, extraction)]
 
 

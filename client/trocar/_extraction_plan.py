@@ -1,0 +1,59 @@
+"""What a request would return and need, told by a dry run."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+
+from trocar._feature_maps import FeatureMapInfo
+
+
+@dataclass(frozen=True)
+class ExtractionPlan:
+    """A checked request; prints as a table.
+
+    plan = client.plan("resnet50", (8, 3, 224, 224), taps=["layer*"])
+    plan.feature_maps["layer4"].shape    # (8, 2048, 7, 7)
+    """
+
+    model_id: str
+    """The model that was asked."""
+    feature_maps: Mapping[str, FeatureMapInfo]
+    """What the reply would have, by name: shapes, dtypes, bytes."""
+    expansions: Mapping[str, tuple[str, ...]]
+    """The names that each selector became, in execution order."""
+    stopped_at: str | None
+    """The module after which the pass would stop; None when it would run to its end."""
+    reply_bytes: int
+    """Bytes of values in the reply."""
+    request_bytes: int
+    """Bytes of the inputs."""
+    memory_bytes: int
+    """The most memory on the device that the pass needs at once beside the weights; an estimate."""
+    is_symbolic: bool
+    """Whether it holds for any data of this form. If not, the model looks at its data, and this tells of one
+    pass on random data."""
+
+    def __str__(self) -> str:
+        rows = [("name", "shape", "dtype", "bytes"), *self._rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [
+            f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {dtype:<{widths[2]}}  {size:>{widths[3]}}".rstrip()
+            for name, shape, dtype, size in rows
+        ]
+        return "\n".join([*lines, self._summary()])
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
+        for name, entry in self.feature_maps.items():
+            size = f"{entry.byte_count:,}" if entry.has_values else "statistics only"
+            yield name, str(entry.shape), entry.dtype, size
+
+    def _summary(self) -> str:
+        end = f"stops after {self.stopped_at}" if self.stopped_at else "runs to its end"
+        return (
+            f"{self.reply_bytes:,} bytes back for {self.request_bytes:,} bytes of inputs; about "
+            f"{self.memory_bytes:,} bytes of memory; the pass {end}"
+        )
