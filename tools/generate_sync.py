@@ -25,10 +25,11 @@ FILES = {
 DOCSTRING = '"""Part of the sync client: generated from {} by tools/generate_sync.py, do not edit."""'
 
 NAMES = {
+    "AsyncBatches": "Batches",
     "AsyncClient": "Client",
     "AsyncExtractStream": "ExtractStream",
     "AsyncGenerator": "Generator",
-    "_AsyncAgain": "_Again",
+    "AsyncInputSet": "InputSet",
     "_AsyncBranch": "_Branch",
     "_AsyncSender": "_Sender",
     "_AsyncShared": "_Shared",

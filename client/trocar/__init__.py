@@ -12,6 +12,11 @@
 from trocar import aio, errors
 from trocar._aio import AsyncClient
 from trocar._aio_stream import AsyncExtractStream
+from trocar._analysis.cka import Cka
+from trocar._analysis.dead_channels import DeadChannels, DeadRow
+from trocar._analysis.diff import Diff, DiffRow
+from trocar._analysis.fid import Fid, frechet_distance
+from trocar._analysis.pca import Pca
 from trocar._channel import TlsOptions
 from trocar._client import Client, connect
 from trocar._client_stream import ExtractStream
@@ -83,8 +88,13 @@ __all__ = [
     "BatchResult",
     "CallCancelledError",
     "CallOutOfRangeError",
+    "Cka",
     "Client",
+    "DeadChannels",
+    "DeadRow",
     "DeadlineExceededError",
+    "Diff",
+    "DiffRow",
     "DuplicateNameError",
     "EmptyBatchError",
     "ErrorReason",
@@ -92,6 +102,7 @@ __all__ = [
     "ExtractionPlan",
     "FeatureMapInfo",
     "FeatureMaps",
+    "Fid",
     "ImageTooLargeError",
     "InputError",
     "InputRejectedError",
@@ -115,6 +126,7 @@ __all__ = [
     "NotTraceableError",
     "OutputInfo",
     "PassTooLargeError",
+    "Pca",
     "PermissionDeniedError",
     "Preprocessing",
     "ReductionRejectedError",
@@ -149,6 +161,7 @@ __all__ = [
     "aio",
     "connect",
     "errors",
+    "frechet_distance",
     "tap",
 ]
 

@@ -14,7 +14,7 @@ from trocar._analysis.comparison import DiffCollector
 from trocar._analysis.dead_channels import DEAD_STATISTICS, check_threshold, dead_channels_of
 from trocar._analysis.diff import check_tolerance
 from trocar._analysis.fid import fid_of
-from trocar._analysis.inputs import Labelled, Samples, batches_of, unwrapped
+from trocar._analysis.inputs import Samples, batches_of, unwrapped
 from trocar._analysis.moments import MOMENT_STATISTICS, moments
 from trocar._analysis.ordering import EVERYTHING
 from trocar._analysis.taps import channel_taps, names_of, one_tap, pooled, value_taps
@@ -24,13 +24,13 @@ from trocar.errors import InvalidRequestError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Self
+    from typing import Self
 
     from trocar._aio import AsyncClient
     from trocar._analysis.dead_channels import DeadChannels
     from trocar._analysis.diff import Diff
     from trocar._analysis.fid import Fid
-    from trocar._analysis.inputs import Batches, InputSet
+    from trocar._analysis.inputs import AsyncBatches, AsyncInputSet
     from trocar._analysis.moments import Moments
     from trocar._analysis.taps import Taps
     from trocar._feature_maps import FeatureMapInfo, FeatureMaps
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 async def fid(
     client: AsyncClient,
     model_id: str,
-    sets: tuple[InputSet, InputSet],
+    sets: tuple[AsyncInputSet, AsyncInputSet],
     at: str | Tap,
     batch_size: int,
 ) -> Fid:
@@ -55,13 +55,13 @@ async def fid(
     for name, batches in named.items():
         if isinstance(batches, Samples) and batches.count < 2:
             raise ValueError(f"{name}: a covariance needs at least 2 samples, there is {batches.count}")
-    where, named["images_a"] = await _pooled(client, model_id, named["images_a"], where)
+    where = await _pooled(client, model_id, where)
     a, b = [await _moments(client, model_id, batches, where, name) for name, batches in named.items()]
     return await async_compute(fid_of, a, b, where.selector)
 
 
 async def fit_pca(
-    client: AsyncClient, model_id: str, inputs: InputSet, at: str | Tap, k: int, batch_size: int
+    client: AsyncClient, model_id: str, inputs: AsyncInputSet, at: str | Tap, k: int, batch_size: int
 ) -> pca_math.Pca:
     """Do the work of `AsyncClient.fit_pca`."""
     count, where = pca_math.check_component_count(k), one_tap(at)
@@ -70,7 +70,7 @@ async def fit_pca(
 
 
 async def dead_channels(
-    client: AsyncClient, model_id: str, inputs: InputSet, taps: Taps, threshold: float, batch_size: int
+    client: AsyncClient, model_id: str, inputs: AsyncInputSet, taps: Taps, threshold: float, batch_size: int
 ) -> DeadChannels:
     """Do the work of `AsyncClient.dead_channels`."""
     limit, chosen = check_threshold(threshold), channel_taps(taps, DEAD_STATISTICS)
@@ -82,7 +82,7 @@ async def dead_channels(
 async def cka(
     client: AsyncClient,
     models: tuple[str, str],
-    inputs: InputSet,
+    inputs: AsyncInputSet,
     taps: tuple[Taps, Taps | None],
     batch_size: int,
     debiased: bool,
@@ -116,7 +116,7 @@ async def cka(
 async def diff(
     client: AsyncClient,
     models: tuple[str, str],
-    inputs: InputSet,
+    inputs: AsyncInputSet,
     taps: tuple[Taps, Taps | Mapping[str, str | Tap] | None],
     tolerance: float,
     batch_size: int,
@@ -124,64 +124,54 @@ async def diff(
     """Do the work of `AsyncClient.diff`."""
     limit, collector = check_tolerance(tolerance), DiffCollector(*taps)
     batches = batches_of(inputs, batch_size)
-    first = await _side_by_side(client, models, batches, (collector.taps_a, collector.taps_b), collector.add)
-    executed = await _executed(client, models[0], first) if collector.needs_order else []
+    await _side_by_side(client, models, batches, (collector.taps_a, collector.taps_b), collector.add)
+    executed = await _executed(client, models[0]) if collector.needs_order else []
     return collector.result(*models, limit, executed)
 
 
-async def _moments(client: AsyncClient, model_id: str, batches: Batches, where: Tap, inputs: str) -> Moments:
+async def _moments(
+    client: AsyncClient, model_id: str, batches: AsyncBatches, where: Tap, inputs: str
+) -> Moments:
     taps = channel_taps(where, MOMENT_STATISTICS)
     statistics, info = await _running_statistics(client, model_id, batches, taps, inputs)
     return moments(statistics, info, where.selector, inputs)
 
 
-async def _pooled(client: AsyncClient, model_id: str, batches: Batches, where: Tap) -> tuple[Tap, Batches]:
-    """Average the positions where there are some, which a pass of the first batch tells."""
-    if where.reduce:
-        return where, batches
-    first, batches = await _peek(batches)
-    maps = await client.extract(model_id, first, channel_taps(where, ["mean"]))
-    has_positions = any(len(entry.shape) > 2 for entry in maps.info.values())
-    return pooled(where) if has_positions else where, batches
-
-
-async def _peek(batches: Batches) -> tuple[Inputs, Batches]:
-    """Return the first batch, and batches that still have it."""
-    source: AsyncSource[Inputs] = AsyncSource(batches)
-    try:
-        first = await source.next()
-    except StopAsyncIteration:
-        raise ValueError("there is no batch; pass at least one") from None
-    return first, batches if isinstance(batches, Labelled) else _AsyncAgain(first, source)
+async def _pooled(client: AsyncClient, model_id: str, where: Tap) -> Tap:
+    """Average the positions where there are some and the caller's own tap does not reduce them."""
+    if where.reduce:  # type: ignore[attr-defined]  # until taps have reductions
+        return where
+    plan = await client.plan(model_id, None, where)
+    return pooled(where) if any(len(entry.shape) > 2 for entry in plan.feature_maps.values()) else where
 
 
 async def _running_statistics(
-    client: AsyncClient, model_id: str, batches: Batches, taps: Sequence[Tap], inputs: str
+    client: AsyncClient, model_id: str, batches: AsyncBatches, taps: Sequence[Tap], inputs: str
 ) -> tuple[Mapping[str, Statistics], Mapping[str, FeatureMapInfo]]:
     """Return the statistics over all batches, and what is known of the feature maps."""
     info: dict[str, FeatureMapInfo] = {}
-    async with client.extract_stream(model_id, batches, taps, running_statistics=True) as stream:
+    async with client.extract_stream(model_id, batches, taps, running_statistics=True) as stream:  # type: ignore[call-arg]  # until streams have them
         async for result in stream:
             info.update(unwrapped(result, batches, model_id).info)
         if not info:
             raise ValueError(f"{inputs}: there is no batch; pass at least one")
-        return stream.statistics, info
+        return stream.statistics, info  # type: ignore[attr-defined]
 
 
-async def _executed(client: AsyncClient, model_id: str, inputs: Inputs) -> Sequence[FeatureMapInfo]:
-    """Return the outputs of every call of a pass, in execution order; none where that cannot be had."""
-    everything = tap(EVERYTHING, stats=["absmax"], values=False)  # the order is wanted, and no values
+async def _executed(client: AsyncClient, model_id: str) -> Sequence[FeatureMapInfo]:
+    """Return the outputs of every call of a pass, in execution order; none where there is no such order."""
+    everything = tap(EVERYTHING, stats=["absmax"], values=False)  # without values no limit is met
     try:
-        maps = await client.extract(model_id, inputs, everything)
+        plan = await client.plan(model_id, None, everything)
     except (InvalidRequestError, NotFoundError):  # a model that is a single module, for example
         return ()
-    return tuple(maps.info.values())
+    return tuple(plan.feature_maps.values())
 
 
 async def _alone(
     client: AsyncClient,
     model_id: str,
-    batches: Batches,
+    batches: AsyncBatches,
     taps: Sequence[Tap],
     add: Callable[[FeatureMaps, FeatureMaps], None],
 ) -> None:
@@ -195,11 +185,11 @@ async def _alone(
 async def _side_by_side(
     client: AsyncClient,
     models: tuple[str, str],
-    batches: Batches,
+    batches: AsyncBatches,
     taps: tuple[Sequence[Tap], Sequence[Tap]],
     add: Callable[[FeatureMaps, FeatureMaps], None],
-) -> Any:
-    """Run two models on the same batches, pass what each batch gave to `add`, and return the first batch."""
+) -> None:
+    """Run two models on the same batches and pass what each batch gave to `add`."""
     shared = _AsyncShared(batches)
     async with (
         client.extract_stream(models[0], shared.branch(0), taps[0]) as stream_a,
@@ -209,21 +199,6 @@ async def _side_by_side(
             maps_a = unwrapped(result, batches, models[0])
             maps_b = unwrapped(await anext(stream_b), batches, models[1])
             await async_compute(add, maps_a, maps_b)
-    return shared.first
-
-
-class _AsyncAgain:
-    """The batches of a source whose first one was taken already."""
-
-    def __init__(self, first: Inputs, source: AsyncSource[Inputs]) -> None:
-        self._first: list[Inputs] = [first]
-        self._source = source
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Inputs:
-        return self._first.pop() if self._first else await self._source.next()
 
 
 class _AsyncShared:
@@ -232,13 +207,11 @@ class _AsyncShared:
     The readers are never further apart than the window of a stream, as their results are read in step.
     """
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: AsyncBatches) -> None:
         self._source: AsyncSource[Inputs] = AsyncSource(batches)
         self._taking = AsyncLock()
         self._waiting: tuple[deque[Inputs], deque[Inputs]] = (deque(), deque())
         self._error: Exception | None = None
-        self._is_empty = True
-        self.first: Inputs | None = None
 
     def branch(self, reader: int) -> _AsyncBranch:
         """Return the items for reader 0 or 1."""
@@ -263,8 +236,6 @@ class _AsyncShared:
         except Exception as error:
             self._error = error
             raise
-        if self._is_empty:
-            self.first, self._is_empty = item, False
         for waiting in self._waiting:
             waiting.append(item)
 

@@ -22,7 +22,9 @@ async_compute = asyncio.to_thread
 """Calls a function that computes for long, outside of the event loop's thread."""
 
 
-def sync_compute(function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+def sync_compute(
+    function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
     """Call a function."""
     return function(*args, **kwargs)
 

@@ -12,6 +12,7 @@ import numpy as np
 from trocar._analysis.feature_rows import FeatureRows
 from trocar._analysis.moments import Floats
 from trocar._analysis.tables import html_table, text_table
+from trocar._names import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,10 +29,10 @@ _MOST_TITLED = 8
 class Cka:
     """Linear CKA between feature maps; see `Client.cka`.
 
-        cka = client.cka("resnet50", "photos/", taps=["layer1", "layer2", "layer3", "layer4"])
-        cka["layer1", "layer4"]              # 1.0 for the same up to rotation and scale
-        print(cka)
-        cka.plot("cka.png")
+    cka = client.cka("resnet50", "photos/", taps=["layer1", "layer2", "layer3", "layer4"])
+    cka["layer1", "layer4"]              # 1.0 for the same up to rotation and scale
+    print(cka)
+    cka.plot("cka.png")
     """
 
     matrix: Floats
@@ -57,8 +58,6 @@ class Cka:
             KeyError: One of the names is not there.
         """
         row, column = names
-        from trocar._names import unknown_name
-
         if row not in self.rows:
             raise unknown_name("row", row, self.rows)
         if column not in self.columns:
@@ -105,7 +104,9 @@ class Cka:
             else:
                 legend = [f"{index} = {name}" for index, name in enumerate(columns)]
             columns = [str(index) for index in range(len(columns))]
-        cells = [[name, *(f"{value:.3f}" for value in line)] for name, line in zip(names, self.matrix, strict=True)]
+        cells = [
+            [name, *(f"{value:.3f}" for value in line)] for name, line in zip(names, self.matrix, strict=True)
+        ]
         return ["", *columns], cells, legend
 
 
@@ -178,8 +179,8 @@ def gram(rows: FeatureRows) -> Floats:
     with np.errstate(all="ignore"):  # NaN and Inf in features are answers here
         for block in rows.blocks():
             square_sum += float(np.einsum("ij,ij->", block, block))
-            block -= block.mean(axis=0)
-            products += block @ block.T
+            centred = block - block.mean(axis=0)
+            products += centred @ centred.T
     if np.trace(products) <= square_sum * 1e-29:  # what rounding leaves of features that do not vary
         products[:] = 0.0
     return products

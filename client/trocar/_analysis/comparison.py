@@ -37,7 +37,7 @@ class DiffCollector:
             self.taps_b = value_taps(taps_b)
             if len(self.taps_b) != len(self.taps_a):
                 raise ValueError(
-                    f"taps has {len(self.taps_a)} entries and taps_b {len(self.taps_b)}; they are paired in order"
+                    f"taps has {len(self.taps_a)} entries and taps_b {len(self.taps_b)}; pairs need as many"
                 )
             self._pairs = [(_key(a), _key(b)) for a, b in zip(self.taps_a, self.taps_b, strict=True)]
         self._sums: dict[str, _Pair] = {}
@@ -126,9 +126,7 @@ class _Pair:
         numbers = (sums.cosine, sums.relative_error, sums.max_difference)
         if shape_a != shape_b:
             numbers = (math.nan, math.nan, math.nan)
-        return DiffRow(
-            name, self._name_b, shape_a, shape_b, *numbers, sums.nonfinite_a, sums.nonfinite_b
-        )
+        return DiffRow(name, self._name_b, shape_a, shape_b, *numbers, sums.nonfinite_a, sums.nonfinite_b)
 
 
 def _key(tap: Tap) -> str:
@@ -140,5 +138,3 @@ def _standing_for(maps: FeatureMaps, name: str) -> tuple[str, ...]:
     if not found:
         raise ValueError(f"{name!r} of taps_b is no feature map of {maps.model_id}; it has {', '.join(maps)}")
     return found
-
-

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trocar._analysis.tables import html_table, text_table
+from trocar._names import unknown_name
+from trocar._tensors import Array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,9 +53,9 @@ class DeadRow:
 class DeadChannels:
     """Which channels are dead, by feature map in execution order; see `Client.dead_channels`.
 
-        report = client.dead_channels("resnet50", "photos/", taps="**:ReLU")
-        report["layer1.0.relu@0"].dead       # (3, 17, 40)
-        print(report)                        # the feature maps with dead or NaN channels
+    report = client.dead_channels("resnet50", "photos/", taps="**:ReLU")
+    report["layer1.0.relu@0"].dead       # (3, 17, 40)
+    print(report)                        # the feature maps with dead or NaN channels
     """
 
     rows: tuple[DeadRow, ...]
@@ -72,8 +74,6 @@ class DeadChannels:
         for row in self.rows:
             if row.name == name:
                 return row
-        from trocar._names import unknown_name
-
         raise unknown_name("feature map", name, [row.name for row in self.rows])
 
     @property
@@ -129,7 +129,8 @@ class DeadChannels:
         ]
 
     def _summary(self) -> str:
-        text = f"{self.dead_count:,} of {self.channel_count:,} channels are dead in {len(self.rows)} feature maps"
+        where = f"{self.channel_count:,} channels of {len(self.rows)} feature maps"
+        text = f"{self.dead_count:,} of {where} are dead"
         if self.threshold:
             text += f" (absolute maximum at most {self.threshold:g})"
         return f"{text}; {self.nan_count:,} hold NaN" if self.nan_count else text
@@ -152,7 +153,7 @@ def dead_channels_of(
     threshold: float,
     model_id: str,
 ) -> DeadChannels:
-    """Read the report from running statistics over channels; feature maps of rank 0 and 1 have no channels."""
+    """Read the report from running statistics over channels; maps of rank 0 and 1 have no channels."""
     rows = [
         _row(info[name], np.atleast_1d(entry.absmax), np.atleast_1d(entry.nan_count), threshold)
         for name, entry in statistics.items()
@@ -161,13 +162,13 @@ def dead_channels_of(
     return DeadChannels(tuple(rows), threshold, model_id)
 
 
-def _row(info: FeatureMapInfo, absmax: np.ndarray, nan_count: np.ndarray, threshold: float) -> DeadRow:
+def _row(info: FeatureMapInfo, absmax: Array, nan_count: Array, threshold: float) -> DeadRow:
     is_nan = np.isnan(absmax) | (nan_count > 0)
     is_dead = ~is_nan & (absmax <= threshold)
     return DeadRow(info.name, info.type, absmax.size, _positions(is_dead), _positions(is_nan))
 
 
-def _positions(mask: np.ndarray) -> tuple[int, ...]:
+def _positions(mask: Array) -> tuple[int, ...]:
     return tuple(np.flatnonzero(mask).tolist())
 
 

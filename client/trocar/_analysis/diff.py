@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trocar._analysis.tables import html_table, number_text, text_table
+from trocar._names import unknown_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,10 +52,10 @@ class DiffRow:
 class Diff:
     """Two models compared, feature map by feature map; see `Client.diff`.
 
-        diff = client.diff("resnet18", "resnet18-tuned", "photos/", taps="**")
-        diff.first_diverging                 # the first row above the tolerance, or None
-        print(diff)
-        diff.plot("diff.png")
+    diff = client.diff("resnet18", "resnet18-tuned", "photos/", taps="**")
+    diff.first_diverging                 # the first row above the tolerance, or None
+    print(diff)
+    diff.plot("diff.png")
     """
 
     rows: tuple[DiffRow, ...]
@@ -74,7 +75,7 @@ class Diff:
 
     @property
     def first_diverging(self) -> DiffRow | None:
-        """The first row, in execution order, whose relative error is above the tolerance or whose shapes differ."""
+        """The first row that diverges, in execution order; None where all agree."""
         return next((row for row in self.rows if row.diverges(self.tolerance)), None)
 
     def __getitem__(self, name: str) -> DiffRow:
@@ -86,8 +87,6 @@ class Diff:
         for row in self.rows:
             if row.name == name:
                 return row
-        from trocar._names import unknown_name
-
         raise unknown_name("feature map", name, [row.name for row in self.rows])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:

@@ -13,9 +13,9 @@ from trocar._analysis.tables import html_table, number_text
 class Fid:
     """The Frechet distance between two sets of images, in a model's features; see `Client.fid`.
 
-        result = client.fid("inception_v3", "real/", "generated/", at="avgpool")
-        result.distance
-        print(result)                        # as a table
+    result = client.fid("inception_v3", "real/", "generated/", at="avgpool")
+    result.distance
+    print(result)                        # as a table
     """
 
     distance: float
@@ -43,7 +43,9 @@ class Fid:
         width = max(len(title) for title, _ in rows)
         lines = [f"{title:<{width}}  {value}" for title, value in rows]
         if self.is_singular:
-            lines.append("a set has no more images than channels: compare with distances of sets of this size only")
+            lines.append(
+                "a set has no more images than channels: compare with distances of sets of this size only"
+            )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -97,9 +99,9 @@ def _terms(mean_a: Floats, cov_a: Floats, mean_b: Floats, cov_b: Floats) -> tupl
     """Return the parts of the distance that come from the means and from the covariances."""
     _check(mean_a, cov_a, mean_b, cov_b)
     difference = mean_a - mean_b
-    # tr (A B)^(1/2) is the sum of the singular values of A^(1/2) B^(1/2). Taken from these, rounding stays at
-    # the size of an epsilon; as roots of the eigenvalues of A^(1/2) B A^(1/2), a zero of a singular covariance
-    # becomes the root of an epsilon, 1e-8, and there may be thousands of them.
+    # tr (A B)^(1/2) is the sum of the singular values of A^(1/2) B^(1/2). Taken from these, rounding stays
+    # at the size of an epsilon; as roots of the eigenvalues of A^(1/2) B A^(1/2), a zero of a singular
+    # covariance becomes the root of an epsilon, 1e-8, and there may be thousands of them.
     root_a, root_b = _root(cov_a), _root(cov_b)
     cross = np.linalg.svd(root_a.T @ root_b, compute_uv=False).sum() if root_a.size and root_b.size else 0.0
     covariance_term = np.trace(cov_a) + np.trace(cov_b) - 2 * cross
@@ -110,7 +112,8 @@ def _root(covariance: Floats) -> Floats:
     """Return R of shape (channels, rank) with R R^T = covariance."""
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     kept = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
-    return vectors[:, kept] * np.sqrt(values[kept])
+    root: Floats = vectors[:, kept] * np.sqrt(values[kept])
+    return root
 
 
 def _check(mean_a: Floats, cov_a: Floats, mean_b: Floats, cov_b: Floats) -> None:

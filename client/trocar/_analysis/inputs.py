@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, overload, runtime_checkable
 
 from trocar._inputs import Inputs, is_image
 from trocar._tensors import is_array
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
-InputSet: TypeAlias = Inputs | Iterable[Inputs] | AsyncIterable[Inputs]
-Batches: TypeAlias = Iterable[Inputs] | AsyncIterable[Inputs]
+Batches: TypeAlias = Iterable[Inputs]
+AsyncBatches: TypeAlias = Batches | AsyncIterable[Inputs]
+InputSet: TypeAlias = Inputs | Iterable[Inputs]
+AsyncInputSet: TypeAlias = InputSet | AsyncIterable[Inputs]
 
 
 @runtime_checkable
@@ -68,7 +70,11 @@ class Samples:
         return samples
 
 
-def batches_of(inputs: InputSet, batch_size: int) -> Batches:
+@overload
+def batches_of(inputs: InputSet, batch_size: int) -> Batches: ...
+@overload
+def batches_of(inputs: AsyncInputSet, batch_size: int) -> AsyncBatches: ...
+def batches_of(inputs: AsyncInputSet, batch_size: int) -> AsyncBatches:
     """Cut a set of inputs into batches, as the table above says.
 
     Raises:
@@ -77,18 +83,27 @@ def batches_of(inputs: InputSet, batch_size: int) -> Batches:
         FileNotFoundError: A path leads nowhere.
         TypeError: It is nothing that can be cut.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size={batch_size!r} is no positive whole number")
+    check_batch_size(batch_size)
     samples = _samples(inputs, batch_size)
     if samples is None:
         if not isinstance(inputs, (Iterable, AsyncIterable)):
             raise TypeError(
                 f"{type(inputs).__name__} is no set of inputs; pass a folder, a list, an array or batches"
             )
-        return inputs
+        return cast(AsyncBatches, inputs)
     if not samples.count:
         raise ValueError("the inputs are empty; pass at least one sample")
     return samples
+
+
+def check_batch_size(batch_size: object) -> None:
+    """Check that it is a number of samples.
+
+    Raises:
+        ValueError: It is no positive whole number.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size={batch_size!r} is no positive whole number")
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -103,12 +118,12 @@ def images_in(folder: Path) -> list[Path]:
     return found
 
 
-def batch_label(batches: Batches, index: int) -> str:
+def batch_label(batches: AsyncBatches, index: int) -> str:
     """Name a batch for a message."""
     return batches.label(index) if isinstance(batches, Labelled) else f"batch {index}"
 
 
-def unwrapped(result: BatchResult, batches: Batches, model_id: str) -> FeatureMaps:
+def unwrapped(result: BatchResult, batches: AsyncBatches, model_id: str) -> FeatureMaps:
     """Return the feature maps of a batch.
 
     Raises:

@@ -25,9 +25,9 @@ _METADATA = "trocar.pca"
 class Pca:
     """Principal components of the channels of a feature map; see `Client.fit_pca`.
 
-        pca = client.fit_pca("resnet50", "photos/", at="layer3", k=16)
-        scores = pca.transform(maps["layer3"])       # (batch, height, width, 16)
-        pca.save("layer3-pca.safetensors")
+    pca = client.fit_pca("resnet50", "photos/", at="layer3", k=16)
+    scores = pca.transform(maps["layer3"])       # (batch, height, width, 16)
+    pca.save("layer3-pca.safetensors")
     """
 
     components: Floats
@@ -72,7 +72,9 @@ class Pca:
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         target = Path(path)
         target.touch()
-        mode = target.stat().st_mode  # safetensors makes a file for its owner only; this one follows the umask
+        mode = (
+            target.stat().st_mode
+        )  # safetensors makes a file for its owner only; this one follows the umask
         save_file(arrays, target, metadata={_METADATA: json.dumps(about)})
         target.chmod(mode)
 
@@ -142,7 +144,7 @@ def check_component_count(k: object) -> int:
     return int(k)
 
 
-def fit(moments: Moments, k: int, *, at: str = "", model_id: str = "") -> Pca:
+def fit(moments: Moments, k: int, at: str = "", model_id: str = "") -> Pca:
     """Find the k directions of largest variance, by eigendecomposition of the covariance in float64.
 
     Signs are those of `svd_flip` in scikit-learn: of each component's loadings the one with the largest
@@ -154,7 +156,7 @@ def fit(moments: Moments, k: int, *, at: str = "", model_id: str = "") -> Pca:
     most = min(moments.count, moments.mean.size)
     if k > most:
         raise ValueError(
-            f"k={k} is too large: {moments.mean.size} channels and {moments.count} vectors have {most} components"
+            f"k={k}, but {moments.count} vectors of {moments.mean.size} channels have {most} components"
         )
     covariance = (moments.covariance + moments.covariance.T) / 2
     values, vectors = np.linalg.eigh(covariance)

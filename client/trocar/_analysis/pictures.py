@@ -1,4 +1,4 @@
-"""Pictures of results; needs matplotlib, through `trocar._plot`."""
+"""Pictures of results; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import os
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 
-from trocar._plot import Figure
+try:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+except ImportError as error:
+    raise ImportError('plots need matplotlib: pip install "trocar[plot]"') from error
+
+from trocar._tensors import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,9 +91,7 @@ def draw_dead(report: DeadChannels) -> Figure:
     axes.set_ylabel("channels, %")
     axes.set_ylim(bottom=0)
     _name_ticks(axes, [row.name for row in rows], "x")
-    figure.suptitle(
-        f"{report.model_id}: {report.dead_count:,} of {report.channel_count:,} channels are dead"
-    )
+    figure.suptitle(f"{report.model_id}: {report.dead_count:,} of {report.channel_count:,} channels are dead")
     return figure
 
 
@@ -108,7 +111,7 @@ def draw_pca(pca: Pca) -> Figure:
     return figure
 
 
-def _draw_errors(axes: Axes, places: np.ndarray, errors: np.ndarray, diff: Diff) -> None:
+def _draw_errors(axes: Axes, places: Array, errors: Array, diff: Diff) -> None:
     """Draw relative errors on a logarithmic axis; zeros at its foot, what is not comparable at its head."""
     shown = errors[np.isfinite(errors) & (errors > 0)]
     marks = [value for value in (diff.tolerance, *shown.tolist()) if 0 < value < np.inf] or [1.0]
@@ -148,7 +151,7 @@ def _short(name: str, most: int = 36) -> str:
     return name if len(name) <= most else f"...{name[3 - most :]}"
 
 
-def _write_values(axes: Axes, matrix: np.ndarray, middle: float) -> None:
+def _write_values(axes: Axes, matrix: Array, middle: float) -> None:
     for row, line in enumerate(matrix):
         for column, value in enumerate(line):
             color = "black" if value > middle else "white"

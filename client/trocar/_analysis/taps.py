@@ -25,9 +25,13 @@ def as_taps(taps: Taps) -> list[Tap]:
     if not chosen:
         raise ValueError("no tap is given; pass at least one selector")
     for item in chosen:
-        if not isinstance(item, (str, Tap)):
-            raise TypeError(f"{type(item).__name__} is no tap; pass a selector or trocar.tap(...)")
+        _check_kind(item)
     return [item if isinstance(item, Tap) else tap(item) for item in chosen]
+
+
+def _check_kind(item: object) -> None:
+    if not isinstance(item, (str, Tap)):
+        raise TypeError(f"{type(item).__name__} is no tap; pass a selector or trocar.tap(...)")
 
 
 def value_taps(taps: Taps) -> list[Tap]:
@@ -53,10 +57,7 @@ def channel_taps(taps: Taps, stats: Sequence[str]) -> list[Tap]:
         ValueError: There is none.
         TypeError: Something is neither a selector nor a tap.
     """
-    return [
-        replace(item, stats=tuple(stats), values=False, over="channel")
-        for item in as_taps(taps)
-    ]
+    return [replace(item, stats=tuple(stats), values=False, over="channel") for item in as_taps(taps)]
 
 
 def one_tap(at: str | Tap) -> Tap:
@@ -65,14 +66,15 @@ def one_tap(at: str | Tap) -> Tap:
     Raises:
         TypeError: It is neither a selector nor a tap.
     """
-    return as_taps(at if isinstance(at, (str, Tap)) else [at])[0]
+    _check_kind(at)
+    return as_taps(at)[0]
 
 
 def pooled(where: Tap) -> Tap:
     """Return a tap whose positions are averaged on the server: (samples, channels) is left."""
     import trocar  # which imports this module
 
-    return replace(where, reduce=(trocar.pool("avg"),))  # type: ignore[attr-defined, call-arg, unused-ignore]
+    return replace(where, reduce=(trocar.pool("avg"),))  # type: ignore[misc, call-arg]  # until there is pool
 
 
 def names_of(maps: FeatureMaps, taps: Sequence[Tap]) -> tuple[str, ...]:
