@@ -20,13 +20,14 @@ from trocar._analysis.ordering import EVERYTHING
 from trocar._analysis.taps import channel_taps, names_of, one_tap, pooled, value_taps
 from trocar._concurrency import AsyncLock, AsyncSource, async_compute
 from trocar._taps import tap
-from trocar.errors import InvalidRequestError, NotFoundError
+from trocar.errors import BadReplyError, InvalidRequestError, NotFoundError, TrocarError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
     from trocar._aio import AsyncClient
+    from trocar._aio_stream import AsyncExtractStream
     from trocar._analysis.dead_channels import DeadChannels
     from trocar._analysis.diff import Diff
     from trocar._analysis.fid import Fid
@@ -195,10 +196,23 @@ async def _side_by_side(
         client.extract_stream(models[0], shared.branch(0), taps[0]) as stream_a,
         client.extract_stream(models[1], shared.branch(1), taps[1]) as stream_b,
     ):
-        async for result in stream_a:
-            maps_a = unwrapped(result, batches, models[0])
-            maps_b = unwrapped(await anext(stream_b), batches, models[1])
+        while (maps_a := await _next(stream_a, batches, models[0])) is not None:
+            maps_b = await _next(stream_b, batches, models[1])
+            if maps_b is None:
+                raise BadReplyError(f"the stream of {models[1]} ended before that of {models[0]}")
             await async_compute(add, maps_a, maps_b)
+
+
+async def _next(stream: AsyncExtractStream, batches: AsyncBatches, model_id: str) -> FeatureMaps | None:
+    """Return what the next batch gave; None at the end."""
+    try:
+        result = await anext(stream)
+    except StopAsyncIteration:
+        return None
+    except TrocarError as error:
+        error.add_note(f"of {model_id}")
+        raise
+    return unwrapped(result, batches, model_id)
 
 
 class _AsyncShared:

@@ -17,7 +17,7 @@ from trocar._analysis.ordering import EVERYTHING
 from trocar._analysis.taps import channel_taps, names_of, one_tap, pooled, value_taps
 from trocar._concurrency import SyncLock, SyncSource, sync_compute
 from trocar._taps import tap
-from trocar.errors import InvalidRequestError, NotFoundError
+from trocar.errors import BadReplyError, InvalidRequestError, NotFoundError, TrocarError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trocar._analysis.moments import Moments
     from trocar._analysis.taps import Taps
     from trocar._client import Client
+    from trocar._client_stream import ExtractStream
     from trocar._feature_maps import FeatureMapInfo, FeatureMaps
     from trocar._inputs import Inputs
     from trocar._statistics import Statistics
@@ -190,10 +191,23 @@ def _side_by_side(
         client.extract_stream(models[0], shared.branch(0), taps[0]) as stream_a,
         client.extract_stream(models[1], shared.branch(1), taps[1]) as stream_b,
     ):
-        for result in stream_a:
-            maps_a = unwrapped(result, batches, models[0])
-            maps_b = unwrapped(next(stream_b), batches, models[1])
+        while (maps_a := _next(stream_a, batches, models[0])) is not None:
+            maps_b = _next(stream_b, batches, models[1])
+            if maps_b is None:
+                raise BadReplyError(f"the stream of {models[1]} ended before that of {models[0]}")
             sync_compute(add, maps_a, maps_b)
+
+
+def _next(stream: ExtractStream, batches: Batches, model_id: str) -> FeatureMaps | None:
+    """Return what the next batch gave; None at the end."""
+    try:
+        result = next(stream)
+    except StopIteration:
+        return None
+    except TrocarError as error:
+        error.add_note(f"of {model_id}")
+        raise
+    return unwrapped(result, batches, model_id)
 
 
 class _Shared:

@@ -58,7 +58,7 @@ def draw_cka(cka: Cka) -> Figure:
 def draw_diff(diff: Diff) -> Figure:
     """Draw relative error and cosine over the feature maps; see `Diff.plot`."""
     rows = diff.rows
-    figure = Figure(figsize=(max(6.0, min(0.28 * len(rows) + 2, 30)), 6.5), layout="constrained")
+    figure = Figure(figsize=(max(6.0, min(0.2 * len(rows) + 2, 18)), 6.5), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(2, 1))
     places = np.arange(len(rows))
     errors = np.array([row.relative_error for row in rows], np.float64)
@@ -68,6 +68,7 @@ def draw_diff(diff: Diff) -> Figure:
     if not np.isfinite([row.cosine for row in rows]).any():
         lower.set_ylim(-1, 1)
     _name_ticks(lower, [row.name for row in rows], "x")
+    lower.set_xlim(-0.8, len(rows) - 0.2)
     first = diff.first_diverging
     if first is not None:
         for axes in (upper, lower):
@@ -79,7 +80,7 @@ def draw_diff(diff: Diff) -> Figure:
 def draw_dead(report: DeadChannels) -> Figure:
     """Draw the shares of dead channels as bars; see `DeadChannels.plot`."""
     rows = report.rows
-    figure = Figure(figsize=(max(6.0, min(0.28 * len(rows) + 2, 30)), 4.5), layout="constrained")
+    figure = Figure(figsize=(max(6.0, min(0.2 * len(rows) + 2, 18)), 4.5), layout="constrained")
     axes = figure.subplots()
     axes.bar(range(len(rows)), [100 * row.share for row in rows], color=_GOOD, label="dead")
     nan = [100 * len(row.nan) / row.channels if row.channels else 0.0 for row in rows]
@@ -91,6 +92,7 @@ def draw_dead(report: DeadChannels) -> Figure:
     axes.set_ylabel("channels, %")
     axes.set_ylim(bottom=0)
     _name_ticks(axes, [row.name for row in rows], "x")
+    axes.set_xlim(-0.8, len(rows) - 0.2)
     figure.suptitle(f"{report.model_id}: {report.dead_count:,} of {report.channel_count:,} channels are dead")
     return figure
 
