@@ -23,6 +23,19 @@ from trocar._client_stream import ExtractStream
 from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
+from trocar._reductions import (
+    Reduction,
+    channels,
+    crop,
+    gram,
+    index,
+    pca,
+    pool,
+    project,
+    samples,
+    tokens,
+    top_k,
+)
 from trocar._statistics import Statistics
 from trocar._stream_messages import BatchResult
 from trocar._taps import Tap, tap
@@ -129,6 +142,7 @@ __all__ = [
     "Pca",
     "PermissionDeniedError",
     "Preprocessing",
+    "Reduction",
     "ReductionRejectedError",
     "ReplyTooLargeError",
     "RequestTooLargeError",
@@ -159,10 +173,20 @@ __all__ = [
     "WeightsUnavailableError",
     "__version__",
     "aio",
+    "channels",
     "connect",
+    "crop",
     "errors",
     "frechet_distance",
+    "gram",
+    "index",
+    "pca",
+    "pool",
+    "project",
+    "samples",
     "tap",
+    "tokens",
+    "top_k",
 ]
 
 __version__: str

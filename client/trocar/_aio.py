@@ -17,7 +17,7 @@ from trocar._channel import (
     open_async_channel,
 )
 from trocar._replies import ReplyAssembler
-from trocar._requests import extract_call, plan_request
+from trocar._requests import Start, extract_call, plan_request
 from trocar._rpc_errors import error_from_rpc
 from trocar._stream_messages import StreamOptions
 from trocar_api.v1 import model_pb2, server_pb2
@@ -213,6 +213,8 @@ class AsyncClient:
         inputs: Inputs,
         taps: str | Tap | Sequence[str | Tap],
         *,
+        start_at: str | None = None,
+        start_shape: tuple[int, ...] | None = None,
         out: Mapping[str, Array] | None = None,
         timeout_s: float | None = None,
         chunk_bytes: int | None = None,
@@ -232,6 +234,11 @@ class AsyncClient:
                 tuple of arrays is positional arguments, a dict is keyword arguments.
             taps: Selectors such as "layer4" or "layer*.0.relu@1", or `tap(...)` for statistics and
                 aliases. At least one.
+            start_at: Where the pass starts instead of at the model's input, for example "layer3" or
+                "layer4/in"; `inputs` is then the value there, one array, as an earlier `extract` gave
+                it. Bit-equal to the full pass.
+            start_shape: With `start_at`: the shape of the model's own input from which that value came; the
+                model's example input with the value's batch size when None.
             out: Arrays to fill instead of new ones, by feature map name; C-contiguous, writable, of
                 exactly the shape and dtype of the reply.
             timeout_s: Overrides the client's timeout for this call, in seconds.
@@ -248,6 +255,7 @@ class AsyncClient:
             UnknownModuleError: A selector matches nothing; see `modules`.
             ModuleNotCalledError: The pass never called one of the modules.
             SelectorError: A selector is wrong in another way; see its subclasses.
+            StartNotPossibleError: What follows `start_at` needs more than that value.
             InputRejectedError: The model cannot take the inputs.
             InputError: The inputs are wrong in another way; see its subclasses.
             RequestTooLargeError: The inputs exceed the server's limit.
@@ -258,7 +266,7 @@ class AsyncClient:
             TypeError: `inputs` holds something that cannot be sent.
             ValueError: Arrays of one list differ in shape, or `out` does not fit the reply.
         """
-        request = extract_call(model_id, inputs, taps, chunk_bytes)
+        request = extract_call(model_id, inputs, taps, chunk_bytes, Start(start_at, start_shape))
         reply = ReplyAssembler(model_id, out)
         request_id = new_request_id()
         stream = self._open(request, request_id, timeout_s)
@@ -277,6 +285,8 @@ class AsyncClient:
         inputs: Inputs | tuple[int, ...] | None,
         taps: str | Tap | Sequence[str | Tap],
         *,
+        start_at: str | None = None,
+        start_shape: tuple[int, ...] | None = None,
         timeout_s: float | None = None,
     ) -> ExtractionPlan:
         """Tell what `extract` would return and need; nothing is computed.
@@ -290,6 +300,8 @@ class AsyncClient:
                 dtypes of arrays and the number of images count, and nothing is sent. One example
                 input when None.
             taps: As in `extract`.
+            start_at: As in `extract`.
+            start_shape: As in `extract`.
             timeout_s: Overrides the client's timeout for this call, in seconds.
 
         Returns:
@@ -299,15 +311,17 @@ class AsyncClient:
         Raises:
             TrocarError: What `extract` raises about the model, the taps, the form of the inputs and limits.
         """
-        request = plan_request(model_id, inputs, taps)
+        request = plan_request(model_id, inputs, taps, Start(start_at, start_shape))
         return _from_wire.extraction_plan(model_id, await self._call(self._plan, request, timeout_s))
 
-    def extract_stream(
+    def extract_stream(  # noqa: PLR0913 - options of one call, by keyword
         self,
         model_id: str,
         batches: AsyncIterable[Inputs] | Iterable[Inputs],
         taps: str | Tap | Sequence[str | Tap],
         *,
+        start_at: str | None = None,
+        start_shape: tuple[int, ...] | None = None,
         first_batch: int = 0,
         window: int = 4,
         timeout_s: float | None = None,
@@ -327,6 +341,8 @@ class AsyncClient:
             batches: Each item is what `extract` takes as `inputs`. Taken one by one, a few ahead of the
                 results.
             taps: As in `extract`.
+            start_at: As in `extract`.
+            start_shape: As in `extract`.
             first_batch: The index of the first batch, for a stream that goes on with earlier work.
             window: Batches that may be sent and not yet answered, at least 1; this bounds the memory.
             timeout_s: How long one batch may wait and compute, in seconds; the client's timeout when None.
@@ -341,7 +357,14 @@ class AsyncClient:
         """
         request_id = new_request_id()
         options = StreamOptions(
-            model_id, taps, first_batch, self._timeout(timeout_s), window, self._options.retries, chunk_bytes
+            model_id,
+            taps,
+            first_batch,
+            self._timeout(timeout_s),
+            window,
+            self._options.retries,
+            chunk_bytes,
+            Start(start_at, start_shape),
         )
 
         def open_call(requests: AsyncIterator[bytes]) -> AsyncStream:

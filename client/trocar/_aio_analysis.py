@@ -140,7 +140,7 @@ async def _moments(
 
 async def _pooled(client: AsyncClient, model_id: str, where: Tap) -> Tap:
     """Average the positions where there are some and the caller's own tap does not reduce them."""
-    if where.reduce:  # type: ignore[attr-defined]  # until taps have reductions
+    if where.reduce:
         return where
     plan = await client.plan(model_id, None, where)
     return pooled(where) if any(len(entry.shape) > 2 for entry in plan.feature_maps.values()) else where

@@ -135,7 +135,7 @@ def _moments(client: Client, model_id: str, batches: Batches, where: Tap, inputs
 
 def _pooled(client: Client, model_id: str, where: Tap) -> Tap:
     """Average the positions where there are some and the caller's own tap does not reduce them."""
-    if where.reduce:  # type: ignore[attr-defined]  # until taps have reductions
+    if where.reduce:
         return where
     plan = client.plan(model_id, None, where)
     return pooled(where) if any(len(entry.shape) > 2 for entry in plan.feature_maps.values()) else where

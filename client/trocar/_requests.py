@@ -70,20 +70,49 @@ def wire_taps(taps: Taps) -> list[WireTap]:
     return [tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=tap) for tap in chosen]
 
 
-def plan_request(model_id: str, inputs: object, taps: Taps) -> pb.PlanRequest:
+@dataclass(frozen=True)
+class Start:
+    """Where a pass starts instead of at the model's input."""
+
+    at: str | None = None
+    """A selector; at the model's input when None."""
+    shape: tuple[int, ...] | None = None
+    """The float32 input from which the value would have come; the model's example input when None."""
+
+    def __post_init__(self) -> None:
+        if self.shape is not None and self.at is None:
+            raise ValueError("start_shape says where the value at start_at comes from, but start_at is None")
+
+    def inputs(self) -> list[TensorSpec]:
+        """Return the shape as a message."""
+        return [] if self.shape is None else [TensorSpec(dtype=DTYPE_FLOAT32, shape=self.shape)]
+
+
+FROM_INPUT = Start()
+"""A pass as usual."""
+
+
+def plan_request(model_id: str, inputs: object, taps: Taps, start: Start = FROM_INPUT) -> pb.PlanRequest:
     """Build the request of `Client.plan`; see there for the arguments."""
-    is_shape = isinstance(inputs, tuple) and all(isinstance(size, int) for size in inputs)
     if inputs is None:
         arguments = []
-    elif is_shape:
+    elif isinstance(inputs, tuple) and all(isinstance(size, int) for size in inputs):
         arguments = [pb.Input(tensor=TensorSpec(dtype=DTYPE_FLOAT32, shape=inputs))]
     else:
         arguments = wire_inputs(inputs)[0]
-    request = pb.ExtractRequest(model_id=model_id, taps=wire_taps(taps), inputs=arguments)
+    request = pb.ExtractRequest(
+        model_id=model_id,
+        taps=wire_taps(taps),
+        inputs=arguments,
+        start_at=start.at or "",
+        start_inputs=start.inputs(),
+    )
     return pb.PlanRequest(extraction=request)
 
 
-def extract_call(model_id: str, inputs: object, taps: Taps, chunk_bytes: int | None = None) -> ExtractCall:
+def extract_call(
+    model_id: str, inputs: object, taps: Taps, chunk_bytes: int | None = None, start: Start = FROM_INPUT
+) -> ExtractCall:
     """Build the request of `Client.extract`; see there for the arguments and what is raised."""
     arguments, payloads = wire_inputs(inputs)
     head = pb.ExtractRequest(
@@ -91,5 +120,7 @@ def extract_call(model_id: str, inputs: object, taps: Taps, chunk_bytes: int | N
         taps=wire_taps(taps),
         inputs=arguments,
         max_chunk_bytes=chunk_bytes,
+        start_at=start.at or "",
+        start_inputs=start.inputs(),
     )
     return ExtractCall(head.SerializeToString(), payloads)

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from trocar._feature_maps import FeatureMaps
 from trocar._inputs import wire_inputs
 from trocar._replies import ReplyAssembler
-from trocar._requests import ExtractCall, Taps, wire_taps
+from trocar._requests import FROM_INPUT, ExtractCall, Start, Taps, wire_taps
 from trocar._rpc_errors import error_from_batch
 from trocar.errors import BadReplyError, TrocarError
 from trocar_api.v1 import stream_pb2 as pb
@@ -56,6 +56,8 @@ class StreamOptions:
     """How often a broken connection is made again without an answer in between."""
     chunk_bytes: int | None = None
     """The most payload bytes in one message of the replies."""
+    start: Start = FROM_INPUT
+    """Where every pass starts."""
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -72,6 +74,8 @@ def start_message(options: StreamOptions, first_batch: int) -> bytes:
         max_chunk_bytes=options.chunk_bytes,
         first_batch_index=first_batch,
         batch_timeout_s=options.batch_timeout_s,
+        start_at=options.start.at or "",
+        start_inputs=options.start.inputs(),
     )
     return pb.ExtractStreamRequest(start=start).SerializeToString()
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from trocar._positions import IndexExpression, Positions
+from trocar._reductions import CASTS, CastName, Reduction, gather
 from trocar_api.v1 import statistics_pb2 as pb
 from trocar_api.v1 import tap_pb2
 
@@ -47,6 +49,10 @@ class Tap:
     """What the statistics are taken over."""
     channel_dim: int | None = None
     """Which dimension holds the channels; the server decides by rank when None."""
+    reduce: tuple[Reduction, ...] = ()
+    """What is done to the value on the server, in order, before anything else."""
+    cast: CastName | None = None
+    """What the values are sent as; as they are when None."""
 
     def __post_init__(self) -> None:
         for name in self.stats:
@@ -54,8 +60,19 @@ class Tap:
                 raise ValueError(f"no statistic {name!r}; there is {', '.join(STATISTICS)}")
         if self.over not in SCOPES:
             raise ValueError(f"over={self.over!r} is not one of {', '.join(SCOPES)}")
-        if self.channel_dim is not None and self.over != "channel":
-            raise ValueError('channel_dim has a meaning with over="channel" only')
+        if self.cast is not None and self.cast not in CASTS:
+            raise ValueError(f"no cast {self.cast!r}; there is {', '.join(CASTS)}")
+        if self.cast is not None and not self.values:
+            raise ValueError("cast has a meaning with values only")
+        is_channel_used = self.over == "channel" or self.reduce or self.cast == "int8_per_channel"
+        if self.channel_dim is not None and not is_channel_used:
+            raise ValueError(
+                'channel_dim has a meaning with over="channel", reduce and per-channel casts only'
+            )
+
+    def payloads(self) -> list[memoryview]:
+        """Return the bytes of the arrays of its reductions, in the order of the request's payloads."""
+        return [payload for reduction in self.reduce for payload in reduction.payloads()]
 
     def to_wire(self) -> tap_pb2.Tap:
         """Return the tap as a message."""
@@ -64,6 +81,8 @@ class Tap:
             alias=self.alias or "",
             statistics=[STATISTICS[name] for name in self.stats],
             channel_dim=self.channel_dim,
+            reductions=[reduction.to_wire() for reduction in self.reduce],
+            cast=None if self.cast is None else CASTS[self.cast],
         )
         if not self.values:
             message.values = False
@@ -72,7 +91,7 @@ class Tap:
         return message
 
 
-def tap(
+def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
     selector: str,
     *,
     alias: str | None = None,
@@ -80,11 +99,18 @@ def tap(
     values: bool = True,
     over: Over = "all",
     channel_dim: int | None = None,
+    samples: Positions | None = None,
+    channels: Positions | None = None,
+    tokens: Positions | None = None,
+    index: IndexExpression | None = None,
+    reduce: Reduction | Iterable[Reduction] = (),
+    cast: CastName | None = None,
 ) -> Tap:
     """Say what to collect at one selector, where the selector alone does not say it all.
 
         tap("layer4", stats=["mean", "std"], values=False)
         tap("layer1.0.conv1", alias="edges", stats=["absmax"], over="channel")
+        tap("layer4", channels=[3, 17], reduce=[pool("avg")], cast="float16")
 
     Args:
         selector: `path[:Type][@call][/port][[pick]]`, for example "layer4", "layer*.0.relu@1", "fc/in".
@@ -94,11 +120,28 @@ def tap(
         values: False leaves the values on the server and returns statistics and shape only.
         over: What the statistics are taken over: "all" for one number, "channel" or "sample" for
             an array of numbers.
-        channel_dim: Which dimension holds the channels, for over="channel"; negative counts from
-            the end. By default the last of a tensor of rank 3, (batch, tokens, width), otherwise 1.
+        channel_dim: Which dimension of the value, before reductions, holds the channels; negative counts
+            from the end. By default the last of a tensor of rank 3, (batch, tokens, width), otherwise 1.
+        samples: Which samples of the batch; short for a first `trocar.samples(...)`.
+        channels: Which channels; short for a `trocar.channels(...)` after the samples.
+        tokens: Which tokens; short for a `trocar.tokens(...)` after the channels.
+        index: What `numpy.s_[...]` returns; short for a `trocar.index(...)` after the tokens.
+        reduce: Further reductions, in order: `trocar.pool("avg")`, `trocar.top_k(5)` and their like.
+            At most 16 in all. Statistics are taken of what they leave.
+        cast: "float16", "bfloat16", "int8" or "int8_per_channel": what the values are sent as.
 
     Raises:
-        ValueError: An unknown statistic or `over`, or a `channel_dim` without over="channel".
+        TypeError: A reduction is none, or positions are no integers.
+        ValueError: An unknown statistic, `over` or `cast`, or an option that has no meaning with the others.
     """
     names = (stats,) if isinstance(stats, str) else tuple(stats)
-    return Tap(selector, alias=alias, stats=names, values=values, over=over, channel_dim=channel_dim)
+    return Tap(
+        selector,
+        alias=alias,
+        stats=names,
+        values=values,
+        over=over,
+        channel_dim=channel_dim,
+        reduce=gather(samples=samples, channels=channels, tokens=tokens, index=index, reduce=reduce),
+        cast=cast,
+    )

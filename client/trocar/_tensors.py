@@ -1,6 +1,7 @@
 """Arrays to wire tensors and back, without a copy where memory already has the wire's layout."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -93,6 +94,27 @@ def widen_bfloat16(bits: NDArray[np.uint16], out: Array) -> None:
     A bfloat16 is the upper half of a float32.
     """
     np.left_shift(bits, 16, out=out.view(np.uint32), dtype=np.uint32)
+
+
+def dequantize(
+    array: NDArray[np.int8], scales: Sequence[float], channel_dim: int | None = None
+) -> NDArray[np.float32]:
+    """Return the float32 values that int8 values stand for: `scale * sent`, rounded once.
+
+    Args:
+        array: As it came.
+        scales: Of the reply: one, or one per channel.
+        channel_dim: The dimension of the scales, from 0; None for one scale.
+
+    Raises:
+        ValueError: The number of scales does not fit.
+    """
+    count = 1 if channel_dim is None else array.shape[channel_dim]
+    if len(scales) != count:
+        raise ValueError(f"{len(scales)} scales came for {count}")
+    shape = [count if dim == channel_dim else 1 for dim in range(array.ndim)]
+    # Scales are float32 numbers, so the product is rounded once, as if it were made in float64.
+    return np.multiply(array, np.asarray(scales, np.float32).reshape(shape), dtype=np.float32)
 
 
 def _host_array(value: Any) -> tuple[Array, str]:

@@ -115,6 +115,7 @@ def model_spec(model_id: str, config: ModelConfig) -> ModelSpec:
         categories=_categories(config.categories),
         preprocessing=None if given is None else PreprocessingSpec(**given.model_dump()),
         input_shape=config.input_shape,
+        stages=config.stages,
     )
 
 

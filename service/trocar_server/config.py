@@ -86,6 +86,8 @@ class ModelConfig(BaseModel):
     """What to do to images; torchvision models know theirs."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one example input without the batch dimension."""
+    stages: dict[str, str] = {}
+    """Selectors by stage name, for example `{ stem = "conv1", head = "fc" }`; clients use the names."""
     replicas: int = Field(default=1, ge=1, le=16)
     """Copies of the module tree, sharing weights."""
 

@@ -178,6 +178,6 @@ def test_large_batches_cross_in_many_chunks(client: trocar.Client) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("window", 0), ("first_batch", -1), ("timeout_s", 0)])
-def test_an_option_out_of_range_is_refused_at_once(client: trocar.Client, name: str, value: int) -> None:
+def test_an_option_out_of_range_is_refused_at_once(client: trocar.Client, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         client.extract_stream("plain", [], taps="fc", **{name: value})

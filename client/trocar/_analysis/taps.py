@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from trocar._reductions import pool
 from trocar._taps import Tap, tap
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ def one_tap(at: str | Tap) -> Tap:
 
 def pooled(where: Tap) -> Tap:
     """Return a tap whose positions are averaged on the server: (samples, channels) is left."""
-    import trocar  # which imports this module
-
-    return replace(where, reduce=(trocar.pool("avg"),))  # type: ignore[misc, call-arg]  # until there is pool
+    return replace(where, reduce=(pool("avg"),))
 
 
 def names_of(maps: FeatureMaps, taps: Sequence[Tap]) -> tuple[str, ...]:

@@ -7,24 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from PIL import Image
-
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.hosting import Host, make_host
 from trocar_server.engine.inputs import (
-    build_arguments,
     check_images,
     decode_images,
-    predicted_signature,
-    signature_of,
 )
-from trocar_server.engine.lease import Replica
-from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, run_pass
-from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, split_arguments
-from trocar_server.engine.planner import Resolved, check_byte_count, resolve_taps
+from trocar_server.engine.passes import FeatureMap, domain_errors
+from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature
+from trocar_server.engine.planner import resolve_taps
 from trocar_server.engine.preview import Preview, assumed_signature, make_preview
+from trocar_server.engine.work import Prepared, known_signature, resolve_plan, run_plan
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefetch_weights
 from trocar_server.surgery import PassGuard, Recording
@@ -33,15 +28,6 @@ Result = TypeVar("Result")
 
 _KNOWN_BEFORE_INPUTS = (ErrorReason.UNKNOWN_MODULE, ErrorReason.INVALID_SELECTOR)
 """What is wrong with a tap whatever the inputs will be."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A checked plan and its inputs, images decoded: what one pass needs."""
-
-    plan: Plan
-    payloads: Sequence[Payload]
-    images: Sequence[list[Image.Image]]
 
 
 @dataclass(frozen=True)
@@ -129,9 +115,10 @@ class Engine:
         """
         host = self._host(plan.model_id)
         check_images(host.hosted, plan.inputs)
-        signature = assumed_signature(host.hosted, plan.inputs)
+        signature = known_signature(host, plan) if plan.inputs else None
+        signature = signature or assumed_signature(host.hosted, plan.inputs)
         recording = await self._record(host, signature, deadline)
-        resolved = host.resolve(plan.taps, signature, recording, self.limits.max_reply_bytes)
+        resolved, _ = resolve_plan(host, plan, signature, recording, self.limits)
         return make_preview(resolved, recording, 0)
 
     async def check_taps(self, plan: Plan) -> None:
@@ -159,13 +146,13 @@ class Engine:
         """
         host = self._host(plan.model_id)
         check_images(host.hosted, plan.inputs)
-        signature = predicted_signature(host.hosted, plan.inputs)
+        signature = known_signature(host, plan)
         if signature is None:
             resolve_taps(plan.taps, host.example, self.limits.max_reply_bytes)
             return
         recording = await self._record(host, signature, deadline)
         try:
-            host.resolve(plan.taps, signature, recording, self.limits.max_reply_bytes)
+            resolve_plan(host, plan, signature, recording, self.limits)
         except ServiceError as error:
             if not host.may_differ(error):
                 raise
@@ -197,33 +184,11 @@ class Engine:
         async with host.pool.lease(deadline) as replica:
             queue_s = time.perf_counter() - started
             resolved, result = await self._on_owner(
-                lambda: self._run(host, replica, prepared, guard), guard, deadline
+                lambda: run_plan(host, replica, prepared, guard, self.limits), guard, deadline
             )
         return Extraction(
             result.feature_maps, resolved.expansions, result.stopped_at, queue_s, result.compute_s
         )
-
-    def _run(
-        self, host: Host, replica: Replica, prepared: Prepared, guard: PassGuard
-    ) -> tuple[Resolved, PassResult]:
-        """Do the part of an extraction that touches torch, on the owner thread."""
-        plan = prepared.plan
-        names = [entry.name for entry in plan.inputs]
-        with domain_errors(host.hosted):
-            guard.check()
-            arguments = build_arguments(host.hosted, plan.inputs, prepared.payloads, prepared.images, guard)
-            signature = signature_of(names, arguments)
-            called = split_arguments(names, arguments)
-            recording = host.record(signature, guard)
-            try:
-                resolved = host.resolve(plan.taps, signature, recording, self.limits.max_reply_bytes)
-            except ServiceError as error:
-                if not host.may_differ(error):
-                    raise
-                resolved = resolve_taps(plan.taps, host.record_data(called), self.limits.max_reply_bytes)
-            result = run_pass(replica, called, resolved.targets, guard)
-        check_byte_count(result.byte_count, self.limits.max_reply_bytes)  # a model may decide on its data
-        return resolved, result
 
     async def _on_owner(self, work: Callable[[], Result], guard: PassGuard, deadline: float | None) -> Result:
         """Run work that asks the guard; a cancelled task and the deadline both stop it."""

@@ -4,7 +4,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -16,12 +16,13 @@ from trocar_server.engine.lease import Replica, ReplicaPool
 from trocar_server.engine.plan import Signature, TapRequest, TensorSignature, split_arguments
 from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.errors import ServiceError
-from trocar_server.models import HostedModel, make_meta_replica, make_replica
-from trocar_server.surgery import PassGuard, Recording, record_calls
+from trocar_server.models import HostedModel, make_meta_replica, make_replica, stages_for
+from trocar_server.surgery import PassGuard, Recording, parse_selector, record_calls, resolve
 
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 _RECORDINGS_KEPT = 64
 _RESOLVED_KEPT = 256
+_DEPENDS_ON_DATA = (ErrorReason.MODULE_NOT_CALLED, ErrorReason.CALL_OUT_OF_RANGE)
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Host:
         found = self.recorded(signature)
         if found is None:
             try:
-                found = _record(self.hosted, self.meta, signature, guard or PassGuard())
+                found = _staged(self.hosted, _record(self.hosted, self.meta, signature, guard or PassGuard()))
             except Exception as error:
                 raise input_rejected(self.hosted, error) from error
             with self._lock:
@@ -66,12 +67,12 @@ class Host:
 
     def record_data(self, arguments: tuple[Sequence[object], Mapping[str, object]]) -> Recording:
         """Record a pass on the caller's own data, for a model that decides on it."""
-        return record_calls(make_replica(self.hosted.module), *arguments, is_symbolic=False)
+        recording = record_calls(make_replica(self.hosted.module), *arguments, is_symbolic=False)
+        return _staged(self.hosted, recording)
 
     def may_differ(self, error: ServiceError) -> bool:
         """Whether a selector's error may be due to the data that the recording was made with."""
-        depends_on_data = (ErrorReason.MODULE_NOT_CALLED, ErrorReason.CALL_OUT_OF_RANGE)
-        return self.meta is None and error.reason in depends_on_data
+        return self.meta is None and error.reason in _DEPENDS_ON_DATA
 
     def resolve(
         self, taps: tuple[TapRequest, ...], signature: Signature, recording: Recording, max_reply_bytes: int
@@ -97,11 +98,37 @@ def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:
     """Make the replicas of a model and record one pass on its example input.
 
     Raises:
-        ServiceError: `MODEL_INVALID` when the model cannot run on its example input.
+        ServiceError: `MODEL_INVALID` when the model cannot run on its example input, or a stage that
+            its configuration names is no value of that pass.
     """
     replicas = [Replica(make_replica(hosted.module)) for _ in range(replica_count)]
-    meta, example = _record_example(hosted)
+    meta, recording = _record_example(hosted)
+    example = _staged(hosted, recording)
+    _check_stages(hosted, recording)
     return Host(hosted, ReplicaPool(replicas, max_queue), meta, example)
+
+
+def _staged(hosted: HostedModel, recording: Recording) -> Recording:
+    """Add the names of the model's stages, which selectors may use."""
+    return replace(recording, stages=stages_for(hosted.spec))
+
+
+def _check_stages(hosted: HostedModel, recording: Recording) -> None:
+    """Refuse a stage of the configuration that is no value of the example's pass."""
+    for stage, selector in hosted.spec.stages.items():
+        problem = ""
+        if stage in recording.modules:
+            problem = "a module has that name, and comes first"
+        try:
+            resolve([parse_selector(selector)], recording)
+        except ServiceError as error:
+            may_differ = not recording.is_symbolic and error.reason in _DEPENDS_ON_DATA
+            problem = problem if may_differ else error.message
+        if problem:
+            raise ServiceError(
+                ErrorReason.MODEL_INVALID,
+                f"model '{hosted.spec.model_id}': its stage '{stage}' does not work: {problem}",
+            )
 
 
 def _record_example(hosted: HostedModel) -> tuple[nn.Module | None, Recording]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,14 @@ from trocar_server.engine.planner import Output, TapTarget
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.stats import StatisticsResult, reduce
-from trocar_server.surgery import PassAborted, PassGuard, TapSession, ValueMissingError
+from trocar_server.surgery import (
+    PassAborted,
+    PassGuard,
+    StartMixedError,
+    StartSession,
+    TapSession,
+    ValueMissingError,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ def run_pass(
     arguments: tuple[Sequence[object], Mapping[str, object]],
     targets: Sequence[TapTarget],
     guard: PassGuard,
+    start: StartSession | None = None,
 ) -> PassResult:
     """Run the model until the last needed call and reduce what was collected.
 
@@ -60,16 +68,19 @@ def run_pass(
         arguments: Positional and keyword arguments of the forward.
         targets: What to collect.
         guard: Says whether to go on.
+        start: Where the pass starts, if not at the arguments, which are then without data.
 
     Raises:
+        StartMixedError: What follows the start needs a value from before it.
         ServiceError: `MODULE_NOT_CALLED` when this input did not take the model to a tapped module.
         Exception: Whatever the model raises; see `domain_errors`.
     """
     started = time.perf_counter()
     session = TapSession(replica.module, [target.target for target in targets])
     with torch.inference_mode():
-        with guard.watching(replica.module), session:
+        with guard.watching(replica.module), start or nullcontext(), session:
             replica.module(*arguments[0], **arguments[1])
+        _check_data(session.values)
         feature_maps = tuple(_finish(target, session.values, guard) for target in targets)
     return PassResult(feature_maps, session.stopped_at, time.perf_counter() - started)
 
@@ -101,6 +112,12 @@ def domain_errors(hosted: HostedModel) -> Iterator[None]:
         problem = _out_of_memory(error) if is_memory else input_rejected(hosted, error)
     # Raised here, and not above, where it would keep the frames of the failed pass, and so its values, alive.
     raise problem
+
+
+def _check_data(values: Mapping[str, torch.Tensor]) -> None:
+    for name, value in values.items():
+        if value.is_meta:  # computed beside the start, from what lies before it
+            raise StartMixedError(name)
 
 
 def _finish(target: TapTarget, values: Mapping[str, torch.Tensor], guard: PassGuard) -> FeatureMap:

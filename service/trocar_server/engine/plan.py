@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trocar_server.reductions import Cast, Reduction
 from trocar_server.stats import Scope, Statistic
 from trocar_server.surgery import Selector
 
@@ -35,6 +36,8 @@ class TapRequest:
     statistics: tuple[Statistic, ...] = ()
     scope: Scope = Scope.ALL
     channel_dim: int | None = None
+    reductions: tuple[Reduction, ...] = ()
+    cast: Cast | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,15 @@ ArgumentInput: TypeAlias = TensorInput | ImageInput
 
 
 @dataclass(frozen=True)
+class StartAt:
+    """Where a pass starts instead of at the model's input; the plan's one input is the value there."""
+
+    selector: Selector
+    inputs: tuple[TensorInput, ...] = ()
+    """The form of the model's own inputs; its example input with the value's batch size when empty."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """One extraction, with everything in it checked that needs no model."""
 
@@ -74,6 +86,7 @@ class Plan:
     taps: tuple[TapRequest, ...]
     inputs: tuple[ArgumentInput, ...]
     max_chunk_bytes: int
+    start_at: StartAt | None = None
 
 
 @dataclass(frozen=True)

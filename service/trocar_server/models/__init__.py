@@ -19,6 +19,7 @@ from trocar_server.models.loading import load_model
 from trocar_server.models.preprocessing import PreprocessingInfo, Preprocessor
 from trocar_server.models.replicas import make_meta_replica, make_replica
 from trocar_server.models.spec import ModelSpec, PreprocessingSpec, parse_model_argument
+from trocar_server.models.stages import stages_for
 
 __all__ = [
     "Catalogue",
@@ -42,4 +43,5 @@ __all__ = [
     "make_replica",
     "parse_model_argument",
     "prefetch_weights",
+    "stages_for",
 ]

@@ -28,6 +28,7 @@ INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "ham
 _MODEL_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _FACTORY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*")
 _RANDOM = re.compile(r"random(?::([0-9]{1,18}))?")
+_STAGE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 _FILE_SUFFIX = ".safetensors"
 
 
@@ -80,7 +81,7 @@ class ModelSpec:
     """One entry of the catalogue, as the operator described it.
 
     Raises:
-        ServiceError: `MODEL_INVALID`, the id, the factory's syntax or the input shape is wrong;
+        ServiceError: `MODEL_INVALID`, the id, the factory's syntax, the input shape or a stage is wrong;
             `UNKNOWN_WEIGHTS`, the random seed is no number.
     """
 
@@ -100,6 +101,8 @@ class ModelSpec:
     """What to do to images. None: what torchvision's weights say, or nothing for a factory."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one example input without its batch dimension. None: chosen from the weights."""
+    stages: Mapping[str, str] = field(default_factory=dict)
+    """Selectors by stage name, for example `{"stem": "conv1"}`; they come before torchvision's own."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without torch."""
@@ -110,6 +113,9 @@ class ModelSpec:
             raise _invalid(f"'{self.architecture}' takes no positional arguments; use options")
         if self.input_shape is not None and any(size < 1 for size in self.input_shape):
             raise _invalid(f"input_shape takes sizes of at least 1, not {self.input_shape}")
+        for stage in self.stages:
+            if not _STAGE.fullmatch(stage):
+                raise _invalid(f"'{stage[:80]}' is no stage name; use letters, digits, '_' and '-'")
         if self.weights.startswith("random") and self.weights_kind is WeightsKind.NAMED:
             raise ServiceError(
                 ErrorReason.UNKNOWN_WEIGHTS,

@@ -8,11 +8,13 @@ from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import tensor_pb2
 from trocar_api.v1.stream_pb2 import ExtractStreamStart
 from trocar_server.config import Limits
-from trocar_server.engine.plan import ArgumentInput, ImageForm, ImageInput, Plan, TensorInput
+from trocar_server.engine.plan import ArgumentInput, ImageForm, ImageInput, Plan, StartAt, TensorInput
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.dtypes import from_wire
+from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.payloads import tensor_byte_count
-from trocar_server.rpc.taps import MAX_TEXT_CHARACTERS, invalid, tap_request
+from trocar_server.rpc.taps import tap_request
+from trocar_server.surgery import parse_selector
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 _MIN_CHUNK_BYTES = 4096
@@ -45,7 +47,7 @@ def base_plan(request: pb.ExtractRequest | ExtractStreamStart, limits: Limits) -
     if not 1 <= len(request.taps) <= limits.max_taps:
         raise invalid("taps", f"{len(request.taps)} given; 1 to {limits.max_taps} are allowed")
     taps = tuple(tap_request(f"taps[{i}]", tap) for i, tap in enumerate(request.taps))
-    return Plan(request.model_id, taps, (), _chunk_bytes(request, limits))
+    return Plan(request.model_id, taps, (), _chunk_bytes(request, limits), _start_at(request, limits))
 
 
 def to_inputs(entries: Sequence[pb.Input], limits: Limits) -> tuple[tuple[ArgumentInput, ...], list[int]]:
@@ -60,6 +62,24 @@ def to_inputs(entries: Sequence[pb.Input], limits: Limits) -> tuple[tuple[Argume
     _check_names(inputs)
     check_request_bytes(byte_counts, limits)
     return inputs, byte_counts
+
+
+def _start_at(request: pb.ExtractRequest | ExtractStreamStart, limits: Limits) -> StartAt | None:
+    if not request.start_at:
+        if request.start_inputs:
+            raise invalid("start_inputs", "says what start_at would need, but start_at is empty")
+        return None
+    if len(request.start_at) > MAX_TEXT_CHARACTERS:
+        raise invalid("start_at", f"over {MAX_TEXT_CHARACTERS} characters")
+    if request.start_inputs:
+        check_argument_count(len(request.start_inputs))
+    byte_counts: list[int] = []
+    inputs = tuple(
+        tensor_input(f"start_inputs[{i}]", "", spec, limits, byte_counts)
+        for i, spec in enumerate(request.start_inputs)
+    )
+    check_request_bytes(byte_counts, limits)
+    return StartAt(parse_selector(request.start_at), inputs)
 
 
 def check_request_bytes(byte_counts: Sequence[int], limits: Limits) -> None:

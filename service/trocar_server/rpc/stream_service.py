@@ -12,13 +12,14 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
-from trocar_server.engine.engine import Engine, Extraction, Prepared
+from trocar_server.engine.engine import Engine, Extraction
+from trocar_server.engine.work import Prepared
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.ahead import ahead
 from trocar_server.rpc.batches import Batch, StreamReader
+from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.replies import Parts, framed, join_parts, reply_head, values_of
 from trocar_server.rpc.requests import base_plan
-from trocar_server.rpc.taps import invalid
 from trocar_server.rpc.text import sendable
 
 _SERVICE = "trocar_api.v1.StreamService"

@@ -1,13 +1,11 @@
 """From a `Tap` message to what the engine collects."""
 
-from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import tap_pb2 as pb
 from trocar_server.engine.plan import TapRequest
-from trocar_server.errors import ServiceError
+from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
+from trocar_server.rpc.reductions import cast_from_wire, reductions_from_wire
+from trocar_server.rpc.selector_parts import tap_selector
 from trocar_server.rpc.statistics import SCOPES, STATISTICS
-from trocar_server.surgery import parse_selector
-
-MAX_TEXT_CHARACTERS = 1024
 
 
 def tap_request(field: str, tap: pb.Tap) -> TapRequest:
@@ -16,7 +14,7 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
     Raises:
         ServiceError: With the field named.
     """
-    if max(len(tap.selector), len(tap.alias)) > MAX_TEXT_CHARACTERS:
+    if len(tap.alias) > MAX_TEXT_CHARACTERS:
         raise invalid(field, f"over {MAX_TEXT_CHARACTERS} characters")
     unknown = [kind for kind in tap.statistics if kind not in STATISTICS]
     if unknown:
@@ -26,16 +24,15 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
     values = tap.values if tap.HasField("values") else True
     if not values and not tap.statistics:
         raise invalid(field, "asks for neither values nor statistics")
+    if not values and tap.HasField("cast"):
+        raise invalid(f"{field}.cast", "casts values that are not asked for; leave it out")
     return TapRequest(
-        selector=parse_selector(tap.selector),
+        selector=tap_selector(field, tap),
         alias=tap.alias,
         values=values,
         statistics=tuple(STATISTICS[kind] for kind in dict.fromkeys(tap.statistics)),
         scope=SCOPES[tap.scope],
         channel_dim=tap.channel_dim if tap.HasField("channel_dim") else None,
+        reductions=reductions_from_wire(f"{field}.reductions", tap.reductions),
+        cast=cast_from_wire(f"{field}.cast", tap.cast) if tap.HasField("cast") else None,
     )
-
-
-def invalid(field: str, problem: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT) -> ServiceError:
-    """Name the field of a request that is wrong."""
-    return ServiceError(reason, f"{field}: {problem}", field=field)

@@ -10,9 +10,11 @@ Usable alone on any `nn.Module`, with no server:
 """
 
 from trocar_server.surgery.guard import PassAborted, PassGuard
+from trocar_server.surgery.parsing import parse_selector
 from trocar_server.surgery.recording import Call, Leaf, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolve import resolve
-from trocar_server.surgery.selectors import Selector, parse_selector
+from trocar_server.surgery.selectors import Selector
+from trocar_server.surgery.starting import StartMixedError, StartSession
 from trocar_server.surgery.taps import TapSession, Target, ValueMissingError
 
 __all__ = [
@@ -23,6 +25,8 @@ __all__ = [
     "PassGuard",
     "Recording",
     "Selector",
+    "StartMixedError",
+    "StartSession",
     "TapSession",
     "Target",
     "ValueMissingError",

@@ -23,7 +23,7 @@ class Leaf:
     """One element of what a module took or returned.
 
     Attributes:
-        port: `out`, `in` or `in(name)`.
+        port: `out`, `in`, `in(name)`, `param(name)` or `scores`.
         picks: The way to it within the port's value.
         type_name: Python class, `Tensor` for tensors.
         shape: Shape of a tensor, otherwise None.
@@ -70,6 +70,8 @@ class ModuleRecord:
         calls: What each call took and returned.
         parameter_count: Parameter elements of the module and all below it.
         description: The module's own settings, in the words of `extra_repr`.
+        parameters: Its own parameters and buffers by name, not those of modules inside. Their
+            `is_overwritten` says whether a pass may write to them.
     """
 
     path: str
@@ -77,6 +79,7 @@ class ModuleRecord:
     calls: list[Call]
     parameter_count: int = 0
     description: str = ""
+    parameters: Mapping[str, Leaf] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,16 @@ class Recording:
         modules: Every module by path: called ones in the order in which their first call started,
             then those that were never called, in order of registration.
         is_symbolic: Whether it ran without data, so that it holds for any data of these shapes.
+        stages: Selectors by stage name, for example `layer1` for `stage1`.
+        nodes: The nodes of the traced graph by name, in execution order; None when not recorded.
+        functions: The functions of torch that the pass called, by name; None when not recorded.
     """
 
     modules: Mapping[str, ModuleRecord]
     is_symbolic: bool
+    stages: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[str, ModuleRecord] | None = None
+    functions: Mapping[str, ModuleRecord] | None = None
 
 
 # Note: [Clone before in-place]
@@ -174,7 +183,7 @@ def record_calls(
         if watch is not None:
             module(*args, **(kwargs or {}))
             recorder.settle_overwrites(watch)
-    return Recording(_in_execution_order(module, recorder.calls), is_symbolic)
+    return Recording(_in_execution_order(module, recorder.calls, watch), is_symbolic)
 
 
 def has_raised(output: Any) -> bool:
@@ -195,12 +204,33 @@ def _hook(module: nn.Module, path: str, recorder: _Recorder) -> list[Any]:
     ]
 
 
-def _in_execution_order(module: nn.Module, calls: dict[str, list[Call]]) -> dict[str, ModuleRecord]:
+def _in_execution_order(
+    module: nn.Module, calls: dict[str, list[Call]], watch: WriteWatch | None
+) -> dict[str, ModuleRecord]:
     modules = dict(module.named_modules())
     order = [*(path for path in calls if path in modules), *(path for path in modules if path not in calls)]
-    return {path: _module_record(path, modules[path], calls.get(path, [])) for path in order}
+    return {path: _module_record(path, modules[path], calls.get(path, []), watch) for path in order}
 
 
-def _module_record(path: str, module: nn.Module, calls: list[Call]) -> ModuleRecord:
+def _module_record(path: str, module: nn.Module, calls: list[Call], watch: WriteWatch | None) -> ModuleRecord:
     count = sum(parameter.numel() for parameter in module.parameters())
-    return ModuleRecord(path, type(module).__name__, calls, count, module.extra_repr())
+    parameters = {
+        name: Leaf(
+            port=f"param({name})",
+            picks=(),
+            type_name="Tensor",
+            shape=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            is_overwritten=watch is None or watch.last_write(tensor) > 0,
+        )
+        for name, tensor in own_tensors(module).items()
+    }
+    return ModuleRecord(path, type(module).__name__, calls, count, module.extra_repr(), parameters)
+
+
+def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a module's own parameters and buffers by name, without those of modules inside."""
+    return {
+        **dict(module.named_parameters(recurse=False, remove_duplicate=False)),
+        **dict(module.named_buffers(recurse=False, remove_duplicate=False)),
+    }

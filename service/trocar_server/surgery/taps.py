@@ -9,7 +9,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from trocar_server.surgery.recording import has_raised
+from trocar_server.surgery.naming import split_port
+from trocar_server.surgery.recording import has_raised, own_tensors
 from trocar_server.surgery.structure import Picks, pick
 
 
@@ -19,11 +20,12 @@ class Target:
 
     Attributes:
         name: The selector that stands for it alone.
-        path: Module path; empty for the model itself.
-        call: Call index, from 0.
-        port: `out`, `in` or `in(name)`.
+        path: Module path, empty for the model itself; the name of a node or function.
+        call: Call index, from 0; 0 for a parameter.
+        port: `out`, `in`, `in(name)`, `param(name)` or `scores`.
         picks: The way into the port's value. The value of `in` is the tuple of positional inputs.
         clone: Whether to copy the value when it is collected. See Note: [Clone before in-place].
+        kind: `module`, `fx` or `fn`: what the path is.
     """
 
     name: str
@@ -32,6 +34,13 @@ class Target:
     port: str = "out"
     picks: Picks = ()
     clone: bool = True
+    kind: str = "module"
+
+    @property
+    def parameter(self) -> str | None:
+        """The name of the module's own parameter or buffer that it is; None for a value of a call."""
+        word, name = split_port(self.port)
+        return name if word == "param" else None
 
 
 _Moments = dict[tuple[int, bool], list[Target]]
@@ -57,6 +66,9 @@ class TapSession:
     without an error, after the last executed call that is needed; `stopped_at` then names it.
     A value that the model later overwrites is cloned in the hook when its target says so.
 
+    Parameters and buffers are collected when the context opens, as they are before the pass; they need
+    no hook and do not keep the pass going. Where they are all that is wanted, `needs_pass` is False.
+
     Not thread-safe: hooks are state of the module, so the caller holds the replica's lease for as
     long as the session is open.
     """
@@ -64,12 +76,20 @@ class TapSession:
     def __init__(self, model: nn.Module, targets: Sequence[Target]) -> None:
         self.values: dict[str, torch.Tensor] = {}
         self.stopped_at: str | None = None
-        self._wanted = _by_moment(targets)
+        self._parameters = [target for target in targets if target.parameter is not None]
+        self._wanted = _by_moment([target for target in targets if target.parameter is None])
         self._modules = {path: model.get_submodule(path) for path in self._wanted}
+        self._model = model
         self._pending = sum(len(moments) for moments in self._wanted.values())
         self._hooks = ExitStack()
 
+    @property
+    def needs_pass(self) -> bool:
+        """Whether anything is still to be collected from a pass."""
+        return self._pending > 0
+
     def __enter__(self) -> Self:
+        self.values.update(parameter_values(self._model, self._parameters))
         try:
             for path, moments in self._wanted.items():
                 self._register(path, moments)
@@ -129,3 +149,20 @@ def _by_moment(targets: Sequence[Target]) -> dict[str, _Moments]:
         moments = wanted.setdefault(target.path, {})
         moments.setdefault((target.call, target.port != "out"), []).append(target)
     return wanted
+
+
+def parameter_values(model: nn.Module, targets: Sequence[Target]) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers that targets name, by target name, as they are now.
+
+    Those that a pass writes to are cloned, as their targets say; the others are the model's own storage.
+
+    Raises:
+        ValueMissingError: A module has no such parameter: its replica differs from what was recorded.
+    """
+    values = {}
+    for target in targets:
+        value = own_tensors(model.get_submodule(target.path)).get(target.parameter or "")
+        if value is None:
+            raise ValueMissingError(target.name)
+        values[target.name] = value.detach().clone() if target.clone else value.detach()
+    return values

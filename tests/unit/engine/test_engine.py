@@ -14,8 +14,9 @@ from tests.support.odd_models import Identity
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.device import DeviceThread
-from trocar_server.engine.engine import Engine, Prepared
+from trocar_server.engine.engine import Engine
 from trocar_server.engine.plan import ImageForm, ImageInput, Payload, Plan, TapRequest, TensorInput
+from trocar_server.engine.work import Prepared, run_plan
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, ModelState
 from trocar_server.surgery import PassGuard, parse_selector
@@ -120,7 +121,7 @@ async def test_a_cancel_while_images_are_prepared_stops_before_the_next_image(
     async with host.pool.lease(None) as replica:
         with pytest.raises(ServiceError) as caught:
             await engine.owner.run(
-                lambda: engine._run(host, replica, Prepared(wanted, payloads, [images]), guard)
+                lambda: run_plan(host, replica, Prepared(wanted, payloads, [images]), guard, engine.limits)
             )
     assert caught.value.reason is ErrorReason.CANCELLED
     assert len(prepared) == 1

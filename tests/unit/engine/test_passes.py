@@ -50,12 +50,12 @@ def run(replica: Replica, wanted: tuple[TapTarget, ...], inputs: torch.Tensor = 
 
 
 def tensor_of(feature_map: FeatureMap) -> torch.Tensor:
-    assert feature_map.values is not None
-    if not feature_map.values.size:  # torch views no bytes of an empty array (2.14)
-        return torch.empty(feature_map.output.shape, dtype=feature_map.output.dtype)
-    return (
-        torch.from_numpy(feature_map.values).view(feature_map.output.dtype).reshape(feature_map.output.shape)
-    )
+    values, output = feature_map.values, feature_map.output
+    assert values is not None
+    assert output.dtype is not None
+    if not values.size:  # torch views no bytes of an empty array (2.14)
+        return torch.empty(output.shape, dtype=output.dtype)
+    return torch.from_numpy(values).view(output.dtype).reshape(output.shape)
 
 
 def test_values_are_bytes_in_row_major_order() -> None:

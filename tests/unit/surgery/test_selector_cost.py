@@ -7,7 +7,7 @@ import pytest
 
 _SCRIPT = """
 import sys
-from trocar_server.surgery.selectors import parse_selector
+from trocar_server.surgery.parsing import parse_selector
 path = sys.argv[2]
 print(parse_selector(sys.argv[1]).matches(path, "Conv2d"))
 """

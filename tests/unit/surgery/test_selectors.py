@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Selector, parse_selector
-from trocar_server.surgery.selectors import canonical_name
+from trocar_server.surgery.naming import canonical_name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""What one extraction does on the owner thread: arguments, recording, resolving, the pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+
+from trocar_server.config import Limits
+from trocar_server.engine.hosting import Host
+from trocar_server.engine.inputs import Argument, build_arguments, predicted_signature, signature_of
+from trocar_server.engine.lease import Replica
+from trocar_server.engine.passes import PassResult, domain_errors, run_pass
+from trocar_server.engine.plan import Payload, Plan, Signature, split_arguments
+from trocar_server.engine.planner import Resolved, check_byte_count, resolve_taps
+from trocar_server.engine.starting import (
+    Start,
+    check_after_start,
+    find_start,
+    needs_more,
+    start_signature,
+)
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked plan and its inputs, images decoded: what one pass needs."""
+
+    plan: Plan
+    payloads: Sequence[Payload]
+    images: Sequence[list[Image.Image]]
+
+
+def known_signature(host: Host, plan: Plan) -> Signature | None:
+    """Return the form of the inputs of a full pass, where it is known before any image is decoded.
+
+    Raises:
+        ServiceError: The inputs do not fit the model, or no pass can start where the plan says.
+    """
+    if plan.start_at is not None:
+        return start_signature(host, plan, plan.start_at)
+    return predicted_signature(host.hosted, plan.inputs)
+
+
+def resolve_plan(
+    host: Host, plan: Plan, signature: Signature, recording: Recording, limits: Limits
+) -> tuple[Resolved, Start | None]:
+    """Check a plan against a recorded pass on inputs of its form.
+
+    Raises:
+        ServiceError: Anything that is wrong with its taps, its start or the size of its reply.
+    """
+    resolved = host.resolve(plan.taps, signature, recording, limits.max_reply_bytes)
+    if plan.start_at is None:
+        return resolved, None
+    start = find_start(plan, plan.start_at, signature, recording)
+    check_after_start(resolved, start, plan.start_at, recording)
+    return resolved, start
+
+
+def run_plan(
+    host: Host, replica: Replica, prepared: Prepared, guard: PassGuard, limits: Limits
+) -> tuple[Resolved, PassResult]:
+    """Run one pass on a leased replica. Owner thread only.
+
+    Raises:
+        ServiceError: Whatever is wrong with the request, and what stops a pass.
+    """
+    plan = prepared.plan
+    names = [entry.name for entry in plan.inputs]
+    with domain_errors(host.hosted):
+        guard.check()
+        arguments = build_arguments(host.hosted, plan.inputs, prepared.payloads, prepared.images, guard)
+        if plan.start_at is not None:
+            return _run_from_start(host, replica, plan, arguments, guard, limits)
+        signature = signature_of(names, arguments)
+        called = split_arguments(names, arguments)
+        recording = host.record(signature, guard)
+        try:
+            resolved, _ = resolve_plan(host, plan, signature, recording, limits)
+        except ServiceError as error:
+            if not host.may_differ(error):
+                raise
+            resolved = resolve_taps(plan.taps, host.record_data(called), limits.max_reply_bytes)
+        result = run_pass(replica, called, resolved.targets, guard)
+    check_byte_count(result.byte_count, limits.max_reply_bytes)  # a model may decide on its data
+    return resolved, result
+
+
+def _run_from_start(
+    host: Host, replica: Replica, plan: Plan, arguments: Sequence[Argument], guard: PassGuard, limits: Limits
+) -> tuple[Resolved, PassResult]:
+    at, (value,) = plan.start_at, arguments
+    assert at is not None
+    signature = start_signature(host, plan, at)
+    assert isinstance(value, torch.Tensor)
+    assert host.meta is not None  # models without it, and those that take lists, are refused before
+    resolved, start = resolve_plan(host, plan, signature, host.record(signature, guard), limits)
+    assert start is not None
+    called = split_arguments([entry.name for entry in signature], [entry.make("meta") for entry in signature])
+    session = StartSession(replica.module, host.meta, start.target, value)
+    try:
+        return resolved, run_pass(replica, called, resolved.targets, guard, session)
+    except StartMixedError as mixed:
+        raise needs_more(at, str(mixed)) from None

@@ -1,0 +1,110 @@
+"""Reading a selector from left to right, and errors that point at the character."""
+
+import json
+import re
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+
+MAX_DIGITS = 9
+
+_DIGITS = re.compile("[0-9]+")
+_SHOWN_BEFORE, _SHOWN_AFTER = 100, 60
+_DECODER = json.JSONDecoder()
+
+
+class Cursor:
+    """A text and how far it has been read.
+
+    cursor = Cursor("fc@-1")
+    cursor.match(NAME)                  # "fc"
+    cursor.take("@")                    # True
+    cursor.number("a call index")       # -1
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+
+    @property
+    def next(self) -> str:
+        """The next character; empty at the end."""
+        return self.text[self.position : self.position + 1]
+
+    def take(self, expected: str) -> bool:
+        """Step over this text if it comes next."""
+        if not self.text.startswith(expected, self.position):
+            return False
+        self.position += len(expected)
+        return True
+
+    def match(self, pattern: re.Pattern[str]) -> str | None:
+        """Step over what matches here and return it, or None."""
+        found = pattern.match(self.text, self.position)
+        if found is None:
+            return None
+        self.position = found.end()
+        return found.group()
+
+    def number(self, what: str) -> int:
+        """Read a whole number, which may be negative; `what` is its name in errors."""
+        sign = -1 if self.take("-") else 1
+        start = self.position
+        digits = self.match(_DIGITS)
+        if digits is None:
+            raise self.invalid(f"expected {what}")
+        if len(digits) > MAX_DIGITS:
+            raise self.invalid(f"a number has at most {MAX_DIGITS} digits", start + MAX_DIGITS)
+        return sign * int(digits)
+
+    def quoted(self) -> str:
+        """Read a text in JSON's double quotes, which must come next."""
+        start = self.position
+        try:
+            value, self.position = _DECODER.raw_decode(self.text, start)
+        except json.JSONDecodeError as error:
+            if error.msg.startswith("Unterminated"):
+                problem = f"the quotes that open at character {start + 1} are not closed"
+                raise self.invalid(problem, len(self.text)) from None
+            raise self.invalid("expected text in JSON's quotes", error.pos) from None
+        found = str(value)
+        if not _is_sendable(found):
+            raise self.invalid("half of a surrogate pair is no character", start)
+        return found
+
+    def invalid(self, problem: str, position: int | None = None) -> ServiceError:
+        """Build the error that points at a position; where nothing is said, at the next character."""
+        return invalid_selector(self.text, self.position if position is None else position, problem)
+
+
+def invalid_selector(text: str, position: int, problem: str) -> ServiceError:
+    """Build the error for a selector that does not follow the grammar.
+
+    The message has the selector, or of a long one what is around the position, and below it a caret.
+    """
+    start = max(0, position - _SHOWN_BEFORE)
+    before = ("..." if start else "") + _visible(text[start:position])
+    after = _visible(text[position : position + _SHOWN_AFTER])
+    shown = before + after + ("..." if position + _SHOWN_AFTER < len(text) else "")
+    return ServiceError(
+        ErrorReason.INVALID_SELECTOR,
+        f"selector '{shown}': {problem} (character {position + 1})\n  {shown}\n  {' ' * len(before)}^",
+        selector=shown,
+        position=str(position),
+    )
+
+
+def _visible(text: str) -> str:
+    """Write what has no picture, a line break for example, as Python escapes it: a caret stays below."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )
+
+
+def _is_sendable(text: str) -> bool:
+    """Whether UTF-8 has a form for it; a reply could not say it otherwise."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

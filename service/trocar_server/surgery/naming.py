@@ -1,0 +1,53 @@
+"""Writing selectors: the one name that stands for a value alone."""
+
+import json
+import re
+
+from trocar_server.surgery.structure import Picks, format_picks
+
+PLAIN_NAME = re.compile(r'[^.:@#/\[\]"\s]+')
+"""What a name in a path may be without quotes; a `*` in it is a pattern."""
+PLAIN_ARGUMENT = re.compile(r'[^.:@#/\[\]()"*\s]+')
+"""What the name in `in(...)` and `param(...)` may be without quotes."""
+
+PREFIXES = {"module": "", "regex": "re:", "fx": "fx:", "fn": "fn:"}
+"""What a selector of each kind begins with."""
+
+
+def canonical_name(path: str, call: int | None, port: str, picks: Picks, kind: str = "module") -> str:
+    """Write the selector that stands for one value alone; `call` is None for what is called once."""
+    show_port = port != "out" or not path
+    return (
+        f"{PREFIXES[kind]}{shown_path(path)}{'' if call is None else f'@{call}'}"
+        f"{f'/{shown_port(port)}' if show_port else ''}{format_picks(picks)}"
+    )
+
+
+def shown_path(path: str) -> str:
+    """Write a path that means itself, with quotes around the names that need them."""
+    return ".".join(shown_name(name) for name in path.split("."))
+
+
+def shown_name(name: str) -> str:
+    """Write one name of a path that means itself."""
+    is_plain = not name or (PLAIN_NAME.fullmatch(name) is not None and "*" not in name)
+    return name if is_plain else quote(name)
+
+
+def shown_port(port: str) -> str:
+    """Write a port; the name in `in(...)` and `param(...)` in quotes where it needs them."""
+    word, name = split_port(port)
+    if name is None:
+        return word
+    return f"{word}({name if PLAIN_ARGUMENT.fullmatch(name) else quote(name)})"
+
+
+def split_port(port: str) -> tuple[str, str | None]:
+    """Return the word of a port and the name in its parentheses, None without: `param(weight)`, `in`."""
+    word, parenthesis, rest = port.partition("(")
+    return word, rest[:-1] if parenthesis else None
+
+
+def quote(text: str) -> str:
+    """Write a text in JSON's quotes."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,226 @@
+"""From a text to a selector, or to an error that points at the first character that does not fit."""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trocar_server.surgery.cursor import Cursor
+from trocar_server.surgery.naming import PLAIN_ARGUMENT, PLAIN_NAME, PREFIXES, quote
+from trocar_server.surgery.patterns import ANY
+from trocar_server.surgery.regexes import InvalidPatternError, check_pattern
+from trocar_server.surgery.selectors import ALL_CALLS, Order, Selector
+from trocar_server.surgery.structure import Picks
+
+_CLASS = re.compile(r"[A-Za-z_]\w*")
+_WORD = re.compile(r"\w*")
+_REST = re.compile(r".*", re.DOTALL)
+
+_CALL_FORMS = "a call index: `@0`, `@-1` for the last, `@*` for all"
+_ORDER_FORMS = "a place in execution order: `#0`, `#-1` for the last, `#3:7` for a range"
+_PARTS_IN_ORDER = "the parts of a selector come once and in this order: path:Type@call#order/port[pick]"
+_REST_FORMS = (
+    "expected `:Type`, `@call`, `#order`, `/port` or `[pick]` here; "
+    "a name with such a character stands in double quotes as a whole"
+)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a kind of selector may say."""
+
+    missing_path: str
+    ports: tuple[str, ...]
+    takes_type: bool = True
+    takes_call: bool = True
+
+
+_KINDS = {
+    "module": _Kind("a module path; the model itself is `/in` or `/out`", ("out", "in", "param")),
+    "regex": _Kind(r"a regular expression, for example `re:layer\d\.0`", ("out", "in", "param")),
+    "fx": _Kind("the name of a node, for example `fx:layer1.0.add`", ("out",), False, False),
+    "fn": _Kind("the name of a function, for example `fn:softmax`", ("out", "in", "scores"), False),
+}
+_PORT_FORMS = {"out": "out", "in": "in` or `in(name)", "param": "param(name)", "scores": "scores"}
+
+
+@lru_cache(maxsize=1024)
+def parse_selector(text: str) -> Selector:
+    """Parse a selector.
+
+    Raises:
+        ServiceError: `INVALID_SELECTOR`, pointing at the first character that does not fit.
+    """
+    cursor = Cursor(text)
+    kind = next((kind for kind, prefix in PREFIXES.items() if prefix and cursor.take(prefix)), "module")
+    start = cursor.position
+    names = [(_regex(cursor), True)] if kind == "regex" else _names(cursor)
+    type_name = _type(cursor, _KINDS[kind], has_path=bool(names))
+    call_at, call = cursor.position, _call(cursor, _KINDS[kind])
+    order_at, order = cursor.position, _order(cursor)
+    port = _port(cursor, _KINDS[kind])
+    picks_at, picks = cursor.position, _picks(cursor)
+    if port is not None and port.startswith("param("):
+        _check_parameter(cursor, [(call_at, call), (order_at, order), (picks_at, picks or None)])
+    if not names and not _may_lack_path(kind, call, order, port):
+        raise cursor.invalid(f"expected {_KINDS[kind].missing_path}", start)
+    if cursor.next:
+        raise cursor.invalid(_PARTS_IN_ORDER if cursor.next in ":@#/" else _REST_FORMS)
+    return Selector(
+        text=text,
+        path=".".join(name for name, _ in names),
+        kind=kind,
+        type_name=type_name,
+        call=call,
+        order=order,
+        port=port or "out",
+        picks=picks,
+        quoted=frozenset(i for i, (_, is_quoted) in enumerate(names) if is_quoted),
+    )
+
+
+def _may_lack_path(kind: str, call: int | str | None, order: Order | None, port: str | None) -> bool:
+    if order is not None:
+        return call is None
+    return kind == "module" and port is not None
+
+
+def _regex(cursor: Cursor) -> str:
+    """Read a regular expression: in quotes, or else the rest of the text."""
+    start = cursor.position
+    pattern = cursor.quoted() if cursor.next == '"' else cursor.match(_REST)
+    if not pattern:
+        raise cursor.invalid(f"expected {_KINDS['regex'].missing_path}", start)
+    try:
+        check_pattern(pattern)
+    except InvalidPatternError as error:
+        raise cursor.invalid(f"no regular expression of RE2: {error}", start) from None
+    except UnicodeEncodeError:
+        raise cursor.invalid("half of a surrogate pair is no character", start) from None
+    return pattern
+
+
+def _names(cursor: Cursor) -> list[tuple[str, bool]]:
+    """Read the names of a path, each with whether it was quoted; none where there is no path."""
+    names: list[tuple[str, bool]] = []
+    while True:
+        name = _name(cursor)
+        if name is None and not names and cursor.next != ".":
+            return names
+        if name is None:
+            raise cursor.invalid("expected a name before and after each dot")
+        names.append(name)
+        if not cursor.take("."):
+            return names
+
+
+def _name(cursor: Cursor) -> tuple[str, bool] | None:
+    start = cursor.position
+    if cursor.next == '"':
+        name = cursor.quoted()
+        if not name or "." in name:
+            problem = "a dot parts two names; quote each of them" if name else "no module has an empty name"
+            raise cursor.invalid(problem, start)
+        return name, True
+    plain = cursor.match(PLAIN_NAME)
+    if plain is None:
+        return None
+    if ANY in plain and plain != ANY:
+        raise cursor.invalid("`**` must be a whole name between dots", start + plain.index(ANY))
+    return _checked(cursor, plain, start), False
+
+
+def _type(cursor: Cursor, kind: _Kind, *, has_path: bool) -> str | None:
+    start = cursor.position
+    if not cursor.take(":"):
+        return None
+    if not kind.takes_type:
+        raise cursor.invalid("only modules have a class to filter by", start)
+    name = cursor.match(_CLASS)
+    if name is None:
+        raise cursor.invalid("expected the name of a class after `:`, for example `:Conv2d`")
+    if not has_path:
+        raise cursor.invalid(f"expected a module path before the class; `**:{name}` is every {name}", start)
+    return name
+
+
+def _call(cursor: Cursor, kind: _Kind) -> int | str | None:
+    start = cursor.position
+    if not cursor.take("@"):
+        return None
+    if not kind.takes_call:
+        raise cursor.invalid("a node is computed once, so it has no call index", start)
+    return ALL_CALLS if cursor.take(ALL_CALLS) else cursor.number(_CALL_FORMS)
+
+
+def _order(cursor: Cursor) -> Order | None:
+    if not cursor.take("#"):
+        return None
+    start = None if cursor.next == ":" else cursor.number(_ORDER_FORMS)
+    if not cursor.take(":"):
+        return Order(start)
+    has_stop = cursor.next == "-" or cursor.next.isdecimal()
+    stop = cursor.number(_ORDER_FORMS) if has_stop else None
+    if cursor.next == ":":
+        raise cursor.invalid("a range has a start and an end, and no step")
+    return Order(start, stop, is_range=True)
+
+
+def _port(cursor: Cursor, kind: _Kind) -> str | None:
+    if not cursor.take("/"):
+        return None
+    start = cursor.position
+    word = cursor.match(_WORD) or ""
+    if word not in kind.ports:
+        there = "`, `".join(_PORT_FORMS[port] for port in kind.ports)
+        problem = f"no port {quote(word)} here" if word else "expected a port"
+        raise cursor.invalid(f"{problem}; there is `{there}`", start)
+    if word == "param" and cursor.next != "(":
+        raise cursor.invalid("expected the name of a parameter in parentheses: `/param(weight)`")
+    if word not in ("in", "param") or not cursor.take("("):
+        return word
+    return f"{word}({_argument(cursor)})"
+
+
+def _argument(cursor: Cursor) -> str:
+    """Read the name in `in(...)` or `param(...)` with the parenthesis that closes it."""
+    start = cursor.position
+    if cursor.next == '"':
+        name = cursor.quoted()
+    else:
+        name = _checked(cursor, cursor.match(PLAIN_ARGUMENT) or "", start)
+    if not name:
+        raise cursor.invalid(
+            "expected a name, for example `weight`; one with other characters in quotes", start
+        )
+    if not cursor.take(")"):
+        raise cursor.invalid("expected `)`; a name has no dots, and other characters only in quotes")
+    return name
+
+
+def _picks(cursor: Cursor) -> Picks:
+    picks: list[int | str] = []
+    while cursor.take("["):
+        is_key = cursor.next == '"'
+        picks.append(
+            cursor.quoted() if is_key else cursor.number('a position or a quoted key: `[0]`, `["out"]`')
+        )
+        if not cursor.take("]"):
+            raise cursor.invalid("expected `]`")
+    return tuple(picks)
+
+
+def _check_parameter(cursor: Cursor, parts: list[tuple[int, object]]) -> None:
+    """Refuse what only values of a pass have, beside a parameter."""
+    for position, part in parts:
+        if part is not None:
+            raise cursor.invalid(
+                "a parameter is no value of a call: no `@`, `#` or `[...]` with it", position
+            )
+
+
+def _checked(cursor: Cursor, name: str, start: int) -> str:
+    """Refuse what could not be sent back."""
+    for offset, char in enumerate(name):
+        if "\ud800" <= char <= "\udfff":
+            raise cursor.invalid("half of a surrogate pair is no character", start + offset)
+    return name
