@@ -17,7 +17,15 @@ from trocar._analysis.fid import fid_of
 from trocar._analysis.inputs import Samples, batches_of, unwrapped
 from trocar._analysis.moments import MOMENT_STATISTICS, moments
 from trocar._analysis.ordering import EVERYTHING
-from trocar._analysis.taps import channel_taps, names_of, one_tap, pooled, value_taps
+from trocar._analysis.taps import (
+    channel_taps,
+    names_of,
+    one_tap,
+    overall_taps,
+    pooled,
+    value_taps,
+    with_channels,
+)
 from trocar._concurrency import AsyncLock, AsyncSource, async_compute
 from trocar._taps import tap
 from trocar.errors import BadReplyError, InvalidRequestError, NotFoundError, TrocarError
@@ -76,6 +84,8 @@ async def dead_channels(
     """Do the work of `AsyncClient.dead_channels`."""
     limit, chosen = check_threshold(threshold), channel_taps(taps, DEAD_STATISTICS)
     batches = batches_of(inputs, batch_size)
+    plan = await client.plan(model_id, None, overall_taps(chosen))
+    chosen = with_channels(chosen, plan)
     statistics, info = await _running_statistics(client, model_id, batches, chosen, "inputs")
     return dead_channels_of(statistics, info, limit, model_id)
 
@@ -96,7 +106,8 @@ async def cka(
     with FeatureCollector() as left, FeatureCollector() as right:
 
         def add(maps_a: FeatureMaps, maps_b: FeatureMaps) -> None:
-            names[:] = [names_of(maps_a, of_rows), names_of(maps_b, of_columns)]
+            names[0] = names_of(of_rows, maps_a.info, maps_a.expansions)
+            names[1] = names_of(of_columns, maps_b.info, maps_b.expansions)
             if maps_a is maps_b:
                 left.add({name: maps_a[name] for name in dict.fromkeys(names[0] + names[1])})
                 return
@@ -139,9 +150,7 @@ async def _moments(
 
 
 async def _pooled(client: AsyncClient, model_id: str, where: Tap) -> Tap:
-    """Average the positions where there are some and the caller's own tap does not reduce them."""
-    if where.reduce:
-        return where
+    """Average the positions where there are some, or the caller's own reductions leave some."""
     plan = await client.plan(model_id, None, where)
     return pooled(where) if any(len(entry.shape) > 2 for entry in plan.feature_maps.values()) else where
 

@@ -400,7 +400,7 @@ class Client:
                 least 2 images. More than there are channels, or the distance is biased.
             images_b: The other set.
             at: Where the features are, one value of shape (batch, channels), or with positions, which are
-                averaged. A `tap(...)` with reductions of its own is taken as it is.
+                averaged; for another pooling pass `tap(..., reduce=[trocar.pool("cls")])`.
             batch_size: The most images in one pass, where they do not come in batches.
 
         Returns:

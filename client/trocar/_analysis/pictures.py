@@ -121,6 +121,7 @@ def _draw_errors(axes: Axes, places: Array, errors: Array, diff: Diff) -> None:
     heights = np.where(np.isfinite(errors), np.maximum(errors, foot), head)
     is_bad = np.array([row.diverges(diff.tolerance) for row in diff.rows], bool)
     axes.set_yscale("log")
+    axes.set_ylim(foot, head * 1.5)
     axes.vlines(places, foot, heights, color=np.where(is_bad, _BAD, _GOOD), linewidth=1)
     kinds = (
         ("within", ~is_bad, "o", _GOOD),
@@ -132,7 +133,6 @@ def _draw_errors(axes: Axes, places: Array, errors: Array, diff: Diff) -> None:
             axes.scatter(places[chosen], heights[chosen], s=18, marker=marker, color=color, label=label)
     if 0 < diff.tolerance < np.inf:
         axes.axhline(diff.tolerance, color="grey", linestyle="--", linewidth=0.8, label="tolerance")
-    axes.set_ylim(foot, head * 1.5)
     axes.set_ylabel("relative error (0 at the foot)" if (errors == 0).any() else "relative error")
     axes.legend(fontsize=8, loc="best")
 
