@@ -21,7 +21,7 @@ from trocar._channel import TlsOptions
 from trocar._client import Client, connect
 from trocar._client_stream import ExtractStream
 from trocar._extraction_plan import ExtractionPlan
-from trocar._feature_maps import FeatureMapInfo, FeatureMaps
+from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._reductions import (
     Reduction,
@@ -36,7 +36,9 @@ from trocar._reductions import (
     tokens,
     top_k,
 )
-from trocar._statistics import Statistics
+from trocar._selectors import selector
+from trocar._statistic_options import HistogramWanted, QuantilesWanted, histogram, quantiles
+from trocar._statistics import Histogram, Statistics
 from trocar._stream_messages import BatchResult
 from trocar._taps import Tap, tap
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
@@ -102,6 +104,7 @@ __all__ = [
     "CallCancelledError",
     "CallOutOfRangeError",
     "Cka",
+    "CastInfo",
     "Client",
     "DeadChannels",
     "DeadRow",
@@ -116,6 +119,8 @@ __all__ = [
     "FeatureMapInfo",
     "FeatureMaps",
     "Fid",
+    "Histogram",
+    "HistogramWanted",
     "ImageTooLargeError",
     "InputError",
     "InputRejectedError",
@@ -142,6 +147,7 @@ __all__ = [
     "Pca",
     "PermissionDeniedError",
     "Preprocessing",
+    "QuantilesWanted",
     "Reduction",
     "ReductionRejectedError",
     "ReplyTooLargeError",
@@ -179,11 +185,14 @@ __all__ = [
     "errors",
     "frechet_distance",
     "gram",
+    "histogram",
     "index",
     "pca",
     "pool",
     "project",
+    "quantiles",
     "samples",
+    "selector",
     "tap",
     "tokens",
     "top_k",

@@ -210,7 +210,7 @@ class Client:
     def extract(
         self,
         model_id: str,
-        inputs: Inputs,
+        inputs: Inputs | None,
         taps: str | Tap | Sequence[str | Tap],
         *,
         start_at: str | None = None,

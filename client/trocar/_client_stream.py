@@ -9,7 +9,7 @@ import grpc
 
 from trocar._concurrency import SyncCondition, SyncLock, SyncSource, sync_pause
 from trocar._rpc_errors import is_broken_connection
-from trocar._stream_messages import StreamAssembler, batch_call, start_message, unsendable
+from trocar._stream_messages import StreamAssembler, batch_call, start_call, unsendable
 from trocar.errors import BadReplyError
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ class _Sender:
         """Yield the messages of one connection: what was not answered first, then new batches."""
         with self._taking:
             first, waiting = self.answered, list(self._waiting)
-        yield start_message(self._options, first)
-        for call in waiting:
+        for call in (start_call(self._options, first), *waiting):
             for message in call.messages():
                 yield message
         while (following := self._next(connection)) is not None:

@@ -12,11 +12,25 @@ from safetensors.numpy import save_file
 
 from trocar._names import unknown_name
 from trocar._statistics import Statistics
-from trocar._tensors import Array
+from trocar._tensors import Array, dequantize
 from trocar._types import ServerTiming
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class CastInfo:
+    """How the values of a feature map were cast before they were sent."""
+
+    original_dtype: str
+    """What they were."""
+    scales: tuple[float, ...]
+    """Of int8: value = scale * sent; one, or one per channel. Empty otherwise."""
+    channel_dim: int | None
+    """The dimension of the scales, from 0, where there is one per channel."""
+    max_error: float
+    """The largest absolute difference between a finite value and what it is here; of int8, dequantized."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,8 @@ class FeatureMapInfo:
     """Bytes of the values in the reply."""
     companion_of: str = ""
     """The feature map that this one accompanies, such as the indices of a top-k; empty otherwise."""
+    cast: CastInfo | None = None
+    """How the values were cast; None when they were not."""
 
 
 class FeatureMaps(Mapping[str, Array]):
@@ -114,6 +130,21 @@ class FeatureMaps(Mapping[str, Array]):
         return self is other  # comparing arrays by value gives arrays, not a truth
 
     __hash__ = None  # type: ignore[assignment]  # as for every class with an __eq__ of its own
+
+    def dequantized(self, name: str) -> Array:
+        """Return the values of a feature map as float32, where they came as int8; others as they are.
+
+        Args:
+            name: Which feature map.
+
+        Raises:
+            KeyError: As for `maps[name]`.
+        """
+        values = self[name]
+        cast = self.info[self.expansions.get(name, (name,))[0] if name not in self.info else name].cast
+        if cast is None or not cast.scales:
+            return values
+        return dequantize(values, cast.scales, cast.channel_dim)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the arrays to a safetensors file, under their exact names.

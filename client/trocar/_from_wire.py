@@ -1,18 +1,22 @@
 """Messages of the wire to the client's own data."""
 
+import math
+
 import numpy as np
+from numpy.typing import NDArray
 
 from trocar._extraction_plan import ExtractionPlan
-from trocar._feature_maps import FeatureMapInfo
+from trocar._feature_maps import CastInfo, FeatureMapInfo
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
-from trocar._statistics import Statistics, StatisticValue
+from trocar._statistics import AnyStatistic, Histogram, Statistics
 from trocar._taps import SCOPES, STATISTICS
 from trocar._tensors import DTYPE_NAMES
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits
 from trocar.errors import BadReplyError
-from trocar_api.v1 import extraction_pb2, model_pb2, server_pb2
+from trocar_api.v1 import extraction_pb2, model_pb2, reduction_pb2, server_pb2, statistics_pb2
 
 _STATISTIC_NAMES: dict[int, str] = {number: name for name, number in STATISTICS.items()}
+_WHOLE = frozenset(("nan_count", "inf_count", "count", "argmax_channel"))
 _SCOPE_NAMES: dict[int, str] = {number: name for name, number in SCOPES.items()}
 _STATES: dict[int, str] = {
     model_pb2.MODEL_STATE_UNLOADED: "unloaded",
@@ -120,6 +124,16 @@ def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:
         has_values=message.has_values,
         byte_count=message.byte_count,
         companion_of=message.companion_of,
+        cast=_cast(message.cast) if message.HasField("cast") else None,
+    )
+
+
+def _cast(message: reduction_pb2.CastResult) -> CastInfo:
+    return CastInfo(
+        original_dtype=DTYPE_NAMES.get(message.original_dtype, "other"),
+        scales=tuple(message.scales),
+        channel_dim=message.channel_dim if message.HasField("channel_dim") else None,
+        max_error=message.max_error,
     )
 
 
@@ -137,23 +151,79 @@ def extraction_plan(model_id: str, message: extraction_pb2.PlanResponse) -> Extr
     )
 
 
-def statistics(message: extraction_pb2.FeatureMap) -> Statistics:
+def statistics(
+    message: extraction_pb2.FeatureMap, covariance: NDArray[np.float64] | None = None
+) -> Statistics:
     """Convert the statistics of a feature map.
 
+    Args:
+        message: The description of the feature map.
+        covariance: Its covariance, which comes as a feature map of its own.
+
     Raises:
-        BadReplyError: A single number was due and another count came.
+        BadReplyError: Another count of numbers came than was due.
     """
     over = _SCOPE_NAMES.get(message.scope, "all")
-    values: dict[str, StatisticValue] = {}
+    values: dict[str, AnyStatistic] = {}
+    rank_error = 0.0
     for entry in message.statistics:
         name = _STATISTIC_NAMES.get(entry.statistic, str(entry.statistic))
-        if over != "all":
-            values[name] = np.array(entry.values, dtype=np.float64)
-        elif len(entry.values) == 1:
-            values[name] = int(entry.values[0]) if name.endswith("_count") else entry.values[0]
-        else:
-            raise BadReplyError(
-                f"{len(entry.values)} values came for the {name} over all of {message.name!r}"
-            )
-    channel_dim = message.channel_dim if message.HasField("channel_dim") else None
-    return Statistics(values, over=over, channel_dim=channel_dim)
+        if name == "covariance":
+            continue
+        try:
+            values[name] = _statistic(name, entry, None if over == "all" else _group_count(message))
+        except ValueError as error:
+            raise BadReplyError(f"the {name} over {over} of {message.name!r}: {error}") from error
+        rank_error = max(rank_error, entry.rank_error)
+    return Statistics(
+        values,
+        over=over,
+        channel_dim=message.channel_dim if message.HasField("channel_dim") else None,
+        rank_error=rank_error,
+        covariance=covariance,
+    )
+
+
+def _group_count(message: extraction_pb2.FeatureMap) -> int:
+    shape = message.tensor.shape
+    dim = message.channel_dim if message.HasField("channel_dim") else 0
+    if not 0 <= dim < len(shape):
+        raise ValueError(f"a tensor of {len(shape)} dimensions has no dimension {dim}")
+    return shape[dim]
+
+
+def _statistic(name: str, entry: statistics_pb2.StatisticResult, groups: int | None) -> AnyStatistic:
+    """Convert one statistic.
+
+    Args:
+        name: Its name.
+        entry: As it came.
+        groups: How many channels or samples there are; None when it is over all.
+    """
+    numbers = np.array(entry.values, dtype=np.float64)
+    if name == "histogram":
+        return _histogram(numbers, np.array(entry.edges, dtype=np.float64), groups)
+    if name == "quantiles":
+        return numbers if groups is None else _per_group(numbers, groups)
+    if groups is not None:
+        return numbers
+    if len(numbers) != 1:
+        raise ValueError(f"{len(numbers)} values came")
+    number: float = numbers.item()
+    return int(number) if name in _WHOLE and math.isfinite(number) else number
+
+
+def _histogram(numbers: NDArray[np.float64], edges: NDArray[np.float64], groups: int | None) -> Histogram:
+    bins = len(edges) - 1
+    if bins < 1 or len(numbers) != bins * (1 if groups is None else groups):
+        raise ValueError(f"{len(numbers)} counts came with {len(edges)} edges")
+    if not (np.abs(numbers) <= 2**53).all():
+        raise ValueError("a count is no number")
+    counts = numbers.astype(np.int64)
+    return Histogram(counts if groups is None else counts.reshape(groups, bins), edges)
+
+
+def _per_group(numbers: NDArray[np.float64], groups: int) -> NDArray[np.float64]:
+    if len(numbers) % max(groups, 1):
+        raise ValueError(f"{len(numbers)} values came for {groups} groups")
+    return numbers.reshape(groups, len(numbers) // max(groups, 1))

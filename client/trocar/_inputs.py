@@ -81,6 +81,8 @@ def wire_inputs(inputs: object) -> WireInputs:
 
 
 def _arguments(inputs: object) -> list[tuple[str, object]]:
+    if inputs is None:
+        return []
     if isinstance(inputs, Mapping):
         values = list(inputs.items())
     elif isinstance(inputs, tuple) and all(is_array(item) and not _is_pil(item) for item in inputs):

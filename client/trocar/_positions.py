@@ -45,8 +45,8 @@ def position_list(axis: str, positions: Positions) -> Sequence[int]:
         chosen = [_integer(position) for position in positions]
     else:
         chosen = [_integer(positions)]
-    if not 1 <= len(chosen) <= MAX_POSITIONS:
-        raise ValueError(f"{axis}: {len(chosen):,} positions; 1 to {MAX_POSITIONS:,} can be taken")
+    if not chosen or chosen[MAX_POSITIONS:]:  # the length of a range may be more than `len` can say
+        raise ValueError(f"{axis}: no positions or too many; 1 to {MAX_POSITIONS:,} can be taken")
     return chosen
 
 

@@ -210,7 +210,7 @@ def pca(components: object, mean: object = None) -> Reduction:
 
     Raises:
         TypeError: They are no arrays of float32 or float64.
-        ValueError: Their shapes do not fit, or an object's mean is given twice.
+        ValueError: Their shapes do not fit, an object's mean is given twice, or it whitens.
     """
     rows, centre = _components_and_mean(components, mean)
     if rows.ndim != 2 or not rows.size:
@@ -219,7 +219,7 @@ def pca(components: object, mean: object = None) -> Reduction:
         raise ValueError(f"mean of shape {centre.shape}; it is ({rows.shape[1]},) for these components")
     arrays = [rows] if centre is None else [rows, centre]
     dtype = np.result_type(*arrays)
-    tensors = tuple(to_wire(array.astype(dtype, copy=False)) for array in arrays)
+    tensors = tuple(to_wire(array.astype(dtype)) for array in arrays)  # copies: a tap does not change
     specs = [tensor_pb2.TensorSpec(dtype=tensor.dtype, shape=tensor.shape) for tensor in tensors]
     message = pb.PcaReduction(components=specs[0], mean=specs[1] if len(specs) == 2 else None)
     return Reduction(pb.Reduction(pca=message), tensors)
@@ -260,6 +260,8 @@ def _components_and_mean(components: Any, mean: object) -> tuple[Array, Array | 
         if hasattr(components, names[0]):
             if mean is not None:
                 raise ValueError("the mean is given twice: by the object and by mean=")
+            if getattr(components, "whiten", False):
+                raise ValueError("whitening is no part of it; give components_ divided by their deviations")
             return _floats(getattr(components, names[0])), _optional_floats(
                 getattr(components, names[1], None)
             )

@@ -64,6 +64,12 @@ class ExtractCall:
 Taps: TypeAlias = str | Tap | Sequence[str | Tap]
 
 
+def tap_payloads(taps: Taps) -> list[memoryview]:
+    """Return the bytes of the arrays that taps bring along, in order."""
+    chosen = [taps] if isinstance(taps, (str, Tap)) else taps
+    return [payload for tap in chosen if isinstance(tap, Tap) for payload in tap.payloads()]
+
+
 def wire_taps(taps: Taps) -> list[WireTap]:
     """Turn what a caller taps into messages."""
     chosen = [taps] if isinstance(taps, (str, Tap)) else taps
@@ -123,4 +129,4 @@ def extract_call(
         start_at=start.at or "",
         start_inputs=start.inputs(),
     )
-    return ExtractCall(head.SerializeToString(), payloads)
+    return ExtractCall(head.SerializeToString(), [*payloads, *tap_payloads(taps)])

@@ -1,13 +1,43 @@
 """Summary numbers of one feature map."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """How many elements lie in each bin. Read-only.
+
+        plt.stairs(histogram.counts, histogram.edges)
+
+    Bins are half-open, the last one includes its right edge, as in `numpy.histogram`; NaN and what lies
+    outside is not counted.
+    """
+
+    counts: NDArray[np.int64]
+    """Of shape (bins,), or (channels, bins) or (samples, bins)."""
+    edges: NDArray[np.float64]
+    """Of shape (bins + 1,), ascending; the same for every channel or sample."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Histogram):
+            return NotImplemented
+        return np.array_equal(self.counts, other.counts) and np.array_equal(self.edges, other.edges)
+
+    __hash__ = None  # type: ignore[assignment]  # as for every class with an __eq__ of its own
+
+    def __repr__(self) -> str:
+        first, last = self.edges[0], self.edges[-1]
+        return f"Histogram(counts=array{self.counts.shape}, edges={first:.6g} to {last:.6g})"
+
+
 StatisticValue: TypeAlias = float | NDArray[np.float64]
 CountValue: TypeAlias = int | NDArray[np.float64]
+AnyStatistic: TypeAlias = StatisticValue | Histogram
 
 
 class Statistics:
@@ -18,14 +48,25 @@ class Statistics:
 
     Numbers were computed in float64; NaN and Inf propagate as in NumPy. With over="all" each is
     a float (an int for the counts), otherwise a float64 array of shape (channels,) or (samples,).
+    Quantiles have one more dimension, a histogram is an object with `counts` and `edges`.
+
+    Args:
+        values: The statistics by name.
+        over: What they were taken over.
+        channel_dim: The channel dimension used.
+        rank_error: How far the ranks of the quantiles may be off.
+        covariance: The covariance matrix of the channels.
 
     Attributes:
         over: What they were taken over: "all", "channel" or "sample".
         channel_dim: The channel dimension used, from 0; None unless over is "channel".
+        rank_error: How many ranks the quantiles may be off, as a share of the elements of each; 0.0
+            where they are exact.
     """
 
     over: str
     channel_dim: int | None
+    rank_error: float
     mean: StatisticValue
     """Arithmetic mean."""
     var: StatisticValue
@@ -46,14 +87,37 @@ class Statistics:
     """Number of NaN elements."""
     inf_count: CountValue
     """Number of infinite elements, of either sign."""
+    l1: StatisticValue
+    """Sum of absolute values."""
+    skewness: StatisticValue
+    """Population skewness, m3 / m2**1.5; NaN of equal elements."""
+    kurtosis: StatisticValue
+    """Population excess kurtosis, m4 / m2**2 - 3; NaN of equal elements."""
+    quantiles: NDArray[np.float64]
+    """In the order asked for: float64 array (quantiles,), or (channels or samples, quantiles)."""
+    histogram: Histogram
+    """Counts of bins, and the bins' edges."""
+    covariance: NDArray[np.float64]
+    """Population covariance of the channels, over samples and positions: (channels, channels)."""
+    argmax_channel: CountValue
+    """The channel that holds the largest value, the first of several; NaN of no elements."""
+    count: CountValue
+    """Number of elements."""
 
     def __init__(
-        self, values: Mapping[str, StatisticValue], *, over: str = "all", channel_dim: int | None = None
+        self,
+        values: Mapping[str, AnyStatistic],
+        *,
+        over: str = "all",
+        channel_dim: int | None = None,
+        rank_error: float = 0.0,
+        covariance: NDArray[np.float64] | None = None,
     ) -> None:
-        self.__dict__.update(values)
-        self.__dict__.update(_names=tuple(values), over=over, channel_dim=channel_dim)
+        known = dict(values) if covariance is None else {**values, "covariance": covariance}
+        self.__dict__.update(known)
+        self.__dict__.update(_names=tuple(known), over=over, channel_dim=channel_dim, rank_error=rank_error)
 
-    def as_dict(self) -> dict[str, StatisticValue]:
+    def as_dict(self) -> dict[str, AnyStatistic]:
         """Return the requested statistics by name, in the order of the request."""
         return {name: self.__dict__[name] for name in self.__dict__.get("_names", ())}
 
@@ -72,9 +136,7 @@ class Statistics:
         if not isinstance(other, Statistics):
             return NotImplemented
         mine, theirs = self.as_dict(), other.as_dict()
-        return mine.keys() == theirs.keys() and all(
-            np.array_equal(mine[name], theirs[name], equal_nan=True) for name in mine
-        )
+        return mine.keys() == theirs.keys() and all(_are_equal(mine[name], theirs[name]) for name in mine)
 
     __hash__ = None  # type: ignore[assignment]  # as for every class with an __eq__ of its own
 
@@ -83,5 +145,13 @@ class Statistics:
         return f"Statistics({shown})" if self.over == "all" else f"Statistics({shown}, over={self.over!r})"
 
 
-def _short(value: StatisticValue) -> str:
+def _are_equal(mine: AnyStatistic, theirs: AnyStatistic) -> bool:
+    if isinstance(mine, Histogram) or isinstance(theirs, Histogram):
+        return mine == theirs
+    return np.array_equal(mine, theirs, equal_nan=True)
+
+
+def _short(value: AnyStatistic) -> str:
+    if isinstance(value, Histogram):
+        return f"{len(value.edges) - 1} bins"
     return f"array{value.shape}" if isinstance(value, np.ndarray) else f"{value:.6g}"

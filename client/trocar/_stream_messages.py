@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from trocar._feature_maps import FeatureMaps
 from trocar._inputs import wire_inputs
 from trocar._replies import ReplyAssembler
-from trocar._requests import FROM_INPUT, ExtractCall, Start, Taps, wire_taps
+from trocar._requests import FROM_INPUT, ExtractCall, Start, Taps, tap_payloads, wire_taps
 from trocar._rpc_errors import error_from_batch
 from trocar.errors import BadReplyError, TrocarError
 from trocar_api.v1 import stream_pb2 as pb
@@ -66,8 +66,8 @@ class StreamOptions:
             raise ValueError(f"first_batch={self.first_batch} is negative")
 
 
-def start_message(options: StreamOptions, first_batch: int) -> bytes:
-    """Build the first message of a connection."""
+def start_call(options: StreamOptions, first_batch: int) -> ExtractCall:
+    """Build the messages that begin a connection."""
     start = pb.ExtractStreamStart(
         model_id=options.model_id,
         taps=wire_taps(options.taps),
@@ -77,12 +77,13 @@ def start_message(options: StreamOptions, first_batch: int) -> bytes:
         start_at=options.start.at or "",
         start_inputs=options.start.inputs(),
     )
-    return pb.ExtractStreamRequest(start=start).SerializeToString()
+    head = pb.ExtractStreamRequest(start=start).SerializeToString()
+    return ExtractCall(head, tap_payloads(options.taps))
 
 
 def batch_call(index: int, inputs: object) -> ExtractCall:
     """Build the messages of one batch; without inputs (None) the server answers with an error."""
-    arguments, payloads = ([], []) if inputs is None else wire_inputs(inputs)
+    arguments, payloads = wire_inputs(inputs)
     head = pb.ExtractStreamRequest(batch=pb.StreamBatch(batch_index=index, inputs=arguments))
     return ExtractCall(head.SerializeToString(), payloads)
 

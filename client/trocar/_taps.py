@@ -6,6 +6,7 @@ from typing import Literal
 
 from trocar._positions import IndexExpression, Positions
 from trocar._reductions import CASTS, CastName, Reduction, gather
+from trocar._statistic_options import DEFAULT_BINS, HistogramWanted, QuantilesWanted, Stat
 from trocar_api.v1 import statistics_pb2 as pb
 from trocar_api.v1 import tap_pb2
 
@@ -22,6 +23,14 @@ STATISTICS: dict[str, pb.Statistic.ValueType] = {
     "zero_fraction": pb.STATISTIC_ZERO_FRACTION,
     "nan_count": pb.STATISTIC_NAN_COUNT,
     "inf_count": pb.STATISTIC_INF_COUNT,
+    "l1": pb.STATISTIC_L1,
+    "skewness": pb.STATISTIC_SKEWNESS,
+    "kurtosis": pb.STATISTIC_KURTOSIS,
+    "quantiles": pb.STATISTIC_QUANTILES,
+    "histogram": pb.STATISTIC_HISTOGRAM,
+    "covariance": pb.STATISTIC_COVARIANCE,
+    "argmax_channel": pb.STATISTIC_ARGMAX_CHANNEL,
+    "count": pb.STATISTIC_COUNT,
 }
 """Wire statistic by name."""
 
@@ -41,8 +50,8 @@ class Tap:
     """For example "layer4", "layer*.0.relu@1" or "fc/in"."""
     alias: str | None = None
     """A name for the feature map; the selector must then stand for one value."""
-    stats: tuple[str, ...] = ()
-    """Names of the wanted statistics."""
+    stats: tuple[Stat, ...] = ()
+    """The wanted statistics: names, or what `quantiles` and `histogram` return."""
     values: bool = True
     """Whether the values are wanted."""
     over: Over = "all"
@@ -55,20 +64,36 @@ class Tap:
     """What the values are sent as; as they are when None."""
 
     def __post_init__(self) -> None:
-        for name in self.stats:
+        for name in self.names:
             if name not in STATISTICS:
                 raise ValueError(f"no statistic {name!r}; there is {', '.join(STATISTICS)}")
+            if name in ("quantiles", "histogram") and self.names.count(name) > 1:
+                raise ValueError(f"{name!r} is asked for twice; give all of it at once")
         if self.over not in SCOPES:
             raise ValueError(f"over={self.over!r} is not one of {', '.join(SCOPES)}")
+        if "covariance" in self.names and self.over != "channel":
+            raise ValueError('a covariance is of channels; ask for it with over="channel"')
+        if "argmax_channel" in self.names and self.over == "channel":
+            raise ValueError('argmax_channel has a meaning with over="all" or over="sample" only')
         if self.cast is not None and self.cast not in CASTS:
             raise ValueError(f"no cast {self.cast!r}; there is {', '.join(CASTS)}")
         if self.cast is not None and not self.values:
             raise ValueError("cast has a meaning with values only")
-        is_channel_used = self.over == "channel" or self.reduce or self.cast == "int8_per_channel"
-        if self.channel_dim is not None and not is_channel_used:
+        if self.channel_dim is not None and not self._uses_channels:
             raise ValueError(
-                'channel_dim has a meaning with over="channel", reduce and per-channel casts only'
+                'channel_dim has a meaning with over="channel", argmax_channel, reduce and per-channel '
+                "casts only"
             )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the wanted statistics."""
+        return tuple(stat if isinstance(stat, str) else stat.name for stat in self.stats)
+
+    @property
+    def _uses_channels(self) -> bool:
+        is_cast = self.cast == "int8_per_channel"
+        return self.over == "channel" or "argmax_channel" in self.names or bool(self.reduce) or is_cast
 
     def payloads(self) -> list[memoryview]:
         """Return the bytes of the arrays of its reductions, in the order of the request's payloads."""
@@ -79,11 +104,13 @@ class Tap:
         message = tap_pb2.Tap(
             selector=self.selector,
             alias=self.alias or "",
-            statistics=[STATISTICS[name] for name in self.stats],
+            statistics=[STATISTICS[name] for name in self.names],
             channel_dim=self.channel_dim,
             reductions=[reduction.to_wire() for reduction in self.reduce],
             cast=None if self.cast is None else CASTS[self.cast],
         )
+        for stat in self.stats:
+            _fill_options(message, stat)
         if not self.values:
             message.values = False
         if self.over != "all":
@@ -91,11 +118,25 @@ class Tap:
         return message
 
 
+def _fill_options(message: tap_pb2.Tap, stat: Stat) -> None:
+    """Write what a statistic needs to know; one that is named alone has its defaults."""
+    if stat == "quantiles":
+        stat = QuantilesWanted()
+    if stat == "histogram":
+        stat = HistogramWanted()
+    if isinstance(stat, QuantilesWanted):
+        message.quantiles.extend(stat.shares)
+    if isinstance(stat, HistogramWanted):
+        message.histogram.edges.extend(stat.edges)
+        if not stat.edges:
+            message.histogram.bin_count = stat.bins or DEFAULT_BINS
+
+
 def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
     selector: str,
     *,
     alias: str | None = None,
-    stats: Iterable[str] = (),
+    stats: Stat | Iterable[Stat] = (),
     values: bool = True,
     over: Over = "all",
     channel_dim: int | None = None,
@@ -111,12 +152,16 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
         tap("layer4", stats=["mean", "std"], values=False)
         tap("layer1.0.conv1", alias="edges", stats=["absmax"], over="channel")
         tap("layer4", channels=[3, 17], reduce=[pool("avg")], cast="float16")
+        tap("layer3", stats=["skewness", trocar.quantiles(0.05, 0.5, 0.95), trocar.histogram(bins=32)])
 
     Args:
-        selector: `path[:Type][@call][/port][[pick]]`, for example "layer4", "layer*.0.relu@1", "fc/in".
+        selector: `[kind:]path[:Type][@call][#order][/port][[pick]]`, for example "layer4", "layer*.0.relu@1",
+            "fc/in"; `selector` writes one from its parts.
         alias: A name for the feature map; the selector must then stand for one value.
         stats: Any of "mean", "var" (population), "std" (population), "min", "max", "absmax", "l2",
-            "zero_fraction", "nan_count", "inf_count".
+            "zero_fraction", "nan_count", "inf_count", "l1", "skewness", "kurtosis", "count",
+            "argmax_channel" (over "all" or "sample"), "covariance" (over "channel"), "quantiles" (of 0,
+            0.25, 0.5, 0.75 and 1) or `quantiles(...)`, "histogram" (64 bins) or `histogram(...)`.
         values: False leaves the values on the server and returns statistics and shape only.
         over: What the statistics are taken over: "all" for one number, "channel" or "sample" for
             an array of numbers.
@@ -134,11 +179,11 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
         TypeError: A reduction is none, or positions are no integers.
         ValueError: An unknown statistic, `over` or `cast`, or an option that has no meaning with the others.
     """
-    names = (stats,) if isinstance(stats, str) else tuple(stats)
+    wanted = (stats,) if isinstance(stats, (str, QuantilesWanted, HistogramWanted)) else tuple(stats)
     return Tap(
         selector,
         alias=alias,
-        stats=names,
+        stats=wanted,
         values=values,
         over=over,
         channel_dim=channel_dim,

@@ -28,6 +28,10 @@ Taps = Annotated[
 BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Images per call.")]
 
 
+NUMBERS = tuple(name for name in STATISTICS if name not in ("quantiles", "histogram", "covariance"))
+"""The statistics that are one number for each group, as a table shows them."""
+
+
 def parse_statistics(text: str) -> tuple[str, ...]:
     """Read `mean,std`.
 
@@ -37,7 +41,10 @@ def parse_statistics(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in STATISTICS]
     if unknown:
-        refuse(f"--stats: no statistic {unknown[0]!r}; there is {', '.join(STATISTICS)}")
+        refuse(f"--stats: no statistic {unknown[0]!r}; there is {', '.join(NUMBERS)}")
+    several = [name for name in names if name not in NUMBERS]
+    if several:
+        refuse(f"--stats: {several[0]} is more than one number; ask for it from Python, with trocar.tap")
     return names
 
 

@@ -10,18 +10,19 @@ Each number is what it would be over all samples at once, up to rounding; NaN an
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trocar import FeatureMaps, Statistics
+from trocar import FeatureMaps, Histogram, Statistics
+from trocar._cli.failures import refuse
 
 Values: TypeAlias = NDArray[np.float64]
 Number: TypeAlias = float | int | list[float] | list[int]
 
-_COUNTS = ("nan_count", "inf_count")
+_COUNTS = ("nan_count", "inf_count", "count")
 
 _MERGE: dict[str, Callable[[Values, Values, float], Values]] = {
     "mean": lambda old, new, share: old * (1 - share) + new * share,
@@ -32,6 +33,8 @@ _MERGE: dict[str, Callable[[Values, Values, float], Values]] = {
     "zero_fraction": lambda old, new, share: old * (1 - share) + new * share,
     "nan_count": lambda old, new, share: old + new,
     "inf_count": lambda old, new, share: old + new,
+    "l1": lambda old, new, share: old + new,
+    "count": lambda old, new, share: old + new,
 }
 """How two numbers about the same group become one; `share` is the part of all elements that is new."""
 
@@ -86,7 +89,9 @@ class _Merged:
         new = _parts(statistics)
         if self._over == "sample":
             self._parts = {name: np.concatenate([old, new[name]]) for name, old in self._parts.items()}
-        elif self._element_count == 0:
+            return
+        _check_mergeable(self._parts)
+        if self._element_count == 0:
             self._parts = new
         elif element_count:
             share = element_count / (self._element_count + element_count)
@@ -99,8 +104,18 @@ class _Merged:
         return numbers[0] if self._over == "all" else numbers
 
 
+def _check_mergeable(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in _MERGE and name not in ("var", "std"):
+            refuse(f"--stats: {name} of several batches cannot be merged; raise --batch, so that one has all")
+
+
 def _parts(statistics: Statistics) -> dict[str, Values]:
-    return {name: np.atleast_1d(np.float64(value)) for name, value in statistics.as_dict().items()}
+    return {
+        name: np.atleast_1d(np.float64(value))
+        for name, value in statistics.as_dict().items()
+        if not isinstance(value, Histogram)
+    }
 
 
 def _merge(old: dict[str, Values], new: dict[str, Values], share: float) -> dict[str, Values]:

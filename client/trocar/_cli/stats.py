@@ -7,13 +7,12 @@ import typer
 
 import trocar
 from trocar import Client
-from trocar._cli.arguments import AsJson, BatchSize, Images, ModelId, Taps, parse_statistics
+from trocar._cli.arguments import NUMBERS, AsJson, BatchSize, Images, ModelId, Taps, parse_statistics
 from trocar._cli.failures import refuse
 from trocar._cli.merging import StatisticsTable, wanted_statistics
 from trocar._cli.output import show_json
 from trocar._cli.passes import run_passes, samples_for
 from trocar._cli.statistics_view import show_statistics
-from trocar._taps import STATISTICS
 
 
 class Over(StrEnum):
@@ -33,7 +32,7 @@ def stats(
         Over, typer.Option(help="One number for all images, per channel or per image.")
     ] = Over.ALL,
     stats: Annotated[
-        str, typer.Option(help=f"Which, of {', '.join(STATISTICS)}.")
+        str, typer.Option(help=f"Which, of {', '.join(NUMBERS)}.")
     ] = "mean,std,min,max,zero_fraction",
     batch: BatchSize = 16,
     as_json: AsJson = False,

@@ -115,8 +115,7 @@ class Engine:
         """
         host = self._host(plan.model_id)
         check_images(host.hosted, plan.inputs)
-        signature = known_signature(host, plan) if plan.inputs else None
-        signature = signature or assumed_signature(host.hosted, plan.inputs)
+        signature = known_signature(host, plan) or assumed_signature(host.hosted, plan.inputs)
         recording = await self._record(host, signature, deadline)
         resolved, _ = resolve_plan(host, plan, signature, recording, self.limits)
         return make_preview(resolved, recording, 0)
@@ -157,19 +156,26 @@ class Engine:
             if not host.may_differ(error):
                 raise
 
-    async def prepare(self, plan: Plan, payloads: Sequence[Payload]) -> Prepared:
+    async def prepare(
+        self, plan: Plan, payloads: Sequence[Payload], constants: Sequence[Payload] = ()
+    ) -> Prepared:
         """Decode the images of a plan that was checked, on another thread than torch's.
+
+        Args:
+            plan: What to do.
+            payloads: The bytes of its inputs.
+            constants: The bytes of what its taps' reductions need.
 
         Raises:
             ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position.
         """
         if not any(isinstance(entry, ImageInput) for entry in plan.inputs):
-            return Prepared(plan, payloads, [[] for _ in plan.inputs])
+            return Prepared(plan, payloads, [[] for _ in plan.inputs], constants)
         limits = self.limits
         images = await asyncio.to_thread(
             decode_images, plan.inputs, payloads, limits.max_image_pixels, limits.max_request_bytes
         )
-        return Prepared(plan, payloads, images)
+        return Prepared(plan, payloads, images, constants)
 
     async def extract(self, prepared: Prepared, deadline: float | None = None) -> Extraction:
         """Run one pass.

@@ -136,7 +136,7 @@ def _argument(
     hosted: HostedModel, entry: ArgumentInput, payloads: Iterator[Payload], images: Iterator[Image.Image]
 ) -> Argument:
     if isinstance(entry, TensorInput):
-        tensor = _tensor(entry, next(payloads)).to(hosted.device)
+        tensor = tensor_of(entry.dtype, entry.shape, next(payloads)).to(hosted.device)
         return list(tensor.unbind()) if hosted.takes_list else tensor
     for _ in entry.images:
         next(payloads)
@@ -147,10 +147,11 @@ def _argument(
     return batch.to(hosted.device)
 
 
-def _tensor(entry: TensorInput, payload: Payload) -> torch.Tensor:
+def tensor_of(dtype: torch.dtype, shape: tuple[int, ...], payload: Payload) -> torch.Tensor:
+    """View a payload as a tensor."""
     if not payload.size:  # which torch does not view as another dtype
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    return torch.from_numpy(payload).view(entry.dtype).reshape(entry.shape)
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(payload).view(dtype).reshape(shape)
 
 
 def check_images(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:

@@ -10,11 +10,12 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.hosting import first_line, input_rejected
 from trocar_server.engine.lease import Replica
+from trocar_server.engine.outputs import COVARIANCE, Output, TapTarget, companion_output
 from trocar_server.engine.plan import Payload
-from trocar_server.engine.planner import Output, TapTarget
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
-from trocar_server.stats import StatisticsResult, reduce
+from trocar_server.reductions import CastValue, Reduced, cast_value, reduce_value
+from trocar_server.stats import Accumulator, StatisticsResult
 from trocar_server.surgery import (
     PassAborted,
     PassGuard,
@@ -23,6 +24,9 @@ from trocar_server.surgery import (
     TapSession,
     ValueMissingError,
 )
+
+Constants = Sequence[Sequence[torch.Tensor]]
+"""Tensors that come with a request, for each tap."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class FeatureMap:
     output: Output
     values: Payload | None = None
     statistics: StatisticsResult | None = None
+    cast: CastValue | None = None
+    """How the values were cast, or None."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,8 @@ class PassResult:
     """What one pass collected, where it stopped and how long it took."""
 
     feature_maps: tuple[FeatureMap, ...]
+    taken: Mapping[str, Accumulator]
+    """By feature map, what its statistics were made of."""
     stopped_at: str | None
     compute_s: float
 
@@ -59,6 +67,7 @@ def run_pass(
     arguments: tuple[Sequence[object], Mapping[str, object]],
     targets: Sequence[TapTarget],
     guard: PassGuard,
+    constants: Constants = (),
     start: StartSession | None = None,
 ) -> PassResult:
     """Run the model until the last needed call and reduce what was collected.
@@ -68,6 +77,7 @@ def run_pass(
         arguments: Positional and keyword arguments of the forward.
         targets: What to collect.
         guard: Says whether to go on.
+        constants: Of each tap, by its position: what its reductions need.
         start: Where the pass starts, if not at the arguments, which are then without data.
 
     Raises:
@@ -79,10 +89,13 @@ def run_pass(
     session = TapSession(replica.module, [target.target for target in targets])
     with torch.inference_mode():
         with guard.watching(replica.module), start or nullcontext(), session:
-            replica.module(*arguments[0], **arguments[1])
+            if session.needs_pass:
+                replica.module(*arguments[0], **arguments[1])
         _check_data(session.values)
-        feature_maps = tuple(_finish(target, session.values, guard) for target in targets)
-    return PassResult(feature_maps, session.stopped_at, time.perf_counter() - started)
+        finished = [_finish(target, session.values, constants, guard) for target in targets]
+    feature_maps = tuple(found for entry in finished for found in entry.feature_maps)
+    taken = {entry.feature_maps[0].output.name: entry.taken for entry in finished if entry.taken}
+    return PassResult(feature_maps, taken, session.stopped_at, time.perf_counter() - started)
 
 
 @contextmanager
@@ -120,7 +133,17 @@ def _check_data(values: Mapping[str, torch.Tensor]) -> None:
             raise StartMixedError(name)
 
 
-def _finish(target: TapTarget, values: Mapping[str, torch.Tensor], guard: PassGuard) -> FeatureMap:
+@dataclass(frozen=True)
+class _Finished:
+    """What one value became."""
+
+    feature_maps: tuple[FeatureMap, ...]
+    taken: Accumulator | None
+
+
+def _finish(
+    target: TapTarget, values: Mapping[str, torch.Tensor], constants: Constants, guard: PassGuard
+) -> _Finished:
     """Reduce one value on the device and bring to the host what was asked for."""
     guard.check()
     name, tap = target.target.name, target.tap
@@ -129,11 +152,48 @@ def _finish(target: TapTarget, values: Mapping[str, torch.Tensor], guard: PassGu
             ErrorReason.MODULE_NOT_CALLED,
             f"'{name}' was not called in this pass: the model decides on its data",
         )
-    value = values[name]
-    statistics = reduce(value, tap.statistics, tap.scope, tap.channel_dim) if tap.statistics else None
-    host = _bytes_of(name, value) if tap.values else None
-    output = Output(name, target, tuple(value.shape), value.dtype, tap.values)
-    return FeatureMap(output, host, statistics)
+    with target.named_errors():
+        reduced = _reduced(target, values[name], constants, guard)
+        taken = _taken(target, reduced.value)
+        cast = cast_value(reduced.value, tap.cast, reduced.channel_dim) if tap.cast else None
+    sent = cast.value if cast else reduced.value
+    main = Output(name, target, tuple(sent.shape), sent.dtype, tap.values)
+    result = taken.result() if taken else None
+    found = [FeatureMap(main, _bytes_of(name, sent) if tap.values else None, result, cast)]
+    companions = dict(reduced.companions) if tap.values else {}
+    return _Finished((*found, *_companions(main, companions, result)), taken)
+
+
+def _taken(target: TapTarget, value: torch.Tensor) -> Accumulator | None:
+    if not target.tap.statistics:
+        return None
+    accumulator = target.accumulator()
+    accumulator.update(value)
+    return accumulator
+
+
+def _companions(
+    main: Output, values: Mapping[str, torch.Tensor], result: StatisticsResult | None
+) -> Iterator[FeatureMap]:
+    for role, value in values.items():
+        output = companion_output(main, role, tuple(value.shape), value.dtype)
+        yield FeatureMap(output, _bytes_of(output.name, value))
+    if result is not None and result.covariance is not None:
+        yield covariance_map(main, result.covariance)
+
+
+def covariance_map(main: Output, matrix: torch.Tensor) -> FeatureMap:
+    """Return the covariance matrix of a feature map as its companion."""
+    output = companion_output(main, COVARIANCE, tuple(matrix.shape), matrix.dtype)
+    return FeatureMap(output, _bytes_of(output.name, matrix))
+
+
+def _reduced(target: TapTarget, value: torch.Tensor, constants: Constants, guard: PassGuard) -> Reduced:
+    tap = target.tap
+    if not (tap.reductions or tap.cast):
+        return Reduced(value)
+    own = constants[target.tap_index] if constants else ()
+    return reduce_value(value, tap.reductions, tap.channel_dim, own, guard.check)
 
 
 def _bytes_of(name: str, value: torch.Tensor) -> Payload:

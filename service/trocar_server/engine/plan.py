@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trocar_server.reductions import Cast, Reduction
-from trocar_server.stats import Scope, Statistic
+from trocar_server.reductions import Cast, ConstantSpec, Reduction, constant_specs
+from trocar_server.stats import NO_PARAMETERS, Scope, Statistic, StatisticParameters
 from trocar_server.surgery import Selector
 
 Payload: TypeAlias = NDArray[np.uint8]
@@ -38,6 +38,7 @@ class TapRequest:
     channel_dim: int | None = None
     reductions: tuple[Reduction, ...] = ()
     cast: Cast | None = None
+    parameters: StatisticParameters = NO_PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ class Plan:
     inputs: tuple[ArgumentInput, ...]
     max_chunk_bytes: int
     start_at: StartAt | None = None
+
+    @property
+    def constant_specs(self) -> list[ConstantSpec]:
+        """The tensors that the taps' reductions need: a payload each, behind those of the inputs."""
+        return [spec for tap in self.taps for spec in constant_specs(tap.reductions)]
 
 
 @dataclass(frozen=True)

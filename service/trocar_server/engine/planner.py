@@ -1,89 +1,19 @@
 """Checking what is asked for against a model before anything is computed."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.outputs import TapTarget
 from trocar_server.engine.plan import SENDABLE, TapRequest
 from trocar_server.errors import ServiceError
-from trocar_server.stats import Scope
-from trocar_server.stats.groups import resolve_channel_dim
-from trocar_server.surgery import Leaf, Recording, Target, resolve
+from trocar_server.reductions import constant_specs
+from trocar_server.surgery import Recording, Target, parse_selector, resolve
 
-_NUMBER_BYTES = 8
+_ANY_SELECTOR = parse_selector("/in")
 
 # They travel in the one message that describes the reply, of which our client takes 16 MiB.
 _MAX_STATISTICS_BYTES = 12 << 20
-
-
-@dataclass(frozen=True)
-class TapTarget:
-    """One value that a pass will collect, and what is wanted of it."""
-
-    target: Target
-    leaf: Leaf
-    tap: TapRequest
-    type_name: str
-
-    def outputs(self) -> "tuple[Output, ...]":
-        """Return what the reply will have of it."""
-        return (Output(self.target.name, self, self.leaf.shape or (), self.leaf.dtype, self.tap.values),)
-
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of its values in the reply."""
-        return sum(output.byte_count for output in self.outputs())
-
-    @property
-    def statistics_bytes(self) -> int:
-        """Bytes of its numbers per sample or channel; one over everything counts no more than its name.
-
-        Raises:
-            ServiceError: `INVALID_ARGUMENT`, it has no dimension for the scope.
-        """
-        tap, shape = self.tap, self.leaf.shape
-        if not tap.statistics or shape is None:
-            return 0
-        channel_dim = self._channel_dim(len(shape))
-        if tap.scope is Scope.ALL:
-            return 0
-        return shape[channel_dim or 0] * len(tap.statistics) * _NUMBER_BYTES
-
-    def _channel_dim(self, rank: int) -> int | None:
-        try:
-            return resolve_channel_dim(self.tap.scope, rank, self.tap.channel_dim)
-        except ServiceError as error:
-            name = self.target.name
-            raise ServiceError(error.reason, f"'{name}': {error.message}", name=name) from None
-
-
-@dataclass(frozen=True)
-class Output:
-    """One feature map of a reply, without its values.
-
-    Attributes:
-        name: Unique in the reply.
-        source: What it was collected for.
-        shape: Its shape; a plan knows it before the pass, except where a model looks at its data.
-        dtype: Its dtype.
-        has_values: Whether its values are sent.
-        companion_of: The name of the feature map that it accompanies; empty for one that was tapped.
-    """
-
-    name: str
-    source: TapTarget
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    has_values: bool
-    companion_of: str = ""
-
-    @property
-    def byte_count(self) -> int:
-        """Bytes of its values in the reply."""
-        return math.prod(self.shape) * self.dtype.itemsize if self.has_values and self.dtype else 0
 
 
 @dataclass(frozen=True)
@@ -111,10 +41,10 @@ def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_byt
     found = resolve((tap.selector for tap in taps), recording)
     expansions = [
         [
-            TapTarget(_named(target, tap, len(values)), leaf, tap, recording.modules[target.path].type_name)
+            TapTarget(_named(target, tap, len(values)), leaf, tap, _type_name(target, recording), index)
             for target, leaf in values
         ]
-        for tap, values in zip(taps, found, strict=True)
+        for index, (tap, values) in enumerate(zip(taps, found, strict=True))
     ]
     targets = tuple(_unique(target for targets in expansions for target in targets))
     _check_dtypes(targets)
@@ -123,10 +53,15 @@ def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_byt
     return Resolved(targets, names, byte_count)
 
 
+def _type_name(target: Target, recording: Recording) -> str:
+    return recording.modules[target.path].type_name
+
+
 def _check_dtypes(targets: Sequence[TapTarget]) -> None:
     for target in targets:
-        if target.tap.values and target.leaf.dtype not in SENDABLE:
-            dtype = str(target.leaf.dtype).removeprefix("torch.")
+        dtype_sent = target.outputs[0].dtype
+        if target.tap.values and dtype_sent not in SENDABLE:
+            dtype = str(dtype_sent).removeprefix("torch.")
             raise ServiceError(
                 ErrorReason.NOT_A_TENSOR,
                 f"the values of '{target.target.name}' are {dtype}, which cannot be sent; "
@@ -136,7 +71,7 @@ def _check_dtypes(targets: Sequence[TapTarget]) -> None:
 
 def _checked_byte_count(targets: Sequence[TapTarget], max_reply_bytes: int) -> int:
     """Return the bytes of all values, if there is room for them and for the statistics."""
-    byte_count = sum(target.value_bytes for target in targets)
+    byte_count = sum(target.byte_count for target in targets)
     statistics_bytes = sum(target.statistics_bytes for target in targets)
     if byte_count + statistics_bytes > max_reply_bytes:
         raise _too_large(byte_count + statistics_bytes, max_reply_bytes, targets)
@@ -162,22 +97,24 @@ def _unique(targets: Iterable[TapTarget]) -> Iterator[TapTarget]:
     """Drop a value asked for twice in the same way; refuse one name for two things."""
     seen: dict[str, TapTarget] = {}
     for target in targets:
-        name = target.target.name
-        if name not in seen:
-            seen[name] = target
-            yield target
+        first = seen.get(target.target.name)
+        if first is not None and first.target == target.target and _wants(first) == _wants(target):
             continue
-        first = seen[name]
-        if first.target != target.target or _wants(first.tap) != _wants(target.tap):
-            raise ServiceError(
-                ErrorReason.DUPLICATE_NAME,
-                f"two feature maps would be named '{name}'; give one of them an alias",
-                name=name,
-            )
+        for output in target.outputs:
+            if output.name in seen:
+                raise ServiceError(
+                    ErrorReason.DUPLICATE_NAME,
+                    f"two feature maps would be named '{output.name}'; give one of them an alias",
+                    name=output.name,
+                )
+            seen[output.name] = target
+        yield target
 
 
-def _wants(tap: TapRequest) -> tuple[object, ...]:
-    return tap.values, tap.statistics, tap.scope, tap.channel_dim
+def _wants(target: TapTarget) -> tuple[object, ...]:
+    # Constants are not part of a tap: those of two taps may differ.
+    origin = target.tap_index if constant_specs(target.tap.reductions) else 0
+    return replace(target.tap, selector=_ANY_SELECTOR, alias=""), origin
 
 
 def check_byte_count(byte_count: int, limit: int) -> None:
@@ -197,7 +134,7 @@ def check_byte_count(byte_count: int, limit: int) -> None:
 
 
 def _too_large(byte_count: int, limit: int, targets: Iterable[TapTarget]) -> ServiceError:
-    sizes = {target.target.name: target.value_bytes + target.statistics_bytes for target in targets}
+    sizes = {target.target.name: target.byte_count + target.statistics_bytes for target in targets}
     largest = max(sizes, key=sizes.__getitem__)
     return ServiceError(
         ErrorReason.REPLY_TOO_LARGE,

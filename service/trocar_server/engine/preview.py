@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from trocar_server.engine.inputs import predicted_signature
+from trocar_server.engine.outputs import Output
 from trocar_server.engine.plan import ArgumentInput, ImageInput, Signature, TensorSignature
-from trocar_server.engine.planner import Output, Resolved
+from trocar_server.engine.planner import Resolved
 from trocar_server.models import HostedModel
 from trocar_server.surgery import Recording, Target
 
@@ -30,7 +31,7 @@ class Preview:
 
 def make_preview(resolved: Resolved, recording: Recording, memory_bytes: int) -> Preview:
     """Put together what is known of a pass before it runs."""
-    outputs = tuple(output for target in resolved.targets for output in target.outputs())
+    outputs = tuple(output for target in resolved.targets for output in target.outputs)
     last = last_target((target.target for target in resolved.targets), recording)
     return Preview(outputs, resolved.expansions, last.path, memory_bytes, recording.is_symbolic)
 

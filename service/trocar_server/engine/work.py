@@ -8,11 +8,18 @@ from PIL import Image
 
 from trocar_server.config import Limits
 from trocar_server.engine.hosting import Host
-from trocar_server.engine.inputs import Argument, build_arguments, predicted_signature, signature_of
+from trocar_server.engine.inputs import (
+    Argument,
+    build_arguments,
+    predicted_signature,
+    signature_of,
+    tensor_of,
+)
 from trocar_server.engine.lease import Replica
-from trocar_server.engine.passes import PassResult, domain_errors, run_pass
+from trocar_server.engine.passes import Constants, PassResult, domain_errors, run_pass
 from trocar_server.engine.plan import Payload, Plan, Signature, split_arguments
 from trocar_server.engine.planner import Resolved, check_byte_count, resolve_taps
+from trocar_server.engine.preview import assumed_signature
 from trocar_server.engine.starting import (
     Start,
     check_after_start,
@@ -21,6 +28,7 @@ from trocar_server.engine.starting import (
     start_signature,
 )
 from trocar_server.errors import ServiceError
+from trocar_server.reductions import constant_specs
 from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession
 
 
@@ -31,6 +39,8 @@ class Prepared:
     plan: Plan
     payloads: Sequence[Payload]
     images: Sequence[list[Image.Image]]
+    constants: Sequence[Payload] = ()
+    """What the taps' reductions need: the payloads of `Plan.constant_specs`."""
 
 
 def known_signature(host: Host, plan: Plan) -> Signature | None:
@@ -41,6 +51,8 @@ def known_signature(host: Host, plan: Plan) -> Signature | None:
     """
     if plan.start_at is not None:
         return start_signature(host, plan, plan.start_at)
+    if not plan.inputs:  # parameters alone are wanted
+        return assumed_signature(host.hosted, ())
     return predicted_signature(host.hosted, plan.inputs)
 
 
@@ -73,9 +85,10 @@ def run_plan(
     with domain_errors(host.hosted):
         guard.check()
         arguments = build_arguments(host.hosted, plan.inputs, prepared.payloads, prepared.images, guard)
+        constants = _constants(host, plan, prepared.constants)
         if plan.start_at is not None:
-            return _run_from_start(host, replica, plan, arguments, guard, limits)
-        signature = signature_of(names, arguments)
+            return _run_from_start(host, replica, plan, arguments, constants, guard, limits)
+        signature = signature_of(names, arguments) if plan.inputs else assumed_signature(host.hosted, ())
         called = split_arguments(names, arguments)
         recording = host.record(signature, guard)
         try:
@@ -84,13 +97,19 @@ def run_plan(
             if not host.may_differ(error):
                 raise
             resolved = resolve_taps(plan.taps, host.record_data(called), limits.max_reply_bytes)
-        result = run_pass(replica, called, resolved.targets, guard)
+        result = run_pass(replica, called, resolved.targets, guard, constants)
     check_byte_count(result.byte_count, limits.max_reply_bytes)  # a model may decide on its data
     return resolved, result
 
 
 def _run_from_start(
-    host: Host, replica: Replica, plan: Plan, arguments: Sequence[Argument], guard: PassGuard, limits: Limits
+    host: Host,
+    replica: Replica,
+    plan: Plan,
+    arguments: Sequence[Argument],
+    constants: Constants,
+    guard: PassGuard,
+    limits: Limits,
 ) -> tuple[Resolved, PassResult]:
     at, (value,) = plan.start_at, arguments
     assert at is not None
@@ -102,6 +121,18 @@ def _run_from_start(
     called = split_arguments([entry.name for entry in signature], [entry.make("meta") for entry in signature])
     session = StartSession(replica.module, host.meta, start.target, value)
     try:
-        return resolved, run_pass(replica, called, resolved.targets, guard, session)
+        return resolved, run_pass(replica, called, resolved.targets, guard, constants, session)
     except StartMixedError as mixed:
         raise needs_more(at, str(mixed)) from None
+
+
+def _constants(host: Host, plan: Plan, payloads: Sequence[Payload]) -> Constants:
+    """Make the tensors of each tap's reductions, on the model's device."""
+    remaining = iter(payloads)
+    return [
+        [
+            tensor_of(spec.dtype, spec.shape, next(remaining)).to(host.hosted.device)
+            for spec in constant_specs(tap.reductions)
+        ]
+        for tap in plan.taps
+    ]

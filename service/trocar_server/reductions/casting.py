@@ -87,10 +87,14 @@ def _scales(value: torch.Tensor, cast: Cast, channel_dim: int | None) -> torch.T
         nans, infinities = _nonfinite_counts(value)
         problem = f"int8 holds no NaN ({nans:,} are there) and no Inf ({infinities:,}); cast to bfloat16"
         raise rejected(value, cast, problem)
+    if (absmax > torch.finfo(torch.float32).max).any():
+        raise rejected(
+            value, cast, "the client makes float32 of int8, and some are beyond it; leave the cast out"
+        )
     scales = (absmax / _INT8_MAX).float()
-    if scales.isinf().any():
-        raise rejected(value, cast, "int8 scales are float32, and values are beyond them; leave the cast out")
-    return scales
+    # Rounded up, the largest scale would make Inf of 127 steps.
+    is_over = (scales * _INT8_MAX).isinf()
+    return torch.where(is_over, scales.nextafter(torch.zeros_like(scales)), scales)
 
 
 def _absmax(value: torch.Tensor, channel_dim: int | None) -> torch.Tensor:

@@ -37,13 +37,17 @@ def gram(stage: Stage, wanted: Gram) -> Stage:
     channel_dim = stage.need_channels(wanted)
     batch, channels = stage.shape[0], stage.shape[channel_dim]
     positions = math.prod(stage.shape[1:channel_dim] + stage.shape[channel_dim + 1 :])
-    stage.need_size(wanted, (batch, channels, channels), 8)
-    features = stage.value.movedim(channel_dim, 1).reshape(batch, channels, positions)
-    features = features.float() if features.dtype in HALVES else features
-    products = torch.bmm(features, features.mT)
-    workspace_bytes = 2 * features.nbytes + products.nbytes
-    result = products / positions if wanted.is_normalized else products
-    return Stage(result, has_samples=True, channel_dim=2, workspace_bytes=workspace_bytes)
+    dtype = torch.float32 if stage.value.dtype in HALVES else stage.value.dtype
+    shape = (batch, channels, channels)
+    stage.need_size(wanted, shape, dtype.itemsize)
+
+    def work() -> torch.Tensor:
+        features = stage.value.movedim(channel_dim, 1).reshape(batch, channels, positions).to(dtype)
+        products = torch.bmm(features, features.mT)
+        return products / positions if wanted.is_normalized else products
+
+    workspace_bytes = stage.byte_count + (stage.value.numel() + math.prod(shape)) * dtype.itemsize
+    return Stage(stage.compute(shape, dtype, work), True, 2, workspace_bytes)
 
 
 def project(stage: Stage, wanted: Projection, check: Callable[[], None]) -> Stage:
@@ -77,16 +81,19 @@ def project(stage: Stage, wanted: Projection, check: Callable[[], None]) -> Stag
         )
     stage.need_size(wanted, (batch, count), _FLOAT32_BYTES)
     rows = block_rows(count)
-    projected = stage.value.new_zeros((batch, count), dtype=torch.float32)
-    if not projected.is_meta:
+
+    def work() -> torch.Tensor:
         flat = stage.value.reshape(batch, features)  # a copy where the strides allow no view
+        projected = stage.value.new_zeros((batch, count), dtype=torch.float32)
         for first, block in matrix_blocks(wanted, features, rows):
             check()
             part = flat[:, first : first + len(block)].float()
             projected.addmm_(part, block.to(projected.device))
+        return projected
+
     height = min(rows + _DRAWN_TOGETHER, features)
     workspace_bytes = stage.byte_count + _FLOAT32_BYTES * height * (3 * count + batch)
-    return Stage(projected, has_samples=True, channel_dim=1, workspace_bytes=workspace_bytes)
+    return Stage(stage.compute((batch, count), torch.float32, work), True, 1, workspace_bytes)
 
 
 def block_rows(component_count: int, block_elements: int = BLOCK_ELEMENTS) -> int:
@@ -126,11 +133,16 @@ def principal_components(stage: Stage, wanted: Pca, constants: Sequence[torch.Te
             wanted, f"dimension {channel_dim} has {channels:,} channels; give components for these"
         )
     dtype = torch.promote_types(stage.value.dtype, wanted.dtype)
-    components, *mean = (tensor.to(stage.value.device, dtype) for tensor in constants)
-    last = stage.value.movedim(channel_dim, -1).to(dtype)
-    stage.need_size(wanted, (*last.shape[:-1], wanted.component_count), dtype.itemsize)
-    centred = last - mean[0] if mean else last
-    scores = centred @ components.T
-    held = 3 * last.numel() + sum(tensor.numel() for tensor in (components, *mean))
+    positions = stage.shape[:channel_dim] + stage.shape[channel_dim + 1 :]
+    shape = (*positions, wanted.component_count)
+    stage.need_size(wanted, shape, dtype.itemsize)
+
+    def work() -> torch.Tensor:
+        components, *mean = (tensor.to(stage.value.device, dtype) for tensor in constants)
+        last = stage.value.movedim(channel_dim, -1).to(dtype)
+        return (last - mean[0] if mean else last) @ components.T
+
+    constant_count = sum(tensor.numel() for tensor in constants)
+    workspace_bytes = (3 * stage.value.numel() + constant_count) * dtype.itemsize
     has_samples = stage.has_samples and channel_dim != 0
-    return Stage(scores, has_samples, scores.ndim - 1, workspace_bytes=held * dtype.itemsize)
+    return Stage(stage.compute(shape, dtype, work), has_samples, len(shape) - 1, workspace_bytes)

@@ -4,7 +4,8 @@ Results have the value's dtype. Of float16 and bfloat16, gem is computed in floa
 third power of 41 is more than float16 holds.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -72,13 +73,18 @@ def _positions(stage: Stage, wanted: Pool) -> tuple[int, ...]:
 
 
 def _pool_all(stage: Stage, wanted: Pool, positions: tuple[int, ...]) -> Stage:
-    value = stage.value
-    if wanted.kind is PoolKind.MAX:
-        pooled, workspace_bytes = value.amax(positions), 0
-    elif wanted.kind is PoolKind.AVG:
-        pooled, workspace_bytes = value.mean(positions), 0
-    else:
-        pooled, workspace_bytes = _gem(stage, wanted.power, lambda powers: powers.mean(positions))
+    value, kind = stage.value, wanted.kind
+    shape = (stage.shape[0], stage.shape[stage.need_channels(wanted)])
+
+    def work() -> torch.Tensor:
+        if kind is PoolKind.MAX:
+            return value.amax(positions)
+        if kind is PoolKind.AVG:
+            return value.mean(positions)
+        return _gem(value, wanted.power, lambda powers: powers.mean(positions))
+
+    workspace_bytes = _gem_bytes(stage, shape) if kind is PoolKind.GEM else 0
+    pooled = stage.compute(shape, value.dtype, work)
     return Stage(pooled, has_samples=True, channel_dim=1, workspace_bytes=workspace_bytes)
 
 
@@ -91,27 +97,32 @@ def _pool_to_size(stage: Stage, wanted: Pool, rank: int) -> Stage:
         )
     shape = (stage.shape[0], stage.shape[channels], *size)
     stage.need_size(wanted, shape, stage.value.itemsize + _INT64_BYTES)
-    moved = stage.to(stage.value.movedim(channels, 1))
-    if not moved.value.numel():  # no sample or no channel; torch's max pools refuse the latter
-        pooled, workspace_bytes = moved.value.new_empty(shape), 0
-    else:
-        pooled, workspace_bytes = _adaptive(moved, wanted, size)
-    return stage.to(pooled.movedim(1, channels), workspace_bytes + stage.byte_count)
+    moved = stage.value.movedim(channels, 1)
+    if moved.numel():
+        pooled = stage.compute(shape, moved.dtype, lambda: _adaptive(moved, wanted, size))
+    else:  # no sample or no channel; torch's max pools refuse the latter
+        pooled = moved.new_empty(shape)
+    workspace_bytes = stage.byte_count  # where the channels must be moved
+    workspace_bytes += _gem_bytes(stage, shape) if wanted.kind is PoolKind.GEM else 0
+    workspace_bytes += math.prod(shape) * _INT64_BYTES if wanted.kind is PoolKind.MAX else 0  # positions, too
+    return stage.to(pooled.movedim(1, channels), workspace_bytes)
 
 
-def _adaptive(stage: Stage, wanted: Pool, size: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+def _adaptive(value: torch.Tensor, wanted: Pool, size: tuple[int, ...]) -> torch.Tensor:
     average = _ADAPTIVE_AVG[len(size)]
     if wanted.kind is PoolKind.AVG:
-        return average(stage.value, size), 0
+        return average(value, size)
     if wanted.kind is PoolKind.GEM:
-        return _gem(stage, wanted.power, lambda powers: average(powers, size))
-    pooled = _ADAPTIVE_MAX[len(size)](stage.value, size)
-    return pooled, pooled.numel() * _INT64_BYTES  # torch finds the positions, too
+        return _gem(value, wanted.power, lambda powers: average(powers, size))
+    return _ADAPTIVE_MAX[len(size)](value, size)
 
 
-def _gem(
-    stage: Stage, power: float, average: Callable[[torch.Tensor], torch.Tensor]
-) -> tuple[torch.Tensor, int]:
-    value = stage.value.float() if stage.value.dtype in HALVES else stage.value
-    mean = average(value.clamp(min=GEM_FLOOR).pow(power))
-    return mean.pow(1 / power).to(stage.value.dtype), 3 * value.numel() * value.itemsize + 2 * mean.nbytes
+def _gem(value: torch.Tensor, power: float, average: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    clamped = value.float().clamp_(min=GEM_FLOOR) if value.dtype in HALVES else value.clamp(min=GEM_FLOOR)
+    return average(clamped.pow_(power)).pow(1 / power).to(value.dtype)
+
+
+def _gem_bytes(stage: Stage, shape: Sequence[int]) -> int:
+    """Return the bytes of the powers, of their mean and of its root."""
+    itemsize = max(stage.value.itemsize, torch.float32.itemsize)
+    return (stage.value.numel() + 2 * math.prod(shape)) * itemsize

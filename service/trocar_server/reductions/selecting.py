@@ -18,10 +18,12 @@ def index(stage: Stage, wanted: Index) -> Stage:
         ServiceError: `REDUCTION_REJECTED`, too many items or a position out of range.
     """
     items = _without_ellipsis(stage, wanted)
-    sizes = stage.shape
+    for dim, item in enumerate(items):
+        if isinstance(item, int):
+            _check_position(stage, wanted, dim, item)
     torch_items = tuple(
-        _position(stage, wanted, dim, item) if isinstance(item, int) else _torch_slice(item, sizes[dim])
-        for dim, item in enumerate(items)
+        _torch_slice(item, size) if isinstance(item, Slice) else item
+        for item, size in zip(items, stage.shape, strict=True)
     )
     kept = [dim for dim, item in enumerate(items) if isinstance(item, Slice)]
     channels = kept.index(stage.channel_dim) if stage.channel_dim in kept else None
@@ -36,9 +38,8 @@ def take(stage: Stage, wanted: Take) -> Stage:
     """
     dim = _axis_dim(stage, wanted)
     size, count = stage.shape[dim], len(wanted.positions)
-    outside = next((position for position in wanted.positions if not -size <= position < size), None)
-    if outside is not None:
-        raise stage.refuse(wanted, f"position {outside} is not among the {size:,} of dimension {dim}")
+    for extreme in (min(wanted.positions), max(wanted.positions)):
+        _check_position(stage, wanted, dim, extreme)
     shape = (*stage.shape[:dim], count, *stage.shape[dim + 1 :])
     stage.need_size(wanted, shape, stage.value.itemsize)
     positions = torch.tensor([position % size for position in wanted.positions], device=stage.value.device)
@@ -76,8 +77,12 @@ def top_k(stage: Stage, wanted: TopK) -> Stage:
     dim = wanted.dim % rank
     if wanted.k > stage.shape[dim]:
         raise stage.refuse(wanted, f"dimension {dim} has {stage.shape[dim]:,} elements; ask for no more")
-    found = value.topk(wanted.k, dim, largest=not wanted.is_smallest, sorted=True)
-    return replace(stage, value=found.values, workspace_bytes=0, companions={"indices": found.indices})
+    shape = (*stage.shape[:dim], wanted.k, *stage.shape[dim + 1 :])
+    if value.is_meta:  # as in `Stage.compute`, for two results
+        values, indices = value.new_empty(shape), value.new_empty(shape, dtype=torch.int64)
+    else:
+        values, indices = value.topk(wanted.k, dim, largest=not wanted.is_smallest, sorted=True)
+    return replace(stage, value=values, workspace_bytes=0, companions={"indices": indices})
 
 
 def _without_ellipsis(stage: Stage, wanted: Index) -> list[int | Slice]:
@@ -94,11 +99,10 @@ def _without_ellipsis(stage: Stage, wanted: Index) -> list[int | Slice]:
     return found
 
 
-def _position(stage: Stage, wanted: Index, dim: int, position: int) -> int:
+def _check_position(stage: Stage, wanted: Index | Take, dim: int, position: int) -> None:
     size = stage.shape[dim]
     if not -size <= position < size:
         raise stage.refuse(wanted, f"position {position} is not among the {size:,} of dimension {dim}")
-    return position
 
 
 def _torch_slice(item: Slice, size: int) -> slice:

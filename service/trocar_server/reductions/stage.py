@@ -9,7 +9,7 @@ Note: [The channels stay the channels]
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -66,6 +66,15 @@ class Stage:
     def to(self, value: torch.Tensor, workspace_bytes: int = 0) -> "Stage":
         """Return the stage after this one, with dimensions of the same meaning."""
         return replace(self, value=value, workspace_bytes=workspace_bytes)
+
+    def compute(
+        self, shape: Sequence[int], dtype: torch.dtype, work: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return what `work` computes, of this form; on the meta device the form alone.
+
+        The first `div` or `bmm` on the meta device imports torch's reference operators, for 2 s (torch 2.14).
+        """
+        return self.value.new_empty(tuple(shape), dtype=dtype) if self.value.is_meta else work()
 
     def refuse(self, asked: object, problem: str) -> ServiceError:
         """Return the error that says what was asked of which value, and what to do."""

@@ -40,9 +40,10 @@ class ExtractionService:
             if message is None:
                 break
             receiver.feed(read_message(pb.ExtractRequest, message)[1])
-        prepared = await self._engine.prepare(plan, receiver.finish())
+        payloads, count = receiver.finish(), len(byte_counts) - len(plan.constant_specs)
+        prepared = await self._engine.prepare(plan, payloads[:count], payloads[count:])
         extraction = await self._engine.extract(prepared, deadline)
-        del receiver, prepared, chunks, first
+        del receiver, payloads, prepared, chunks, first
         for parts in reply_messages(plan, extraction):
             await context.write(parts)
 

@@ -3,19 +3,17 @@
 from collections.abc import Iterator, Sequence
 
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.v1.statistics_pb2 import StatisticResult
+from trocar_api.v1.reduction_pb2 import CastResult
 from trocar_api.wire import split_payload
 from trocar_server.engine.engine import Extraction
+from trocar_server.engine.outputs import Output
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan
-from trocar_server.engine.planner import Output
-from trocar_server.rpc.dtypes import spec_to_wire
-from trocar_server.rpc.statistics import SCOPES, STATISTICS
+from trocar_server.reductions import CastValue
+from trocar_server.rpc.dtypes import spec_to_wire, to_wire
+from trocar_server.rpc.statistics import fill_statistics
 from trocar_server.rpc.text import sendable
 from trocar_server.surgery.structure import format_picks
-
-_STATISTICS = {statistic: wire for wire, statistic in STATISTICS.items()}
-_SCOPES = {scope: wire for wire, scope in SCOPES.items()}
 
 Parts = list[bytes | memoryview]
 """One message as the pieces that it is joined from."""
@@ -74,14 +72,19 @@ def describe(feature_map: FeatureMap) -> pb.FeatureMap:
     """Describe one feature map and add its statistics."""
     message, found = describe_output(feature_map.output), feature_map.statistics
     if found is not None:
-        message.scope = _SCOPES[found.scope]
-        message.statistics.extend(
-            StatisticResult(statistic=_STATISTICS[kind], values=found.values[kind])
-            for kind in feature_map.output.source.tap.statistics
-        )
-        if found.channel_dim is not None:
-            message.channel_dim = found.channel_dim
+        fill_statistics(message, feature_map.output.source.tap.statistics, found)
+    if feature_map.cast is not None:
+        message.cast.CopyFrom(_cast(feature_map.cast))
     return message
+
+
+def _cast(cast: CastValue) -> CastResult:
+    return CastResult(
+        original_dtype=to_wire(cast.original_dtype),
+        scales=cast.scales,
+        channel_dim=cast.channel_dim,
+        max_error=cast.max_error,
+    )
 
 
 def describe_output(output: Output) -> pb.FeatureMap:

@@ -1,5 +1,6 @@
 """From an `ExtractRequest` to a plan, with every check that needs no model."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,8 +33,17 @@ def to_plan(
     Raises:
         ServiceError: With the field named.
     """
+    plan = base_plan(request, limits)
+    needs_inputs = needs_inputs and any(tap.selector.parameter is None for tap in plan.taps)
     inputs, byte_counts = to_inputs(request.inputs, limits) if request.inputs or needs_inputs else ((), [])
-    return replace(base_plan(request, limits), inputs=inputs), byte_counts
+    byte_counts += constant_byte_counts(plan)
+    check_request_bytes(byte_counts, limits)
+    return replace(plan, inputs=inputs), byte_counts
+
+
+def constant_byte_counts(plan: Plan) -> list[int]:
+    """Return the bytes of each tensor that the taps' reductions need."""
+    return [math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.constant_specs]
 
 
 def base_plan(request: pb.ExtractRequest | ExtractStreamStart, limits: Limits) -> Plan:

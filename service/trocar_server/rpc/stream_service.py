@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -13,13 +13,14 @@ import structlog
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
 from trocar_server.engine.engine import Engine, Extraction
+from trocar_server.engine.plan import Payload
 from trocar_server.engine.work import Prepared
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.ahead import ahead
 from trocar_server.rpc.batches import Batch, StreamReader
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.replies import Parts, framed, join_parts, reply_head, values_of
-from trocar_server.rpc.requests import base_plan
+from trocar_server.rpc.requests import base_plan, check_request_bytes, constant_byte_counts
 from trocar_server.rpc.text import sendable
 
 _SERVICE = "trocar_api.v1.StreamService"
@@ -52,11 +53,14 @@ class StreamService:
     ) -> None:
         """Answer every batch, then say that all were answered."""
         reader = StreamReader(requests, self._engine.limits)
-        start, _ = await reader.start()
+        start, chunks = await reader.start()
         plan = base_plan(start, self._engine.limits)
         await self._engine.check_taps(plan)
+        byte_counts = constant_byte_counts(plan)
+        check_request_bytes(byte_counts, self._engine.limits)
+        constants = await reader.payloads(byte_counts, chunks)
         counts = pb.StreamEnd()
-        ready = self._ready(ahead(reader.batches(plan, _first_index(start))))
+        ready = self._ready(ahead(reader.batches(plan, _first_index(start))), constants)
         results = self._results(ahead(ready), _timeout_s(start), counts)
         async with aclosing(ahead(results)) as messages:
             async for result in messages:
@@ -64,17 +68,19 @@ class StreamService:
                     await context.write(parts)
         await context.write([pb.ExtractStreamResponse(end=counts).SerializeToString()])
 
-    async def _ready(self, batches: AsyncGenerator[Batch, None]) -> AsyncGenerator[_Ready, None]:
+    async def _ready(
+        self, batches: AsyncGenerator[Batch, None], constants: Sequence[Payload]
+    ) -> AsyncGenerator[_Ready, None]:
         async with aclosing(batches):
             async for batch in batches:
-                yield await self._decoded(batch)
+                yield await self._decoded(batch, constants)
 
-    async def _decoded(self, batch: Batch) -> _Ready:
+    async def _decoded(self, batch: Batch, constants: Sequence[Payload]) -> _Ready:
         if batch.error is not None:
             return _Ready(batch.index, None, batch.error)
         try:
             await self._engine.check(batch.plan)
-            return _Ready(batch.index, await self._engine.prepare(batch.plan, batch.payloads))
+            return _Ready(batch.index, await self._engine.prepare(batch.plan, batch.payloads, constants))
         except ServiceError as error:
             return _Ready(batch.index, None, error.with_traceback(None))
 

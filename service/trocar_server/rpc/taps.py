@@ -5,7 +5,7 @@ from trocar_server.engine.plan import TapRequest
 from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.reductions import cast_from_wire, reductions_from_wire
 from trocar_server.rpc.selector_parts import tap_selector
-from trocar_server.rpc.statistics import SCOPES, STATISTICS
+from trocar_server.rpc.statistics import SCOPES, STATISTICS, statistics_problem, tap_parameters
 
 
 def tap_request(field: str, tap: pb.Tap) -> TapRequest:
@@ -21,6 +21,9 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
         raise invalid(f"{field}.statistics", f"unknown statistic {unknown[0]}")
     if tap.scope not in SCOPES:
         raise invalid(f"{field}.scope", f"unknown scope {tap.scope}")
+    problem = statistics_problem(tap)
+    if problem is not None:
+        raise invalid(f"{field}.{problem[0]}", problem[1])
     values = tap.values if tap.HasField("values") else True
     if not values and not tap.statistics:
         raise invalid(field, "asks for neither values nor statistics")
@@ -35,4 +38,5 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
         channel_dim=tap.channel_dim if tap.HasField("channel_dim") else None,
         reductions=reductions_from_wire(f"{field}.reductions", tap.reductions),
         cast=cast_from_wire(f"{field}.cast", tap.cast) if tap.HasField("cast") else None,
+        parameters=tap_parameters(tap),
     )

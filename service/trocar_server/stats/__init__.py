@@ -8,6 +8,28 @@ For more batches than fit in memory, feed an `Accumulator`.
 """
 
 from trocar_server.stats.accumulator import Accumulator, reduce
-from trocar_server.stats.statistic import Scope, Statistic, StatisticsResult, default_channel_dim
+from trocar_server.stats.requests import check_request, find_problem, number_count
+from trocar_server.stats.statistic import (
+    DEFAULT_BIN_COUNT,
+    NO_PARAMETERS,
+    Scope,
+    Statistic,
+    StatisticParameters,
+    StatisticsResult,
+    default_channel_dim,
+)
 
-__all__ = ["Accumulator", "Scope", "Statistic", "StatisticsResult", "default_channel_dim", "reduce"]
+__all__ = [
+    "DEFAULT_BIN_COUNT",
+    "NO_PARAMETERS",
+    "Accumulator",
+    "Scope",
+    "Statistic",
+    "StatisticParameters",
+    "StatisticsResult",
+    "check_request",
+    "default_channel_dim",
+    "find_problem",
+    "number_count",
+    "reduce",
+]

@@ -1,14 +1,27 @@
 """Statistics over many tensors, one at a time."""
 
 from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Self
 
 import torch
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.stats.groups import check_value, resolve_channel_dim, with_group_dim
-from trocar_server.stats.statistic import Scope, Statistic, StatisticsResult
-from trocar_server.stats.summary import Summary, needed_parts, summarize
+from trocar_server.stats.groups import Grouped, group, group_nothing
+from trocar_server.stats.requests import check_request
+from trocar_server.stats.state import MAX_COUNT, Unpacked, damaged, pack
+from trocar_server.stats.statistic import (
+    NO_PARAMETERS,
+    Scope,
+    Statistic,
+    StatisticParameters,
+    StatisticsResult,
+)
+from trocar_server.stats.topics import SUMMARY, topics_for
+
+_MAX_RANK = 64
+"""The most dimensions that torch's tensors can have."""
 
 
 class Accumulator:
@@ -22,24 +35,37 @@ class Accumulator:
     With `Scope.SAMPLE` the samples of later tensors come behind those of earlier ones. Tensors may
     differ in shape, as long as the channels are the same. All numbers are computed in float64 on
     the tensors' device; integers beyond 2**53 are rounded to it first. Memory does not grow with
-    the elements, only with the groups. Not thread-safe.
+    the elements, only with the groups: quantiles hold up to `sketch.HELD_ELEMENTS`, a covariance
+    a matrix of the channels. A tensor that is refused leaves no trace. Not thread-safe.
 
     Args:
         statistics: What to compute. Duplicates count once.
         scope: What to take it over.
-        channel_dim: Which dimension holds the channels, for `Scope.CHANNEL`; negative counts from
-            the end. Default: see `default_channel_dim`.
+        channel_dim: Which dimension holds the channels, for `Scope.CHANNEL` and
+            `Statistic.ARGMAX_CHANNEL`; negative counts from the end. Default: see `default_channel_dim`.
+        parameters: What quantiles and histograms need to know.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, a statistic does not go with the scope or the parameters.
     """
 
     def __init__(
-        self, statistics: Sequence[Statistic], scope: Scope = Scope.ALL, channel_dim: int | None = None
+        self,
+        statistics: Sequence[Statistic],
+        scope: Scope = Scope.ALL,
+        channel_dim: int | None = None,
+        parameters: StatisticParameters = NO_PARAMETERS,
     ) -> None:
+        check_request(statistics, scope, parameters)
         self._statistics = tuple(dict.fromkeys(statistics))
-        self._parts = needed_parts(self._statistics)
         self._scope = scope
         self._wanted_channel_dim = channel_dim
+        self._parameters = parameters
+        self._topics = topics_for(self._statistics, scope, parameters)
         self._channel_dim: int | None = None
-        self._summary: Summary | None = None
+        self._group_count = 1 if scope is Scope.ALL else 0
+        self._element_count = 0
+        self._known: dict[Statistic, Any] | None = None  # as the topics make and take it
 
     @torch.no_grad()
     def update(self, value: torch.Tensor) -> None:
@@ -47,68 +73,178 @@ class Accumulator:
 
         Raises:
             ServiceError: `INVALID_ARGUMENT`, the tensor is complex or not dense, has too few
-                dimensions for the scope, or other channels than the ones before.
+                dimensions for the scope, or other channels than the ones before; `REDUCTION_REJECTED`,
+                it has too many channels for a covariance or for quantiles.
         """
-        check_value(value)
-        channel_dim = resolve_channel_dim(self._scope, value.ndim, self._wanted_channel_dim)
-        view, group_dim = with_group_dim(value, self._scope, channel_dim)
-        self._add(summarize(view, group_dim, self._parts), channel_dim)
+        has_peaks = Statistic.ARGMAX_CHANNEL in self._statistics
+        grouped = group(value, self._scope, self._wanted_channel_dim, has_peaks=has_peaks)
+        channel_dim = grouped.channel_dim if self._scope is Scope.CHANNEL else None
+        group_count = grouped.view.shape[grouped.group_dim]
+        self._check_channels(group_count, channel_dim)
+        elements = grouped.view.numel() // max(group_count, 1)
+        self._add(self._measure(grouped), group_count, elements, channel_dim)
 
     @torch.no_grad()
     def merge(self, other: "Accumulator") -> None:
         """Take in everything that was fed to `other`, which stays as it is.
 
         Raises:
-            ServiceError: `INVALID_ARGUMENT`, the two differ in statistics, scope or channels.
+            ServiceError: `INVALID_ARGUMENT`, the two differ in statistics, scope, parameters or
+                channels; `REDUCTION_REJECTED`, as in `update`.
         """
-        if (self._statistics, self._scope) != (other._statistics, other._scope):
+        if self._request != other._request:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
-                "accumulators of other statistics or scope cannot be merged; make both alike",
+                "accumulators of other statistics, scope or parameters cannot be merged; make both alike",
             )
-        if other._summary is not None:
-            self._add(other._summary, other._channel_dim)
+        if other._known is not None:
+            self._check_channels(other._group_count, other._channel_dim)
+            self._add(other._known, other._group_count, other._element_count, other._channel_dim)
 
     @torch.no_grad()
     def result(self) -> StatisticsResult:
         """Return the statistics of everything so far, with one transfer from the device."""
-        summary = self._summary or self._of_nothing()
-        values = [summary.finish(statistic) for statistic in self._statistics]
-        numbers = torch.stack(values).tolist() if values else []
-        by_statistic = dict(zip(self._statistics, numbers, strict=True))
-        return StatisticsResult(self._scope, self._channel_dim, by_statistic)
+        known = self._measure(group_nothing(self._scope)) if self._known is None else self._known
+        numeric: list[Statistic] = [s for s in self._statistics if s is not Statistic.COVARIANCE]
+        found = [known.get(s, known[SUMMARY]).finish(s).reshape(-1) for s in numeric]
+        flat = iter(torch.cat(found).tolist() if found else ())
+        values: dict[Statistic, list[float]] = {s: [] for s in self._statistics}
+        values |= {s: list(islice(flat, len(part))) for s, part in zip(numeric, found, strict=True)}
+        matrix = known.get(Statistic.COVARIANCE)
+        return StatisticsResult(
+            self._scope,
+            self._channel_dim,
+            values,
+            edges=known[Statistic.HISTOGRAM].edges if Statistic.HISTOGRAM in known else (),
+            rank_error=known[Statistic.QUANTILES].rank_error if Statistic.QUANTILES in known else 0.0,
+            covariance=None if matrix is None else matrix.finish(Statistic.COVARIANCE).cpu(),
+        )
 
-    def _add(self, summary: Summary, channel_dim: int | None) -> None:
-        if self._summary is None:
-            self._summary, self._channel_dim = summary, channel_dim
+    @torch.no_grad()
+    def state(self) -> bytes:
+        """Return all that is known, for `from_state` to go on from exactly here.
+
+        Raises:
+            ServiceError: `INVALID_ARGUMENT`, the scope is sample: nothing is carried over there.
+        """
+        _check_resumable(self._scope)
+        if self._known is None:
+            return pack(repr(self._request), {})
+        channel_dim = -1 if self._channel_dim is None else self._channel_dim
+        counts = torch.full((self._group_count,), self._element_count)
+        tensors = {"counts": counts, "channel_dim": torch.tensor([channel_dim])}
+        for statistic, topic in self._topics.items():
+            tensors.update(topic.pack(self._known[statistic]))
+        return pack(repr(self._request), tensors)
+
+    @classmethod
+    @torch.no_grad()
+    def from_state(
+        cls,
+        statistics: Sequence[Statistic],
+        scope: Scope,
+        channel_dim: int | None,
+        parameters: StatisticParameters,
+        state: bytes,
+    ) -> Self:
+        """Return an accumulator that goes on where the one that gave this state stood.
+
+        The state may come from anybody: one that does not fit is refused, and memory is bounded by its
+        size. Numbers that fit but are made up give made up statistics.
+
+        Raises:
+            ServiceError: `INVALID_ARGUMENT`, the scope is sample, or the state is damaged or belongs to
+                other statistics; `REDUCTION_REJECTED`, it has more channels than are taken.
+        """
+        _check_resumable(scope)
+        accumulator = cls(statistics, scope, channel_dim, parameters)
+        unpacked = Unpacked(repr(accumulator._request), state)
+        if not unpacked.is_empty:
+            accumulator._resume(unpacked)
+        if not unpacked.is_empty:
+            raise damaged("it holds more than it should")
+        return accumulator
+
+    @property
+    def _request(self) -> tuple[object, ...]:
+        statistics = tuple(str(statistic) for statistic in self._statistics)
+        parameters = self._parameters
+        numbers = (parameters.quantiles, parameters.edges, parameters.most_bins)
+        return statistics, str(self._scope), self._wanted_channel_dim, *numbers
+
+    def _measure(self, grouped: Grouped) -> dict[Statistic, Any]:
+        return {statistic: topic.measure(grouped) for statistic, topic in self._topics.items()}
+
+    def _check_channels(self, group_count: int, channel_dim: int | None) -> None:
+        if self._known is None or self._scope is not Scope.CHANNEL:
             return
-        summary = summary.to(self._summary.count.device)
-        if self._scope is Scope.SAMPLE:
-            self._summary = self._summary.concatenate(summary)
-            return
-        before, now = len(self._summary.count), len(summary.count)
-        if (self._channel_dim, before) != (channel_dim, now):
+        if (self._channel_dim, self._group_count) != (channel_dim, group_count):
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
-                f"{now} channels in dimension {channel_dim} after {before} in dimension "
+                f"{group_count} channels in dimension {channel_dim} after {self._group_count} in dimension "
                 f"{self._channel_dim}; use one accumulator for each",
             )
-        self._summary = self._summary.merge(summary)
 
-    def _of_nothing(self) -> Summary:
-        groups = 1 if self._scope is Scope.ALL else 0
-        return summarize(torch.empty(groups, 0), 0, self._parts)
+    def _add(
+        self, new: dict[Statistic, Any], group_count: int, element_count: int, channel_dim: int | None
+    ) -> None:
+        """Take in what is known of other elements, all of it or nothing."""
+        if self._known is None:
+            self._known, self._channel_dim = new, channel_dim
+            self._group_count, self._element_count = group_count, element_count
+            return
+        device = new[SUMMARY].count.device
+        self._known = {
+            statistic: topic.combine(self._known[statistic].to(device), new[statistic])
+            for statistic, topic in self._topics.items()
+        }
+        if self._scope is Scope.SAMPLE:
+            self._group_count += group_count
+        else:
+            self._element_count += element_count
+
+    def _resume(self, state: Unpacked) -> None:
+        counts = state.integers("counts", None, 0, MAX_COUNT)
+        (channel_dim,) = state.integers("channel_dim", 1, -1, _MAX_RANK)
+        groups, count = len(counts), max(counts, default=0)
+        if any(other != count for other in counts) or groups * count > MAX_COUNT:
+            raise damaged("it counts other numbers of elements than there can be")
+        wanted = self._wanted_channel_dim
+        if self._scope is Scope.ALL and (groups, channel_dim) != (1, -1):
+            raise damaged("its groups do not fit the scope")
+        is_other = wanted is not None and wanted >= 0 and wanted != channel_dim
+        if self._scope is Scope.CHANNEL and (channel_dim < 0 or is_other):
+            raise damaged("its channels do not fit the request")
+        self._known = {
+            statistic: topic.unpack(state, groups, count) for statistic, topic in self._topics.items()
+        }
+        self._channel_dim = channel_dim if self._scope is Scope.CHANNEL else None
+        self._group_count, self._element_count = groups, count
 
 
 def reduce(
-    value: torch.Tensor, statistics: Sequence[Statistic], scope: Scope, channel_dim: int | None = None
+    value: torch.Tensor,
+    statistics: Sequence[Statistic],
+    scope: Scope,
+    channel_dim: int | None = None,
+    parameters: StatisticParameters = NO_PARAMETERS,
 ) -> StatisticsResult:
     """Return statistics of one tensor of any real dtype, on any device; see `Accumulator`.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT`, the tensor is complex or not dense, or has no dimension
-            for this scope or `channel_dim`.
+            for this scope or `channel_dim`, or a statistic does not go with the scope or the
+            parameters; `REDUCTION_REJECTED`, it has too many channels for a covariance or for quantiles.
     """
-    accumulator = Accumulator(statistics, scope, channel_dim)
+    accumulator = Accumulator(statistics, scope, channel_dim, parameters)
     accumulator.update(value)
     return accumulator.result()
+
+
+def _check_resumable(scope: Scope) -> None:
+    if scope is Scope.SAMPLE:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            "statistics of scope 'sample' have no state: each sample stands for itself; use scope 'all' or "
+            "'channel'",
+        )

@@ -10,7 +10,7 @@ from enum import Enum
 
 import torch
 
-from trocar_server.stats import spread
+from trocar_server.stats import moments, spread
 
 Measure = Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
 Merge = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -32,19 +32,24 @@ class Rule:
     rows: int = 1
     """How many numbers it has per group."""
 
+    is_count: bool = False
+    """Whether it counts elements."""
+
 
 class Part(Enum):
     """One thing to know of every group."""
 
     TOTAL = Rule(lambda block, dims: block.sum(dims))
     """Sum; kept as it is, so that Inf and NaN propagate over merges as within one tensor."""
+    ABSOLUTES = Rule(lambda block, dims: block.abs().sum(dims))
     SQUARES = Rule(lambda block, dims: block.square().sum(dims))
-    ZEROS = Rule(lambda block, dims: (block == 0).sum(dims))
-    NANS = Rule(lambda block, dims: block.isnan().sum(dims))
-    INFS = Rule(lambda block, dims: block.isinf().sum(dims))
+    ZEROS = Rule(lambda block, dims: (block == 0).sum(dims), is_count=True)
+    NANS = Rule(lambda block, dims: block.isnan().sum(dims), is_count=True)
+    INFS = Rule(lambda block, dims: block.isinf().sum(dims), is_count=True)
     LOW = Rule(lambda block, dims: block.amin(dims), torch.minimum, of_nothing=torch.inf)
     HIGH = Rule(lambda block, dims: block.amax(dims), torch.maximum, of_nothing=-torch.inf)
     SPREAD = Rule(spread.measure, spread.merge, rows=4)
+    MOMENTS = Rule(moments.measure, moments.merge, rows=6)
 
     def measure(self, block: torch.Tensor, group_dim: int) -> torch.Tensor:
         """Return this part of every group of a float64 block."""
@@ -57,3 +62,11 @@ class Part(Enum):
     def merge(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """Return this part of the elements of both."""
         return self.value.merge(left, right)
+
+    def is_possible(self, value: torch.Tensor, count: torch.Tensor) -> bool:
+        """Tell whether this part could be of groups with this many elements; for what came from outside."""
+        if self.value.is_count:
+            return bool(((value >= 0) & (value <= count) & (value == value.floor())).all())
+        if self.value.rows > 1:  # count, centre, correction, squares and perhaps more
+            return bool((value[0] == count).all() and value[2].isfinite().all() and not (value[3] < 0).any())
+        return True

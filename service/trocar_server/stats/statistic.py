@@ -1,14 +1,18 @@
 """The words of this package: which statistics there are, what they are taken over, what comes out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, unique
+
+import torch
+
+DEFAULT_BIN_COUNT = 64
 
 
 @unique
 class Statistic(StrEnum):
-    """A summary number, computed in float64; NaN and Inf propagate as in NumPy.
+    """A summary of numbers, computed in float64; NaN and Inf propagate as in NumPy.
 
-    Of no elements, counts and `L2` are 0 and everything else is NaN.
+    Of no elements, counts and norms are 0 and everything else is NaN.
     """
 
     MEAN = "mean"
@@ -31,6 +35,22 @@ class Statistic(StrEnum):
     """Number of NaN elements."""
     INF_COUNT = "inf_count"
     """Number of infinite elements, of either sign."""
+    L1 = "l1"
+    """Sum of absolute values."""
+    SKEWNESS = "skewness"
+    """Population skewness, m3 / m2**1.5; NaN of equal elements, see `moments`."""
+    KURTOSIS = "kurtosis"
+    """Population excess kurtosis, m4 / m2**2 - 3; NaN of equal elements, see `moments`."""
+    COUNT = "count"
+    """Number of elements."""
+    QUANTILES = "quantiles"
+    """Those of `StatisticParameters.quantiles`, with linear interpolation; NaN if any element is NaN."""
+    HISTOGRAM = "histogram"
+    """Counts of bins, as `numpy.histogram` with the result's edges; without NaN and what lies outside."""
+    COVARIANCE = "covariance"
+    """Population covariance matrix of the channels, over samples and positions; `Scope.CHANNEL` only."""
+    ARGMAX_CHANNEL = "argmax_channel"
+    """The channel that holds the largest value, the first of several, or the first NaN; not per channel."""
 
 
 @unique
@@ -46,6 +66,29 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True)
+class StatisticParameters:
+    """What some statistics need to know; see `find_problem` for the limits."""
+
+    quantiles: tuple[float, ...] = ()
+    """For `Statistic.QUANTILES`: which, each 0 to 1, in any order."""
+
+    edges: tuple[float, ...] = ()
+    """For `Statistic.HISTOGRAM`: the edges of its bins, ascending; chosen from the elements when empty."""
+
+    bin_count: int | None = None
+    """For `Statistic.HISTOGRAM` without edges: the most bins. 64 when None."""
+
+    @property
+    def most_bins(self) -> int:
+        """How many bins a histogram has at most."""
+        return len(self.edges) - 1 if self.edges else (self.bin_count or DEFAULT_BIN_COUNT)
+
+
+NO_PARAMETERS = StatisticParameters()
+"""For statistics that need to know nothing."""
+
+
+@dataclass(frozen=True)
 class StatisticsResult:
     """The statistics of one feature map."""
 
@@ -56,7 +99,19 @@ class StatisticsResult:
     """The dimension that held the channels, from 0; set with `Scope.CHANNEL` only."""
 
     values: dict[Statistic, list[float]]
-    """By statistic, in the order asked for: one number, or one per channel or sample."""
+    """By statistic, in the order asked for: one number, or one per channel or sample.
+
+    Of quantiles and histograms that many for each, one after another; of a covariance none.
+    """
+
+    edges: tuple[float, ...] = ()
+    """The edges of the histogram's bins, one more than bins; the same for every channel or sample."""
+
+    rank_error: float = 0.0
+    """How many ranks the quantiles may be off, as a share of the elements of each; 0 where exact."""
+
+    covariance: torch.Tensor | None = field(default=None, compare=False)
+    """Of shape (channels, channels), float64, exactly symmetric, on the host."""
 
 
 def default_channel_dim(rank: int) -> int:

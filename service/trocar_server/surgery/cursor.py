@@ -10,7 +10,10 @@ MAX_DIGITS = 9
 
 _DIGITS = re.compile("[0-9]+")
 _SHOWN_BEFORE, _SHOWN_AFTER = 100, 60
-_DECODER = json.JSONDecoder()
+
+# JSON's text without the quotes at its end. Possessive, so that a long one leaves nothing to go back to.
+_QUOTED = re.compile(r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+')
+_CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 
 
 class Cursor:
@@ -60,17 +63,22 @@ class Cursor:
     def quoted(self) -> str:
         """Read a text in JSON's double quotes, which must come next."""
         start = self.position
-        try:
-            value, self.position = _DECODER.raw_decode(self.text, start)
-        except json.JSONDecodeError as error:
-            if error.msg.startswith("Unterminated"):
-                problem = f"the quotes that open at character {start + 1} are not closed"
-                raise self.invalid(problem, len(self.text)) from None
-            raise self.invalid("expected text in JSON's quotes", error.pos) from None
-        found = str(value)
-        if not _is_sendable(found):
+        inside = self.match(_QUOTED)
+        if inside is None:
+            raise self.invalid("expected text in double quotes")
+        if self.match(_CUT_ESCAPE) is not None or not self.next:
+            raise self.invalid(f"the quotes that open at character {start + 1} are not closed")
+        if not self.take('"'):
+            problem = (
+                "in quotes a backslash is written twice"
+                if self.next == "\\"
+                else "no control characters here"
+            )
+            raise self.invalid(f"{problem}, as in JSON")
+        value = str(json.loads(self.text[start : self.position]))
+        if not _is_sendable(value):
             raise self.invalid("half of a surrogate pair is no character", start)
-        return found
+        return value
 
     def invalid(self, problem: str, position: int | None = None) -> ServiceError:
         """Build the error that points at a position; where nothing is said, at the next character."""

@@ -18,10 +18,9 @@ _REST = re.compile(r".*", re.DOTALL)
 _CALL_FORMS = "a call index: `@0`, `@-1` for the last, `@*` for all"
 _ORDER_FORMS = "a place in execution order: `#0`, `#-1` for the last, `#3:7` for a range"
 _PARTS_IN_ORDER = "the parts of a selector come once and in this order: path:Type@call#order/port[pick]"
-_REST_FORMS = (
-    "expected `:Type`, `@call`, `#order`, `/port` or `[pick]` here; "
-    "a name with such a character stands in double quotes as a whole"
-)
+_REST_FORMS = "expected `:Type`, `@call`, `#order`, `/port`, `[pick]` or the end here"
+_AFTER_ORDER = ("", ":", "@", "#", "/", "[")
+_QUOTES = "; a name with such a character stands in double quotes as a whole"
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ _KINDS = {
     "fx": _Kind("the name of a node, for example `fx:layer1.0.add`", ("out",), False, False),
     "fn": _Kind("the name of a function, for example `fn:softmax`", ("out", "in", "scores"), False),
 }
-_PORT_FORMS = {"out": "out", "in": "in` or `in(name)", "param": "param(name)", "scores": "scores"}
+_PORT_FORMS = {"out": "out", "in": "in, in(name)", "param": "param(name)", "scores": "scores"}
 
 
 @lru_cache(maxsize=1024)
@@ -54,6 +53,7 @@ def parse_selector(text: str) -> Selector:
     kind = next((kind for kind, prefix in PREFIXES.items() if prefix and cursor.take(prefix)), "module")
     start = cursor.position
     names = [(_regex(cursor), True)] if kind == "regex" else _names(cursor)
+    path_end = cursor.position
     type_name = _type(cursor, _KINDS[kind], has_path=bool(names))
     call_at, call = cursor.position, _call(cursor, _KINDS[kind])
     order_at, order = cursor.position, _order(cursor)
@@ -64,7 +64,9 @@ def parse_selector(text: str) -> Selector:
     if not names and not _may_lack_path(kind, call, order, port):
         raise cursor.invalid(f"expected {_KINDS[kind].missing_path}", start)
     if cursor.next:
-        raise cursor.invalid(_PARTS_IN_ORDER if cursor.next in ":@#/" else _REST_FORMS)
+        is_in_name = kind != "regex" and cursor.position == path_end
+        rest = _REST_FORMS + (_QUOTES if is_in_name else "")
+        raise cursor.invalid(_PARTS_IN_ORDER if cursor.next in ":@#/" else rest)
     return Selector(
         text=text,
         path=".".join(name for name, _ in names),
@@ -124,9 +126,11 @@ def _name(cursor: Cursor) -> tuple[str, bool] | None:
     plain = cursor.match(PLAIN_NAME)
     if plain is None:
         return None
-    if ANY in plain and plain != ANY:
-        raise cursor.invalid("`**` must be a whole name between dots", start + plain.index(ANY))
-    return _checked(cursor, plain, start), False
+    before_stars = plain if plain == ANY else plain.partition(ANY)[0]
+    _check_characters(cursor, before_stars, start)
+    if before_stars != plain:
+        raise cursor.invalid("`**` must be a whole name between dots", start + len(before_stars))
+    return plain, False
 
 
 def _type(cursor: Cursor, kind: _Kind, *, has_path: bool) -> str | None:
@@ -158,8 +162,7 @@ def _order(cursor: Cursor) -> Order | None:
     start = None if cursor.next == ":" else cursor.number(_ORDER_FORMS)
     if not cursor.take(":"):
         return Order(start)
-    has_stop = cursor.next == "-" or cursor.next.isdecimal()
-    stop = cursor.number(_ORDER_FORMS) if has_stop else None
+    stop = None if cursor.next in _AFTER_ORDER else cursor.number(_ORDER_FORMS)
     if cursor.next == ":":
         raise cursor.invalid("a range has a start and an end, and no step")
     return Order(start, stop, is_range=True)
@@ -171,9 +174,9 @@ def _port(cursor: Cursor, kind: _Kind) -> str | None:
     start = cursor.position
     word = cursor.match(_WORD) or ""
     if word not in kind.ports:
-        there = "`, `".join(_PORT_FORMS[port] for port in kind.ports)
+        there = ", ".join(_PORT_FORMS[port] for port in kind.ports)
         problem = f"no port {quote(word)} here" if word else "expected a port"
-        raise cursor.invalid(f"{problem}; there is `{there}`", start)
+        raise cursor.invalid(f"{problem}; there is {there}", start)
     if word == "param" and cursor.next != "(":
         raise cursor.invalid("expected the name of a parameter in parentheses: `/param(weight)`")
     if word not in ("in", "param") or not cursor.take("("):
@@ -187,7 +190,8 @@ def _argument(cursor: Cursor) -> str:
     if cursor.next == '"':
         name = cursor.quoted()
     else:
-        name = _checked(cursor, cursor.match(PLAIN_ARGUMENT) or "", start)
+        name = cursor.match(PLAIN_ARGUMENT) or ""
+        _check_characters(cursor, name, start)
     if not name:
         raise cursor.invalid(
             "expected a name, for example `weight`; one with other characters in quotes", start
@@ -218,9 +222,8 @@ def _check_parameter(cursor: Cursor, parts: list[tuple[int, object]]) -> None:
             )
 
 
-def _checked(cursor: Cursor, name: str, start: int) -> str:
+def _check_characters(cursor: Cursor, name: str, start: int) -> None:
     """Refuse what could not be sent back."""
     for offset, char in enumerate(name):
         if "\ud800" <= char <= "\udfff":
             raise cursor.invalid("half of a surrogate pair is no character", start + offset)
-    return name

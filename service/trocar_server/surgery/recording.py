@@ -221,7 +221,8 @@ def _module_record(path: str, module: nn.Module, calls: list[Call], watch: Write
             type_name="Tensor",
             shape=tuple(tensor.shape),
             dtype=tensor.dtype,
-            is_overwritten=watch is None or watch.last_write(tensor) > 0,
+            # Batch norm changes its buffers without saying so in its operator's schema (torch 2.14).
+            is_overwritten=watch is None or name in module._buffers or watch.last_write(tensor) > 0,
         )
         for name, tensor in own_tensors(module).items()
     }

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -11,7 +12,8 @@ from trocar._cli.merging import Number, StatisticsTable, wanted_statistics
 from trocar._taps import STATISTICS
 from trocar._tensors import Array
 
-ALL = tuple(STATISTICS)
+SINGLE = ("skewness", "kurtosis", "quantiles", "histogram", "covariance", "argmax_channel")
+ALL = tuple(name for name in STATISTICS if name not in SINGLE)
 
 
 def numpy_statistics(values: Array, axes: tuple[int, ...] | None) -> dict[str, Array]:
@@ -28,6 +30,8 @@ def numpy_statistics(values: Array, axes: tuple[int, ...] | None) -> dict[str, A
             "zero_fraction": (values == 0).mean(axes),
             "nan_count": np.isnan(values).sum(axes),
             "inf_count": np.isinf(values).sum(axes),
+            "l1": np.abs(values).sum(axes),
+            "count": np.isfinite(values).sum(axes) + (~np.isfinite(values)).sum(axes),
         }
 
 
@@ -88,3 +92,19 @@ def test_shape_counts_the_samples_of_all_batches() -> None:
     for size in (4, 4, 1):
         table.add(batch_maps(np.ones((size, 3, 2)), "all", ("mean",)))
     assert table.shapes == {"x": (9, 3, 2)}
+
+
+def test_what_cannot_be_merged_is_refused_with_several_batches() -> None:
+    table = StatisticsTable(("kurtosis",))
+    info = FeatureMapInfo("x", "x", "Linear", 0, "out", "", (2, 3), "float64", False)
+    maps = FeatureMaps(
+        {},
+        info={"x": info},
+        stats={"x": Statistics({"kurtosis": 1.5})},
+        expansions={"x": ("x",)},
+        timing=ServerTiming(0, 0),
+    )
+    table.add(maps)
+    assert table.values() == {"x": {"kurtosis": 1.5}}
+    with pytest.raises(typer.BadParameter, match="kurtosis of several batches"):
+        table.add(maps)

@@ -97,9 +97,7 @@ def test_a_missing_file_is_named() -> None:
         wire_inputs("nowhere.jpg")
 
 
-@pytest.mark.parametrize(
-    "wrong", [None, 3.5, [1.0, 2.0], [FLOATS, "cat.jpg"], [FLOATS, Image.new("L", (2, 2))]]
-)
+@pytest.mark.parametrize("wrong", [3.5, [1.0, 2.0], [FLOATS, "cat.jpg"], [FLOATS, Image.new("L", (2, 2))]])
 def test_what_cannot_be_sent_is_refused_with_what_can(wrong: Any) -> None:
     with pytest.raises(TypeError):
         wire_inputs(wrong)

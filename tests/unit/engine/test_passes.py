@@ -16,9 +16,10 @@ from tests.unit.engine.hosts import hosted
 from tests.unit.surgery.recordings import recorded
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.lease import Replica
+from trocar_server.engine.outputs import TapTarget
 from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, run_pass
 from trocar_server.engine.plan import TapRequest
-from trocar_server.engine.planner import TapTarget, resolve_taps
+from trocar_server.engine.planner import resolve_taps
 from trocar_server.errors import ServiceError
 from trocar_server.stats import Scope, Statistic
 from trocar_server.surgery import (

@@ -5,8 +5,18 @@ import torch
 from torch import nn
 from torchvision.models import resnet18, vit_b_32
 
-from tests.support.odd_models import Deep, Nothing, OddKeys, OddNames, Recursive, Shared
-from tests.support.tiny_models import Plain, Structured
+from tests.support.odd_models import (
+    CatchesErrors,
+    Deep,
+    Nothing,
+    OddKeys,
+    OddNames,
+    Recursive,
+    Shared,
+    TakesMany,
+    TorchLayers,
+)
+from tests.support.tiny_models import Half, Plain, Structured
 from tests.unit.surgery.recordings import recorded
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -54,6 +64,9 @@ def refused(selector: str, recording: Recording = PLAIN) -> ServiceError:
         ("*:ReLU@1", ["relu@1"]),
         ("*/in", ["conv/in", "relu@0/in", "conv2/in", "relu@1/in", "pool/in", "fc/in"]),
         ("*@1", ["relu@1"]),
+        ("re:.*[vu]2?", ["conv", "relu@0", "conv2", "relu@1"]),
+        ('re:"relu"@-1/in', ["relu@1/in"]),
+        ('re:".*":Conv2d', ["conv", "conv2"]),
     ],
 )
 def test_a_selector_stands_for_values_in_execution_order(selector: str, expected: list[str]) -> None:
@@ -78,6 +91,68 @@ def test_a_selector_stands_for_values_in_execution_order(selector: str, expected
 )
 def test_structures_come_flattened_with_their_picks(selector: str, expected: list[str]) -> None:
     assert names(selector, STRUCTURED) == expected
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("#0", ["conv"]),
+        ("#-1", ["fc"]),
+        ("#-1/in", ["fc/in"]),
+        ("#1:4", ["relu@0", "conv2", "relu@1"]),
+        ("#4:", ["pool", "fc"]),
+        ("#:2", ["conv", "relu@0"]),
+        ("#-2:-1", ["pool"]),
+        ("#:", ["conv", "relu@0", "conv2", "relu@1", "pool", "fc"]),
+        ("#4:100", ["pool", "fc"]),
+        ("relu#1", ["relu@1"]),
+        ("relu#-2/in", ["relu@0/in"]),
+        ("relu#:", ["relu@0", "relu@1"]),
+        ("**:Conv2d#-1", ["conv2"]),
+        ("*@1#0", ["relu@1"]),
+        ('re:".*"#2', ["conv2"]),
+    ],
+)
+def test_an_order_chooses_among_all_calls_as_they_come(selector: str, expected: list[str]) -> None:
+    assert names(selector) == expected
+
+
+def test_an_order_without_a_path_counts_modules_that_call_no_other() -> None:
+    assert names("#:", DEEP) == ["stem.0.0.0", "stem.0.0.1"]
+    assert names("**#:", DEEP) == ["stem.0.0.0", "stem.0.0.1", "stem.0.0", "stem.0", "stem"]
+
+
+def test_inputs_are_in_order_of_the_start_of_calls() -> None:
+    assert names("**#:/in", DEEP) == [
+        *("stem/in", "stem.0/in", "stem.0.0/in", "stem.0.0.0/in", "stem.0.0.1/in"),
+    ]
+    assert names("**#0/in", DEEP) == ["stem/in"]
+
+
+def test_a_module_that_calls_only_itself_counts_as_one_that_calls_no_other() -> None:
+    assert names("#:", recorded(Recursive, (3,))) == ["nested@2", "nested@1", "nested@0"]
+
+
+def test_a_model_without_modules_is_its_own_only_call() -> None:
+    assert names("#-1", recorded(Half, (2, 7))) == ["/out"]
+
+
+def test_an_order_counts_calls_and_not_the_tensors_of_one() -> None:
+    assert names("#0", STRUCTURED) == ['both["first"]', 'both["second"]']
+    assert names("#1", STRUCTURED) == ["split[0]"]
+    assert names('#0["second"]', STRUCTURED) == ['both["second"]']
+
+
+def test_the_leaf_calls_of_a_real_model_are_those_that_its_own_tree_has() -> None:
+    recording = recorded(lambda: resnet18(weights=None), (1, 3, 64, 64))
+    with torch.device("meta"):
+        model = resnet18(weights=None).eval()
+    expected: list[str] = []
+    for path, module in model.named_modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda *_, path=path: expected.append(path))
+    model(torch.zeros(1, 3, 64, 64, device="meta"))
+    assert [target.path for target, _ in resolve([parse_selector("#:")], recording)[0]] == expected
 
 
 def test_the_model_itself_is_not_one_of_its_modules() -> None:
@@ -109,6 +184,20 @@ def test_the_model_itself_is_not_one_of_its_modules() -> None:
         ("*:ReLU@7", ErrorReason.CALL_OUT_OF_RANGE),
         ('conv*["out"]', ErrorReason.UNKNOWN_PICK),
         ("conv*/in(x)", ErrorReason.UNKNOWN_PICK),
+        ("re:con", ErrorReason.UNKNOWN_MODULE),
+        ("re:unused", ErrorReason.MODULE_NOT_CALLED),
+        ("re:", ErrorReason.INVALID_SELECTOR),
+        ("#6", ErrorReason.CALL_OUT_OF_RANGE),
+        ("#-7", ErrorReason.CALL_OUT_OF_RANGE),
+        ("relu#2", ErrorReason.CALL_OUT_OF_RANGE),
+        ("#3:3", ErrorReason.UNKNOWN_MODULE),
+        ("#9:", ErrorReason.UNKNOWN_MODULE),
+        ("convv#0", ErrorReason.UNKNOWN_MODULE),
+        ("unused#0", ErrorReason.MODULE_NOT_CALLED),
+        ("*[0]#0", ErrorReason.INVALID_SELECTOR),
+        ("*#0[0]", ErrorReason.UNKNOWN_PICK),
+        ("fx:conv", ErrorReason.NOT_TRACEABLE),
+        ("fn:relu", ErrorReason.UNKNOWN_FUNCTION),
     ],
 )
 def test_what_cannot_be_resolved_says_why(selector: str, reason: ErrorReason) -> None:
@@ -136,6 +225,11 @@ def test_an_empty_value_is_no_tensor(selector: str) -> None:
         ("nothing*", "trocar modules"),
         ("fc/in[3]", "there is fc/in"),
         ("unused", "never calls it"),
+        ("**:conv2d", "are AdaptiveAvgPool2d, Conv2d, Linear, ReLU"),
+        ("re:conv@0", "in double quotes"),
+        ("#6", "there are 6 calls to choose from, so '#6' does not exist; the last one is '#5'"),
+        ("#5:2", "'#0' to '#5'"),
+        ("conv#1", "there is 1 call to choose"),
     ],
 )
 def test_an_error_says_what_to_do_next(selector: str, hint: str) -> None:
@@ -171,30 +265,27 @@ def test_a_module_under_two_names_is_known_by_its_first() -> None:
     assert refused("second", recording).reason is ErrorReason.UNKNOWN_MODULE
 
 
-def _round_trips(recording: Recording) -> list[str]:
-    return [
-        target.name
-        for port in ("out", "in")
-        for selector in (f"**/{port}", f"/{port}")
-        for target, _ in resolve([parse_selector(selector)], recording)[0]
-    ]
+ODD = {
+    "plain": PLAIN,
+    "structured": STRUCTURED,
+    "deep": DEEP,
+    "recursive": recorded(Recursive, (3,)),
+    "shared": recorded(Shared, (3,)),
+    "odd names": recorded(OddNames, (3,)),
+    "odd keys": recorded(OddKeys, (3,)),
+    "catches errors": recorded(CatchesErrors, (3,)),
+    "torch layers": recorded(TorchLayers, (2, 4, 6)),
+    "many": recorded(TakesMany, (2, 3)),
+    "resnet18": recorded(lambda: resnet18(weights=None), (1, 3, 64, 64)),
+}
 
 
-@pytest.mark.parametrize(
-    "recording",
-    [
-        PLAIN,
-        STRUCTURED,
-        DEEP,
-        recorded(Recursive, (3,)),
-        recorded(Shared, (3,)),
-        recorded(lambda: resnet18(weights=None), (1, 3, 64, 64)),
-    ],
-    ids=["plain", "structured", "deep", "recursive", "shared", "resnet18"],
-)
+@pytest.mark.parametrize("recording", ODD.values(), ids=ODD)
 def test_every_name_of_a_reply_stands_for_that_value_alone(recording: Recording) -> None:
-    for name in _round_trips(recording):
-        assert names(name, recording) == [name]
+    every = [f"{path}/{port}" for path in ("**", "") for port in ("out", "in")] + ["#:", "#:/in"]
+    for selector in every:
+        for target, leaf in resolve([parse_selector(selector)], recording)[0]:
+            assert resolve([parse_selector(target.name)], recording) == [[(target, leaf)]]
 
 
 @pytest.mark.parametrize("name", OddNames.NAMES)

@@ -1,9 +1,12 @@
-"""A pattern is matched on the server's event loop: no text may keep it busy."""
+"""Selectors are parsed and matched on the server's event loop: no text may keep it busy."""
 
 import subprocess
 import sys
 
 import pytest
+
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import parse_selector
 
 _SCRIPT = """
 import sys
@@ -32,3 +35,53 @@ def test_no_pattern_takes_exponential_time(selector: str, path: str) -> None:
         check=True,
     )
     assert run.stdout.strip() == "False"
+
+
+_PARSE = """
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import parse_selector
+size = 200_000
+for text in (
+    "a." * size, "a." * size + "a", "[" * size, "a" + "[0]" * size, "a" * size + "[", "@" * size, '"' * size,
+    '"' + chr(92) * size, '"' + 2 * chr(92) * size + '"',
+    'a["' + "x" * size, "re:" + "(" * size, "re:" + "a" * size, "re:" + "(a?){9}" * size, "#" + "1" * size,
+    "**." * size, "a/in(" + "x" * size, chr(10) * size, "x" * size + chr(0xD800),
+):
+    try:
+        parse_selector(text)
+        print("selector")
+    except ServiceError as error:
+        print(error.reason)
+"""
+
+_REGEX = """
+from trocar_server.surgery import parse_selector
+patterns = (
+    "(a+)+b", "(a|a)*b", "(a|aa|aaa|.*){200}b", "((a?){30}){30}b", ".*a.{500}", "(.*)*b", "(?:.*[ab]){40}c",
+)
+paths = ["a" * 100 + str(number) for number in range(300)]
+for pattern in patterns:
+    selector = parse_selector("re:" + pattern)
+    print(any(selector.matches(path, "Conv2d") for path in paths))
+"""
+
+
+def _lines(script: str) -> list[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=3 * _HOPELESS_S, check=True
+    )
+    return run.stdout.split()
+
+
+def test_no_text_takes_more_than_linear_time_to_parse() -> None:
+    assert set(_lines(_PARSE)) == {"selector", "INVALID_SELECTOR"}
+
+
+def test_no_regular_expression_takes_exponential_time() -> None:
+    assert set(_lines(_REGEX)) == {"False"}
+
+
+@pytest.mark.parametrize("pattern", ["(a{50}){50}", "(?:x{100}){10}y{1000}z{900}.{1000}"])
+def test_a_regular_expression_that_grows_too_large_is_refused(pattern: str) -> None:
+    with pytest.raises(ServiceError, match="RE2"):
+        parse_selector(f"re:{pattern}")

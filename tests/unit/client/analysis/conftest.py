@@ -8,16 +8,8 @@ import pytest
 
 import trocar
 from tests.unit.client.analysis.fake_client import AsyncFakeClient, FakeClient, FakeModels
-from trocar._taps import STATISTICS
 
 Analyse = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, name in enumerate(("covariance", "count"), start=16):
-        if name not in STATISTICS:
-            monkeypatch.setitem(STATISTICS, name, number)
 
 
 @pytest.fixture(params=["sync", "aio"])

@@ -23,7 +23,7 @@ def vectors(batch: Array) -> Array:
 
 def maps(batch: Array) -> Array:
     weights = np.random.default_rng(8).standard_normal((CHANNELS, 3))
-    return np.einsum("kc,nchw->nkhw", weights, batch)
+    return np.asarray(np.einsum("kc,nchw->nkhw", weights, batch))
 
 
 def tokens(batch: Array) -> Array:

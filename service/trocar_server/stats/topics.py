@@ -1,0 +1,27 @@
+"""Which kinds of knowledge the statistics need."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trocar_server.stats import covariance, histogram, peaks, quantiles, summary
+from trocar_server.stats.known import Topic
+from trocar_server.stats.statistic import Scope, Statistic, StatisticParameters
+
+SUMMARY = Statistic.COUNT
+"""Stands for everything that a `Summary` tells."""
+
+
+def topics_for(
+    statistics: Sequence[Statistic], scope: Scope, parameters: StatisticParameters
+) -> dict[Statistic, Topic[Any]]:
+    """Return how each kind of knowledge that the statistics need is gained; always a summary."""
+    topics: dict[Statistic, Topic[Any]] = {SUMMARY: summary.topic(scope, summary.needed_parts(statistics))}
+    if Statistic.QUANTILES in statistics:
+        topics[Statistic.QUANTILES] = quantiles.topic(scope, parameters.quantiles)
+    if Statistic.HISTOGRAM in statistics:
+        topics[Statistic.HISTOGRAM] = histogram.topic(scope, parameters)
+    if Statistic.COVARIANCE in statistics:
+        topics[Statistic.COVARIANCE] = covariance.topic()
+    if Statistic.ARGMAX_CHANNEL in statistics:
+        topics[Statistic.ARGMAX_CHANNEL] = peaks.topic(scope)
+    return topics
