@@ -65,6 +65,7 @@ def draw_diff(diff: Diff) -> Figure:
     _draw_errors(upper, places, errors, diff)
     lower.plot(places, [row.cosine for row in rows], ".-", color=_GOOD, linewidth=0.8)
     lower.set_ylabel("cosine")
+    lower.ticklabel_format(axis="y", useOffset=False)
     if not np.isfinite([row.cosine for row in rows]).any():
         lower.set_ylim(-1, 1)
     _name_ticks(lower, [row.name for row in rows], "x")
@@ -90,7 +91,7 @@ def draw_dead(report: DeadChannels) -> Figure:
         )
         axes.legend()
     axes.set_ylabel("channels, %")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max([1.0, *(100 * row.share + part for row, part in zip(rows, nan, strict=True))]))
     _name_ticks(axes, [row.name for row in rows], "x")
     axes.set_xlim(-0.8, len(rows) - 0.2)
     figure.suptitle(f"{report.model_id}: {report.dead_count:,} of {report.channel_count:,} channels are dead")
