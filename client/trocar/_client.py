@@ -322,6 +322,9 @@ class Client:
         *,
         start_at: str | None = None,
         start_shape: tuple[int, ...] | None = None,
+        running_statistics: bool = False,
+        checkpoint: bytes | None = None,
+        checkpoint_interval: int = 16,
         first_batch: int = 0,
         window: int = 4,
         timeout_s: float | None = None,
@@ -343,6 +346,12 @@ class Client:
             taps: As in `extract`.
             start_at: As in `extract`.
             start_shape: As in `extract`.
+            running_statistics: Whether statistics over "all" and over "channel" are taken over the whole
+                stream, and are in `stream.statistics` after the last result, instead of each batch's own.
+            checkpoint: Of an earlier stream with the same taps (`result.checkpoint`): its statistics go
+                on from there. Send the batches behind that result.
+            checkpoint_interval: With running statistics: how many batches lie between two checkpoints, 1
+                to 1024. As many are kept, to be sent again after a broken connection.
             first_batch: The index of the first batch, for a stream that goes on with earlier work.
             window: Batches that may be sent and not yet answered, at least 1; this bounds the memory.
             timeout_s: How long one batch may wait and compute, in seconds; the client's timeout when None.
@@ -365,6 +374,9 @@ class Client:
             self._options.retries,
             chunk_bytes,
             Start(start_at, start_shape),
+            running_statistics,
+            checkpoint,
+            checkpoint_interval,
         )
 
         def open_call(requests: Iterator[bytes]) -> SyncStream:

@@ -13,13 +13,14 @@ from trocar._stream_messages import StreamAssembler, batch_call, start_call, uns
 from trocar.errors import BadReplyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
     from trocar._channel import SyncStream
     from trocar._inputs import Inputs
     from trocar._requests import ExtractCall
+    from trocar._statistics import Statistics
     from trocar._stream_messages import BatchResult, StreamOptions
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
@@ -34,6 +35,9 @@ class ExtractStream:
 
     A few batches are under way at once: they are taken from `batches` as results are. A broken connection is
     made again, and what was not answered is sent again. Leave it with `async with`, or run it to its end.
+
+    Attributes:
+        statistics: After the last result: the running statistics by feature map, where they were asked for.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class ExtractStream:
         self._options = options
         self._sender = _Sender(options, batches)
         self._results = self._run()
+        self.statistics: Mapping[str, Statistics] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -70,13 +75,15 @@ class ExtractStream:
     def _run(self) -> Generator[BatchResult, None, None]:
         failures = 0
         while True:
-            assembler = StreamAssembler(self._options.model_id, self._sender.answered)
+            assembler = StreamAssembler(self._options.model_id, self._sender.first_kept)
             call = self._open_call(self._sender.requests(self._sender.connect()))
             try:
                 for message in call:
                     for result in assembler.feed(message):
                         failures = 0
-                        yield self._sender.answer(result)
+                        answered = self._sender.answer(result)
+                        if answered is not None:
+                            yield answered
                 break
             except grpc.RpcError as error:
                 failures += 1
@@ -90,6 +97,7 @@ class ExtractStream:
             raise self._sender.error
         if assembler.end is None:
             raise BadReplyError("the stream ended early")
+        self.statistics = assembler.end.stats
 
 
 class _Sender:
@@ -98,8 +106,9 @@ class _Sender:
     def __init__(self, options: StreamOptions, batches: Iterable[Inputs]) -> None:
         self._options = options
         self._source = SyncSource(batches)
-        self._taken = self.answered = options.first_batch
-        self._waiting: deque[ExtractCall] = deque()
+        self._taken = self._answered = self.first_kept = options.first_batch
+        self._kept: deque[ExtractCall] = deque()  # answered ones, too, which no checkpoint covers
+        self._checkpoint = options.checkpoint
         self._unsendable: dict[int, Exception] = {}
         self._connection = 0
         self._is_at_end = False
@@ -118,19 +127,24 @@ class _Sender:
             self._connection += 1
             self._changed.notify_all()
 
-    def answer(self, result: BatchResult) -> BatchResult:
-        """Drop the batch that was answered, which makes room for another."""
+    def answer(self, result: BatchResult) -> BatchResult | None:
+        """Note an answer, which makes room for another batch; None for one that came before."""
+        is_new = result.index == self._answered
         with self._changed:
-            self._waiting.popleft()
-            self.answered += 1
+            if result.checkpoint is not None or not self._options.has_running_statistics:
+                self._checkpoint = result.checkpoint
+                while self.first_kept <= result.index:
+                    self._kept.popleft()
+                    self.first_kept += 1
+            self._answered += is_new
             self._changed.notify_all()
-        return unsendable(result, self._unsendable.pop(result.index, None))
+        return unsendable(result, self._unsendable.pop(result.index, None)) if is_new else None
 
     def requests(self, connection: int) -> Iterator[bytes]:
-        """Yield the messages of one connection: what was not answered first, then new batches."""
+        """Yield the messages of one connection: what is kept first, then new batches."""
         with self._taking:
-            first, waiting = self.answered, list(self._waiting)
-        for call in (start_call(self._options, first), *waiting):
+            first, kept = start_call(self._options, self.first_kept, self._checkpoint), list(self._kept)
+        for call in (first, *kept):
             for message in call.messages():
                 yield message
         while (following := self._next(connection)) is not None:
@@ -148,12 +162,12 @@ class _Sender:
             if call is None:
                 self._is_at_end = True
                 return None
-            self._waiting.append(call)
+            self._kept.append(call)
             return call if connection == self._connection else None
 
     @property
     def _has_room(self) -> bool:
-        return len(self._waiting) < self._options.window
+        return self._taken - self._answered < self._options.window
 
     def _take(self) -> ExtractCall | None:
         try:

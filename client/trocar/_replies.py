@@ -1,7 +1,7 @@
 """Extraction replies from bytes; knows the messages, not the transport."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,15 +52,22 @@ class ReplyAssembler:
     Args:
         model_id: The model that was asked.
         out: Arrays to fill instead of new ones, by feature map name.
+        more: Names and sizes of further payloads, which come behind those of the feature maps.
     """
 
-    def __init__(self, model_id: str, out: Mapping[str, Array] | None = None) -> None:
+    def __init__(
+        self,
+        model_id: str,
+        out: Mapping[str, Array] | None = None,
+        more: Sequence[tuple[str, int]] = (),
+    ) -> None:
         self._model_id = model_id
         self._out = dict(out or {})
         self._head: pb.ExtractResponse | None = None
         self._destinations: list[_Destination] = []
         self._info: dict[str, FeatureMapInfo] = {}
         self._current = 0
+        self._more = [_bytes_destination(name, size) for name, size in more]
 
     def feed(self, message: bytes) -> None:
         """Take the next message.
@@ -82,6 +89,11 @@ class ReplyAssembler:
     def is_complete(self) -> bool:
         """Whether every byte that was announced has come."""
         return self._head is not None and not any(entry.missing_bytes for entry in self._destinations)
+
+    @property
+    def more(self) -> dict[str, bytes]:
+        """The further payloads, by name."""
+        return {destination.name: destination.buffer.tobytes() for destination in self._more}
 
     def finish(self) -> FeatureMaps:
         """Return the feature maps.
@@ -121,6 +133,7 @@ class ReplyAssembler:
             for entry in head.feature_maps
             if entry.has_values
         ]
+        self._destinations += self._more
         self._head = head
 
     def _destination(self, info: FeatureMapInfo, byte_count: int) -> _Destination:
@@ -169,19 +182,30 @@ class ReplyAssembler:
         destination.received_bytes = end
 
     def _feature_maps(self, head: pb.ExtractResponse) -> FeatureMaps:
+        own = self._destinations[: len(self._destinations) - len(self._more)]
+        arrays = {destination.name: destination.array for destination in own}
         expansions: dict[str, tuple[str, ...]] = {}
         for expansion in head.expansions:
             known = expansions.get(expansion.selector, ())
             expansions[expansion.selector] = tuple(dict.fromkeys((*known, *expansion.names)))
         return FeatureMaps(
-            {destination.name: destination.array for destination in self._destinations},
+            arrays,
             info=self._info,
-            stats={entry.name: statistics(entry) for entry in head.feature_maps if entry.statistics},
+            stats={
+                entry.name: statistics(entry, arrays.get(f"{entry.name}.covariance"))
+                for entry in head.feature_maps
+                if entry.statistics
+            },
             expansions=expansions,
             timing=ServerTiming(head.timing.queue_s, head.timing.compute_s),
             stopped_at=head.stopped_at if head.HasField("stopped_at") else None,
             model_id=self._model_id,
         )
+
+
+def _bytes_destination(name: str, size: int) -> _Destination:
+    buffer = np.empty(size, np.uint8)
+    return _Destination(name, buffer, buffer)
 
 
 def _checked(info: FeatureMapInfo, dtype: np.dtype[np.generic], array: Array) -> Array:

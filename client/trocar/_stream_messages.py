@@ -1,7 +1,7 @@
 """The messages of a stream as bytes: what goes out for a batch, and results from what comes back."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
@@ -10,9 +10,12 @@ from trocar._inputs import wire_inputs
 from trocar._replies import ReplyAssembler
 from trocar._requests import FROM_INPUT, ExtractCall, Start, Taps, tap_payloads, wire_taps
 from trocar._rpc_errors import error_from_batch
-from trocar.errors import BadReplyError, TrocarError
+from trocar.errors import BadReplyError
 from trocar_api.v1 import stream_pb2 as pb
-from trocar_api.wire import Chunk, WireError, split_message
+from trocar_api.v1.extraction_pb2 import ExtractResponse
+from trocar_api.wire import WireError, split_message
+
+MAX_CHECKPOINT_INTERVAL = 1024
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class BatchResult:
     """Its feature maps, when it was computed."""
     error: Exception | None = None
     """Why it failed: a `TrocarError`, or what was wrong with the inputs before they were sent."""
+    checkpoint: bytes | None = field(default=None, repr=False)
+    """The running statistics after this batch, now and then, for `extract_stream(checkpoint=...)`."""
 
     def unwrap(self) -> FeatureMaps:
         """Return the feature maps.
@@ -58,15 +63,28 @@ class StreamOptions:
     """The most payload bytes in one message of the replies."""
     start: Start = FROM_INPUT
     """Where every pass starts."""
+    has_running_statistics: bool = False
+    """Whether statistics are taken over the whole stream."""
+    checkpoint: bytes | None = None
+    """Where running statistics go on from."""
+    checkpoint_interval: int = 16
+    """The batches between two checkpoints."""
 
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ValueError(f"window={self.window} leaves no room for a batch")
         if self.first_batch < 0:
             raise ValueError(f"first_batch={self.first_batch} is negative")
+        if self.checkpoint and not self.has_running_statistics:
+            raise ValueError("a checkpoint is of running statistics; say running_statistics=True")
+        if not 1 <= self.checkpoint_interval <= MAX_CHECKPOINT_INTERVAL:
+            raise ValueError(
+                f"checkpoint_interval={self.checkpoint_interval} is not in the range 1 to "
+                f"{MAX_CHECKPOINT_INTERVAL}"
+            )
 
 
-def start_call(options: StreamOptions, first_batch: int) -> ExtractCall:
+def start_call(options: StreamOptions, first_batch: int, checkpoint: bytes | None) -> ExtractCall:
     """Build the messages that begin a connection."""
     start = pb.ExtractStreamStart(
         model_id=options.model_id,
@@ -76,9 +94,13 @@ def start_call(options: StreamOptions, first_batch: int) -> ExtractCall:
         batch_timeout_s=options.batch_timeout_s,
         start_at=options.start.at or "",
         start_inputs=options.start.inputs(),
+        has_running_statistics=options.has_running_statistics,
+        checkpoint_byte_count=len(checkpoint or b""),
+        checkpoint_interval=options.checkpoint_interval,
     )
     head = pb.ExtractStreamRequest(start=start).SerializeToString()
-    return ExtractCall(head, tap_payloads(options.taps))
+    own = [memoryview(checkpoint)] if checkpoint else []
+    return ExtractCall(head, [*tap_payloads(options.taps), *own])
 
 
 def batch_call(index: int, inputs: object) -> ExtractCall:
@@ -90,7 +112,7 @@ def batch_call(index: int, inputs: object) -> ExtractCall:
 
 def unsendable(result: BatchResult, error: Exception | None) -> BatchResult:
     """Return the result with the error for which the batch was never sent, if there is one."""
-    return result if error is None else BatchResult(result.index, None, error)
+    return result if error is None else replace(result, maps=None, error=error)
 
 
 class StreamAssembler:
@@ -99,13 +121,16 @@ class StreamAssembler:
     Args:
         model_id: The model that was asked.
         first_index: The index of the first batch that was sent.
+
+    Attributes:
+        end: What the stream's end says, with running statistics; None before it has come.
     """
 
     def __init__(self, model_id: str, first_index: int) -> None:
         self._model_id = model_id
         self._next_index = first_index
-        self._reply: ReplyAssembler | None = None
-        self.end: pb.StreamEnd | None = None
+        self._part: _Part | None = None
+        self.end: FeatureMaps | None = None
 
     def feed(self, message: bytes) -> Iterator[BatchResult]:
         """Take the next message and yield the result that it completes, if it does.
@@ -115,41 +140,53 @@ class StreamAssembler:
         """
         try:
             head, chunks = split_message(message)
-            part = pb.ExtractStreamResponse.FromString(head)
+            response = pb.ExtractStreamResponse.FromString(head)
         except (WireError, DecodeError) as error:
             raise BadReplyError(f"a message of the stream cannot be decoded: {error}") from error
-        if self.end is not None:
-            raise BadReplyError("the stream goes on after its end")
-        if part.HasField("result"):
-            yield from self._begin(part.result)
-        elif part.HasField("end"):
-            if self._reply is not None:
-                raise BadReplyError("the stream ends within a batch")
-            self.end = part.end
-        yield from self._place(chunks)
-
-    def _begin(self, result: pb.BatchResult) -> Iterator[BatchResult]:
-        if self._reply is not None or result.batch_index != self._next_index:
-            raise BadReplyError(f"batch {self._next_index} was due, batch {result.batch_index} came")
-        if result.HasField("error"):
-            yield self._result(None, error_from_batch(result.error))
-            return
-        self._reply = ReplyAssembler(self._model_id)
-        self._reply.begin(result.reply)
-
-    def _place(self, chunks: list[Chunk]) -> Iterator[BatchResult]:
-        if chunks and self._reply is None:
+        if response.WhichOneof("part") is not None:
+            self._begin(response)
+        if self._part is None:
             raise BadReplyError("the stream has bytes that belong to no batch")
-        if self._reply is None:
-            return
         for chunk in chunks:
-            self._reply.place(chunk)
-        if self._reply.is_complete:
-            maps = self._reply.finish()
-            self._reply = None
-            yield self._result(maps, None)
+            self._part.place(chunk)
+        if self._part.is_complete:
+            part, self._part = self._part, None
+            yield from self._finish(part)
 
-    def _result(self, maps: FeatureMaps | None, error: TrocarError | None) -> BatchResult:
-        index = self._next_index
-        self._next_index += 1
-        return BatchResult(index, maps, error)
+    def _begin(self, response: pb.ExtractStreamResponse) -> None:
+        if self._part is not None or self.end is not None:
+            raise BadReplyError("the stream begins something before the end of what it began")
+        result = response.result
+        if response.HasField("result") and result.batch_index != self._next_index:
+            raise BadReplyError(f"batch {self._next_index} was due, batch {result.batch_index} came")
+        self._part = _Part(self._model_id, response)
+
+    def _finish(self, part: "_Part") -> Iterator[BatchResult]:
+        if part.is_end:
+            self.end = part.finish()
+            return
+        index, self._next_index = self._next_index, self._next_index + 1
+        yield BatchResult(index, None if part.error else part.finish(), part.error, part.checkpoint)
+
+
+class _Part:
+    """One result, or the end, under way."""
+
+    def __init__(self, model_id: str, response: pb.ExtractStreamResponse) -> None:
+        result = response.result
+        self.is_end = response.HasField("end")
+        self.error = error_from_batch(result.error) if result.HasField("error") else None
+        end = ExtractResponse(feature_maps=response.end.feature_maps)
+        size = result.checkpoint_byte_count
+        self._reply = ReplyAssembler(model_id, more=[("checkpoint", size)] if size else [])
+        self._reply.begin(end if self.is_end else result.reply)
+        self.place = self._reply.place
+        self.finish = self._reply.finish
+
+    @property
+    def is_complete(self) -> bool:
+        return self._reply.is_complete
+
+    @property
+    def checkpoint(self) -> bytes | None:
+        return self._reply.more.get("checkpoint")

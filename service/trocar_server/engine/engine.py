@@ -19,6 +19,7 @@ from trocar_server.engine.passes import FeatureMap, domain_errors
 from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature
 from trocar_server.engine.planner import resolve_taps
 from trocar_server.engine.preview import Preview, assumed_signature, make_preview
+from trocar_server.engine.running import RunningStatistics
 from trocar_server.engine.work import Prepared, known_signature, resolve_plan, run_plan
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefetch_weights
@@ -177,24 +178,28 @@ class Engine:
         )
         return Prepared(plan, payloads, images, constants)
 
-    async def extract(self, prepared: Prepared, deadline: float | None = None) -> Extraction:
+    async def extract(
+        self, prepared: Prepared, deadline: float | None = None, running: RunningStatistics | None = None
+    ) -> Extraction:
         """Run one pass.
 
         Args:
             prepared: What to do.
             deadline: A time of `time.monotonic()` in seconds, or None.
+            running: Takes in the statistics, all or none, which the outcome is then without.
         """
         host = self._host(prepared.plan.model_id)
         guard = PassGuard(deadline)
         started = time.perf_counter()
         async with host.pool.lease(deadline) as replica:
             queue_s = time.perf_counter() - started
-            resolved, result = await self._on_owner(
-                lambda: run_plan(host, replica, prepared, guard, self.limits), guard, deadline
-            )
-        return Extraction(
-            result.feature_maps, resolved.expansions, result.stopped_at, queue_s, result.compute_s
-        )
+
+            def work() -> Extraction:
+                resolved, result = run_plan(host, replica, prepared, guard, self.limits)
+                maps = running.add(result) if running else result.feature_maps
+                return Extraction(maps, resolved.expansions, result.stopped_at, queue_s, result.compute_s)
+
+            return await self._on_owner(work, guard, deadline)
 
     async def _on_owner(self, work: Callable[[], Result], guard: PassGuard, deadline: float | None) -> Result:
         """Run work that asks the guard; a cancelled task and the deadline both stop it."""

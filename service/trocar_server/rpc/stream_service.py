@@ -13,18 +13,20 @@ import structlog
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
 from trocar_server.engine.engine import Engine, Extraction
-from trocar_server.engine.plan import Payload
+from trocar_server.engine.plan import Payload, Plan
+from trocar_server.engine.running import MAX_CHECKPOINT_BYTES, RunningStatistics
 from trocar_server.engine.work import Prepared
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.ahead import ahead
 from trocar_server.rpc.batches import Batch, StreamReader
 from trocar_server.rpc.fields import invalid
-from trocar_server.rpc.replies import Parts, framed, join_parts, reply_head, values_of
+from trocar_server.rpc.replies import Parts, describe, framed, join_parts, reply_head, values_of
 from trocar_server.rpc.requests import base_plan, check_request_bytes, constant_byte_counts
 from trocar_server.rpc.text import sendable
 
 _SERVICE = "trocar_api.v1.StreamService"
 _BUSY_PAUSE_S = 0.1
+_CHECKPOINT_INTERVAL, _MAX_CHECKPOINT_INTERVAL = 16, 1024
 _log = structlog.get_logger("trocar")
 
 
@@ -35,6 +37,18 @@ class _Ready:
     index: int
     prepared: Prepared | None
     error: ServiceError | None = None
+
+
+@dataclass
+class _Stream:
+    """What holds for every batch of one call."""
+
+    plan: Plan
+    first_index: int
+    timeout_s: float | None
+    constants: Sequence[Payload]
+    running: RunningStatistics | None
+    checkpoint_interval: int
 
 
 class StreamService:
@@ -53,58 +67,87 @@ class StreamService:
     ) -> None:
         """Answer every batch, then say that all were answered."""
         reader = StreamReader(requests, self._engine.limits)
-        start, chunks = await reader.start()
-        plan = base_plan(start, self._engine.limits)
-        await self._engine.check_taps(plan)
-        byte_counts = constant_byte_counts(plan)
-        check_request_bytes(byte_counts, self._engine.limits)
-        constants = await reader.payloads(byte_counts, chunks)
-        counts = pb.StreamEnd()
-        ready = self._ready(ahead(reader.batches(plan, _first_index(start))), constants)
-        results = self._results(ahead(ready), _timeout_s(start), counts)
+        stream = await self._start(reader)
+        counts = RunningStatistics(()) if stream.running is None else stream.running
+        ready = self._ready(stream, ahead(reader.batches(stream.plan, stream.first_index)))
+        results = self._results(stream, counts, ahead(ready))
         async with aclosing(ahead(results)) as messages:
             async for result in messages:
                 for parts in result:
                     await context.write(parts)
-        await context.write([pb.ExtractStreamResponse(end=counts).SerializeToString()])
+        for parts in await self._engine.owner.run(lambda: _end(stream, counts)):
+            await context.write(parts)
+
+    async def _start(self, reader: StreamReader) -> _Stream:
+        start, chunks = await reader.start()
+        limits = self._engine.limits
+        plan = base_plan(start, limits)
+        await self._engine.check_taps(plan)
+        byte_counts = [*constant_byte_counts(plan), *_checkpoint_byte_count(start)]
+        check_request_bytes(byte_counts, limits)
+        payloads = await reader.payloads(byte_counts, chunks)
+        checkpoint = payloads.pop().tobytes() if start.checkpoint_byte_count else b""
+        running: RunningStatistics | None = None
+        if start.has_running_statistics:
+            running = await self._engine.owner.run(lambda: RunningStatistics(plan.taps, checkpoint))
+        return _Stream(
+            plan, _first_index(start), _timeout_s(start), payloads, running, _checkpoint_interval(start)
+        )
 
     async def _ready(
-        self, batches: AsyncGenerator[Batch, None], constants: Sequence[Payload]
+        self, stream: _Stream, batches: AsyncGenerator[Batch, None]
     ) -> AsyncGenerator[_Ready, None]:
         async with aclosing(batches):
             async for batch in batches:
-                yield await self._decoded(batch, constants)
+                yield await self._decoded(stream, batch)
 
-    async def _decoded(self, batch: Batch, constants: Sequence[Payload]) -> _Ready:
+    async def _decoded(self, stream: _Stream, batch: Batch) -> _Ready:
         if batch.error is not None:
             return _Ready(batch.index, None, batch.error)
         try:
             await self._engine.check(batch.plan)
-            return _Ready(batch.index, await self._engine.prepare(batch.plan, batch.payloads, constants))
+            prepared = await self._engine.prepare(batch.plan, batch.payloads, stream.constants)
+            return _Ready(batch.index, prepared)
         except ServiceError as error:
             return _Ready(batch.index, None, error.with_traceback(None))
 
     async def _results(
-        self, batches: AsyncGenerator[_Ready, None], timeout_s: float | None, counts: pb.StreamEnd
+        self, stream: _Stream, counts: RunningStatistics, batches: AsyncGenerator[_Ready, None]
     ) -> AsyncGenerator[list[Parts], None]:
         async with aclosing(batches):
             async for batch in batches:
-                try:
-                    if batch.prepared is None:
-                        raise batch.error or ServiceError(ErrorReason.INTERNAL, "the batch was lost")
-                    extraction = await self._extract(batch.prepared, timeout_s)
-                    counts.batch_count += 1
-                    yield _reply(batch.index, batch.prepared, extraction)
-                except ServiceError as error:
-                    counts.failed_count += 1
-                    yield [[_failure(batch.index, error)]]
+                result = pb.BatchResult(batch_index=batch.index)
+                payloads = await self._fill(stream, counts, batch, result)
+                done = batch.index + 1 - stream.first_index
+                if stream.running and done % stream.checkpoint_interval == 0:
+                    checkpoint = await self._engine.owner.run(stream.running.checkpoint)
+                    result.checkpoint_byte_count = len(checkpoint)
+                    payloads.append(memoryview(checkpoint))
+                head = pb.ExtractStreamResponse(result=result).SerializeToString()
+                yield list(framed(head, payloads, stream.plan.max_chunk_bytes))
 
-    async def _extract(self, prepared: Prepared, timeout_s: float | None) -> Extraction:
+    async def _fill(
+        self, stream: _Stream, counts: RunningStatistics, batch: _Ready, result: pb.BatchResult
+    ) -> list[memoryview]:
+        """Run one batch, write its outcome into the result, and return the payloads that belong to it."""
+        try:
+            if batch.prepared is None:
+                raise batch.error or ServiceError(ErrorReason.INTERNAL, "the batch was lost")
+            extraction = await self._extract(stream, batch.prepared)
+        except ServiceError as error:
+            counts.failed_count += 1
+            result.error.CopyFrom(_failure(error))
+            return []
+        counts.batch_count += 1
+        result.reply.CopyFrom(reply_head(batch.prepared.plan, extraction))
+        return values_of(extraction.feature_maps)
+
+    async def _extract(self, stream: _Stream, prepared: Prepared) -> Extraction:
         """Run one batch; a stream waits where a single call would be told to come again."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
         while True:
             try:
-                return await self._engine.extract(prepared, deadline)
+                return await self._engine.extract(prepared, deadline, stream.running)
             except ServiceError as error:
                 is_late = deadline is not None and time.monotonic() + _BUSY_PAUSE_S > deadline
                 if error.reason is not ErrorReason.SERVER_BUSY or is_late:
@@ -124,19 +167,20 @@ class StreamService:
         return grpc.method_handlers_generic_handler(_SERVICE, {"ExtractStream": method})
 
 
-def _reply(index: int, prepared: Prepared, extraction: Extraction) -> list[Parts]:
-    head = pb.ExtractStreamResponse(
-        result=pb.BatchResult(batch_index=index, reply=reply_head(prepared.plan, extraction))
+def _end(stream: _Stream, counts: RunningStatistics) -> list[Parts]:
+    feature_maps = stream.running.feature_maps() if stream.running else ()
+    end = pb.StreamEnd(
+        feature_maps=map(describe, feature_maps),
+        batch_count=counts.batch_count,
+        failed_count=counts.failed_count,
     )
-    payloads = values_of(extraction.feature_maps)
-    return list(framed(head.SerializeToString(), payloads, prepared.plan.max_chunk_bytes))
+    head = pb.ExtractStreamResponse(end=end).SerializeToString()
+    return list(framed(head, values_of(feature_maps), stream.plan.max_chunk_bytes))
 
 
-def _failure(index: int, error: ServiceError) -> bytes:
+def _failure(error: ServiceError) -> pb.BatchError:
     details = {key: sendable(value) for key, value in error.details.items()}
-    problem = pb.BatchError(reason=error.reason, message=sendable(error.message), details=details)
-    result = pb.BatchResult(batch_index=index, error=problem)
-    return pb.ExtractStreamResponse(result=result).SerializeToString()
+    return pb.BatchError(reason=error.reason, message=sendable(error.message), details=details)
 
 
 def _first_index(start: pb.ExtractStreamStart) -> int:
@@ -151,3 +195,20 @@ def _timeout_s(start: pb.ExtractStreamStart) -> float | None:
     if not (math.isfinite(start.batch_timeout_s) and start.batch_timeout_s > 0):
         raise invalid("batch_timeout_s", "is no finite number of seconds above 0")
     return start.batch_timeout_s
+
+
+def _checkpoint_byte_count(start: pb.ExtractStreamStart) -> list[int]:
+    count = start.checkpoint_byte_count
+    if not 0 <= count <= MAX_CHECKPOINT_BYTES:
+        raise invalid("checkpoint_byte_count", f"0 to {MAX_CHECKPOINT_BYTES:,} are allowed")
+    if count and not start.has_running_statistics:
+        raise invalid("checkpoint_byte_count", "a checkpoint is of running statistics")
+    return [count] if count else []
+
+
+def _checkpoint_interval(start: pb.ExtractStreamStart) -> int:
+    if not start.HasField("checkpoint_interval"):
+        return _CHECKPOINT_INTERVAL
+    if not 1 <= start.checkpoint_interval <= _MAX_CHECKPOINT_INTERVAL:
+        raise invalid("checkpoint_interval", f"1 to {_MAX_CHECKPOINT_INTERVAL} are allowed")
+    return start.checkpoint_interval

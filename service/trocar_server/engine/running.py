@@ -1,0 +1,210 @@
+"""Statistics of a stream over all its batches, and checkpoints from which a broken stream goes on.
+
+Everything here touches tensors: owner thread only.
+"""
+
+import copy
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.outputs import COVARIANCE, Output, TapTarget
+from trocar_server.engine.passes import FeatureMap, PassResult, covariance_map
+from trocar_server.engine.plan import TapRequest
+from trocar_server.errors import ServiceError
+from trocar_server.stats import Accumulator, Scope
+from trocar_server.surgery import Leaf, Target
+
+MAX_CHECKPOINT_BYTES = 1 << 30
+"""The largest checkpoint that is taken back."""
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+}
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One feature map, so far."""
+
+    output: Output
+    accumulator: Accumulator
+
+
+class RunningStatistics:
+    """Statistics of scope all and channel over the batches of a stream.
+
+        running = RunningStatistics(plan.taps)
+        running.add(result)                     # after each pass
+        running.feature_maps()
+
+    Args:
+        taps: Of the stream.
+        checkpoint: What `checkpoint` returned, to go on from there; empty for a new stream.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, the checkpoint is damaged or belongs to other taps.
+    """
+
+    def __init__(self, taps: Sequence[TapRequest], checkpoint: bytes = b"") -> None:
+        self.batch_count = 0
+        self.failed_count = 0
+        self._entries: dict[str, _Entry] = {}
+        if checkpoint:
+            self._resume(taps, checkpoint)
+
+    def add(self, result: PassResult) -> tuple[FeatureMap, ...]:
+        """Take in the statistics of one pass, all or none, and return its feature maps without them.
+
+        Raises:
+            ServiceError: `INVALID_ARGUMENT`, a feature map has other channels than in the batches before.
+        """
+        added = dict(self._entries)
+        for found in result.feature_maps:
+            taken = result.taken.get(found.output.name)
+            if taken is not None and is_running(found.output.source.tap):
+                added[found.output.name] = _with(added.get(found.output.name), found.output, taken)
+        self._entries = added
+        return tuple(_without_statistics(result.feature_maps))
+
+    def feature_maps(self) -> tuple[FeatureMap, ...]:
+        """Return what is known of every feature map: statistics without values, and their companions."""
+        return tuple(found for entry in self._entries.values() for found in _finished(entry))
+
+    def checkpoint(self) -> bytes:
+        """Return all that is known as bytes."""
+        states = [entry.accumulator.state() for entry in self._entries.values()]
+        head = {
+            "counts": [self.batch_count, self.failed_count],
+            "entries": [_described(entry.output) for entry in self._entries.values()],
+            "sizes": [len(state) for state in states],
+        }
+        encoded = json.dumps(head).encode()
+        return struct.pack("<Q", len(encoded)) + encoded + b"".join(states)
+
+    def _resume(self, taps: Sequence[TapRequest], checkpoint: bytes) -> None:
+        head, states = _split(checkpoint)
+        counts = _field(head, "counts", list)
+        if len(counts) != 2 or not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise _damaged()
+        self.batch_count, self.failed_count = counts
+        for described, state in zip(_field(head, "entries", list), states, strict=True):
+            output = _output(taps, described)
+            tap = output.source.tap
+            dim = described.get("channel_dim")
+            if not (dim is None or isinstance(dim, int)):
+                raise _damaged()
+            accumulator = Accumulator.from_state(tap.statistics, tap.scope, dim, tap.parameters, state)
+            self._entries[output.name] = _Entry(output, accumulator)
+
+
+def is_running(tap: TapRequest) -> bool:
+    """Whether a tap's statistics are taken over a whole stream; those of samples come with each batch."""
+    return bool(tap.statistics) and tap.scope is not Scope.SAMPLE
+
+
+def _with(before: _Entry | None, output: Output, taken: Accumulator) -> _Entry:
+    if before is None:
+        return _Entry(_without_values(output), taken)
+    merged = copy.copy(before.accumulator)  # merging replaces what it holds and changes nothing in place
+    merged.merge(taken)
+    shape = before.output.shape
+    if shape and output.shape[1:] == shape[1:]:
+        shape = (shape[0] + output.shape[0], *shape[1:])
+    return _Entry(_without_values(before.output, shape), merged)
+
+
+def _without_values(output: Output, shape: tuple[int, ...] | None = None) -> Output:
+    return Output(output.name, output.source, output.shape if shape is None else shape, output.dtype, False)
+
+
+def _without_statistics(feature_maps: Sequence[FeatureMap]) -> Iterator[FeatureMap]:
+    for found in feature_maps:
+        output = found.output
+        if not is_running(output.source.tap):
+            yield found
+        elif not output.companion_of:
+            yield FeatureMap(output, found.values, None, found.cast)
+        elif output.name != f"{output.companion_of}.{COVARIANCE}":
+            yield found
+
+
+def _finished(entry: _Entry) -> Iterator[FeatureMap]:
+    result = entry.accumulator.result()
+    yield FeatureMap(entry.output, None, result)
+    if result.covariance is not None:
+        yield covariance_map(entry.output, result.covariance)
+
+
+def _described(output: Output) -> dict[str, Any]:
+    source, target = output.source, output.source.target
+    return {
+        "tap": source.tap_index,
+        "name": output.name,
+        "path": target.path,
+        "type": source.type_name,
+        "call": target.call,
+        "port": target.port,
+        "picks": target.picks,
+        "shape": output.shape,
+        "dtype": str(output.dtype).removeprefix("torch."),
+        "channel_dim": source.statistics_dim,
+    }
+
+
+def _output(taps: Sequence[TapRequest], described: Any) -> Output:
+    """Rebuild what a checkpoint says of a feature map; it may come from anybody."""
+    if not isinstance(described, dict):
+        raise _damaged()
+    index, call = _field(described, "tap", int), _field(described, "call", int)
+    shape, picks = _field(described, "shape", list), _field(described, "picks", list)
+    is_shape = len(shape) <= 8 and all(isinstance(size, int) and 0 <= size < 1 << 62 for size in shape)
+    is_picks = len(picks) <= 64 and all(isinstance(step, int | str) for step in picks)
+    if not (0 <= index < len(taps) and is_running(taps[index]) and is_shape and is_picks and call >= 0):
+        raise _damaged()
+    name, port = _field(described, "name", str), _field(described, "port", str)
+    target = Target(name, _field(described, "path", str), call, port, tuple(picks))
+    dtype = _DTYPES.get(_field(described, "dtype", str))
+    leaf = Leaf(port, tuple(picks), "Tensor", tuple(shape), dtype)
+    source = TapTarget(target, leaf, taps[index], _field(described, "type", str), index)
+    return Output(name, source, tuple(shape), dtype, False)
+
+
+def _split(checkpoint: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    start = 8
+    try:
+        (length,) = struct.unpack_from("<Q", checkpoint)
+        head = json.loads(checkpoint[start : start + length])
+        sizes = _field(head, "sizes", list) if isinstance(head, dict) else [-1]
+    except (struct.error, ValueError, RecursionError):
+        raise _damaged() from None
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise _damaged()
+    start += length
+    if start + sum(sizes) != len(checkpoint) or len(sizes) != len(_field(head, "entries", list)):
+        raise _damaged()
+    states = []
+    for size in sizes:
+        states.append(checkpoint[start : start + size])
+        start += size
+    return head, states
+
+
+def _field(values: dict[str, Any], name: str, kind: type[Value]) -> Value:
+    value = values.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise _damaged()
+    return value
+
+
+def _damaged() -> ServiceError:
+    return ServiceError(
+        ErrorReason.INVALID_ARGUMENT, "the checkpoint is damaged or belongs to other taps; start anew"
+    )
