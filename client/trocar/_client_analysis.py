@@ -155,12 +155,12 @@ def _running_statistics(
 ) -> tuple[Mapping[str, Statistics], Mapping[str, FeatureMapInfo]]:
     """Return the statistics over all batches, and what is known of the feature maps."""
     info: dict[str, FeatureMapInfo] = {}
-    with client.extract_stream(model_id, batches, taps, running_statistics=True) as stream:  # type: ignore[call-arg]  # until streams have them
+    with client.extract_stream(model_id, batches, taps, running_statistics=True) as stream:
         for result in stream:
             info.update(unwrapped(result, batches, model_id).info)
         if not info:
             raise ValueError(f"{inputs}: there is no batch; pass at least one")
-        return stream.statistics, info  # type: ignore[attr-defined]
+        return stream.statistics, info
 
 
 def _executed(client: Client, model_id: str) -> Sequence[FeatureMapInfo]:
