@@ -41,6 +41,7 @@ NAMES = {
     "async_compute": "sync_compute",
     "async_pause": "sync_pause",
     "open_async_channel": "open_sync_channel",
+    "async_stop": "sync_stop",
 }
 """Names with another counterpart than unasync's own (`AsyncX` becomes `SyncX`)."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -9,6 +10,7 @@ import grpc
 from trocar import _aio_analysis, _from_wire
 from trocar._aio_stream import AsyncExtractStream
 from trocar._channel import (
+    LOCAL,
     AsyncChannel,
     ConnectOptions,
     TlsOptions,
@@ -16,6 +18,7 @@ from trocar._channel import (
     new_request_id,
     open_async_channel,
 )
+from trocar._local import async_stop, start_local, stop_with
 from trocar._replies import ReplyAssembler
 from trocar._requests import Start, extract_call, plan_request
 from trocar._rpc_errors import error_from_rpc
@@ -29,7 +32,7 @@ from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
     from types import TracebackType
-    from typing import Self
+    from typing import Any, Self
 
     from trocar._analysis.cka import Cka
     from trocar._analysis.dead_channels import DeadChannels
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from trocar._extraction_plan import ExtractionPlan
     from trocar._feature_maps import FeatureMaps
     from trocar._inputs import Inputs
+    from trocar._local import LocalModels, LocalServer
     from trocar._modules import ModuleTree
     from trocar._requests import ExtractCall
     from trocar._taps import Tap
@@ -58,25 +62,49 @@ def connect(
     token: str | None = None,
     tls: TlsOptions | bool | None = None,
     retries: int = 4,
+    models: LocalModels | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> AsyncClient:
     """Return a client; the connection is made with the first call.
 
         async with trocar.aio.connect("localhost:50051") as client:
             maps = await client.extract("resnet50", images, taps=["layer4"])
 
+    With "local" there is no separate server: it runs in this process, for this client, until the client
+    is closed or dropped or the interpreter exits. `connect` then returns when its models are loaded.
+
+        client = trocar.aio.connect("local", models={"resnet50": "DEFAULT", "mine": my_module})
+
     Args:
-        target: `host:port`, or any gRPC target such as "unix:/run/trocar.sock".
+        target: `host:port`, or any gRPC target such as "unix:/run/trocar.sock"; or "local".
         timeout_s: Deadline of every call that names none, in seconds.
         token: Sent as a bearer token; over plain text to this machine only.
         tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`.
         retries: How often a call is tried again where the server cannot be reached, 0 to 4, with
             a backoff from 0.1 to 2 seconds. Inputs over 8 MiB are sent only once.
+        models: With "local", what to host: names such as ["resnet50", "vit_b_16=random:0"]; or a dict from
+            model id to the name of weights, to a table with the keys of `[models.ID]` in the configuration
+            file, to an `nn.Module`, or to {"module": ..., "input_shape": (3, 32, 32)}. A module shares its
+            weights with what is hosted and is not changed itself.
+        options: With "local", settings as in the configuration file: "device", "threads", "data_dir"
+            and "limits".
 
     Raises:
-        ValueError: A value is out of range, or a token would cross a network in plain text.
+        ValueError: A value is out of range, a token would cross a network in plain text, or `models`,
+            `options` and `tls` do not go with the target.
         FileNotFoundError: A file of `tls` is not there.
+        ServerUnavailableError: The target is "local" and the server is not installed.
+        ModelError: The target is "local" and a model cannot be loaded; see its subclasses.
+        NotFoundError: The target is "local" and a model or its weights have no such name.
+        InvalidArgumentError: The target is "local" and an option is wrong.
     """
-    return AsyncClient(ConnectOptions(target, timeout_s, token, tls, retries))
+    chosen = ConnectOptions(target, timeout_s, token, tls, retries)
+    if target != LOCAL:
+        if models is not None or options is not None:
+            raise ValueError(f"models and options go with the target {LOCAL!r} only, not with {target!r}")
+        return AsyncClient(chosen)
+    local = start_local(models or (), options)
+    return AsyncClient(replace(chosen, target=local.target), local)
 
 
 class AsyncClient:
@@ -87,8 +115,11 @@ class AsyncClient:
     `VersionSkewError` and `InternalServerError`; all are `TrocarError`.
     """
 
-    def __init__(self, options: ConnectOptions) -> None:
+    def __init__(self, options: ConnectOptions, local: LocalServer | None = None) -> None:
         self._options = options
+        self._local = local
+        if local is not None:
+            stop_with(self, local)
         self._channel: AsyncChannel = open_async_channel(options)
         self._models = ModelServiceStub(self._channel)
         self._plan = ExtractionServiceStub(self._channel).Plan
@@ -111,8 +142,10 @@ class AsyncClient:
         return f"AsyncClient({self._options!r})"
 
     async def close(self) -> None:
-        """Close the connection; calls that still run are cancelled."""
+        """Close the connection; calls that still run are cancelled. A local server is stopped."""
         await self._channel.close()
+        if self._local is not None:
+            await async_stop(self._local)
 
     async def wait_ready(self, timeout_s: float = 30.0) -> ServerInfo:
         """Wait until the server answers.

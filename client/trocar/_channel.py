@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Option: TypeAlias = tuple[str, str | int]
 
+LOCAL = "local"
+"""The target that stands for a server in this process."""
+
 MAX_RETRIES = 4
 """gRPC makes at most five attempts, whatever its service config says."""
 
@@ -97,7 +100,7 @@ class ConnectOptions:
     """
 
     target: str
-    """`host:port`, or any gRPC target."""
+    """`host:port`, any gRPC target, or `local`."""
     timeout_s: float
     """Deadline of every call that names none, in seconds."""
     token: str | None
@@ -111,6 +114,8 @@ class ConnectOptions:
         check_timeout(self.timeout_s)
         if not 0 <= self.retries <= MAX_RETRIES:
             raise ValueError(f"retries={self.retries} is not in the range 0 to {MAX_RETRIES}")
+        if self.target == LOCAL and self.tls:
+            raise ValueError(f"tls does not go with the target {LOCAL!r}: nothing leaves this process")
         if self.token and not self.tls and not is_loopback(self.target):
             raise ValueError(f"a token to {self.target} would be readable on the way; connect with tls=True")
 
@@ -157,8 +162,8 @@ def check_timeout(timeout_s: float) -> float:
 
 
 def is_loopback(target: str) -> bool:
-    """Tell whether a target is this very machine: loopback address, `localhost` or Unix socket."""
-    if target.startswith(("unix:", "unix-abstract:")):
+    """Tell whether a target is this very machine: loopback address, `localhost`, Unix socket or `local`."""
+    if target == LOCAL or target.startswith(("unix:", "unix-abstract:")):
         return True
     address = target.removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:").lstrip("/")
     if "," in address:

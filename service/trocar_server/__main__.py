@@ -19,7 +19,9 @@ def serve(
         typer.Argument(help="torchvision names, each with optional weights: resnet50, vit_b_16=random:0"),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file; see docs/serving.md")] = None,
-    host: Annotated[str | None, typer.Option(help="address to listen on [default: 127.0.0.1]")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="address to listen on, or unix:/path [default: 127.0.0.1]")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="TCP port, 0 for a free one [default: 50051]")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:0 [default: auto]")] = None,
     insecure: Annotated[
@@ -27,7 +29,7 @@ def serve(
         typer.Option("--insecure", help="allow any address, without authentication"),
     ] = None,
     reflection: Annotated[bool | None, typer.Option("--reflection", help="offer gRPC reflection")] = None,
-    ready_file: Annotated[Path | None, typer.Option(help="write host:port here when ready")] = None,
+    ready_file: Annotated[Path | None, typer.Option(help="write the address here when ready")] = None,
 ) -> None:
     """Host models and answer clients until stopped."""
     _set_up_logging()
@@ -38,7 +40,7 @@ def serve(
     from trocar_server.models import parse_model_argument
 
     def announce(running: app.App) -> None:
-        address = f"{settings.host}:{running.rpc.port}"
+        address = running.rpc.address
         typer.echo(f"trocar is ready on {address} ({running.engine.owner.device})")
         if ready_file:
             temporary = ready_file.with_suffix(".part")

@@ -2,11 +2,12 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -17,6 +18,7 @@ from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec, clean_downloads, default_categories
 from trocar_server.rpc.server import RpcServer, start_server
+from trocar_server.rpc.unix_socket import socket_path
 
 _TORCHVISION = "torchvision:"
 _log = structlog.get_logger("trocar")
@@ -36,16 +38,23 @@ class App:
         await asyncio.to_thread(self.engine.owner.stop)
 
 
-async def start(config: ServerConfig) -> App:
+async def start(
+    config: ServerConfig, factories: Mapping[str, Callable[[], Any]] | None = None, log: Any = _log
+) -> App:
     """Listen, load every model of the configuration, then report SERVING.
 
     Whatever fails, nothing is left running.
+
+    Args:
+        config: What to host, and how.
+        factories: By model id: builds it, in place of what its configuration names.
+        log: Where lines about models and calls go.
 
     Raises:
         ServiceError: A model cannot be loaded, or the address cannot be used.
     """
     _check_address(config)
-    catalogue = _catalogue(config)
+    catalogue = _catalogue(config, factories or {})
     owner = DeviceThread(choose_device(config.device), config.threads)
     data_dir = config.data_dir.expanduser()
     clean_downloads(data_dir)
@@ -54,11 +63,11 @@ async def start(config: ServerConfig) -> App:
     async with AsyncExitStack() as undo:
         owner.start()
         undo.push_async_callback(asyncio.to_thread, owner.stop)
-        rpc = await start_server(engine, config.host, config.port, with_reflection=config.reflection)
+        rpc = await start_server(engine, config.host, config.port, with_reflection=config.reflection, log=log)
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:
             await engine.load(model_id)
-            _log.info("model loaded", model_id=model_id)
+            log.info("model loaded", model_id=model_id)
         await rpc.set_serving()
         undo.pop_all()
     return App(engine, rpc, config.grace_s)
@@ -66,7 +75,7 @@ async def start(config: ServerConfig) -> App:
 
 def _check_address(config: ServerConfig) -> None:
     """Refuse an open address: there are no tokens yet, so whoever reaches it can use everything."""
-    if config.insecure or config.host == "localhost":
+    if config.insecure or config.host == "localhost" or socket_path(config.host):
         return
     with suppress(ValueError):
         if ip_address(config.host).is_loopback:
@@ -74,7 +83,7 @@ def _check_address(config: ServerConfig) -> None:
     raise ServiceError(
         ErrorReason.INVALID_ARGUMENT,
         f"listening on '{config.host}' would let everybody in: there is no authentication yet. Listen on "
-        "127.0.0.1, or say --insecure where the network itself keeps strangers out",
+        "127.0.0.1 or unix:/path, or say --insecure where the network itself keeps strangers out",
     )
 
 
@@ -91,15 +100,20 @@ async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:
     await app.stop()
 
 
-def _catalogue(config: ServerConfig) -> Catalogue:
+def _catalogue(config: ServerConfig, factories: Mapping[str, Callable[[], Any]]) -> Catalogue:
     catalogue = Catalogue()
     for model_id, model in config.models.items():
-        catalogue.add(model_spec(model_id, model))
+        catalogue.add(model_spec(model_id, model, factories.get(model_id)))
     return catalogue
 
 
-def model_spec(model_id: str, config: ModelConfig) -> ModelSpec:
+def model_spec(model_id: str, config: ModelConfig, factory: Callable[[], Any] | None = None) -> ModelSpec:
     """Turn one entry of the configuration into what the catalogue keeps.
+
+    Args:
+        model_id: Its id.
+        config: What the configuration says.
+        factory: Builds it, in place of what the configuration names.
 
     Raises:
         ServiceError: `MODEL_INVALID`, something in the entry does not work, or its file of categories
@@ -116,6 +130,7 @@ def model_spec(model_id: str, config: ModelConfig) -> ModelSpec:
         preprocessing=None if given is None else PreprocessingSpec(**given.model_dump()),
         input_shape=config.input_shape,
         stages=config.stages,
+        factory=factory,
     )
 
 

@@ -98,11 +98,11 @@ class ServerConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TROCAR_", env_nested_delimiter="__", extra="forbid")
 
     host: str = "127.0.0.1"
-    """Address to listen on. Loopback by default."""
+    """Address to listen on, loopback by default; or `unix:/path` for a Unix socket of this user alone."""
     insecure: bool = False
     """Whether another address than loopback may be listened on, though nobody has to prove who he is."""
     port: int = Field(default=50051, ge=0, le=65535)
-    """TCP port; 0 takes a free one."""
+    """TCP port; 0 takes a free one. Without meaning for a Unix socket."""
     device: str = "auto"
     """`auto` (CUDA when there is one), `cpu` or `cuda:0`."""
     threads: int | None = Field(default=None, ge=1)

@@ -4,10 +4,13 @@ Code below `rpc` raises `ServiceError` and knows nothing of gRPC; `rpc.status` m
 status code. A message says what to do next and names no path of the machine.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 from trocar_api.reasons import ErrorReason
+
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 
 
 class ServiceError(Exception):
@@ -41,3 +44,9 @@ def unknown(reason: ErrorReason, kind: str, name: str, names: Iterable[str], adv
     hints = nearest(name, names)
     rest = f"nearest: {', '.join(hints)}" if hints else advice
     return ServiceError(reason, f"no {kind} '{name}'; {rest}", nearest=", ".join(hints))
+
+
+def first_line(error: BaseException | None) -> str:
+    """Return what an error says, in one line and without the folders of this machine."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _FOLDERS.sub("", lines[0])[:300]

@@ -81,7 +81,7 @@ CASES: dict[str, tuple[type[trocar.TrocarError], str, Extract]] = {
     ),
     "selector without sense": (
         trocar.InvalidSelectorError,
-        "character 5",
+        "character 6",
         lambda c: c.extract("plain", IMAGES, taps="conv["),
     ),
     "no taps": (trocar.InvalidArgumentError, "taps", lambda c: c.extract("plain", IMAGES, taps=[])),

@@ -10,7 +10,13 @@ import trocar
 from tests.support.oracle import Array, noise
 from trocar_server.stats import Statistic
 
-ALL = [str(statistic) for statistic in Statistic]
+
+def standard_moment(values: Array, axis: Any, order: int) -> Any:
+    """As SciPy's `skew` and `kurtosis`, whose warnings about NaN and Inf are not wanted here."""
+    deviation = values - values.mean(axis, keepdims=True)
+    return (deviation**order).mean(axis) / (deviation**2).mean(axis) ** (order / 2)
+
+
 NUMPY: dict[str, Callable[[Array, Any], Any]] = {
     "mean": lambda values, axis: values.mean(axis),
     "var": lambda values, axis: values.var(axis),
@@ -22,7 +28,13 @@ NUMPY: dict[str, Callable[[Array, Any], Any]] = {
     "zero_fraction": lambda values, axis: (values == 0).mean(axis),
     "nan_count": lambda values, axis: np.isnan(values).sum(axis),
     "inf_count": lambda values, axis: np.isinf(values).sum(axis),
+    "l1": lambda values, axis: np.abs(values).sum(axis),
+    "skewness": lambda values, axis: standard_moment(values, axis, 3),
+    "kurtosis": lambda values, axis: standard_moment(values, axis, 4) - 3,
+    "count": lambda values, axis: np.ones(values.shape).sum(axis),
 }
+ALL = list(NUMPY)
+MORE = {"quantiles", "histogram", "covariance", "argmax_channel"}
 IMAGES = noise(3, 3, 8, 8, seed=1)
 FINITE = np.maximum(noise(3, 4, 5, 6, seed=2) * 1000 - 300, 0)
 AXES = {"all": None, "channel": (0, 2, 3), "sample": (1, 2, 3)}
@@ -30,11 +42,12 @@ AXES = {"all": None, "channel": (0, 2, 3), "sample": (1, 2, 3)}
 
 def compared(found: trocar.Statistics, values: Array, axis: Any) -> None:
     for name, formula in NUMPY.items():
-        np.testing.assert_allclose(getattr(found, name), formula(values.astype(np.float64), axis), rtol=1e-12)
+        wanted = formula(values.astype(np.float64), axis)
+        np.testing.assert_allclose(getattr(found, name), wanted, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
 def test_the_oracle_knows_every_statistic() -> None:
-    assert set(NUMPY) == set(ALL)
+    assert {*NUMPY, *MORE} == set(Statistic)
 
 
 @pytest.mark.parametrize("over", AXES)
@@ -74,6 +87,42 @@ def test_nan_and_infinity_propagate_as_in_numpy(client: trocar.Client, over: Any
     found = client.extract("identity", values, taps=trocar.tap("identity", stats=ALL, over=over))
     with np.errstate(invalid="ignore"):
         compared(found.stats["identity"], values, AXES[over])
+
+
+@pytest.mark.parametrize("over", AXES)
+def test_quantiles_and_histograms_are_those_of_numpy(client: trocar.Client, over: Any) -> None:
+    wanted = trocar.tap("identity", stats=[trocar.quantiles(0.05, 0.5), trocar.histogram(bins=9)], over=over)
+    found = client.extract("identity", FINITE, taps=wanted).stats["identity"]
+    values, groups = FINITE.astype(np.float64), {"all": 1, "channel": 4, "sample": 3}[over]
+    quantiles = np.moveaxis(np.quantile(values, (0.05, 0.5), axis=AXES[over]), 0, -1)
+    np.testing.assert_array_equal(found.quantiles, quantiles)
+    assert found.rank_error == 0.0
+    rows = np.moveaxis(values, 1 if over == "channel" else 0, 0).reshape(groups, -1)
+    counts = [np.histogram(row, found.histogram.edges)[0] for row in rows]
+    np.testing.assert_array_equal(found.histogram.counts, counts[0] if over == "all" else counts)
+    assert found.histogram.counts.sum() == FINITE.size
+
+
+def test_a_histogram_has_the_edges_that_are_given(client: trocar.Client) -> None:
+    edges = [0.0, 1.0, 10.5, 100.0]
+    wanted = trocar.tap("identity", stats=trocar.histogram(edges=edges))
+    found = client.extract("identity", FINITE, taps=wanted).stats["identity"].histogram
+    np.testing.assert_array_equal(found.edges, edges)
+    np.testing.assert_array_equal(found.counts, np.histogram(FINITE, edges)[0])
+
+
+@pytest.mark.parametrize(("over", "axis"), [("all", (0, 2, 3)), ("sample", (2, 3))])
+def test_the_strongest_channel_is_found(client: trocar.Client, over: Any, axis: tuple[int, ...]) -> None:
+    wanted = trocar.tap("identity", stats=["argmax_channel"], over=over)
+    found = client.extract("identity", FINITE, taps=wanted).stats["identity"]
+    np.testing.assert_array_equal(found.argmax_channel, np.argmax(FINITE.max(axis), axis=-1))
+
+
+@pytest.mark.parametrize("over", ["all", "sample"])
+def test_a_value_without_channels_has_no_strongest_one(client: trocar.Client, over: Any) -> None:
+    wanted = trocar.tap("identity", stats=["argmax_channel"], over=over)
+    with pytest.raises(trocar.InvalidArgumentError, match="at least 2 dimensions"):
+        client.extract("identity", noise(3), taps=wanted)
 
 
 def test_values_stay_away_when_only_statistics_are_wanted(client: trocar.Client) -> None:

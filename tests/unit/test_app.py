@@ -1,11 +1,14 @@
 """Starting and stopping as a whole: what fails leaves nothing running."""
 
 import socket
+import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import trocar
 from tests.support.odd_models import Identity, TellsPaths
 from tests.support.serving import custom
 from trocar_api.reasons import ErrorReason
@@ -54,6 +57,54 @@ async def test_an_address_that_is_taken_leaves_no_thread() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServiceError):
         await app.start(ServerConfig(port=taken.getsockname()[1], device="cpu"))
     assert owner_threads() == before
+
+
+def unix(path: Path, **settings: Any) -> ServerConfig:
+    return ServerConfig(host=f"unix:{path}", device="cpu", grace_s=1.0, **settings)
+
+
+@pytest.fixture
+def open_folder(tmp_path: Path) -> Path:
+    """A folder that everybody can enter."""
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+async def test_a_unix_socket_is_an_address_of_this_user_alone(open_folder: Path) -> None:
+    path = open_folder / "odd name%41.sock"
+    running = await app.start(unix(path, models={"m": ModelConfig(**custom(Identity))}))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    async with trocar.aio.connect(running.rpc.address) as client:
+        assert [model.model_id for model in await client.models()] == ["m"]
+    await running.stop()
+    assert not path.exists()
+
+
+async def test_a_socket_that_a_killed_server_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    running = await app.start(unix(path))
+    async with trocar.aio.connect(f"unix:{path}") as client:
+        assert await client.models() == []
+    await running.stop()
+
+
+async def test_a_socket_in_use_is_left_to_its_server(tmp_path: Path) -> None:
+    first = await app.start(unix(tmp_path / "s"))
+    before = owner_threads()
+    with pytest.raises(ServiceError, match="another server is listening"):
+        await app.start(unix(tmp_path / "s"))
+    assert owner_threads() == before
+    async with trocar.aio.connect(first.rpc.address) as client:
+        assert await client.models() == []
+    await first.stop()
+
+
+async def test_a_socket_in_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="does its folder exist") as caught:
+        await app.start(unix(tmp_path / "nowhere" / "s"))
+    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
 
 
 def test_categories_may_be_given_line_by_line(tmp_path: Path) -> None:

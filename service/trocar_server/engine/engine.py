@@ -106,7 +106,7 @@ class Engine:
     async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
         """Return what a pass calls, for the model's example input or for inputs of a given form."""
         host = self._host(model_id)
-        return host.example if signature is None else await self._record(host, signature)
+        return host.example if signature is None else await self._record(host, signature, frozenset())
 
     async def preview(self, plan: Plan, deadline: float | None = None) -> Preview:
         """Tell what a plan would return and need; nothing is computed.
@@ -117,7 +117,7 @@ class Engine:
         host = self._host(plan.model_id)
         check_images(host.hosted, plan.inputs)
         signature = known_signature(host, plan) or assumed_signature(host.hosted, plan.inputs)
-        recording = await self._record(host, signature, deadline)
+        recording = await self._record(host, signature, host.kinds(plan.taps), deadline)
         resolved, _ = resolve_plan(host, plan, signature, recording, self.limits)
         return make_preview(resolved, recording, 0)
 
@@ -150,7 +150,7 @@ class Engine:
         if signature is None:
             resolve_taps(plan.taps, host.example, self.limits.max_reply_bytes)
             return
-        recording = await self._record(host, signature, deadline)
+        recording = await self._record(host, signature, host.kinds(plan.taps), deadline)
         try:
             resolve_plan(host, plan, signature, recording, self.limits)
         except ServiceError as error:
@@ -212,15 +212,17 @@ class Engine:
             if timer is not None:
                 timer.cancel()
 
-    async def _record(self, host: Host, signature: Signature, deadline: float | None = None) -> Recording:
-        found = host.recorded(signature)
+    async def _record(
+        self, host: Host, signature: Signature, kinds: frozenset[str], deadline: float | None = None
+    ) -> Recording:
+        found = host.recorded(signature, kinds)
         if found is not None:
             return found
         guard = PassGuard(deadline)
 
         def record() -> Recording:
             with domain_errors(host.hosted):
-                return host.record(signature, guard)
+                return host.record(signature, guard, kinds)
 
         return await self._on_owner(record, guard, deadline)
 

@@ -1,25 +1,21 @@
 """A loaded model at work: its replicas and what was recorded of its passes."""
 
-import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any
 
-import torch
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.lease import Replica, ReplicaPool
-from trocar_server.engine.plan import Signature, TapRequest, TensorSignature, split_arguments
+from trocar_server.engine.plan import Signature, TapRequest
 from trocar_server.engine.planner import Resolved, resolve_taps
-from trocar_server.errors import ServiceError
-from trocar_server.models import HostedModel, make_meta_replica, make_replica, stages_for
-from trocar_server.surgery import PassGuard, Recording, parse_selector, record_calls, resolve
+from trocar_server.engine.recordings import Called, Recorder, record_example
+from trocar_server.errors import ServiceError, first_line
+from trocar_server.models import HostedModel, make_replica, stages_for
+from trocar_server.surgery import PassGuard, Recording, parse_selector, resolve
 
-_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 _RECORDINGS_KEPT = 64
 _RESOLVED_KEPT = 256
 _DEPENDS_ON_DATA = (ErrorReason.MODULE_NOT_CALLED, ErrorReason.CALL_OUT_OF_RANGE)
@@ -31,7 +27,7 @@ class Host:
 
     hosted: HostedModel
     pool: ReplicaPool
-    meta: nn.Module | None
+    recorder: Recorder
     example: Recording
     _lock: Lock = field(default_factory=Lock)  # the event loop looks up what the owner thread adds
     _recordings: OrderedDict[Signature, Recording] = field(default_factory=OrderedDict)
@@ -39,36 +35,60 @@ class Host:
         default_factory=OrderedDict
     )
 
-    def recorded(self, signature: Signature) -> Recording | None:
-        """Return the recording of a pass on inputs of this form, if it was made."""
+    @property
+    def meta(self) -> nn.Module | None:
+        """The model's tree without data; None where it has no pass without data."""
+        return self.recorder.meta
+
+    def kinds(self, taps: Sequence[TapRequest]) -> frozenset[str]:
+        """Return what has to be recorded beside modules: `fx` nodes, `fn` functions."""
+        selectors = [tap.selector for tap in taps]
+        stages = [
+            parse_selector(self.example.stages[s.path]) for s in selectors if s.path in self.example.stages
+        ]
+        return frozenset(selector.kind for selector in (*selectors, *stages)) & {"fx", "fn"}
+
+    def recorded(self, signature: Signature, kinds: frozenset[str] = frozenset()) -> Recording | None:
+        """Return the recording of a pass on inputs of this form, if it was made with all that is needed."""
         with self._lock:
             found = self._recordings.pop(signature, None)
             if found is not None:
                 self._recordings[signature] = found  # now the last used
-            return found
+        return None if found is None or kinds - _kinds_of(found) else found
 
-    def record(self, signature: Signature, guard: PassGuard | None = None) -> Recording:
+    def record(
+        self, signature: Signature, guard: PassGuard | None = None, kinds: frozenset[str] = frozenset()
+    ) -> Recording:
         """Record a pass on inputs of this form: without data, or on random data where that cannot be.
 
         Raises:
-            ServiceError: `INPUT_REJECTED` when the model cannot take such inputs.
+            ServiceError: `INPUT_REJECTED` when the model cannot take such inputs, `NOT_TRACEABLE` when
+                nodes are asked for and there are none.
         """
-        found = self.recorded(signature)
+        found = self.recorded(signature, kinds)
         if found is None:
-            try:
-                found = _staged(self.hosted, _record(self.hosted, self.meta, signature, guard or PassGuard()))
-            except Exception as error:
-                raise input_rejected(self.hosted, error) from error
+            found = self._record(signature, guard or PassGuard(), kinds)
             with self._lock:
                 self._recordings[signature] = found
                 if len(self._recordings) > _RECORDINGS_KEPT:
                     self._recordings.popitem(last=False)
         return found
 
-    def record_data(self, arguments: tuple[Sequence[object], Mapping[str, object]]) -> Recording:
-        """Record a pass on the caller's own data, for a model that decides on it."""
-        recording = record_calls(make_replica(self.hosted.module), *arguments, is_symbolic=False)
+    def _record(self, signature: Signature, guard: PassGuard, kinds: frozenset[str]) -> Recording:
+        before = self.recorded(signature)
+        try:
+            recording = self.recorder.record(
+                signature, kinds | (_kinds_of(before) if before else set()), guard
+            )
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise input_rejected(self.hosted, error) from error
         return _staged(self.hosted, recording)
+
+    def record_data(self, called: Called, guard: PassGuard, kinds: frozenset[str] = frozenset()) -> Recording:
+        """Record a pass on the caller's own data, for a model that decides on it."""
+        return _staged(self.hosted, self.recorder.record_data(called, kinds, guard))
 
     def may_differ(self, error: ServiceError) -> bool:
         """Whether a selector's error may be due to the data that the recording was made with."""
@@ -102,15 +122,20 @@ def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:
             its configuration names is no value of that pass.
     """
     replicas = [Replica(make_replica(hosted.module)) for _ in range(replica_count)]
-    meta, recording = _record_example(hosted)
+    recorder, recording = record_example(hosted)
     example = _staged(hosted, recording)
     _check_stages(hosted, recording)
-    return Host(hosted, ReplicaPool(replicas, max_queue), meta, example)
+    return Host(hosted, ReplicaPool(replicas, max_queue), recorder, example)
 
 
 def _staged(hosted: HostedModel, recording: Recording) -> Recording:
     """Add the names of the model's stages, which selectors may use."""
     return replace(recording, stages=stages_for(hosted.spec))
+
+
+def _kinds_of(recording: Recording) -> frozenset[str]:
+    kinds = {"fx": recording.nodes, "fn": recording.functions}
+    return frozenset(kind for kind, records in kinds.items() if records is not None)
 
 
 def _check_stages(hosted: HostedModel, recording: Recording) -> None:
@@ -131,64 +156,6 @@ def _check_stages(hosted: HostedModel, recording: Recording) -> None:
             )
 
 
-def _record_example(hosted: HostedModel) -> tuple[nn.Module | None, Recording]:
-    for args in _example_arguments(hosted):
-        with suppress(Exception):  # detection models, among others, look at their data: no pass without it
-            meta = make_meta_replica(hosted.module)
-            return meta, record_calls(meta, _to_meta(args))
-    problem: Exception | None = None
-    for args in _example_arguments(hosted):
-        try:
-            return None, record_calls(make_replica(hosted.module), args, is_symbolic=False)
-        except Exception as error:  # noqa: BLE001 - whatever the model raises
-            problem = problem or error
-    raise ServiceError(
-        ErrorReason.MODEL_INVALID,
-        f"model '{hosted.spec.model_id}' fails on its example input of shape {hosted.input_shape} "
-        f"({first_line(problem)}); set `input_shape` in its configuration",
-    ) from problem
-
-
-def _example_arguments(hosted: HostedModel) -> Iterator[tuple[Any, ...]]:
-    """Yield the example input, and for a custom model zeros of whole numbers too: it may take tokens."""
-    args = hosted.example_inputs()
-    yield args
-    if hosted.spec.is_custom:
-        yield tuple(torch.zeros_like(arg, dtype=torch.int64) for arg in args if isinstance(arg, torch.Tensor))
-
-
-def _record(hosted: HostedModel, meta: nn.Module | None, signature: Signature, guard: PassGuard) -> Recording:
-    device = "meta" if meta is not None else hosted.device
-    arguments = [_fill(entry, device) for entry in signature]
-    positional, keyword = split_arguments([entry.name for entry in signature], arguments)
-    module = meta if meta is not None else make_replica(hosted.module)
-    with guard.watching(module):
-        return record_calls(module, positional, keyword, is_symbolic=meta is not None)
-
-
-def _fill(entry: TensorSignature, device: torch.device | str) -> torch.Tensor | list[torch.Tensor]:
-    """Return an argument of this form, with seeded values in [0, 1) on a device that has values."""
-    made = entry.make(device)
-    generator = torch.Generator(device).manual_seed(0) if str(device) != "meta" else None
-    for tensor in made if isinstance(made, list) else [made]:
-        if generator is None:
-            continue
-        if tensor.is_floating_point():
-            tensor.uniform_(generator=generator)
-        else:
-            tensor.zero_()
-    return made
-
-
-def _to_meta(args: tuple[object, ...]) -> list[object]:
-    def move(value: object) -> object:
-        if isinstance(value, list):
-            return [move(item) for item in value]
-        return value.to("meta") if isinstance(value, torch.Tensor) else value
-
-    return [move(value) for value in args]
-
-
 def input_rejected(hosted: HostedModel, error: BaseException) -> ServiceError:
     """Say that the model failed on its inputs, with its own words and the shape that it expects."""
     shape = ", ".join(["batch", *map(str, hosted.input_shape)])
@@ -197,9 +164,3 @@ def input_rejected(hosted: HostedModel, error: BaseException) -> ServiceError:
         f"model '{hosted.spec.model_id}' cannot take these inputs: {first_line(error)}; "
         f"an example input has shape ({shape})",
     )
-
-
-def first_line(error: BaseException | None) -> str:
-    """Return what an error says, in one line and without the folders of this machine."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return _FOLDERS.sub("", lines[0])[:300]

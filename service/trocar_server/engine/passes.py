@@ -8,20 +8,25 @@ from dataclasses import dataclass
 import torch
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.hosting import first_line, input_rejected
+from trocar_server.engine.hosting import input_rejected
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.outputs import COVARIANCE, Output, TapTarget, companion_output
 from trocar_server.engine.plan import Payload
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
 from trocar_server.reductions import CastValue, Reduced, cast_value, reduce_value
 from trocar_server.stats import Accumulator, StatisticsResult
 from trocar_server.surgery import (
+    Collector,
+    FunctionSession,
+    NodeSession,
     PassAborted,
     PassGuard,
     StartMixedError,
     StartSession,
     TapSession,
+    Target,
+    TracedGraph,
     ValueMissingError,
 )
 
@@ -68,7 +73,9 @@ def run_pass(
     targets: Sequence[TapTarget],
     guard: PassGuard,
     constants: Constants = (),
+    *,
     start: StartSession | None = None,
+    graph: TracedGraph | None = None,
 ) -> PassResult:
     """Run the model until the last needed call and reduce what was collected.
 
@@ -79,6 +86,7 @@ def run_pass(
         guard: Says whether to go on.
         constants: Of each tap, by its position: what its reductions need.
         start: Where the pass starts, if not at the arguments, which are then without data.
+        graph: The model's traced graph, when nodes of it are wanted: it runs by itself, beside the pass.
 
     Raises:
         StartMixedError: What follows the start needs a value from before it.
@@ -86,16 +94,40 @@ def run_pass(
         Exception: Whatever the model raises; see `domain_errors`.
     """
     started = time.perf_counter()
-    session = TapSession(replica.module, [target.target for target in targets])
     with torch.inference_mode():
-        with guard.watching(replica.module), start or nullcontext(), session:
-            if session.needs_pass:
-                replica.module(*arguments[0], **arguments[1])
-        _check_data(session.values)
-        finished = [_finish(target, session.values, constants, guard) for target in targets]
+        collected = _collect(replica, arguments, [target.target for target in targets], guard, start, graph)
+        _check_data(collected.values)
+        finished = [_finish(target, collected.values, constants, guard) for target in targets]
     feature_maps = tuple(found for entry in finished for found in entry.feature_maps)
     taken = {entry.feature_maps[0].output.name: entry.taken for entry in finished if entry.taken}
-    return PassResult(feature_maps, taken, session.stopped_at, time.perf_counter() - started)
+    return PassResult(feature_maps, taken, collected.stopped_at, time.perf_counter() - started)
+
+
+def _collect(
+    replica: Replica,
+    arguments: tuple[Sequence[object], Mapping[str, object]],
+    targets: Sequence[Target],
+    guard: PassGuard,
+    start: StartSession | None,
+    graph: TracedGraph | None,
+) -> Collector:
+    """Run the pass that modules and functions need, then the graph, if any of its nodes are wanted."""
+    of_graph = [target for target in targets if target.kind == "fx"]
+    functions = [target for target in targets if target.kind == "fn"]
+    modules = [target for target in targets if target.kind == "module"]
+    collected = Collector()
+    taps = TapSession(replica.module, modules, collected)
+    calls = FunctionSession(functions, collected, guard)
+    with guard.watching(replica.module), start or nullcontext(), taps, calls:
+        if collected.is_pending:
+            replica.module(*arguments[0], **arguments[1])
+    if graph is None or not of_graph:
+        return collected
+    nodes = NodeSession(graph, of_graph)
+    with guard.watching(replica.module):
+        nodes.run(replica.module, *arguments, guard)
+    stopped_at = collected.stopped_at or nodes.stopped_at
+    return Collector({**collected.values, **nodes.values}, stopped_at)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_byt
 
 
 def _type_name(target: Target, recording: Recording) -> str:
-    return recording.modules[target.path].type_name
+    return recording.of_kind(target.kind)[target.path].type_name
 
 
 def _check_dtypes(targets: Sequence[TapTarget]) -> None:

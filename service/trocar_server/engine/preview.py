@@ -1,6 +1,6 @@
 """A dry run: what a plan would return and need, without computing anything."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,19 +32,27 @@ class Preview:
 def make_preview(resolved: Resolved, recording: Recording, memory_bytes: int) -> Preview:
     """Put together what is known of a pass before it runs."""
     outputs = tuple(output for target in resolved.targets for output in target.outputs)
-    last = last_target((target.target for target in resolved.targets), recording)
-    return Preview(outputs, resolved.expansions, last.path, memory_bytes, recording.is_symbolic)
+    stop = stop_path([target.target for target in resolved.targets], recording)
+    return Preview(outputs, resolved.expansions, stop, memory_bytes, recording.is_symbolic)
 
 
-def last_target(targets: Iterable[Target], recording: Recording) -> Target:
-    """Return the target that a pass collects last: there it stops."""
-    return max(targets, key=lambda target: moment(target, recording))
+def stop_path(targets: Sequence[Target], recording: Recording) -> str | None:
+    """Return where a pass ends because nothing more is wanted.
+
+    None where parameters alone are wanted, and where modules and functions are: their clocks differ.
+    """
+    of_pass = [target for target in targets if target.parameter is None]
+    if len({target.kind for target in of_pass}) != 1:
+        return None
+    return max(of_pass, key=lambda target: moment(target, recording)).path
 
 
 def moment(target: Target, recording: Recording) -> int:
-    """Return when a target is collected, on the clock of the recording."""
-    call = recording.modules[target.path].calls[target.call]
-    return call.ended if target.port == "out" else call.started
+    """Return when a target is collected, on the clock of its kind in the recording; 0 for parameters."""
+    if target.parameter is not None:
+        return 0
+    call = recording.of_kind(target.kind)[target.path].calls[target.call]
+    return call.started if target.port.startswith("in") else call.ended
 
 
 def assumed_signature(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> Signature:

@@ -71,7 +71,10 @@ def check_after_start(resolved: Resolved, start: Start, at: StartAt, recording: 
     """
     begins = moment(start.target, recording)
     for entry in resolved.targets:
-        if moment(entry.target, recording) < begins:
+        if entry.target.kind == "fx":
+            raise _impossible(at, "graph nodes are collected in full passes only")
+        is_before = entry.target.kind == "module" and entry.target.parameter is None
+        if is_before and moment(entry.target, recording) < begins:
             raise _impossible(at, f"'{entry.target.name}' comes before it in the pass")
 
 

@@ -90,14 +90,16 @@ def run_plan(
             return _run_from_start(host, replica, plan, arguments, constants, guard, limits)
         signature = signature_of(names, arguments) if plan.inputs else assumed_signature(host.hosted, ())
         called = split_arguments(names, arguments)
-        recording = host.record(signature, guard)
+        kinds = host.kinds(plan.taps)
+        recording = host.record(signature, guard, kinds)
         try:
             resolved, _ = resolve_plan(host, plan, signature, recording, limits)
         except ServiceError as error:
             if not host.may_differ(error):
                 raise
-            resolved = resolve_taps(plan.taps, host.record_data(called), limits.max_reply_bytes)
-        result = run_pass(replica, called, resolved.targets, guard, constants)
+            resolved = resolve_taps(plan.taps, host.record_data(called, guard, kinds), limits.max_reply_bytes)
+        graph = host.recorder.graph() if "fx" in kinds else None
+        result = run_pass(replica, called, resolved.targets, guard, constants, graph=graph)
     check_byte_count(result.byte_count, limits.max_reply_bytes)  # a model may decide on its data
     return resolved, result
 
@@ -116,12 +118,14 @@ def _run_from_start(
     signature = start_signature(host, plan, at)
     assert isinstance(value, torch.Tensor)
     assert host.meta is not None  # models without it, and those that take lists, are refused before
-    resolved, start = resolve_plan(host, plan, signature, host.record(signature, guard), limits)
+    resolved, start = resolve_plan(
+        host, plan, signature, host.record(signature, guard, host.kinds(plan.taps)), limits
+    )
     assert start is not None
     called = split_arguments([entry.name for entry in signature], [entry.make("meta") for entry in signature])
     session = StartSession(replica.module, host.meta, start.target, value)
     try:
-        return resolved, run_pass(replica, called, resolved.targets, guard, constants, session)
+        return resolved, run_pass(replica, called, resolved.targets, guard, constants, start=session)
     except StartMixedError as mixed:
         raise needs_more(at, str(mixed)) from None
 

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -127,11 +127,11 @@ def _arguments_without_weights(spec: ModelSpec) -> dict[str, Any]:
 def _call(spec: ModelSpec, **arguments: Any) -> nn.Module:
     """Call the builder or factory with the spec's options; whatever it raises is the operator's to mend."""
     try:
-        builder = _import_factory(spec.architecture) if spec.is_custom else find_builder(spec.architecture)
+        builder = _builder(spec)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = builder(*spec.arguments, **{**arguments, **spec.options})
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ServiceError):
         raise
     except Exception as error:
         raise _invalid(
@@ -140,6 +140,15 @@ def _call(spec: ModelSpec, **arguments: Any) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise _invalid(spec, f"'{spec.architecture}' returned a {type(module).__name__}, not an nn.Module")
     return module
+
+
+def _builder(spec: ModelSpec) -> Callable[..., Any]:
+    if spec.factory is not None:
+        return spec.factory
+    factory: Callable[..., Any] = (
+        _import_factory(spec.architecture) if spec.is_custom else find_builder(spec.architecture)
+    )
+    return factory
 
 
 def _import_factory(architecture: str) -> Any:

@@ -50,6 +50,30 @@ def make_meta_replica(module: nn.Module) -> nn.Module:
     return _copy(module, {id(tensor): _to_meta(tensor) for tensor in _tensors_of(module)})
 
 
+def make_hosted_copy(module: nn.Module) -> nn.Module:
+    """Copy a module tree that somebody else goes on using, for hosting.
+
+    Its parameters and buffers are other tensor objects over the same memory: eval mode, gradients
+    switched off or another device do not show at the original, while a change of its weights in
+    place, as an optimiser makes, shows here.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, as `make_replica` does.
+    """
+    shared = {id(tensor) for tensor in chain(module.parameters(), module.buffers())}
+    memo = {
+        id(tensor): _over_same_memory(tensor)
+        for tensor in _tensors_of(module)
+        if id(tensor) in shared or not tensor.is_leaf
+    }
+    return _copy(module, memo)
+
+
+def _over_same_memory(tensor: Tensor) -> Tensor:
+    bare = tensor.detach()
+    return nn.Parameter(bare, requires_grad=False) if isinstance(tensor, nn.Parameter) else bare
+
+
 def _copy(module: nn.Module, memo: dict[int, Tensor]) -> nn.Module:
     try:
         return copy.deepcopy(module, memo)

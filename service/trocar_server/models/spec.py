@@ -10,7 +10,7 @@ the first model is built. Whether names exist in torchvision is `architectures.c
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
 from pathlib import Path
@@ -103,6 +103,8 @@ class ModelSpec:
     """Shape of one example input without its batch dimension. None: chosen from the weights."""
     stages: Mapping[str, str] = field(default_factory=dict)
     """Selectors by stage name, for example `{"stem": "conv1"}`; they come before torchvision's own."""
+    factory: Callable[[], Any] | None = None
+    """Builds it, for models that exist in this process only. None: what `architecture` names does."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without torch."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,17 @@ from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, 
 
 _REQUEST_ID_KEY = "x-request-id"
 _MAX_REQUEST_ID_CHARACTERS = 64
-_log = structlog.get_logger("trocar")
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler of ours; those of health and reflection pass unchanged."""
+    """Wraps every handler of ours; those of health and reflection pass unchanged.
+
+    Args:
+        log: Takes one line for each call; structlog's logger `trocar` when None.
+    """
+
+    def __init__(self, log: Any = None) -> None:
+        self._log = log or structlog.get_logger("trocar")
 
     async def intercept_service(
         self,
@@ -33,12 +40,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         if handler is None or not method.startswith("/trocar_api."):
             return handler
-        request_id = _request_id(handler_call_details)
+        call = _Call(self._log, method, _request_id(handler_call_details))
         if handler.stream_stream is not None:
-            return handler._replace(stream_stream=_wrap(handler.stream_stream, method, request_id))
-        return handler._replace(
-            unary_unary=_wrap(_parsing(handler), method, request_id), request_deserializer=None
-        )
+            return handler._replace(stream_stream=call.wrap(handler.stream_stream))
+        return handler._replace(unary_unary=call.wrap(_parsing(handler)), request_deserializer=None)
 
 
 def _parsing(handler: Any) -> Callable[..., Awaitable[Any]]:
@@ -57,49 +62,58 @@ def _parsing(handler: Any) -> Callable[..., Awaitable[Any]]:
     return call
 
 
-def _wrap(behaviour: Callable[..., Awaitable[Any]], method: str, request_id: str) -> Callable[..., Any]:
-    """Wrap a coroutine: one that returns its reply, or a streaming one that writes to the context."""
+@dataclass(frozen=True)
+class _Call:
+    log: Any
+    method: str
+    request_id: str
 
-    async def call(request: Any, context: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            reply = await behaviour(request, context)
-        except BaseException as error:
-            await _fail(error, context, method, request_id, started)
-            raise
-        _log_call(method, request_id, "OK", started)
-        return reply
+    def wrap(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+        """Wrap a coroutine: one that returns its reply, or a streaming one that writes to the context."""
 
-    return call
+        async def call(request: Any, context: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                reply = await behaviour(request, context)
+            except BaseException as error:
+                await self._fail(error, context, started)
+                raise
+            self._note("OK", started)
+            return reply
 
+        return call
 
-async def _fail(error: BaseException, context: Any, method: str, request_id: str, started: float) -> None:
-    """Abort the call with a status that says why. A cancelled call or a stopping server just ends."""
-    if isinstance(error, asyncio.CancelledError | grpc.aio.AbortError):
-        _log_call(method, request_id, "CANCELLED", started)
-        return
-    known = error if isinstance(error, ServiceError) else _internal(error, method, request_id)
-    code = STATUS_CODES[known.reason]
-    _log_call(method, request_id, code.name, started, reason=known.reason)
-    details = ((DETAILS_KEY, status_details(known, request_id)),)
-    await context.abort(code, status_message(known), trailing_metadata=details)
+    async def _fail(self, error: BaseException, context: Any, started: float) -> None:
+        """Abort the call with a status that says why. A cancelled call or a stopping server just ends."""
+        if isinstance(error, asyncio.CancelledError | grpc.aio.AbortError):
+            self._note("CANCELLED", started)
+            return
+        known = error if isinstance(error, ServiceError) else self._internal(error)
+        code = STATUS_CODES[known.reason]
+        self._note(code.name, started, reason=known.reason)
+        details = ((DETAILS_KEY, status_details(known, self.request_id)),)
+        await context.abort(code, status_message(known), trailing_metadata=details)
 
+    def _internal(self, error: BaseException) -> ServiceError:
+        self.log.error("defect", method=self.method, request_id=self.request_id, exc_info=error)
+        return ServiceError(
+            ErrorReason.INTERNAL,
+            "the server failed on this call; its log has the details under request id " + self.request_id,
+        )
 
-def _internal(error: BaseException, method: str, request_id: str) -> ServiceError:
-    _log.error("defect", method=method, request_id=request_id, exc_info=error)
-    return ServiceError(
-        ErrorReason.INTERNAL,
-        f"the server failed on this call; its log has the details under request id {request_id}",
-    )
-
-
-def _log_call(method: str, request_id: str, code: str, started: float, **facts: Any) -> None:
-    """Write the line after the status has gone out: the caller does not wait for our log."""
-    milliseconds = round((time.perf_counter() - started) * 1000, 2)
-    line = partial(
-        _log.info, "call", method=method, request_id=request_id, code=code, ms=milliseconds, **facts
-    )
-    asyncio.get_running_loop().call_soon(line)
+    def _note(self, code: str, started: float, **facts: Any) -> None:
+        """Write the line after the status has gone out: the caller does not wait for our log."""
+        milliseconds = round((time.perf_counter() - started) * 1000, 2)
+        line = partial(
+            self.log.info,
+            "call",
+            method=self.method,
+            request_id=self.request_id,
+            code=code,
+            ms=milliseconds,
+            **facts,
+        )
+        asyncio.get_running_loop().call_soon(line)
 
 
 def _request_id(details: grpc.HandlerCallDetails) -> str:

@@ -1,6 +1,8 @@
 """The gRPC server: services, options, health, start and stop."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -16,6 +18,7 @@ from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
 from trocar_server.rpc.server_service import ServerService
 from trocar_server.rpc.stream_service import StreamService
+from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
 
 # Inputs of up to 4 MiB come within one message; more room than that is for descriptions.
 _MESSAGE_ROOM_BYTES = 8 << 20
@@ -36,9 +39,11 @@ class RpcServer:
     """A running gRPC server.
 
     Attributes:
-        port: The TCP port that it listens on.
+        address: Where clients connect, `host:port` or `unix:/path`.
+        port: The TCP port that it listens on; 0 for a Unix socket.
     """
 
+    address: str
     port: int
     _server: grpc.aio.Server
     _health: health.aio.HealthServicer
@@ -54,13 +59,22 @@ class RpcServer:
         await self._server.stop(grace_s)
 
 
-async def start_server(engine: Engine, host: str, port: int, *, with_reflection: bool = False) -> RpcServer:
+async def start_server(
+    engine: Engine, host: str, port: int, *, with_reflection: bool = False, log: Any = None
+) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
+
+    Args:
+        engine: What answers.
+        host: Address to listen on, or `unix:/path`.
+        port: TCP port, 0 for a free one; without meaning for a Unix socket.
+        with_reflection: Whether to offer gRPC server reflection.
+        log: structlog's logger `trocar` when None.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
-    server = grpc.aio.server(interceptors=[CallInterceptor()], options=_options(engine.limits))
+    server = grpc.aio.server(interceptors=[CallInterceptor(log)], options=_options(engine.limits))
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine), server)
     server.add_generic_rpc_handlers((ExtractionService(engine).handler(), StreamService(engine).handler()))
@@ -72,14 +86,26 @@ async def start_server(engine: Engine, host: str, port: int, *, with_reflection:
         reflection.enable_server_reflection(
             [*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server
         )
-    try:
-        bound = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError:
-        raise ServiceError(
-            ErrorReason.INVALID_ARGUMENT, f"cannot listen on {host}:{port}; is another server running there?"
-        ) from None
+    address, bound = _listen(server, host, port)
     await server.start()
-    return RpcServer(bound, server, health_service)
+    return RpcServer(address, bound, server, health_service)
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int) -> tuple[str, int]:
+    """Bind the server; return where clients connect, and the TCP port or 0."""
+    path = socket_path(host)
+    if path is not None:
+        check_free(path)
+    address = f"{host}:{port}" if path is None else target_of(path)
+    try:
+        with nullcontext() if path is None else owner_only(path):
+            bound = server.add_insecure_port(address)
+    except (RuntimeError, OSError):
+        hint = (
+            "is another server running there?" if path is None else "does its folder exist, and is it yours?"
+        )
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"cannot listen on {address}; {hint}") from None
+    return (f"{host}:{bound}", bound) if path is None else (address, 0)
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:

@@ -8,7 +8,7 @@ For more batches than fit in memory, feed an `Accumulator`.
 """
 
 from trocar_server.stats.accumulator import Accumulator, reduce
-from trocar_server.stats.requests import check_request, find_problem, number_count
+from trocar_server.stats.requests import check_request, find_problem, number_count, state_byte_count
 from trocar_server.stats.statistic import (
     DEFAULT_BIN_COUNT,
     NO_PARAMETERS,
@@ -32,4 +32,5 @@ __all__ = [
     "find_problem",
     "number_count",
     "reduce",
+    "state_byte_count",
 ]

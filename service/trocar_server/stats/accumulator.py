@@ -9,7 +9,7 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.stats.groups import Grouped, group, group_nothing
-from trocar_server.stats.requests import check_request
+from trocar_server.stats.requests import check_request, check_resumable
 from trocar_server.stats.state import MAX_COUNT, Unpacked, damaged, pack
 from trocar_server.stats.statistic import (
     NO_PARAMETERS,
@@ -127,7 +127,7 @@ class Accumulator:
         Raises:
             ServiceError: `INVALID_ARGUMENT`, the scope is sample: nothing is carried over there.
         """
-        _check_resumable(self._scope)
+        check_resumable(self._scope)
         if self._known is None:
             return pack(repr(self._request), {})
         channel_dim = -1 if self._channel_dim is None else self._channel_dim
@@ -156,7 +156,7 @@ class Accumulator:
             ServiceError: `INVALID_ARGUMENT`, the scope is sample, or the state is damaged or belongs to
                 other statistics; `REDUCTION_REJECTED`, it has more channels than are taken.
         """
-        _check_resumable(scope)
+        check_resumable(scope)
         accumulator = cls(statistics, scope, channel_dim, parameters)
         unpacked = Unpacked(repr(accumulator._request), state)
         if not unpacked.is_empty:
@@ -239,12 +239,3 @@ def reduce(
     accumulator = Accumulator(statistics, scope, channel_dim, parameters)
     accumulator.update(value)
     return accumulator.result()
-
-
-def _check_resumable(scope: Scope) -> None:
-    if scope is Scope.SAMPLE:
-        raise ServiceError(
-            ErrorReason.INVALID_ARGUMENT,
-            "statistics of scope 'sample' have no state: each sample stands for itself; use scope 'all' or "
-            "'channel'",
-        )

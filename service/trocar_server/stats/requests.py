@@ -9,9 +9,11 @@ from trocar_server.errors import ServiceError
 from trocar_server.stats import covariance, sketch
 from trocar_server.stats.groups import resolve_channel_dim, resolve_peak_dim
 from trocar_server.stats.statistic import Scope, Statistic, StatisticParameters
+from trocar_server.stats.summary import needed_parts
 
 MAX_QUANTILES = 1024
 MAX_BINS = 1 << 16
+_STATE_HEADER_BYTES = 8192
 
 
 def find_problem(
@@ -68,6 +70,48 @@ def number_count(
     has_edges = Statistic.HISTOGRAM in statistics
     per_group = sum(_numbers_per_group(statistic, parameters) for statistic in dict.fromkeys(statistics))
     return groups * per_group + (parameters.most_bins + 1 if has_edges else 0)
+
+
+def state_byte_count(
+    statistics: Sequence[Statistic],
+    scope: Scope,
+    shape: Sequence[int],
+    channel_dim: int | None,
+    parameters: StatisticParameters,
+) -> int:
+    """Return how many bytes `Accumulator.state` has at most, after any number of tensors of this shape.
+
+    Raises:
+        ServiceError: As `number_count`, and `INVALID_ARGUMENT` for scope sample, which has no state.
+    """
+    check_resumable(scope)
+    number_count(statistics, scope, shape, channel_dim, parameters)
+    resolved = resolve_channel_dim(scope, len(shape), channel_dim)
+    groups = 1 if resolved is None else shape[resolved]
+    numbers = groups * (1 + sum(part.value.rows for part in needed_parts(statistics)))
+    if Statistic.QUANTILES in statistics:
+        numbers += max(sketch.HELD_ELEMENTS, groups) + 2 * groups
+    if Statistic.HISTOGRAM in statistics:
+        numbers += groups * max(parameters.most_bins, 2)
+    if Statistic.COVARIANCE in statistics:
+        numbers += groups * (groups + 1) // 2 + 2 * groups
+    if Statistic.ARGMAX_CHANNEL in statistics:
+        numbers += shape[resolve_peak_dim(scope, len(shape), channel_dim)]
+    return 8 * numbers + _STATE_HEADER_BYTES
+
+
+def check_resumable(scope: Scope) -> None:
+    """Refuse the scope that has no state.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`.
+    """
+    if scope is Scope.SAMPLE:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            "statistics of scope 'sample' have no state: each sample stands for itself; use scope 'all' or "
+            "'channel'",
+        )
 
 
 def _numbers_per_group(statistic: Statistic, parameters: StatisticParameters) -> int:

@@ -9,18 +9,24 @@ Usable alone on any `nn.Module`, with no server:
     session.values
 """
 
+from trocar_server.surgery.functions import FunctionSession, record_functions
+from trocar_server.surgery.graph import TracedGraph, trace_graph
 from trocar_server.surgery.guard import PassAborted, PassGuard
+from trocar_server.surgery.nodes import NodeSession, record_nodes
 from trocar_server.surgery.parsing import parse_selector
 from trocar_server.surgery.recording import Call, Leaf, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolve import resolve
 from trocar_server.surgery.selectors import Selector
 from trocar_server.surgery.starting import StartMixedError, StartSession
-from trocar_server.surgery.taps import TapSession, Target, ValueMissingError
+from trocar_server.surgery.taps import Collector, TapSession, Target, ValueMissingError
 
 __all__ = [
     "Call",
+    "Collector",
+    "FunctionSession",
     "Leaf",
     "ModuleRecord",
+    "NodeSession",
     "PassAborted",
     "PassGuard",
     "Recording",
@@ -29,8 +35,12 @@ __all__ = [
     "StartSession",
     "TapSession",
     "Target",
+    "TracedGraph",
     "ValueMissingError",
     "parse_selector",
     "record_calls",
+    "record_functions",
+    "record_nodes",
     "resolve",
+    "trace_graph",
 ]

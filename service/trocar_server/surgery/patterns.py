@@ -1,42 +1,73 @@
 """Matching module paths against `*` and `**`, in time that no pattern can blow up."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 ANY = "**"
 
 
-def matches_path(pattern: Sequence[str], names: Sequence[str], literal: frozenset[int]) -> bool:
-    """Whether a pattern, by component, stands for a module path, by name.
+@dataclass(frozen=True)
+class Component:
+    """One component of a pattern, between two dots.
 
-    `**` is any number of components, none included; at the end it is one at least. `*` within a
-    component is any text. Components whose position is in `literal` mean themselves.
+    Attributes:
+        text: A name, with stars in it, or `**`.
+        is_literal: Whether it means itself, stars included.
     """
+
+    text: str
+    is_literal: bool = False
+
+    @property
+    def is_any(self) -> bool:
+        """Whether it stands for any number of names."""
+        return self.text == ANY and not self.is_literal
+
+    def matches(self, name: str) -> bool:
+        """Whether it stands for this one name."""
+        if self.is_literal or "*" not in self.text:
+            return self.text == name
+        first, *middle, last = self.text.split("*")
+        if len(name) < sum(map(len, (first, *middle, last))):
+            return False
+        if not name.startswith(first) or not name.endswith(last):
+            return False
+        position, end = len(first), len(name) - len(last)
+        for part in middle:  # the leftmost place of each part leaves the most room for the next
+            found = name.find(part, position, end)
+            if found < 0:
+                return False
+            position = found + len(part)
+        return True
+
+
+def simplified(components: Sequence[Component]) -> tuple[Component, ...]:
+    """Write several `**` in a row as one, which means the same."""
+    following = (*components[1:], None)
+    return tuple(
+        component
+        for component, after in zip(components, following, strict=True)
+        if not (component.is_any and after is not None and after.is_any)
+    )
+
+
+def matches_path(pattern: Sequence[Component], names: Sequence[str]) -> bool:
+    """Whether a simplified pattern stands for a module path, by name.
+
+    `**` is any number of names, none included; at the end it is one at least. `*` within a
+    component is any text.
+    """
+    if sum(not component.is_any for component in pattern) > len(names):
+        return False
     reached = {0}  # how many names the components so far can have taken
     for position, component in enumerate(pattern):
-        if component == ANY and position not in literal:
+        if component.is_any:
             is_last = position == len(pattern) - 1
             reached = set(range(min(reached) + is_last, len(names) + 1))
         else:
             reached = {
-                count + 1
-                for count in reached
-                if count < len(names) and _matches_name(component, names[count], position in literal)
+                count + 1 for count in reached if count < len(names) and component.matches(names[count])
             }
         if not reached:
             return False
     return len(names) in reached
-
-
-def _matches_name(component: str, name: str, is_literal: bool) -> bool:
-    if is_literal or "*" not in component:
-        return component == name
-    first, *middle, last = component.split("*")
-    if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
-        return False
-    position, end = len(first), len(name) - len(last)
-    for part in middle:  # the leftmost place of each part leaves the most room for the next
-        found = name.find(part, position, end)
-        if found < 0:
-            return False
-        position = found + len(part)
-    return True

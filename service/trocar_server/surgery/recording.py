@@ -6,14 +6,15 @@ On a meta replica this costs no arithmetic; the plan of every extraction is chec
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from trocar_server.surgery.liveness import LiveBytes, PeakMeter
 from trocar_server.surgery.structure import Picks, leaves
 from trocar_server.surgery.writes import WriteWatch
 
@@ -52,12 +53,24 @@ class Leaf:
 
 @dataclass
 class Call:
-    """One call of a module: its inputs and outputs, and when it started and ended in the pass."""
+    """One call of a module: its inputs and outputs, and when it started and ended in the pass.
+
+    Attributes:
+        started: When it started, in steps of the pass.
+        ended: When it ended.
+        inputs: What it took.
+        outputs: What it returned.
+        peak_bytes_before: The most bytes that the pass held at a time until the call started, see
+            `Recording.peak_bytes`.
+        peak_bytes: The same until the call ended.
+    """
 
     started: int
     ended: int = -1
     inputs: list[Leaf] = field(default_factory=list)
     outputs: list[Leaf] = field(default_factory=list)
+    peak_bytes_before: int = 0
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,9 @@ class Recording:
         stages: Selectors by stage name, for example `layer1` for `stage1`.
         nodes: The nodes of the traced graph by name, in execution order; None when not recorded.
         functions: The functions of torch that the pass called, by name; None when not recorded.
+        peak_bytes: The most bytes of values that the whole pass holds at a time, beyond inputs, parameters
+            and buffers, without the workspaces of kernels and without what is collected; 0 where it is
+            not symbolic.
     """
 
     modules: Mapping[str, ModuleRecord]
@@ -100,6 +116,11 @@ class Recording:
     stages: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, ModuleRecord] | None = None
     functions: Mapping[str, ModuleRecord] | None = None
+    peak_bytes: int = 0
+
+    def of_kind(self, kind: str) -> Mapping[str, ModuleRecord]:
+        """Return what was recorded of a kind of target: `module`, `fx` or `fn`."""
+        return {"module": self.modules, "fx": self.nodes, "fn": self.functions}[kind] or {}
 
 
 # Note: [Clone before in-place]
@@ -108,7 +129,16 @@ class Recording:
 # storages are written to after a hook saw them, through whatever view. A second pass tells which are
 # kept by the model and written to by the next call. Only these are cloned in a real pass. Where no
 # meta pass is possible, all are.
-class _Recorder:
+class Recorder:
+    """Notes the calls of one pass, by path, as they start and end.
+
+    Args:
+        watch: Sees every write of the pass, or None where values must not be kept to find out.
+
+    Attributes:
+        calls: Calls by path, in the order in which they started.
+    """
+
     def __init__(self, watch: WriteWatch | None) -> None:
         self.clock = 0
         self.calls: dict[str, list[Call]] = {}
@@ -116,25 +146,35 @@ class _Recorder:
         self._seen: list[tuple[list[Leaf], int, torch.Tensor, int]] = []
         self._open: dict[str, list[Call]] = {}
 
-    def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Note that a call starts, with what it takes."""
         call = Call(started=self._tick())
         self.calls.setdefault(path, []).append(call)
         self._open.setdefault(path, []).append(call)
         self._note(call.inputs, "in", args)
         for name, value in kwargs.items():
             self._note(call.inputs, f"in({name})", value)
+        return call
 
-    def leave(self, path: str, output: Any) -> None:
+    def leave(self, path: str, output: Any) -> Call:
+        """Note that the last call of this path ends, with what it returned; None while an error rises."""
         call = self._open[path].pop()
         if not has_raised(output):
             self._note(call.outputs, "out", output)
         call.ended = self._tick()
+        return call
 
     def settle_overwrites(self, watch: WriteWatch) -> None:
         """Say of each tensor whether it was written to after its hook saw it."""
         for target, index, tensor, seen_at in self._seen:
             target[index] = replace(target[index], is_overwritten=watch.last_write(tensor) > seen_at)
         self._seen.clear()
+
+    def settle_peaks(self, meter: PeakMeter) -> None:
+        """Give each call what the second pass held when the same call of it started and ended."""
+        for path, peaks in meter.peaks.items():
+            for call, (before, after) in zip(self.calls.get(path, []), peaks, strict=False):
+                call.peak_bytes_before, call.peak_bytes = before, after
 
     def _tick(self) -> int:
         self.clock += 1
@@ -168,22 +208,24 @@ def record_calls(
             training pass.
     """
     watch = WriteWatch() if is_symbolic else None
-    recorder = _Recorder(watch)
+    recorder, live = Recorder(watch), LiveBytes()
+    meter = PeakMeter(live)
     with ExitStack() as contexts, torch.no_grad():
         if watch is not None:
             contexts.enter_context(watch)
         known = dict(module.named_modules())
-        with ExitStack() as hooks:
-            for path, child in known.items():
-                for handle in _hook(child, path, recorder):
-                    hooks.callback(handle.remove)
+        with _hooked(known, recorder):
             module(*args, **(kwargs or {}))
         if dict(module.named_modules()).keys() - known.keys():  # made by the first pass, without our hooks
             return record_calls(module, args, kwargs, is_symbolic=is_symbolic)
         if watch is not None:
-            module(*args, **(kwargs or {}))
+            watch.live = live
+            with _hooked(known, meter):
+                module(*args, **(kwargs or {}))
             recorder.settle_overwrites(watch)
-    return Recording(_in_execution_order(module, recorder.calls, watch), is_symbolic)
+            recorder.settle_peaks(meter)
+    records = _in_execution_order(module, recorder.calls, watch)
+    return Recording(records, is_symbolic, peak_bytes=live.peak)
 
 
 def has_raised(output: Any) -> bool:
@@ -191,7 +233,16 @@ def has_raised(output: Any) -> bool:
     return output is None and sys.exc_info()[0] is not None
 
 
-def _hook(module: nn.Module, path: str, recorder: _Recorder) -> list[Any]:
+@contextmanager
+def _hooked(modules: Mapping[str, nn.Module], recorder: Recorder | PeakMeter) -> Iterator[None]:
+    with ExitStack() as hooks:
+        for path, module in modules.items():
+            for handle in _hook(module, path, recorder):
+                hooks.callback(handle.remove)
+        yield
+
+
+def _hook(module: nn.Module, path: str, recorder: Recorder | PeakMeter) -> list[Any]:
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder.enter(path, args, kwargs)
 

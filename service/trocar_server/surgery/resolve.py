@@ -1,6 +1,7 @@
 """From selectors to targets: what each one stands for in a recorded pass."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -39,6 +40,9 @@ def resolve_nodes(selector: Selector, nodes: Mapping[str, ModuleRecord] | None) 
             f"'{selector.text}': the model's graph cannot be traced, so it has no nodes; select modules",
             selector=selector.text,
         )
+    inside = [name for name in nodes if name.startswith(f"{selector.path}.")]
+    if inside and not selector.is_pattern and selector.path not in nodes:
+        selector = replace(selector, path=inside[-1])  # as torchvision's create_feature_extractor does
     return values_of(selector, nodes_of(nodes))
 
 

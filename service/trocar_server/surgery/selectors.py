@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trocar_server.surgery.naming import split_port
-from trocar_server.surgery.patterns import matches_path
+from trocar_server.surgery.patterns import Component, matches_path, simplified
 from trocar_server.surgery.regexes import matches_whole
 from trocar_server.surgery.structure import Picks
 
@@ -70,6 +70,10 @@ class Selector:
         return tuple(self.path.split("."))
 
     @cached_property
+    def _pattern(self) -> tuple[Component, ...]:
+        return simplified([Component(name, i in self.quoted) for i, name in enumerate(self.names)])
+
+    @cached_property
     def is_pattern(self) -> bool:
         """Whether it may stand for several modules."""
         if self.kind == "regex" or self.type_name is not None or self.is_everything:
@@ -95,4 +99,4 @@ class Selector:
         """Whether a module of this path is meant, whatever its class."""
         if self.kind == "regex":
             return matches_whole(self.path, path)
-        return matches_path(self.names, path.split("."), self.quoted)
+        return matches_path(self._pattern, path.split("."))

@@ -1,8 +1,8 @@
 """Collecting values from a pass with forward hooks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from trocar_server.surgery.structure import Picks, pick
 
 @dataclass(frozen=True)
 class Target:
-    """One value to collect: exactly one tensor of one call of one module.
+    """One value to collect: exactly one tensor of one call of one module, graph node or function.
 
     Attributes:
         name: The selector that stands for it alone.
@@ -43,8 +43,8 @@ class Target:
         return name if word == "param" else None
 
 
-_Moments = dict[tuple[int, bool], list[Target]]
-"""Targets of one module by call index and whether they are collected before the call."""
+Moments = dict[tuple[int, bool], list[Target]]
+"""Targets of one module, node or function by call index and whether they are collected before the call."""
 
 
 class ValueMissingError(KeyError):
@@ -53,6 +53,63 @@ class ValueMissingError(KeyError):
 
 class StopForward(BaseException):
     """Everything wanted has been collected. Not an `Exception`: a model's own `except` must not eat it."""
+
+
+@dataclass
+class Collector:
+    """What the sessions of one pass have collected; it ends the pass when nothing more is to come.
+
+        collector = Collector()
+        with TapSession(model, taps, collector), FunctionSession(functions, collector):
+            model(batch)
+        collector.values
+
+    Attributes:
+        values: Collected values by the name of their target.
+        stopped_at: Path of the module, node or function at which the pass ended, or None.
+        is_busy: Whether a value is being copied: the functions called for that are not the model's.
+    """
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    stopped_at: str | None = None
+    is_busy: bool = False
+    _pending: int = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether anything is still to come."""
+        return self._pending > 0
+
+    def expect(self, wanted: Mapping[str, Moments]) -> None:
+        """Count moments that have to come before the pass may end."""
+        self._pending += sum(len(moments) for moments in wanted.values())
+
+    def collect(self, path: str, targets: Sequence[Target], ports: Mapping[str, Any]) -> None:
+        """Keep the values of one moment.
+
+        Raises:
+            ValueMissingError: A port has not the element that its target names.
+            StopForward: This was the last moment.
+        """
+        for target in targets:
+            try:
+                value = pick(ports[target.port], target.picks)
+            except KeyError:
+                raise ValueMissingError(target.name) from None
+            if not isinstance(value, torch.Tensor):
+                return  # the model decided otherwise on its data; whoever asked misses the value
+            self.values[target.name] = self._copy(value) if target.clone else value
+        self._pending -= 1
+        if not self._pending:
+            self.stopped_at = path
+            raise StopForward
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        self.is_busy = True
+        try:
+            return value.clone()
+        finally:
+            self.is_busy = False
 
 
 class TapSession:
@@ -71,22 +128,38 @@ class TapSession:
 
     Not thread-safe: hooks are state of the module, so the caller holds the replica's lease for as
     long as the session is open.
+
+    Args:
+        model: The model.
+        targets: What to collect.
+        collector: Shared with the other sessions of the pass, or None for one of its own.
     """
 
-    def __init__(self, model: nn.Module, targets: Sequence[Target]) -> None:
-        self.values: dict[str, torch.Tensor] = {}
-        self.stopped_at: str | None = None
+    def __init__(
+        self, model: nn.Module, targets: Sequence[Target], collector: Collector | None = None
+    ) -> None:
         self._parameters = [target for target in targets if target.parameter is not None]
-        self._wanted = _by_moment([target for target in targets if target.parameter is None])
+        self._wanted = by_moment([target for target in targets if target.parameter is None])
         self._modules = {path: model.get_submodule(path) for path in self._wanted}
         self._model = model
-        self._pending = sum(len(moments) for moments in self._wanted.values())
+        self._collector = collector or Collector()
+        self._collector.expect(self._wanted)
         self._hooks = ExitStack()
+
+    @property
+    def values(self) -> dict[str, torch.Tensor]:
+        """Collected values by the name of their target."""
+        return self._collector.values
+
+    @property
+    def stopped_at(self) -> str | None:
+        """Where the pass ended because everything was collected, or None."""
+        return self._collector.stopped_at
 
     @property
     def needs_pass(self) -> bool:
         """Whether anything is still to be collected from a pass."""
-        return self._pending > 0
+        return self._collector.is_pending
 
     def __enter__(self) -> Self:
         self.values.update(parameter_values(self._model, self._parameters))
@@ -104,7 +177,7 @@ class TapSession:
         self._hooks.close()
         return isinstance(error, StopForward)
 
-    def _register(self, path: str, moments: _Moments) -> None:
+    def _register(self, path: str, moments: Moments) -> None:
         """Count the calls of a module as they start, and collect at the wanted ones."""
         count = 0
         open_calls: list[int] = []
@@ -115,39 +188,27 @@ class TapSession:
             count += 1
             wanted = moments.get((open_calls[-1], True))
             if wanted:
-                self._collect(path, wanted, {"in": args, **{f"in({key})": kwargs[key] for key in kwargs}})
+                self._collector.collect(
+                    path, wanted, {"in": args, **{f"in({key})": kwargs[key] for key in kwargs}}
+                )
 
         def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             wanted = moments.get((open_calls.pop(), False))
             if wanted and not has_raised(output):
-                self._collect(path, wanted, {"out": output})
+                self._collector.collect(path, wanted, {"out": output})
 
         module = self._modules[path]
         self._hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
         # Called after an error too (with None), so that a call which a model catches is closed.
         self._hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
 
-    def _collect(self, path: str, targets: list[Target], ports: dict[str, Any]) -> None:
-        for target in targets:
-            try:
-                value = pick(ports[target.port], target.picks)
-            except KeyError:
-                raise ValueMissingError(target.name) from None
-            if not isinstance(value, torch.Tensor):
-                return  # the model decided otherwise on its data; whoever asked misses the value
-            self.values[target.name] = value.clone() if target.clone else value
-        self._pending -= 1
-        if not self._pending:
-            self.stopped_at = path
-            raise StopForward
 
-
-def _by_moment(targets: Sequence[Target]) -> dict[str, _Moments]:
-    """Group targets by module path, then by when they are collected."""
-    wanted: dict[str, _Moments] = {}
+def by_moment(targets: Sequence[Target]) -> dict[str, Moments]:
+    """Group targets by what they belong to, then by when they are collected."""
+    wanted: dict[str, Moments] = {}
     for target in targets:
         moments = wanted.setdefault(target.path, {})
-        moments.setdefault((target.call, target.port != "out"), []).append(target)
+        moments.setdefault((target.call, target.port.startswith("in")), []).append(target)
     return wanted
 
 

@@ -7,17 +7,21 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trocar_server.surgery.liveness import LiveBytes
+
 
 class WriteWatch(TorchDispatchMode):
     """Notes every in-place write of the operators that run inside its context.
 
     Attributes:
         clock: Writes so far.
+        live: Where what the operators make is counted, or None.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.clock = 0
+        self.live: LiveBytes | None = None
         self._written: dict[int, int] = {}
 
     def last_write(self, tensor: torch.Tensor) -> int:
@@ -35,8 +39,10 @@ class WriteWatch(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run one operator and note what it wrote to."""
+        """Run one operator and note what it made and what it wrote to."""
         result = func(*args, **(kwargs or {}))
+        if self.live is not None:
+            self.live.see(func, result)
         positions, names = _written_arguments(func)
         for argument in (
             *(args[i] for i in positions if i < len(args)),
@@ -47,6 +53,8 @@ class WriteWatch(TorchDispatchMode):
                 key = _storage_key(tensor)
                 if key is not None:
                     self._written[key] = self.clock
+                    if self.live is not None:
+                        self.live.see_write(tensor, key)
         return result
 
 

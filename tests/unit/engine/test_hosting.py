@@ -9,7 +9,7 @@ import torch
 from tests.support.footprint import hook_count
 from tests.support.odd_models import OnlyNegative, Recursive, TakesMany, TellsPaths, TokenModel
 from tests.support.tiny_models import DataDependent, Plain
-from tests.unit.engine.hosts import host, hosted_by_name
+from tests.unit.engine.hosts import host, hosted, hosted_by_name
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.hosting import Host, make_host
 from trocar_server.engine.plan import Signature, TensorSignature
@@ -128,3 +128,33 @@ def test_a_model_that_fails_on_its_example_says_what_to_set() -> None:
     with pytest.raises(ServiceError, match="input_shape") as caught:
         host(Plain, (4, 8, 8))
     assert caught.value.reason is ErrorReason.MODEL_INVALID
+
+
+def test_every_recording_knows_the_stages_of_the_model() -> None:
+    staged = make_host(hosted(Plain, (3, 8, 8), stages={"stem": "conv"}), 1, max_queue=1)
+    assert staged.example.stages == {"stem": "conv"}
+    assert staged.record((form(2, 3, 9, 9),)).stages == {"stem": "conv"}
+    assert staged.record_data(([torch.zeros(1, 3, 8, 8)], {})).stages == {"stem": "conv"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ({"stem": "convv"}, "'stem' does not work: no module 'convv'; nearest: conv"),
+        ({"head": "fc:"}, "'head' does not work: selector 'fc:'"),
+        ({"stage1": "relu"}, "called 2 times"),
+        ({"head": "unused"}, "never calls it"),
+        ({"stem": "conv", "all": "stem"}, "'all' does not work: no module 'stem'"),
+        ({"fc": "conv"}, "a module has that name"),
+    ],
+)
+def test_a_stage_that_the_model_does_not_have_fails_its_loading(stages: dict[str, str], words: str) -> None:
+    with pytest.raises(ServiceError) as caught:
+        make_host(hosted(Plain, (3, 8, 8), stages=stages), 1, max_queue=1)
+    assert caught.value.reason is ErrorReason.MODEL_INVALID
+    assert words in caught.value.message
+
+
+def test_a_stage_that_other_data_may_reach_does_not_fail_the_loading() -> None:
+    staged = make_host(hosted(OnlyNegative, stages={"late_stage": "late"}), 1, max_queue=1)
+    assert staged.example.modules["late"].calls == []

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 from tests.unit.models.conftest import load, reason_of
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models.replicas import make_meta_replica, make_replica
+from trocar_server.models.replicas import make_hosted_copy, make_meta_replica, make_replica
 
 NAMES = [
     "resnet18",
@@ -170,3 +170,55 @@ def test_a_meta_replica_takes_plain_tensors_along_and_leaves_the_original() -> N
     assert replica.get_parameter("one.weight") is replica.get_parameter("two.weight")
     assert not module.one.weight.is_meta
     assert not module.offsets["a"][0].is_meta
+
+
+def test_a_hosted_copy_has_other_parameters_over_the_same_memory() -> None:
+    module = Tied()
+    copy = make_hosted_copy(module)
+    pairs = list(zip(_tensors(copy), _tensors(module), strict=True))
+    assert all(mine is not its and mine.data_ptr() == its.data_ptr() for mine, its in pairs)
+    assert copy.get_parameter("one.weight") is copy.get_parameter("two.weight")
+    assert _offset(copy).data_ptr() != _offset(module).data_ptr()
+
+
+def test_what_is_done_to_a_hosted_copy_does_not_show_at_the_original() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).train()
+    make_hosted_copy(module).eval().requires_grad_(False).half()
+    assert all(part.training for part in module.modules())
+    assert all(weight.requires_grad and weight.dtype == torch.float32 for weight in module.parameters())
+
+
+def test_a_hosted_copy_follows_weights_that_change_in_place() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).train()
+    copy = make_hosted_copy(module).eval()
+    module.load_state_dict({key: value + 1 for key, value in module.state_dict().items()})
+    batch = torch.rand(4, 3)
+    with torch.inference_mode():
+        module(batch)  # moves the statistics of batch norm
+        assert torch.equal(copy(batch), module.eval()(batch))
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.weight_norm, parametrizations.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_hosted_copy_of_reparametrised_layers_computes_the_same(wrap: Any) -> None:
+    module = wrap(nn.Linear(3, 3))
+    module(torch.ones(1, 3))  # leaves a weight that carries a graph
+    with torch.no_grad():
+        assert torch.equal(make_hosted_copy(module)(torch.ones(1, 3)), module(torch.ones(1, 3)))
+
+
+def test_a_hosted_copy_of_what_cannot_be_copied_is_refused() -> None:
+    module = nn.Identity()
+    module.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(ServiceError) as caught:
+        make_hosted_copy(module)
+    assert reason_of(caught) is ErrorReason.MODEL_INVALID
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _offset(module: Any) -> torch.Tensor:
+    offset: torch.Tensor = module.offsets["a"][0]
+    return offset

@@ -92,3 +92,9 @@ def test_a_preprocessing_that_cannot_work_is_refused(values: dict[str, object]) 
     with pytest.raises(ServiceError) as error:
         PreprocessingSpec(**values)  # type: ignore[arg-type]  # wrong on purpose
     assert reason_of(error) is ErrorReason.MODEL_INVALID
+
+
+@pytest.mark.parametrize("stage", ["", "a.b", "stage 1", "1st", "a/in", "x" * 64, "re:"])
+def test_a_stage_name_that_a_selector_could_not_say_is_refused(stage: str) -> None:
+    with pytest.raises(ServiceError, match="stage name"):
+        ModelSpec("a", "resnet18", stages={stage: "conv1"})

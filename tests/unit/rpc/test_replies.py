@@ -95,6 +95,24 @@ def test_statistics_come_in_the_order_of_the_request() -> None:
     assert (found.scope, found.channel_dim) == (statistics_pb2.STATISTIC_SCOPE_CHANNEL, 1)
 
 
+def test_edges_and_rank_error_come_with_their_own_statistic() -> None:
+    wanted = (Statistic.MEAN, Statistic.HISTOGRAM, Statistic.QUANTILES, Statistic.COVARIANCE)
+    values = {wanted[0]: [1.0], wanted[1]: [3.0, 4.0], wanted[2]: [0.5], wanted[3]: []}
+    result = StatisticsResult(Scope.CHANNEL, 1, values, edges=(0.0, 1.0, 2.0), rank_error=0.25)
+    (message,) = messages(feature_map("a", None, result, statistics=wanted, scope=Scope.CHANNEL))
+    (found,) = message.feature_maps
+    assert list(found.statistics) == [
+        statistics_pb2.StatisticResult(statistic=statistics_pb2.STATISTIC_MEAN, values=[1.0]),
+        statistics_pb2.StatisticResult(
+            statistic=statistics_pb2.STATISTIC_HISTOGRAM, values=[3.0, 4.0], edges=[0.0, 1.0, 2.0]
+        ),
+        statistics_pb2.StatisticResult(
+            statistic=statistics_pb2.STATISTIC_QUANTILES, values=[0.5], rank_error=0.25
+        ),
+        statistics_pb2.StatisticResult(statistic=statistics_pb2.STATISTIC_COVARIANCE),
+    ]
+
+
 @pytest.mark.parametrize("stopped_at", [None, "layer4", ""])
 def test_where_the_pass_stopped_is_told_apart_from_not_at_all(stopped_at: str | None) -> None:
     (message,) = messages(feature_map("a", b"x"), stopped_at=stopped_at)

@@ -14,7 +14,7 @@ from trocar_server.engine.plan import ImageForm, ImageInput, Plan, TensorInput
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.requests import to_plan
 from trocar_server.rpc.statistics import SCOPES, STATISTICS
-from trocar_server.stats import Scope, Statistic
+from trocar_server.stats import Scope, Statistic, StatisticParameters
 
 LIMITS = Limits(
     max_request_bytes=1 << 20, max_chunk_bytes=1 << 16, max_batch=64, max_taps=4, max_image_pixels=10_000
@@ -102,6 +102,44 @@ def test_every_statistic_and_scope_of_the_wire_has_one_of_ours() -> None:
     assert set(STATISTICS.values()) == set(Statistic)
     assert set(SCOPES) == set(statistics_pb2.StatisticScope.values())
     assert set(SCOPES.values()) == set(Scope)
+
+
+def test_quantiles_and_bins_are_kept() -> None:
+    both = [statistics_pb2.STATISTIC_QUANTILES, statistics_pb2.STATISTIC_HISTOGRAM]
+    wire = _tap(statistics=both, quantiles=[0.5, 0.0], histogram=statistics_pb2.Histogram(edges=[0, 1, 4]))
+    (tap,) = planned(taps=[wire]).taps
+    assert tap.parameters == StatisticParameters(quantiles=(0.5, 0.0), edges=(0.0, 1.0, 4.0))
+    wire = _tap(statistics=both[1:], histogram=statistics_pb2.Histogram(bin_count=7))
+    assert planned(taps=[wire]).taps[0].parameters == StatisticParameters(bin_count=7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"statistics": [14]}, "quantiles"),
+        ({"quantiles": [0.5]}, "quantiles"),
+        ({"statistics": [14], "quantiles": [0.5, 1.5]}, "quantiles"),
+        ({"statistics": [14], "quantiles": [float("nan")]}, "quantiles"),
+        ({"statistics": [14], "quantiles": [0.5] * 1025}, "quantiles"),
+        ({"histogram": {}}, "histogram"),
+        ({"histogram": {"bin_count": 5}}, "histogram"),
+        ({"statistics": [15], "histogram": {"bin_count": 0}}, "histogram.bin_count"),
+        ({"statistics": [15], "histogram": {"bin_count": -1}}, "histogram.bin_count"),
+        ({"statistics": [15], "histogram": {"bin_count": 65_537}}, "histogram.bin_count"),
+        ({"statistics": [15], "histogram": {"bin_count": 5, "edges": [0, 1]}}, "histogram"),
+        ({"statistics": [15], "histogram": {"edges": [1]}}, "histogram.edges"),
+        ({"statistics": [15], "histogram": {"edges": [1, 1]}}, "histogram.edges"),
+        ({"statistics": [15], "histogram": {"edges": [0, float("inf")]}}, "histogram.edges"),
+        ({"statistics": [16]}, "statistics"),
+        ({"statistics": [16], "scope": 3}, "statistics"),
+        ({"statistics": [17], "scope": 2}, "statistics"),
+    ],
+)
+def test_statistics_that_do_not_go_with_the_rest_are_refused(fields: dict[str, Any], field: str) -> None:
+    error = refused(taps=[_tap(**fields)])
+    assert error.reason is ErrorReason.INVALID_ARGUMENT
+    assert error.details["field"] == f"taps[0].{field}"
+    assert error.message.startswith(f"taps[0].{field}: ")
 
 
 INVALID = ErrorReason.INVALID_ARGUMENT

@@ -1,6 +1,10 @@
 """What a pattern matches."""
 
+from fnmatch import fnmatchcase
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trocar_server.surgery import parse_selector
 
@@ -75,3 +79,26 @@ def test_a_regular_expression_may_have_a_class() -> None:
 
 def test_a_regular_expression_does_not_match_a_name_without_a_form_in_utf_8() -> None:
     assert not parse_selector("re:.*").matches("\ud800", "Conv2d")
+
+
+def _stands_for(pattern: list[str], names: list[str]) -> bool:
+    """Say the same as the guide page, with no thought of time."""
+    if not pattern:
+        return not names
+    first, *rest = pattern
+    if first == "**":
+        least = 1 if not rest else 0
+        return any(_stands_for(rest, names[taken:]) for taken in range(least, len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], first) and _stands_for(rest, names[1:])
+
+
+@settings(max_examples=1000)
+@given(
+    pattern=st.lists(
+        st.sampled_from(["**", "*", "a", "b", "a*", "*b", "a*b*", "*a*b"]), min_size=1, max_size=6
+    ),
+    names=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=5),
+)
+def test_a_pattern_matches_what_the_guide_says(pattern: list[str], names: list[str]) -> None:
+    matches = parse_selector(".".join(pattern)).matches(".".join(names), "Conv2d")
+    assert matches is _stands_for(pattern, names)

@@ -1,0 +1,79 @@
+"""`connect("local")`: a server in this very process, where the server's package is installed.
+
+It is found through the entry-point group `trocar.local`: the client never imports the server.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Protocol, TypeAlias
+from weakref import finalize
+
+from trocar.errors import EXCEPTIONS, ServerUnavailableError
+from trocar_api.reasons import ErrorReason
+
+GROUP = "trocar.local"
+
+LocalModels: TypeAlias = str | Sequence[str] | Mapping[str, Any]
+"""Names of models; or by model id weights, tables of settings or modules."""
+
+
+class LocalServer(Protocol):
+    """A server in this process."""
+
+    target: str
+    """Where it listens, `unix:/path`."""
+
+    def request_stop(self) -> None:
+        """Let it stop, without waiting for that."""
+        ...
+
+    def stop(self) -> None:
+        """Stop it and wait for its end; nothing happens when it has stopped."""
+        ...
+
+
+def start_local(models: LocalModels, options: Mapping[str, Any] | None) -> LocalServer:
+    """Start a server in this process and wait until it has loaded its models.
+
+    Raises:
+        ServerUnavailableError: The server's package is not installed.
+        TrocarError: What the server says of the models or options.
+    """
+    start = _find_start()
+    try:
+        return start(models, options)
+    except Exception as error:
+        reason = getattr(error, "reason", None)
+        if not isinstance(reason, ErrorReason):
+            raise
+        raise EXCEPTIONS[reason](str(error), details=getattr(error, "details", None)) from None
+
+
+def stop_with(owner: object, server: LocalServer) -> None:
+    """Let the server stop when its owner is dropped without being closed, as in a notebook's cell."""
+    finalize(owner, server.request_stop).atexit = False  # the server stops itself at the interpreter's exit
+
+
+async def async_stop(server: LocalServer) -> None:
+    """Stop a server and wait for its end while the event loop goes on."""
+    await asyncio.to_thread(server.stop)
+
+
+def sync_stop(server: LocalServer) -> None:
+    """Stop a server and wait for its end."""
+    server.stop()
+
+
+def _find_start() -> Callable[[LocalModels, Mapping[str, Any] | None], LocalServer]:
+    missing = "trocar_server"
+    for entry in entry_points(group=GROUP):
+        try:
+            start: Callable[[LocalModels, Mapping[str, Any] | None], LocalServer] = entry.load()
+        except ModuleNotFoundError as error:
+            missing = error.name or missing
+            break
+        return start
+    raise ServerUnavailableError(
+        f'connect("local") needs the server, and {missing!r} is not installed: pip install "trocar[server]"'
+    )

@@ -1,0 +1,55 @@
+"""The scores of scaled dot-product attention, from the arguments of its call.
+
+torch's fused kernels never hold them, so they are computed beside the call, where asked for.
+"""
+
+import math
+
+import torch
+
+ATTENTION = "scaled_dot_product_attention"
+"""The function that has scores."""
+
+
+def attention_scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Return softmax(query keyᵀ scale + mask) as `torch.nn.functional.scaled_dot_product_attention` has it.
+
+    Args:
+        query: Shape (batch, heads, queries, width); any number of dimensions before the last two.
+        key: Shape (batch, heads, keys, width).
+        value: Not used; here so that the arguments of a call fit.
+        attn_mask: Added to the logits, or for bool: whether a query sees a key.
+        dropout_p: Not used: the scores are those before dropout.
+        is_causal: Whether a query sees only the keys up to its own position, counted from the first.
+        scale: Factor of the products, 1/√width when None.
+        enable_gqa: Whether `key` has fewer heads, each for a group of heads of `query`.
+
+    Returns:
+        Shape (batch, heads, queries, keys), of the dtype of `query`. Each row sums to 1, but is zero
+        where a query sees no key at all, as in torch since 2.5. Half precision is computed in float32.
+    """
+    del value, dropout_p
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    logits = query.to(dtype) @ key.to(dtype).transpose(-2, -1) * scale
+    if is_causal:
+        causal = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+        logits = logits.masked_fill(causal.logical_not(), -torch.inf)
+    if attn_mask is not None:
+        is_bool = attn_mask.dtype == torch.bool
+        logits = logits.masked_fill(attn_mask.logical_not(), -torch.inf) if is_bool else logits + attn_mask
+    scores = logits.softmax(-1)
+    if attn_mask is not None:
+        scores = scores.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0)
+    return scores.to(query.dtype)
