@@ -1,6 +1,6 @@
 """Make the sync client from the asyncio one.
 
-python tools/generate_sync.py            # writes client/trocar/_client.py and _client_stream.py
+python tools/generate_sync.py            # writes client/trocar/_client*.py
 python tools/generate_sync.py --check    # fails when one is stale
 """
 
@@ -15,19 +15,30 @@ import unasync
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "client" / "trocar"
-FILES = {"_aio.py": "_client.py", "_aio_stream.py": "_client_stream.py"}
+FILES = {
+    "_aio.py": "_client.py",
+    "_aio_analysis.py": "_client_analysis.py",
+    "_aio_stream.py": "_client_stream.py",
+}
 """The sync module made from each asyncio one."""
 
 DOCSTRING = '"""Part of the sync client: generated from {} by tools/generate_sync.py, do not edit."""'
 
 NAMES = {
+    "AsyncBatches": "Batches",
     "AsyncClient": "Client",
     "AsyncExtractStream": "ExtractStream",
     "AsyncGenerator": "Generator",
+    "AsyncInputSet": "InputSet",
+    "_AsyncBranch": "_Branch",
     "_AsyncSender": "_Sender",
+    "_AsyncShared": "_Shared",
+    "_aio": "_client",
+    "_aio_analysis": "_client_analysis",
     "_aio_stream": "_client_stream",
     "aclose": "close",
     "anext": "next",
+    "async_compute": "sync_compute",
     "async_pause": "sync_pause",
     "open_async_channel": "open_sync_channel",
     "async_stop": "sync_stop",

@@ -12,6 +12,11 @@
 from trocar import aio, errors
 from trocar._aio import AsyncClient
 from trocar._aio_stream import AsyncExtractStream
+from trocar._analysis.cka import Cka
+from trocar._analysis.dead_channels import DeadChannels, DeadRow
+from trocar._analysis.diff import Diff, DiffRow
+from trocar._analysis.fid import Fid, frechet_distance
+from trocar._analysis.pca import Pca
 from trocar._channel import TlsOptions
 from trocar._client import Client, connect
 from trocar._client_stream import ExtractStream
@@ -99,8 +104,13 @@ __all__ = [
     "CallCancelledError",
     "CallOutOfRangeError",
     "CastInfo",
+    "Cka",
     "Client",
+    "DeadChannels",
+    "DeadRow",
     "DeadlineExceededError",
+    "Diff",
+    "DiffRow",
     "DuplicateNameError",
     "EmptyBatchError",
     "ErrorReason",
@@ -108,6 +118,7 @@ __all__ = [
     "ExtractionPlan",
     "FeatureMapInfo",
     "FeatureMaps",
+    "Fid",
     "Histogram",
     "HistogramWanted",
     "ImageTooLargeError",
@@ -133,6 +144,7 @@ __all__ = [
     "NotTraceableError",
     "OutputInfo",
     "PassTooLargeError",
+    "Pca",
     "PermissionDeniedError",
     "Preprocessing",
     "QuantilesWanted",
@@ -171,6 +183,7 @@ __all__ = [
     "connect",
     "crop",
     "errors",
+    "frechet_distance",
     "gram",
     "histogram",
     "index",

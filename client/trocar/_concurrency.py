@@ -3,10 +3,12 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from typing import Generic, ParamSpec, TypeAlias, TypeVar
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 AsyncCondition: TypeAlias = asyncio.Condition
 SyncCondition: TypeAlias = threading.Condition
@@ -15,6 +17,16 @@ SyncLock: TypeAlias = threading.Lock
 
 async_pause = asyncio.sleep
 sync_pause = time.sleep
+
+async_compute = asyncio.to_thread
+"""Calls a function that computes for long, outside of the event loop's thread."""
+
+
+def sync_compute(
+    function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """Call a function."""
+    return function(*args, **kwargs)
 
 
 class AsyncSource(Generic[Item]):

@@ -98,10 +98,10 @@ def _argument(value: object) -> tuple[pb.Input, list[memoryview]]:
     if isinstance(value, (list, tuple)):
         if not value:
             raise EmptyBatchError("the list of inputs is empty; pass at least one image or array")
-        if not all(_is_image(item) for item in value):
+        if not all(is_image(item) for item in value):
             return _tensor(_stack(value))
         return _images(value)
-    if _is_image(value):
+    if is_image(value):
         return _images([value])
     if is_array(value) and _is_pixels(value, rank=4):
         return _images(list(as_numpy(value)))
@@ -150,7 +150,7 @@ def _image(value: Any) -> tuple[pb.Image, memoryview]:
     return pb.Image(raw=pb.RawImage(height=height, width=width)), payload
 
 
-def _is_image(value: object) -> bool:
+def is_image(value: object) -> bool:
     """Tell whether a value is one image: path, encoded bytes, PIL image or uint8 (H, W, 3)."""
     if isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview)) or _is_pil(value):
         return True

@@ -1,4 +1,4 @@
-"""Pictures of feature maps; the only module that needs matplotlib."""
+"""Pictures of feature maps; needs matplotlib."""
 
 import math
 

@@ -351,3 +351,41 @@ def test_help_imports_neither_torch_nor_the_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_fid_of_a_folder_with_itself_is_zero(cli: Trocar, photos: list[Path]) -> None:
+    folder = photos[0].parent
+    done = cli("fid", "plain", folder, folder, "--at", "conv2", "--batch", 2, "--json")
+    assert (done.code, done.json["count_a"], done.json["channels"]) == (0, 5, 4)
+    assert done.json["distance"] == pytest.approx(0, abs=1e-12)
+
+
+def test_cka_is_the_clients_and_draws(
+    cli: Trocar, client: trocar.Client, photos: list[Path], tmp_path: Path
+) -> None:
+    taps = ("--tap", "conv", "--tap", "fc")
+    done = cli("cka", "plain", photos[0].parent, *taps, "--plot", tmp_path / "cka.png", "--json")
+    np.testing.assert_array_equal(done.json["matrix"], client.cka("plain", photos, ["conv", "fc"]).matrix)
+    assert (tmp_path / "cka.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_dead_is_the_clients(cli: Trocar, client: trocar.Client, photos: list[Path]) -> None:
+    assert cli("dead", "plain", *photos, "--batch", 2).out == f"{client.dead_channels('plain', photos)}\n"
+
+
+def test_diff_of_a_model_with_itself_agrees(cli: Trocar, photos: list[Path]) -> None:
+    done = cli("diff", "plain", "plain", *photos, "--batch", 2)
+    assert done.code == 0
+    assert "feature maps agree within a relative error of 1e-05" in done.out
+
+
+def test_an_analysis_of_an_unknown_model_says_which(cli: Trocar, photos: list[Path]) -> None:
+    done = cli("diff", "plain", "missing", *photos)
+    assert (done.code, done.out) == (1, "")
+    assert "[UNKNOWN_MODEL]\nof missing" in done.err
+
+
+def test_an_analysis_that_refuses_its_inputs_is_a_usage_error(cli: Trocar, photos: list[Path]) -> None:
+    done = cli("cka", "plain", photos[0], "--tap", "fc")
+    assert done.code == 2
+    assert "at least 2 samples" in done.err

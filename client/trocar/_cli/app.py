@@ -7,10 +7,14 @@ from typing import Annotated
 import typer
 
 import trocar
+from trocar._cli.cka import cka
 from trocar._cli.connection import connected
+from trocar._cli.dead import dead
 from trocar._cli.demo.command import demo
+from trocar._cli.diff import diff
 from trocar._cli.extract import extract
 from trocar._cli.failures import exit_code, failure_text
+from trocar._cli.fid import fid
 from trocar._cli.loading import load, unload
 from trocar._cli.models import models
 from trocar._cli.modules import modules
@@ -44,7 +48,7 @@ def build_app() -> typer.Typer:
     """Put the commands together."""
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
     app.callback(epilog=_EPILOG)(_root)
-    for command in (models, load, unload, modules, plan, extract, stats):
+    for command in (models, load, unload, modules, plan, extract, stats, fid, cka, dead, diff):
         app.command(epilog=_EPILOG)(connected(command))
     app.command(epilog=_EPILOG)(demo)
     add_plugins(app)

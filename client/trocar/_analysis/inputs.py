@@ -1,0 +1,190 @@
+"""From what a caller passes as a set of inputs to batches of it.
+
+| passed                                         | becomes                                     |
+|------------------------------------------------|---------------------------------------------|
+| a folder                                       | its images, subfolders too, sorted by path   |
+| a list of images or of arrays                  | batches of its items                        |
+| an array or tensor                             | batches of its rows                         |
+| a tuple or dict of arrays (arguments)          | batches of the rows of each                 |
+| one image                                      | one batch of one image                      |
+| any other iterable, for example a generator    | its items, which are batches already        |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, overload, runtime_checkable
+
+from trocar._inputs import Inputs, is_image
+from trocar._tensors import is_array
+
+if TYPE_CHECKING:
+    from trocar._feature_maps import FeatureMaps
+    from trocar._stream_messages import BatchResult
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
+Batches: TypeAlias = Iterable[Inputs]
+AsyncBatches: TypeAlias = Batches | AsyncIterable[Inputs]
+InputSet: TypeAlias = Inputs | Iterable[Inputs]
+AsyncInputSet: TypeAlias = InputSet | AsyncIterable[Inputs]
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """Batches that know where each came from, and that can be iterated more than once."""
+
+    def label(self, index: int) -> str:
+        """Name the batch at a position."""
+        ...
+
+
+class Samples:
+    """Inputs that are all there, cut into batches; can be iterated again.
+
+    Args:
+        count: How many samples there are.
+        take: Returns the samples from a start to before an end.
+        batch_size: The most samples in one batch.
+    """
+
+    def __init__(self, count: int, take: Callable[[int, int], Any], batch_size: int) -> None:
+        self.count = count
+        self._take = take
+        self._batch_size = batch_size
+
+    def __iter__(self) -> Iterator[Inputs]:
+        for start in range(0, self.count, self._batch_size):
+            yield self._take(start, start + self._batch_size)
+
+    def label(self, index: int) -> str:
+        """Name a batch: its samples, and the files where they are files."""
+        start = index * self._batch_size
+        batch, last = self._take(start, start + self._batch_size), min(start + self._batch_size, self.count)
+        samples = f"sample {start}" if last == start + 1 else f"samples {start} to {last - 1}"
+        if isinstance(batch, list) and all(isinstance(item, (str, os.PathLike)) for item in batch):
+            files = str(batch[0]) if len(batch) == 1 else f"{batch[0]} to {batch[-1]}"
+            return f"{samples} ({files})"
+        return samples
+
+
+@overload
+def batches_of(inputs: InputSet, batch_size: int) -> Batches: ...
+@overload
+def batches_of(inputs: AsyncInputSet, batch_size: int) -> AsyncBatches: ...
+def batches_of(inputs: AsyncInputSet, batch_size: int) -> AsyncBatches:
+    """Cut a set of inputs into batches, as the table above says.
+
+    Raises:
+        ValueError: `batch_size` is no positive number; the set is empty; a folder has no images; arguments
+            differ in length.
+        FileNotFoundError: A path leads nowhere.
+        TypeError: It is nothing that can be cut.
+    """
+    check_batch_size(batch_size)
+    samples = _samples(inputs, batch_size)
+    if samples is None:
+        if not isinstance(inputs, (Iterable, AsyncIterable)):
+            raise TypeError(
+                f"{type(inputs).__name__} is no set of inputs; pass a folder, a list, an array or batches"
+            )
+        return cast(AsyncBatches, inputs)
+    if not samples.count:
+        raise ValueError("the inputs are empty; pass at least one sample")
+    return samples
+
+
+def check_batch_size(batch_size: object) -> None:
+    """Check that it is a number of samples.
+
+    Raises:
+        ValueError: It is no positive whole number.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size={batch_size!r} is no positive whole number")
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return the images of a folder and of those in it, sorted by path.
+
+    Raises:
+        ValueError: There are none.
+    """
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not found:
+        raise ValueError(f"the folder {folder} has no images ({', '.join(IMAGE_SUFFIXES)})")
+    return found
+
+
+def batch_label(batches: AsyncBatches, index: int) -> str:
+    """Name a batch for a message."""
+    return batches.label(index) if isinstance(batches, Labelled) else f"batch {index}"
+
+
+def unwrapped(result: BatchResult, batches: AsyncBatches, model_id: str) -> FeatureMaps:
+    """Return the feature maps of a batch.
+
+    Raises:
+        Exception: It failed; a note says which batch of which model it was.
+    """
+    try:
+        return result.unwrap()
+    except Exception as error:
+        error.add_note(f"in {batch_label(batches, result.index)}, {model_id}")
+        raise
+
+
+def _samples(inputs: object, batch_size: int) -> Samples | None:
+    """Return what is all there as samples; None for batches."""
+    if isinstance(inputs, (str, os.PathLike)):
+        path = Path(inputs)
+        if not path.exists():
+            raise FileNotFoundError(2, "no such file or folder", str(path))
+        files: list[object] = list(images_in(path)) if path.is_dir() else [path]
+        return _rows(files, batch_size)
+    if is_image(inputs):
+        return _rows([inputs], batch_size)
+    if is_array(inputs):
+        return _rows(_with_rows(inputs), batch_size)
+    if isinstance(inputs, list):
+        return _rows(inputs, batch_size)
+    if isinstance(inputs, tuple):
+        columns = [_with_rows(value) for value in inputs]
+        return Samples(
+            _common_length(columns),
+            lambda start, end: tuple(column[start:end] for column in columns),
+            batch_size,
+        )
+    if isinstance(inputs, Mapping):
+        named = {name: _with_rows(value) for name, value in inputs.items()}
+        return Samples(
+            _common_length(list(named.values())),
+            lambda start, end: {name: column[start:end] for name, column in named.items()},
+            batch_size,
+        )
+    return None
+
+
+def _rows(values: Any, batch_size: int) -> Samples:
+    return Samples(len(values), lambda start, end: values[start:end], batch_size)
+
+
+def _with_rows(value: Any) -> Any:
+    if isinstance(value, list):
+        return value
+    if not is_array(value):
+        raise TypeError(f"{type(value).__name__} cannot be cut into batches; pass an iterable of batches")
+    if not value.shape:
+        raise ValueError("an array without dimensions has no samples")
+    return value
+
+
+def _common_length(columns: Sequence[Any]) -> int:
+    lengths = {len(column) for column in columns}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"the arguments have {sorted(lengths)} rows, so they cannot be cut; pass an iterable of batches"
+        )
+    return lengths.pop() if lengths else 0

@@ -1,0 +1,64 @@
+"""Mean and covariance of channels, from the running statistics of a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trocar._feature_maps import FeatureMapInfo
+    from trocar._statistics import Statistics
+
+Floats = NDArray[np.float64]
+
+MOMENT_STATISTICS = ("mean", "covariance", "count")
+"""What has to be asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Of vectors of channels."""
+
+    mean: Floats
+    """Of shape (channels,)."""
+    covariance: Floats
+    """Sample covariance (divided by n - 1), of shape (channels, channels)."""
+    count: int
+    """How many vectors there were."""
+
+
+def moments(
+    statistics: Mapping[str, Statistics], info: Mapping[str, FeatureMapInfo], at: str, inputs: str
+) -> Moments:
+    """Take the moments of the one feature map of a stream.
+
+    Args:
+        statistics: The running statistics of all batches, by feature map.
+        info: What is known of the feature maps, by name.
+        at: The selector, for messages.
+        inputs: Which inputs they are of, for messages.
+
+    Raises:
+        ValueError: There is not exactly one feature map, there are fewer than 2 vectors, or they hold NaN
+            or infinities.
+    """
+    found = [name for name in statistics if name in info] or list(statistics)
+    if len(found) != 1:
+        raise ValueError(f"{at!r} stands for {len(found)} feature maps, one is needed: {', '.join(found)}")
+    (name,) = found
+    chosen = statistics[name]
+    mean = np.asarray(chosen.mean, np.float64)
+    population = np.asarray(chosen.covariance, np.float64)
+    count = int(np.max(chosen.count))
+    if count < 2:
+        raise ValueError(f"{inputs}: a covariance needs at least 2 samples, there is {count}")
+    if not (np.isfinite(mean).all() and np.isfinite(population).all()):
+        raise ValueError(
+            f"{inputs}: the features at {at!r} hold NaN or infinities; dead_channels shows in which channels"
+        )
+    return Moments(mean, population * (count / (count - 1)), count)
