@@ -13,6 +13,8 @@ from trocar import aio, errors
 from trocar._aio import AsyncClient
 from trocar._channel import TlsOptions
 from trocar._client import Client, connect
+from trocar._datasets.features import FeatureColumn, Features, read_features
+from trocar._datasets.job import DatasetReport, Progress, extract_dataset
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._statistics import Statistics
@@ -23,6 +25,7 @@ from trocar.errors import (
     BadReplyError,
     CallCancelledError,
     CallOutOfRangeError,
+    DatasetError,
     DeadlineExceededError,
     DuplicateNameError,
     EmptyBatchError,
@@ -44,6 +47,7 @@ from trocar.errors import (
     NotATensorError,
     NotFoundError,
     NotTraceableError,
+    OutputError,
     PassTooLargeError,
     PermissionDeniedError,
     ReductionRejectedError,
@@ -54,6 +58,7 @@ from trocar.errors import (
     ServerError,
     ServerOutOfMemoryError,
     ServerUnavailableError,
+    SourceError,
     StartNotPossibleError,
     TrocarError,
     UnknownArchitectureError,
@@ -78,12 +83,16 @@ __all__ = [
     "CallCancelledError",
     "CallOutOfRangeError",
     "Client",
+    "DatasetError",
+    "DatasetReport",
     "DeadlineExceededError",
     "DuplicateNameError",
     "EmptyBatchError",
     "ErrorReason",
+    "FeatureColumn",
     "FeatureMapInfo",
     "FeatureMaps",
+    "Features",
     "ImageTooLargeError",
     "InputError",
     "InputRejectedError",
@@ -105,10 +114,12 @@ __all__ = [
     "NotATensorError",
     "NotFoundError",
     "NotTraceableError",
+    "OutputError",
     "OutputInfo",
     "PassTooLargeError",
     "PermissionDeniedError",
     "Preprocessing",
+    "Progress",
     "ReductionRejectedError",
     "ReplyTooLargeError",
     "RequestTooLargeError",
@@ -120,6 +131,7 @@ __all__ = [
     "ServerOutOfMemoryError",
     "ServerTiming",
     "ServerUnavailableError",
+    "SourceError",
     "StartNotPossibleError",
     "Statistics",
     "Tap",
@@ -141,6 +153,8 @@ __all__ = [
     "aio",
     "connect",
     "errors",
+    "extract_dataset",
+    "read_features",
     "tap",
 ]
 

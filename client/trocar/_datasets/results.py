@@ -1,0 +1,109 @@
+"""Batches sent one after another, and what came of each."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trocar._datasets import batches as cutting
+from trocar._datasets.batches import Batch
+from trocar.errors import InputError, PassTooLargeError, ReplyTooLargeError, RequestTooLargeError, SourceError
+
+if TYPE_CHECKING:
+    from trocar._client import Client
+    from trocar._feature_maps import FeatureMaps
+    from trocar._taps import Tap
+    from trocar.errors import TrocarError
+
+FAULTS_OF_DATA = (InputError, RequestTooLargeError, ReplyTooLargeError, PassTooLargeError)
+"""What a batch may fail of because of its samples; all else would fail every batch, or is the server's."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one batch that was sent."""
+
+    maps: "FeatureMaps | None"
+    error: "TrocarError | None" = None
+    """Why this batch alone failed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A batch with what came of it; no maps where it failed, or where no sample of it could be sent."""
+
+    batch: Batch
+    maps: "FeatureMaps | None"
+    error: "TrocarError | None"
+
+
+def outcomes(
+    client: "Client",
+    model_id: str,
+    batches: Iterable[Batch],
+    taps: "Sequence[str | Tap]",
+    *,
+    timeout_s: float | None = None,
+) -> Iterator[Outcome]:
+    """Send the readable samples of each batch; yield every batch in order, sent or not.
+
+    Raises:
+        TrocarError: A call failed for a reason that is not its data's.
+        Exception: What taking the batches raised, after the results of those before.
+    """
+    under_way: deque[_UnderWay] = deque()
+    failures: list[BaseException] = []
+    for result in _results(
+        client, model_id, _inputs(batches, under_way, failures), taps, timeout_s=timeout_s
+    ):
+        while not (entry := under_way.popleft()).is_sent:
+            yield Outcome(entry.batch, None, entry.error)
+        yield Outcome(entry.batch, result.maps, result.error)
+    for entry in under_way:
+        yield Outcome(entry.batch, None, entry.error)
+    if failures:
+        raise failures[0]
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A batch that was taken and has no outcome yet."""
+
+    batch: Batch
+    is_sent: bool
+    error: SourceError | None = None
+
+
+def _inputs(
+    batches: Iterable[Batch], under_way: "deque[_UnderWay]", failures: list[BaseException]
+) -> Iterator[Any]:
+    """Yield what to send and note it; on another thread, perhaps, so that nothing is raised here."""
+    try:
+        for batch in batches:
+            try:
+                inputs = cutting.inputs(batch.readable) if batch.readable else None
+            except SourceError as error:
+                under_way.append(_UnderWay(batch, False, error))
+                continue
+            under_way.append(_UnderWay(batch, inputs is not None))
+            if inputs is not None:
+                yield inputs
+    except Exception as error:  # noqa: BLE001 - raised by `outcomes`, on its thread
+        failures.append(error)
+
+
+def _results(
+    client: "Client",
+    model_id: str,
+    inputs: Iterable[Any],
+    taps: "Sequence[str | Tap]",
+    *,
+    timeout_s: float | None,
+) -> Iterator[Result]:
+    """Yield what comes of each batch, in order: one call for each."""
+    for batch in inputs:
+        try:
+            result = Result(client.extract(model_id, batch, taps, timeout_s=timeout_s))
+        except FAULTS_OF_DATA as error:
+            result = Result(None, error)
+        yield result
