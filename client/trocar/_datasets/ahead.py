@@ -13,6 +13,9 @@ _Slot: TypeAlias = "Future[Result] | BaseException | None"
 """A result to wait for, what the items' iterator raised, or its end."""
 
 WORKERS = 4
+"""Threads that read and decode."""
+BATCHES_AHEAD = 4
+"""How many batches are read before the model wants them."""
 
 
 class ReadAhead(Generic[Item, Result]):

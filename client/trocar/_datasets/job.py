@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trocar._datasets.ahead import ReadAhead
+from trocar._datasets.ahead import BATCHES_AHEAD, ReadAhead
 from trocar._datasets.batches import Batch, cut
 from trocar._datasets.decoding import Decoder, Loaded, client_decoder, keep_encoded, load
 from trocar._datasets.description import describe
@@ -26,9 +26,6 @@ from trocar.errors import ModelNotLoadedError, SourceError, TrocarError
 if TYPE_CHECKING:
     from trocar._client import Client
     from trocar._taps import Tap
-
-_BATCHES_AHEAD = 4
-"""How many batches are read before the model wants them."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +200,7 @@ class _Job:
         def work(item: tuple[int, Sample]) -> Loaded:
             return load(*item, decoder)
 
-        with ReadAhead(wanted, work, depth=_BATCHES_AHEAD * size) as loaded:
+        with ReadAhead(wanted, work, depth=BATCHES_AHEAD * size) as loaded:
             yield cut(loaded, size)
 
 

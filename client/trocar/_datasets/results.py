@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from trocar._datasets import batches as cutting
 from trocar._datasets.batches import Batch
-from trocar.errors import InputError, PassTooLargeError, ReplyTooLargeError, RequestTooLargeError, SourceError
+from trocar.errors import (
+    InputError,
+    PassTooLargeError,
+    ReplyTooLargeError,
+    RequestTooLargeError,
+    SourceError,
+    TrocarError,
+)
 
 if TYPE_CHECKING:
     from trocar._client import Client
     from trocar._feature_maps import FeatureMaps
     from trocar._taps import Tap
-    from trocar.errors import TrocarError
 
 FAULTS_OF_DATA = (InputError, RequestTooLargeError, ReplyTooLargeError, PassTooLargeError)
 """What a batch may fail of because of its samples; all else would fail every batch, or is the server's."""
@@ -24,7 +30,7 @@ class Result:
     """What came of one batch that was sent."""
 
     maps: "FeatureMaps | None"
-    error: "TrocarError | None" = None
+    error: TrocarError | None = None
     """Why this batch alone failed."""
 
 
@@ -34,7 +40,7 @@ class Outcome:
 
     batch: Batch
     maps: "FeatureMaps | None"
-    error: "TrocarError | None"
+    error: TrocarError | None
 
 
 def outcomes(
@@ -53,9 +59,8 @@ def outcomes(
     """
     under_way: deque[_UnderWay] = deque()
     failures: list[BaseException] = []
-    for result in _results(
-        client, model_id, _inputs(batches, under_way, failures), taps, timeout_s=timeout_s
-    ):
+    inputs = _inputs(batches, under_way, failures)
+    for result in _named(_results(client, model_id, inputs, taps, timeout_s=timeout_s), under_way):
         while not (entry := under_way.popleft()).is_sent:
             yield Outcome(entry.batch, None, entry.error)
         yield Outcome(entry.batch, result.maps, result.error)
@@ -90,6 +95,20 @@ def _inputs(
                 yield inputs
     except Exception as error:  # noqa: BLE001 - raised by `outcomes`, on its thread
         failures.append(error)
+
+
+def _named(results: Iterator[Result], under_way: "deque[_UnderWay]") -> Iterator[Result]:
+    """Let an error that ends everything say at which batch."""
+    while True:
+        try:
+            result = next(results)
+        except StopIteration:
+            return
+        except TrocarError as error:
+            if names := [entry.batch.name for entry in under_way if entry.is_sent]:
+                error.add_note(f"while extracting {names[0]}")
+            raise
+        yield result
 
 
 def _results(

@@ -30,6 +30,20 @@ def npy_source(path: Path, sample_rank: int) -> Source:
     Raises:
         SourceError: It is no such file, or its rank fits neither one sample nor a batch.
     """
+    array = open_npy(path)
+    name = printable(str(path))
+    rows = as_batch(array, sample_rank, str(path))
+    is_one = rows.ndim > array.ndim
+    fingerprint = stat_fingerprint([(name, path)])
+    return _source(rows, name, fingerprint, lambda index: name if is_one else f"{name}[{index}]")
+
+
+def open_npy(path: Path) -> Array:
+    """Map a `.npy` file into memory; pickled objects are never read.
+
+    Raises:
+        SourceError: It is no such file.
+    """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -38,11 +52,7 @@ def npy_source(path: Path, sample_rank: int) -> Source:
         raise SourceError(f"{path}: {error.strerror or error}") from error
     if not isinstance(array, np.ndarray):
         raise SourceError(f"{path} is no .npy file that can be read: it is an archive of several arrays")
-    name = printable(str(path))
-    rows = as_batch(array, sample_rank, str(path))
-    is_one = rows.ndim > array.ndim
-    fingerprint = stat_fingerprint([(name, path)])
-    return _source(rows, name, fingerprint, lambda index: name if is_one else f"{name}[{index}]")
+    return array
 
 
 def array_source(array: Array, sample_rank: int) -> Source:

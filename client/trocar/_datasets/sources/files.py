@@ -67,9 +67,12 @@ def list_images(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tuple
                 images.append(path)
     if not images:
         raise SourceError(f"no image below {root}: {_advice(others, outside, suffixes)}")
-    notes = [f"{others} other files below {root} are left out"] * bool(others)
-    notes += [f"{outside} links below {root} lead out of it and are left out"] * bool(outside)
-    return sorted(images, key=lambda path: path.relative_to(root).as_posix()), tuple(notes)
+    notes = (
+        f"left out below {root}: {others} other files, {outside} links that lead out of it"
+        if others or outside
+        else ""
+    )
+    return sorted(images, key=lambda path: path.relative_to(root).as_posix()), (notes,) if notes else ()
 
 
 def printable(name: str) -> str:
@@ -128,7 +131,7 @@ def _advice(others: int, outside: int, suffixes: frozenset[str]) -> str:
         return f"{outside} links lead out of it and are not followed; name their target instead"
     if others:
         return (
-            f"none of its {others} files ends in {kinds}; --decode client takes more formats, and .npy and .tar "
+            f"none of its {others} files ends in {kinds}; --decode client takes more formats; .npy and .tar "
             "files are named themselves"
         )
     return f"it is empty; images end in {kinds}"
