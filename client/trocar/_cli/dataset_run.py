@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from trocar import Client, DatasetReport, Progress, extract_dataset
-from trocar._cli.failures import refuse
+from trocar._cli.failures import FAILED, refuse
 from trocar._cli.output import shape_text, show, show_json, size_text, table
 
 _SHOWN_FAILURES = 5
@@ -52,6 +52,8 @@ def run_dataset(
     for note in report.notes:
         typer.echo(f"note: {note}", err=True)
     _show(report)
+    if not report.row_count:
+        raise typer.Exit(FAILED)
 
 
 def refuse_missing(sources: list[str]) -> None:

@@ -19,6 +19,7 @@ from trocar._cli.output import shape_text, show, show_json, size_text, table
 from trocar._cli.passes import Pass, run_passes, samples_for, span
 from trocar._cli.samples import Sample, is_one_batch
 from trocar._cli.statistics_view import show_statistics
+from trocar._datasets.options import MAX_SHARD_SIZE
 from trocar._datasets.sources.files import SERVER_SUFFIXES, list_images
 from trocar._datasets.sources.opening import kind_of
 
@@ -43,7 +44,9 @@ def extract(  # noqa: PLR0913 - options of a command
     *,
     batch: BatchSize = 16,
     format: Annotated[Format, typer.Option(help="Of the shards in a folder.")] = Format.SAFETENSORS,
-    shard_size: Annotated[int, typer.Option(min=1, help="The most samples in a shard.")] = 10_000,
+    shard_size: Annotated[
+        int, typer.Option(min=1, max=MAX_SHARD_SIZE, help="The most samples in a shard.")
+    ] = 10_000,
     decode: Annotated[Decode, typer.Option(help="Who decodes images.")] = Decode.SERVER,
     on_error: Annotated[
         OnError, typer.Option(help="What to do with samples that fail; skip lists them in the manifest.")

@@ -1,8 +1,10 @@
 """From what a source gives to what is sent; on the reading threads, so that the model need not wait."""
 
 import io
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +13,7 @@ from trocar._datasets.sample import Sample
 from trocar._datasets.sources.arrays import is_pixels
 from trocar._datasets.sources.files import read_file
 from trocar._inputs import is_pil
-from trocar._tensors import Array, as_numpy, is_array
+from trocar._tensors import MAX_RANK, WIRE_DTYPES, Array, as_numpy, is_array
 from trocar.errors import DatasetError, SourceError
 
 Value: TypeAlias = Array | bytes
@@ -56,20 +58,28 @@ def as_value(given: Any, decoder: Decoder) -> Value:
         return decoder(bytes(given))
     if is_pil(given):
         return np.asarray(given.convert("RGB"))
-    if hasattr(given, "__fspath__") or isinstance(given, str):
-        from pathlib import Path
-
+    if isinstance(given, (str, os.PathLike)):
         return decoder(read_file(Path(given)))
     if is_array(given):
         if "bfloat16" in str(getattr(given, "dtype", "")):
             raise SourceError(
                 "a bfloat16 tensor cannot be put into a batch without torch; convert it to float32"
             )
-        return as_numpy(given)
+        return _sendable(as_numpy(given))
     raise SourceError(
         f"a sample is {type(given).__name__}; a dataset gives arrays, tensors, PIL images, encoded bytes or "
         "paths, or a tuple whose first element is one of these"
     )
+
+
+def _sendable(array: Array) -> Array:
+    if array.dtype.name not in WIRE_DTYPES:
+        raise SourceError(
+            f"a sample is an array of {array.dtype}; convert it to one of {', '.join(WIRE_DTYPES)}"
+        )
+    if array.ndim >= MAX_RANK:
+        raise SourceError(f"a sample has {array.ndim} dimensions; with the batch, {MAX_RANK} are the most")
+    return array
 
 
 def keep_encoded(data: bytes) -> Value:

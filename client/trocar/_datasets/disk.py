@@ -92,6 +92,8 @@ def locked(root: Path) -> Iterator[None]:
             raise OutputError(
                 f"another run writes to {root}; wait for it, or choose another --out"
             ) from error
+        except OSError:
+            pass  # a file system without locks, as some network ones are
         yield
     finally:
         os.close(handle)

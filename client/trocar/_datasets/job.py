@@ -21,7 +21,7 @@ from trocar._datasets.rows import RowMaker
 from trocar._datasets.sample import Sample, Source
 from trocar._datasets.sources.opening import Decode, open_source
 from trocar._datasets.writers.formats import FORMATS
-from trocar.errors import ModelNotLoadedError, SourceError, TrocarError
+from trocar.errors import DatasetError, ModelNotLoadedError, SourceError, TrocarError
 
 if TYPE_CHECKING:
     from trocar._client import Client
@@ -153,6 +153,10 @@ class _Job:
             )
         server = self._client.server_info()
         options = self._options
+        if options.batch > server.limits.max_batch:
+            raise DatasetError(
+                f"a batch of {options.batch} is over the server's limit, {server.limits.max_batch}"
+            )
         source = open_source(given, decode=options.decode, sample_rank=len(model.input_shape))
         decoder: Decoder = keep_encoded
         if options.decode == "client":

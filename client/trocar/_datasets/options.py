@@ -8,6 +8,9 @@ from trocar._datasets.sources.opening import Decode
 FormatName = Literal["safetensors", "zarr", "parquet", "npy"]
 OnError = Literal["stop", "skip"]
 
+MAX_SHARD_SIZE = 100_000
+"""The keys of a shard are in its header, and safetensors reads no header over 100 MB."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -35,3 +38,5 @@ class Options:
         for name, value in (("batch", self.batch), ("shard_size", self.shard_size), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
+        if self.shard_size > MAX_SHARD_SIZE:
+            raise ValueError(f"shard_size={self.shard_size} must be at most {MAX_SHARD_SIZE}")

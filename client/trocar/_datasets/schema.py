@@ -112,7 +112,9 @@ def check_rows(arrays: Mapping[str, Array], count: int) -> None:
 
 def _stem(name: str, taken: set[str]) -> str:
     """Make a file name that no file system takes amiss and that no other column has, in any case."""
-    quoted = quote(name, safe=_PLAIN).lstrip(".").strip() or "map"
+    quoted = quote(name, safe=_PLAIN)
+    if quoted.startswith((".", "__", " ")) or quoted.endswith((".", " ")) or not quoted:
+        quoted = f"~{quoted}~"  # relative or hidden for file systems, reserved in Zarr
     if len(quoted) > 100:
         quoted = f"{quoted[:90]}-{len(taken)}"
     while quoted.lower() in taken:

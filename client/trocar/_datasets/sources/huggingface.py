@@ -50,6 +50,7 @@ def huggingface_source(dataset: Any, column: str = "", *, name: str = "") -> Sou
         SourceError: The column is not there, or not clear.
     """
     column = _column(dataset, column, name or "the dataset")
+    fingerprint = str(getattr(dataset, "_fingerprint", ""))
     dataset = dataset.select_columns([column])
     if _is_image(dataset.features[column]):
         dataset = dataset.cast_column(column, type(dataset.features[column])(decode=False))
@@ -60,7 +61,7 @@ def huggingface_source(dataset: Any, column: str = "", *, name: str = "") -> Sou
         "name": name,
         "column": column,
         "count": len(dataset),
-        "fingerprint": getattr(dataset, "_fingerprint", ""),
+        "fingerprint": fingerprint,
     }
     return Source(description, partial(_samples, dataset, column), len(dataset))
 
