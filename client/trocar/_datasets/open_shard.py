@@ -78,6 +78,13 @@ class OpenShard:
 
     def open(self) -> None:
         """Go on with what is on disk, up to the last batch that is whole; or begin."""
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
         self._folder.mkdir(exist_ok=True)
         path = self._folder / _JOURNAL
         head = _line({"shard": self.number, "first": self.first})

@@ -119,10 +119,16 @@ def _results(
     *,
     timeout_s: float | None,
 ) -> Iterator[Result]:
-    """Yield what comes of each batch, in order: one call for each."""
-    for batch in inputs:
+    """Yield what comes of each batch, in order."""
+    stream: Any = getattr(client, "extract_stream", None)
+    if stream is not None:
+        with stream(model_id, inputs, taps, timeout_s=timeout_s) as results:
+            for result in results:
+                yield Result(result.maps, result.error)
+        return
+    for batch in inputs:  # a client without streams: one call for each
         try:
-            result = Result(client.extract(model_id, batch, taps, timeout_s=timeout_s))
+            answer = Result(client.extract(model_id, batch, taps, timeout_s=timeout_s))
         except FAULTS_OF_DATA as error:
-            result = Result(None, error)
-        yield result
+            answer = Result(None, error)
+        yield answer
