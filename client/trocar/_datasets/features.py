@@ -64,7 +64,7 @@ class FeatureColumn:
         """Return rows as a NumPy array of your own.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: There is no such row, or what was given chooses none.
         """
         if isinstance(rows, (int, np.integer)):
             index = int(rows)
@@ -83,6 +83,8 @@ class FeatureColumn:
             if wanted.shape != (len(self),):
                 raise IndexError(f"a mask of shape {wanted.shape} for {len(self)} rows")
             wanted = np.flatnonzero(wanted)
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise IndexError("rows are chosen by an integer, a slice, or a list of integers or booleans")
         out = np.empty((len(wanted), *self._row_shape), self.dtype)
         for position, index in enumerate(wanted):
             out[position] = self[int(index)]

@@ -122,7 +122,7 @@ def _parsed(found: Mapping[str, Any]) -> Manifest:
         # Names in it are used to delete files: nothing but what this module writes may come through.
         if shard.name and not _SHARD_NAME.fullmatch(shard.name):
             raise ValueError(f"shard {shard.name!r}")
-        if any(Path(file).parts[0] != shard.name or ".." in Path(file).parts for file in shard.files):
+        if any(Path(file).parts[:1] != (shard.name,) or ".." in Path(file).parts for file in shard.files):
             raise ValueError(f"files of shard {shard.name!r}")
     return Manifest(
         job=dict(found["job"]),

@@ -105,6 +105,8 @@ def _samples(dataset: Any, column: str, start: int) -> Iterator[Sample]:
 
 def _encoded(value: Any) -> object:
     """Return an image's encoded bytes, from the dataset or from the file that it names; or the array."""
+    if value is None:
+        raise SourceError("the row is empty")
     if not isinstance(value, Mapping):
         return np.asarray(value)
     data = value.get("bytes")
