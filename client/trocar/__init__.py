@@ -20,6 +20,8 @@ from trocar._analysis.pca import Pca
 from trocar._channel import TlsOptions
 from trocar._client import Client, connect
 from trocar._client_stream import ExtractStream
+from trocar._datasets.features import FeatureColumn, Features, read_features
+from trocar._datasets.job import DatasetReport, Progress, extract_dataset
 from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
@@ -47,6 +49,7 @@ from trocar.errors import (
     BadReplyError,
     CallCancelledError,
     CallOutOfRangeError,
+    DatasetError,
     DeadlineExceededError,
     DuplicateNameError,
     EmptyBatchError,
@@ -68,6 +71,7 @@ from trocar.errors import (
     NotATensorError,
     NotFoundError,
     NotTraceableError,
+    OutputError,
     PassTooLargeError,
     PermissionDeniedError,
     ReductionRejectedError,
@@ -78,6 +82,7 @@ from trocar.errors import (
     ServerError,
     ServerOutOfMemoryError,
     ServerUnavailableError,
+    SourceError,
     StartNotPossibleError,
     TrocarError,
     UnknownArchitectureError,
@@ -106,6 +111,8 @@ __all__ = [
     "CastInfo",
     "Cka",
     "Client",
+    "DatasetError",
+    "DatasetReport",
     "DeadChannels",
     "DeadRow",
     "DeadlineExceededError",
@@ -116,8 +123,10 @@ __all__ = [
     "ErrorReason",
     "ExtractStream",
     "ExtractionPlan",
+    "FeatureColumn",
     "FeatureMapInfo",
     "FeatureMaps",
+    "Features",
     "Fid",
     "Histogram",
     "HistogramWanted",
@@ -142,11 +151,13 @@ __all__ = [
     "NotATensorError",
     "NotFoundError",
     "NotTraceableError",
+    "OutputError",
     "OutputInfo",
     "PassTooLargeError",
     "Pca",
     "PermissionDeniedError",
     "Preprocessing",
+    "Progress",
     "QuantilesWanted",
     "Reduction",
     "ReductionRejectedError",
@@ -160,6 +171,7 @@ __all__ = [
     "ServerOutOfMemoryError",
     "ServerTiming",
     "ServerUnavailableError",
+    "SourceError",
     "StartNotPossibleError",
     "Statistics",
     "Tap",
@@ -183,6 +195,7 @@ __all__ = [
     "connect",
     "crop",
     "errors",
+    "extract_dataset",
     "frechet_distance",
     "gram",
     "histogram",
@@ -191,6 +204,7 @@ __all__ = [
     "pool",
     "project",
     "quantiles",
+    "read_features",
     "samples",
     "selector",
     "tap",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from trocar._channel import SyncStream
+    from trocar._feature_maps import FeatureMapInfo
     from trocar._inputs import Inputs
     from trocar._requests import ExtractCall
     from trocar._statistics import Statistics
@@ -38,6 +39,7 @@ class ExtractStream:
 
     Attributes:
         statistics: After the last result: the running statistics by feature map, where they were asked for.
+        info: After the last result: what they are of; the first size of a shape is the sum over all batches.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class ExtractStream:
         self._sender = _Sender(options, batches)
         self._results = self._run()
         self.statistics: Mapping[str, Statistics] = {}
+        self.info: Mapping[str, FeatureMapInfo] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +100,7 @@ class ExtractStream:
             raise self._sender.error
         if assembler.end is None:
             raise BadReplyError("the stream ended early")
-        self.statistics = assembler.end.stats
+        self.statistics, self.info = assembler.end.stats, assembler.end.info
 
 
 class _Sender:

@@ -85,7 +85,7 @@ def _arguments(inputs: object) -> list[tuple[str, object]]:
         return []
     if isinstance(inputs, Mapping):
         values = list(inputs.items())
-    elif isinstance(inputs, tuple) and all(is_array(item) and not _is_pil(item) for item in inputs):
+    elif isinstance(inputs, tuple) and all(is_array(item) and not is_pil(item) for item in inputs):
         values = [("", item) for item in inputs]
     else:
         values = [("", inputs)]
@@ -119,7 +119,7 @@ def _stack(arrays: Sequence[object]) -> object:
     for item in arrays:
         if not is_array(item):
             raise TypeError(f"a list with {type(item).__name__} cannot be an input; pass {_ACCEPTED}")
-        if _is_pil(item):
+        if is_pil(item):
             raise TypeError("a list holds images beside arrays that are none (uint8, height x width x 3)")
     converted = [as_numpy(item) for item in arrays]
     shapes = sorted({array.shape for array in converted})
@@ -144,7 +144,7 @@ def _image(value: Any) -> tuple[pb.Image, memoryview]:
     if isinstance(value, (bytes, bytearray, memoryview)):
         encoded = memoryview(value).cast("B")
         return pb.Image(encoded_byte_count=encoded.nbytes), encoded
-    pixels = np.asarray(value.convert("RGB")) if _is_pil(value) else as_numpy(value)
+    pixels = np.asarray(value.convert("RGB")) if is_pil(value) else as_numpy(value)
     height, width, _ = pixels.shape
     payload = flat_bytes(np.ascontiguousarray(pixels)).data
     return pb.Image(raw=pb.RawImage(height=height, width=width)), payload
@@ -152,7 +152,7 @@ def _image(value: Any) -> tuple[pb.Image, memoryview]:
 
 def is_image(value: object) -> bool:
     """Tell whether a value is one image: path, encoded bytes, PIL image or uint8 (H, W, 3)."""
-    if isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview)) or _is_pil(value):
+    if isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview)) or is_pil(value):
         return True
     return is_array(value) and _is_pixels(value, rank=3)
 
@@ -162,5 +162,6 @@ def _is_pixels(value: Any, rank: int) -> bool:
     return is_uint8 and len(value.shape) == rank and value.shape[-1] == 3
 
 
-def _is_pil(value: object) -> bool:
+def is_pil(value: object) -> bool:
+    """Tell whether a value is a PIL image, without PIL."""
     return hasattr(value, "convert") and hasattr(value, "size") and not isinstance(value, np.ndarray)

@@ -49,6 +49,9 @@
         InternalServerError
       VersionSkewError                 client and server are of different versions
       BadReplyError                    the reply breaks the wire contract
+      DatasetError                     a run over a whole data set cannot go on
+        SourceError                    what is to be read
+        OutputError                    what is to be written, or gone on with
 
 Catch a base to treat a group alike:
 
@@ -291,3 +294,15 @@ class VersionSkewError(TrocarError):
 
 class BadReplyError(TrocarError):
     """The reply breaks the wire contract: cut short, out of order or not decodable."""
+
+
+class DatasetError(TrocarError):
+    """A run over a whole data set cannot start or go on; see its subclasses."""
+
+
+class SourceError(DatasetError):
+    """A data set, or a sample of it, cannot be read."""
+
+
+class OutputError(DatasetError):
+    """Feature maps cannot be written, or an output cannot be gone on with or read back."""

@@ -1,4 +1,4 @@
-"""`trocar extract`: feature maps of many images into one file."""
+"""`trocar extract`: feature maps of many images into one file, or of a data set into a folder."""
 
 import json
 from dataclasses import asdict, replace
@@ -9,49 +9,126 @@ import typer
 
 import trocar
 from trocar import Client
-from trocar._cli.arguments import AsJson, BatchSize, Images, ModelId, Taps, parse_statistics
+from trocar._cli.arguments import AsJson, BatchSize, ModelId, Taps, parse_statistics
+from trocar._cli.choices import Decode, Format, OnError
+from trocar._cli.dataset_run import refuse_missing, run_dataset
 from trocar._cli.failures import refuse
 from trocar._cli.feature_file import FeatureFile
-from trocar._cli.merging import StatisticsTable, wanted_statistics
 from trocar._cli.output import shape_text, show, show_json, size_text, table
 from trocar._cli.passes import Pass, run_passes, samples_for, span
-from trocar._cli.samples import Sample, batches
-from trocar._cli.statistics_view import show_statistics
+from trocar._cli.samples import Sample, is_one_batch
+from trocar._cli.statistics_view import StatisticsTable, show_statistics
+from trocar._datasets.options import MAX_SHARD_SIZE
+from trocar._datasets.sources.files import SERVER_SUFFIXES, list_images
+from trocar._datasets.sources.opening import kind_of
 
 _SUFFIX = ".safetensors"
+_FILE_SUFFIXES = (".pt", ".pth", ".npz", ".npy", ".h5", ".hdf5", ".parquet", ".zarr", ".pkl", ".csv", ".json")
+"""What no folder is called: whoever writes it wants one file of that format."""
 
 
-def extract(
+def extract(  # noqa: PLR0913 - options of a command
     client: Client,
     model_id: ModelId,
-    images: Images,
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE",
+            help="Image files, a folder, WebDataset .tar shards, .npy files, torch:module:name, "
+            "hf:name:split:column.",
+        ),
+    ],
     tap: Taps,
-    out: Annotated[Path, typer.Option(dir_okay=False, help="The .safetensors file to write.")],
+    out: Annotated[Path, typer.Option(help="A .safetensors file, or a folder for shards; goes on there.")],
+    *,
     batch: BatchSize = 16,
+    format: Annotated[Format, typer.Option(help="Of the shards in a folder.")] = Format.SAFETENSORS,
+    shard_size: Annotated[
+        int, typer.Option(min=1, max=MAX_SHARD_SIZE, help="The most samples in a shard.")
+    ] = 10_000,
+    decode: Annotated[Decode, typer.Option(help="Who decodes images.")] = Decode.SERVER,
+    on_error: Annotated[
+        OnError, typer.Option(help="What to do with samples that fail; skip lists them in the manifest.")
+    ] = OnError.STOP,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take so many samples.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away what the folder holds.")] = False,
     stats: Annotated[str, typer.Option(help="Print these as well, for example mean,std.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Save what modules compute on images to a file.
+    """Save what modules compute on images or on a whole data set.
 
-    One array for each feature map, with rows in the order of the images; their names are in the file's
-    metadata, under trocar.images. Memory holds one batch at a time. The file appears when it is whole.
+    Into a folder: shards and a manifest. The same command goes on where a stopped one was, and the files
+    are those of a run that was never stopped. Into one .safetensors file: it appears when it is whole.
+    Rows are in the order of the source. Memory holds a few batches at a time.
     """
-    if out.suffix != _SUFFIX:
-        refuse(f"--out: {out.name!r} must end in {_SUFFIX}")
     names = parse_statistics(stats)
-    samples = samples_for(client, model_id, images)
+    if out.suffix == _SUFFIX:
+        is_plain = (format, decode, on_error) == (Format.SAFETENSORS, Decode.SERVER, OnError.STOP)
+        if not is_plain or restart:
+            refuse("--format, --decode, --on-error and --restart need a folder: --out FOLDER")
+        samples = samples_for(client, model_id, _paths(source))[:limit]
+        _extract_to_file(client, model_id, samples, tap, out, batch, names, as_json=as_json)
+        return
+    if out.suffix in _FILE_SUFFIXES or out.is_file():
+        refuse(f"--out: {out.name!r} must end in {_SUFFIX}, or be a folder (with --format)")
+    if names:
+        refuse("--stats needs --out FILE.safetensors; `trocar stats` takes the same images")
+    run_dataset(
+        client,
+        model_id,
+        source,
+        tap,
+        out,
+        as_json=as_json,
+        format=format.value,
+        batch=batch,
+        shard_size=shard_size,
+        decode=decode.value,
+        on_error=on_error.value,
+        limit=limit,
+        restart=restart,
+    )
+
+
+def _paths(sources: list[str]) -> list[Path]:
+    """List the files that a run into one file takes.
+
+    Raises:
+        typer.BadParameter: A source is not there, or only a folder can be written for it.
+        SourceError: A folder has no image.
+    """
+    refuse_missing(sources)
+    paths: list[Path] = []
+    for source in sources:
+        kind = kind_of(source)
+        if kind not in ("file", "array", "folder"):
+            refuse(f"{source}: how many samples there are is not known before, so --out has to be a folder")
+        paths += list_images(Path(source), SERVER_SUFFIXES)[0] if kind == "folder" else [Path(source)]
+    return paths
+
+
+def _extract_to_file(
+    client: Client,
+    model_id: str,
+    samples: list[Sample],
+    selectors: list[str],
+    out: Path,
+    batch: int,
+    names: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> None:
     statistics = StatisticsTable(names)
-    taps = [trocar.tap(selector, stats=wanted_statistics(names)) for selector in tap]
-    is_one_batch = len(list(batches(samples, batch))) == 1
-    with FeatureFile(out, sample_count=len(samples), is_one_batch=is_one_batch) as file:
-        for one in run_passes(client, model_id, samples, taps, batch):
+    taps = [trocar.tap(selector, stats=names) for selector in selectors]
+    is_whole = is_one_batch(samples, batch)
+    with FeatureFile(out, sample_count=len(samples), is_one_batch=is_whole) as file:
+        for one in run_passes(client, model_id, samples, taps, batch, statistics):
             file.append(
                 one.maps,
                 batch_size=len(one.samples),
                 batch_name=span(one.samples),
                 metadata=_metadata(one, samples),
             )
-            statistics.add(one.maps)
     report = {
         "out": str(out),
         "image_count": len(samples),

@@ -1,13 +1,9 @@
 """A safetensors file that grows batch by batch, so that memory holds one batch, not the whole run.
 
-The format (https://github.com/huggingface/safetensors): the header's length in 8 bytes, the header as
-JSON, then every tensor's bytes in one piece each. The first batch says what a row looks like and the
-number of rows is known, so the header is written first and each batch goes to its place.
+The first batch says what a row looks like and the number of rows is known, so the header is written
+first and each batch goes to its place.
 """
 
-import json
-import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,21 +13,8 @@ from typing import Any, Self
 import numpy as np
 
 from trocar._cli.failures import fail
+from trocar._datasets.writers.safetensors import header
 from trocar._tensors import Array, flat_bytes
-
-_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "complex64": "C64",
-}
-"""The format's name of each dtype that it has, by NumPy's name."""
 
 
 @dataclass
@@ -95,7 +78,8 @@ class FeatureFile:
             metadata: Goes into the header, with the first batch only.
 
         Raises:
-            typer.Exit: The feature maps cannot be joined, or their dtype has no form in the file.
+            typer.Exit: The feature maps cannot be joined.
+            OutputError: Their dtype has no form in the file.
             OSError: The file cannot be written.
         """
         if not self._is_one_batch:
@@ -109,19 +93,18 @@ class FeatureFile:
             self._write(name, values, batch_name)
 
     def _begin(self, maps: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-        header: dict[str, object] = {"__metadata__": dict(metadata)}
-        end = 0
-        # Wide elements first, as safetensors does: every tensor is then aligned to its elements.
-        for name, values in sorted(maps.items(), key=lambda item: -item[1].itemsize):
-            shape = values.shape if self._is_one_batch else (self._sample_count, *values.shape[1:])
-            start, end = end, end + math.prod(shape) * values.itemsize
-            header[name] = {"dtype": _dtype_name(name, values), "shape": shape, "data_offsets": (start, end)}
-            self._columns[name] = _Column(shape, values.dtype, start)
-        encoded = json.dumps(header).encode()
-        encoded += b" " * (-len(encoded) % 8)
-        self._file.write(struct.pack("<Q", len(encoded)) + encoded)
-        for column in self._columns.values():
-            column.position += 8 + len(encoded)
+        forms = {
+            name: (
+                values.dtype,
+                values.shape if self._is_one_batch else (self._sample_count, *values.shape[1:]),
+            )
+            for name, values in maps.items()
+        }
+        before, starts = header(forms, metadata)
+        self._file.write(before)
+        for name, start in starts.items():
+            dtype, shape = forms[name]
+            self._columns[name] = _Column(shape, dtype, start)
 
     def _write(self, name: str, values: Array, batch_name: str) -> None:
         column = self._columns[name]
@@ -143,9 +126,3 @@ def _check_rows(maps: Mapping[str, Array], batch_size: int, batch_name: str) -> 
                 f"{batch_name}: '{name}' has shape {values.shape}; its first dimension is not the batch of "
                 f"{batch_size}, so batches cannot be joined. Use a --batch that holds all images"
             )
-
-
-def _dtype_name(name: str, values: Array) -> str:
-    if values.dtype.name not in _DTYPES:
-        fail(f"'{name}' is {values.dtype}, which a safetensors file cannot hold")
-    return _DTYPES[values.dtype.name]

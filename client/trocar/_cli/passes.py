@@ -1,15 +1,24 @@
-"""Many images through one model: one call per batch, with a progress bar."""
+"""Many images through one model: read ahead of it, one call per batch, with a progress bar."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trocar import Client, FeatureMaps, ModelNotLoadedError, Tap, TrocarError
-from trocar._cli.failures import refuse
-from trocar._cli.samples import ARRAY_SUFFIX, Sample, batches, read_samples
+from trocar import Client, ExtractStream, FeatureMaps, ModelNotLoadedError, Tap
+from trocar._cli.samples import Sample, read_samples
+from trocar._cli.statistics_view import StatisticsTable
+from trocar._datasets import sample as datasets
+from trocar._datasets.ahead import BATCHES_AHEAD, ReadAhead
+from trocar._datasets.batches import cut
+from trocar._datasets.decoding import Loaded, keep_encoded, load
+from trocar._datasets.results import Outcome, outcomes
+from trocar._datasets.sources.arrays import ARRAY_SUFFIX
+from trocar._datasets.sources.files import read_file
 
 
 @dataclass(frozen=True)
@@ -38,31 +47,65 @@ def samples_for(client: Client, model_id: str, paths: Sequence[Path]) -> list[Sa
 
 
 def run_passes(
-    client: Client, model_id: str, samples: Sequence[Sample], taps: Sequence[Tap], batch_size: int
+    client: Client,
+    model_id: str,
+    samples: Sequence[Sample],
+    taps: Sequence[Tap],
+    batch_size: int,
+    statistics: StatisticsTable,
 ) -> Iterator[Pass]:
     """Yield what each batch gave, in order; a bar on the terminal shows how far it is.
 
+    Args:
+        client: Who asks.
+        model_id: The model.
+        samples: What to send.
+        taps: What to collect.
+        batch_size: Samples per batch.
+        statistics: Takes the statistics: of samples with each batch, others at the end, over all.
+
     Raises:
-        TrocarError: A call failed; its notes say for which files.
-        typer.BadParameter: The arrays of a batch differ in shape or cannot be sent.
+        TrocarError: A call failed, or arrays of a batch differ; its notes say for which files.
+        OSError: A file cannot be read.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with (
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+        ReadAhead(enumerate(samples), _load, depth=BATCHES_AHEAD * batch_size) as loaded,
+    ):
         task = progress.add_task(model_id, total=len(samples))
-        for batch in batches(samples, batch_size):
-            try:
-                maps = client.extract(model_id, [sample.value for sample in batch], taps)
-            except TrocarError as error:
-                error.add_note(f"while extracting {span(batch)}")
-                raise
-            except (TypeError, ValueError) as error:
-                refuse(f"{span(batch)}: {error}")
-            yield Pass(batch, maps)
-            progress.advance(task, len(batch))
+        batches = cut(loaded, batch_size)
+        for outcome in outcomes(client, model_id, batches, taps, at_end=_finishing(statistics)):
+            batch, maps = outcome.batch, _maps(outcome)
+            statistics.add(maps)
+            yield Pass([samples[sample.index] for sample in batch.samples], maps)
+            progress.advance(task, len(batch.samples))
+
+
+def _finishing(statistics: StatisticsTable) -> Callable[[ExtractStream], None]:
+    return lambda stream: statistics.finish(stream.statistics, stream.info)
 
 
 def span(samples: Sequence[Sample]) -> str:
     """Name a batch by its first and last sample."""
     first, last = samples[0].name, samples[-1].name
     return first if len(samples) == 1 else f"{first} to {last}"
+
+
+def _load(item: tuple[int, Sample]) -> Loaded:
+    index, sample = item
+    value = sample.value
+    read = partial(read_file, value) if isinstance(value, Path) else partial(np.array, value)
+    return load(index, datasets.Sample(sample.name, read), keep_encoded)
+
+
+def _maps(outcome: Outcome) -> FeatureMaps:
+    errors = [sample.error for sample in outcome.batch.samples if sample.error is not None]
+    if errors:
+        raise errors[0]
+    if outcome.maps is not None:
+        return outcome.maps
+    assert outcome.error is not None  # every sample was read, so the batch was sent, or refused
+    outcome.error.add_note(f"while extracting {outcome.batch.name}")
+    raise outcome.error

@@ -1,4 +1,4 @@
-"""From files on the command line to batches of inputs."""
+"""From files on the command line to samples, for the commands that keep all names in memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from trocar._cli.failures import refuse
+from trocar._datasets.sources.arrays import ARRAY_SUFFIX, as_batch, is_pixels, open_npy
 from trocar._tensors import Array
-
-ARRAY_SUFFIX = ".npy"
+from trocar.errors import SourceError
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Sample:
     @property
     def is_image(self) -> bool:
         """Whether the server preprocesses it; images and arrays do not go into one batch."""
-        return isinstance(self.value, Path) or _is_pixels(self.value)
+        return isinstance(self.value, Path) or is_pixels(self.value)
 
 
 def read_samples(paths: Sequence[Path], sample_rank: int) -> list[Sample]:
@@ -51,20 +51,19 @@ def batches(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:
         yield from (alike[start : start + size] for start in range(0, len(alike), size))
 
 
+def is_one_batch(samples: Sequence[Sample], size: int) -> bool:
+    """Tell whether one call takes all samples."""
+    return len(samples) <= size and len({sample.is_image for sample in samples}) == 1
+
+
 def _read(path: Path, sample_rank: int) -> list[Sample]:
     if path.suffix != ARRAY_SUFFIX:
         return [Sample(str(path), path)]
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        refuse(f"{path} is no .npy file that can be read: {error}")
-    rank = 3 if _is_pixels(array, ranks=(3, 4)) else sample_rank
-    if array.ndim not in (rank, rank + 1):
-        refuse(f"{path} has shape {array.shape}; one sample has {rank} dimensions, a batch {rank + 1}")
-    if array.ndim == rank:
+        array = open_npy(path)
+        rows = as_batch(array, sample_rank, str(path))
+    except SourceError as error:
+        refuse(str(error))
+    if rows.ndim > np.ndim(array):
         return [Sample(str(path), array)]
-    return [Sample(f"{path}[{index}]", row) for index, row in enumerate(array)]
-
-
-def _is_pixels(array: Array, ranks: tuple[int, ...] = (3,)) -> bool:
-    return array.dtype == np.uint8 and array.ndim in ranks and array.shape[-1] == 3
+    return [Sample(f"{path}[{index}]", row) for index, row in enumerate(rows)]

@@ -9,10 +9,9 @@ import trocar
 from trocar import Client
 from trocar._cli.arguments import NUMBERS, AsJson, BatchSize, Images, ModelId, Taps, parse_statistics
 from trocar._cli.failures import refuse
-from trocar._cli.merging import StatisticsTable, wanted_statistics
 from trocar._cli.output import show_json
 from trocar._cli.passes import run_passes, samples_for
-from trocar._cli.statistics_view import show_statistics
+from trocar._cli.statistics_view import StatisticsTable, show_statistics
 
 
 class Over(StrEnum):
@@ -45,13 +44,10 @@ def stats(
     if not names:
         refuse("--stats: name at least one statistic")
     samples = samples_for(client, model_id, images)
-    taps = [
-        trocar.tap(selector, stats=wanted_statistics(names), values=False, over=over.value)
-        for selector in tap
-    ]
+    taps = [trocar.tap(selector, stats=names, values=False, over=over.value) for selector in tap]
     statistics = StatisticsTable(names)
-    for one in run_passes(client, model_id, samples, taps, batch):
-        statistics.add(one.maps)
+    for _ in run_passes(client, model_id, samples, taps, batch, statistics):
+        pass
     sample_names = [sample.name for sample in samples]
     if as_json:
         report = {"over": over.value, "image_count": len(samples), "shapes": statistics.shapes}

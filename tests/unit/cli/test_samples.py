@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import typer
 
-from trocar._cli.samples import Sample, batches, read_samples
+from trocar._cli.samples import Sample, read_samples
 from trocar._tensors import Array
 
 
@@ -44,9 +44,3 @@ def test_pickled_array_is_never_read(tmp_path: Path) -> None:
     np.save(path, np.array([{}]), allow_pickle=True)
     with pytest.raises(typer.BadParameter, match=r"no \.npy file that can be read"):
         read_samples([path], 1)
-
-
-def test_batches_keep_the_order_and_hold_one_kind() -> None:
-    image, array = Sample("i", Path("i.jpg")), Sample("a", np.zeros(2))
-    cut = list(batches([image, image, image, array, image], 2))
-    assert [[sample.name for sample in batch] for batch in cut] == [["i", "i"], ["i"], ["a"], ["i"]]

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 import trocar
 from trocar._cli.demo.picture import draw
-from trocar._cli.merging import StatisticsTable
 from trocar._cli.output import shape_text, show, size_text, table
-from trocar._cli.statistics_view import overall_table
+from trocar._cli.statistics_view import StatisticsTable, overall_table
 from trocar._tensors import Array
 
 STATISTICS = ("mean", "std", "min", "max", "zero_fraction")

@@ -1,0 +1,234 @@
+"""A whole data set through a model, into a folder of shards."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trocar._datasets.ahead import BATCHES_AHEAD, ReadAhead
+from trocar._datasets.batches import Batch, cut
+from trocar._datasets.decoding import Decoder, Loaded, client_decoder, keep_encoded, load
+from trocar._datasets.description import describe
+from trocar._datasets.open_shard import Failure
+from trocar._datasets.options import FormatName, OnError, Options
+from trocar._datasets.output import Output, open_output
+from trocar._datasets.results import outcomes
+from trocar._datasets.rows import RowMaker
+from trocar._datasets.sample import Sample, Source
+from trocar._datasets.sources.opening import Decode, open_source
+from trocar._datasets.writers.formats import FORMATS
+from trocar.errors import DatasetError, ModelNotLoadedError, SourceError, TrocarError
+
+if TYPE_CHECKING:
+    from trocar._client import Client
+    from trocar._taps import Tap
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    sample_count: int
+    """Samples that are done, those of earlier runs included."""
+    total: int | None
+    """Samples that there are; None when the source does not say."""
+    fraction: float | None
+    """The part of the source that is done, 0 to 1; None when the source does not say."""
+    failed_count: int
+
+
+@dataclass(frozen=True)
+class DatasetReport:
+    """What a run left behind; made by `extract_dataset`."""
+
+    out: Path
+    """The folder."""
+    sample_count: int
+    """Samples of the source that are done, those of earlier runs included."""
+    row_count: int
+    """Rows of every feature map: samples that did not fail."""
+    resumed_at: int
+    """Samples that earlier runs had done."""
+    shard_count: int
+    byte_count: int
+    """Bytes of all shards."""
+    shapes: dict[str, tuple[int, ...]]
+    """The shape of every feature map over all shards."""
+    failed: tuple[Failure, ...]
+    """Samples without a row, with the reason; empty unless on_error="skip"."""
+    duration_s: float
+    """Seconds that this run took."""
+    notes: tuple[str, ...]
+    """What the source left out."""
+
+
+def extract_dataset(  # noqa: PLR0913 - choices that all have a default
+    client: "Client",
+    model_id: str,
+    source: object,
+    taps: "str | Tap | Sequence[str | Tap]",
+    out: str | os.PathLike[str],
+    *,
+    format: FormatName = "safetensors",
+    batch: int = 16,
+    shard_size: int = 10_000,
+    decode: Decode = "server",
+    on_error: OnError = "stop",
+    limit: int | None = None,
+    restart: bool = False,
+    timeout_s: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> DatasetReport:
+    """Run a whole data set through a model and write what modules compute into a folder of shards.
+
+        trocar.extract_dataset(client, "resnet50", "photos/", ["avgpool"], "features/")
+        features = trocar.read_features("features/")
+        features["avgpool"][:100]            # numpy array (100, 2048, 1, 1)
+
+    Called again after it was stopped in any way, it goes on with the batch after the last one on disk;
+    the files are the same as those of a run that was never stopped. Called again after it was done, it
+    does nothing. Memory holds a few batches, whatever the size of the data set.
+
+    Args:
+        client: A connected client.
+        model_id: The id of a loaded model.
+        source: A folder of images, image files, `.npy` files, WebDataset `.tar` shards,
+            "torch:package.module:name", "hf:name-or-path:split:column", or a list of these; or an
+            array, a torch dataset (map-style or iterable), a Hugging Face dataset, a list of images.
+        taps: As in `Client.extract`.
+        out: The folder to write to; made where it is not there.
+        format: "safetensors", "zarr", "parquet" or "npy".
+        batch: Samples in one pass.
+        shard_size: The most samples in one shard.
+        decode: "server", or "client" to decode images here (needs Pillow): less work for the server,
+            more bytes to send, and every format that Pillow reads.
+        on_error: "stop", or "skip" to leave out samples that cannot be read or that the model does
+            not take. The batch of such a sample is sent again one by one.
+        limit: How many samples to take; all when None.
+        restart: Whether to throw away what `out` holds and begin anew.
+        timeout_s: Overrides the client's timeout for each call, in seconds.
+        progress: Called after every batch.
+
+    Returns:
+        Counts, shapes and failures.
+
+    Raises:
+        SourceError: The source, or with on_error="stop" a sample of it, cannot be read.
+        OutputError: `out` holds something else, or the feature maps cannot be written as rows.
+        TrocarError: A call failed; see `Client.extract`. What was done stays.
+        ValueError: An option is out of range.
+    """
+    options = Options(format, batch, shard_size, decode, on_error, limit, restart, timeout_s)
+    listed = [taps] if not isinstance(taps, Sequence) or isinstance(taps, str) else list(taps)
+    return _Job(client, model_id, listed, options, progress or _silent).run(source, Path(out))
+
+
+class _Job:
+    """One run, with what its steps share."""
+
+    def __init__(
+        self,
+        client: "Client",
+        model_id: str,
+        taps: "list[str | Tap]",
+        options: Options,
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._client = client
+        self._model_id = model_id
+        self._taps = taps
+        self._options = options
+        self._progress = progress
+
+    def run(self, given: object, out: Path) -> DatasetReport:
+        started = time.monotonic()
+        model = self._client.model(self._model_id)
+        if not model.is_loaded:
+            raise ModelNotLoadedError(
+                f"model '{model.model_id}' is {model.state}; load it first: trocar load {model.model_id}"
+            )
+        server = self._client.server_info()
+        options = self._options
+        if options.batch > server.limits.max_batch:
+            raise DatasetError(
+                f"a batch of {options.batch} is over the server's limit, {server.limits.max_batch}"
+            )
+        source = open_source(given, decode=options.decode, sample_rank=len(model.input_shape))
+        decoder: Decoder = keep_encoded
+        if options.decode == "client":
+            decoder = client_decoder(server.limits.max_image_pixels)
+        job = describe(model, server, self._taps, source, options)
+        with open_output(out, job, FORMATS[options.format], is_restart=options.is_restart) as output:
+            resumed_at = output.position
+            if not output.manifest.is_done:
+                self._fill(output, source, decoder)
+            report = _report(output, source, resumed_at)
+        return replace(report, duration_s=time.monotonic() - started)
+
+    def _fill(self, output: Output, source: Source, decoder: Decoder) -> None:
+        """Write every sample that is not on disk yet."""
+        options, total = self._options, _total(source, self._options.limit)
+        output.complete_if_full()
+        self._progress(Progress(output.position, total, None, output.failed_count))
+        rows = RowMaker(self._client, self._model_id, self._taps, options, output)
+        try:
+            with self._batches(source, output.position, decoder) as batches:
+                for outcome in outcomes(
+                    self._client, self._model_id, batches, self._taps, timeout_s=options.timeout_s
+                ):
+                    output.append(rows.of(outcome))
+                    done = output.position
+                    fraction = outcome.batch.samples[-1].fraction
+                    if options.limit is not None:
+                        fraction = done / total if total else None
+                    self._progress(Progress(done, total, fraction, output.failed_count))
+        except TrocarError as error:
+            if output.position:
+                error.add_note(f"{output.position} samples are done; the same command goes on from there")
+            raise
+        if not output.position:
+            raise SourceError("the source has no sample")
+        output.finish()
+
+    @contextmanager
+    def _batches(self, source: Source, start: int, decoder: Decoder) -> Iterator[Iterator[Batch]]:
+        """Yield the batches from a sample on, read and decoded ahead."""
+        limit, size = self._options.limit, self._options.batch
+        numbered = enumerate(source.samples(start), start)
+        wanted = numbered if limit is None else islice(numbered, max(0, limit - start))
+
+        def work(item: tuple[int, Sample]) -> Loaded:
+            return load(*item, decoder)
+
+        with ReadAhead(wanted, work, depth=BATCHES_AHEAD * size) as loaded:
+            yield cut(loaded, size)
+
+
+def _report(output: Output, source: Source, resumed_at: int) -> DatasetReport:
+    known = output.manifest
+    columns = known.schema.columns if known.schema else ()
+    return DatasetReport(
+        out=output.root,
+        sample_count=known.sample_count,
+        row_count=known.row_count,
+        resumed_at=resumed_at,
+        shard_count=sum(1 for shard in known.shards if shard.name),
+        byte_count=known.byte_count,
+        shapes={column.name: (known.row_count, *column.row_shape) for column in columns},
+        failed=known.failed,
+        duration_s=0.0,
+        notes=source.notes,
+    )
+
+
+def _total(source: Source, limit: int | None) -> int | None:
+    known = [count for count in (source.count, limit) if count is not None]
+    return min(known) if known else None
+
+
+def _silent(progress: Progress) -> None:
+    """Show nothing."""

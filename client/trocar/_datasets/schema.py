@@ -1,0 +1,122 @@
+"""What the rows of an output look like: decided by the first batch, the same for all others."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+
+from trocar._tensors import Array
+from trocar.errors import OutputError
+
+if TYPE_CHECKING:
+    from trocar._feature_maps import FeatureMaps
+
+_PLAIN = "@[](),=+ "
+"""Characters of a feature map's name that file names may have, beside letters, digits and `_.-~`."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One feature map over all samples."""
+
+    name: str
+    dtype: np.dtype[Any]
+    """In memory: float32 where the server computed bfloat16."""
+    row_shape: tuple[int, ...]
+    """The shape of one sample's values."""
+    stem: str
+    """Its name in file names and Zarr paths."""
+    info: Mapping[str, Any]
+    """Module path, type, call, port, pick and the server's dtype."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample's values."""
+        return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of an output, in the order of the reply."""
+
+    model_id: str
+    columns: tuple[Column, ...]
+    expansions: Mapping[str, list[str]]
+    """What each selector became."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the manifest has it."""
+        columns = [
+            {**asdict(column), "dtype": column.dtype.name, "row_shape": list(column.row_shape)}
+            for column in self.columns
+        ]
+        return {"model_id": self.model_id, "expansions": self.expansions, "columns": columns}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "Schema":
+        """Read what `to_json` wrote."""
+        columns = tuple(
+            Column(c["name"], np.dtype(c["dtype"]), tuple(c["row_shape"]), c["stem"], c["info"])
+            for c in found["columns"]
+        )
+        return cls(found["model_id"], columns, found["expansions"])
+
+    def mismatch(self, arrays: Mapping[str, Array]) -> str | None:
+        """Say why rows do not fit; None when they do."""
+        names = {column.name for column in self.columns}
+        if names != arrays.keys():
+            odd = ", ".join(sorted(names ^ arrays.keys()))
+            return f"not every batch gave {odd}; the model decides on its data, use --batch 1"
+        for column in self.columns:
+            rows = arrays[column.name]
+            if rows.shape[1:] != column.row_shape or rows.dtype != column.dtype:
+                return (
+                    f"'{column.name}' has rows of shape {rows.shape[1:]}, {rows.dtype}; those before have "
+                    f"{column.row_shape}, {column.dtype}. One array cannot hold both: use images of one size"
+                )
+        return None
+
+
+def schema_of(maps: "FeatureMaps") -> Schema:
+    """Return the schema that a first batch decides.
+
+    Raises:
+        OutputError: There are no values to write.
+    """
+    if not maps:
+        raise OutputError("no tap asks for values, so there is nothing to write; see `trocar stats`")
+    columns: list[Column] = []
+    for name, rows in maps.items():
+        info = {key: value for key, value in asdict(maps.info[name]).items() if key != "shape"}
+        stem = _stem(name, {column.stem.lower() for column in columns})
+        columns.append(Column(name, rows.dtype, rows.shape[1:], stem, info))
+    expansions = {selector: list(names) for selector, names in maps.expansions.items()}
+    return Schema(maps.model_id, tuple(columns), expansions)
+
+
+def check_rows(arrays: Mapping[str, Array], count: int) -> None:
+    """Check that every array has one row for each sample.
+
+    Raises:
+        OutputError: One has not.
+    """
+    for name, values in arrays.items():
+        if values.ndim == 0 or values.shape[0] != count:
+            raise OutputError(
+                f"'{name}' has shape {values.shape}; its first dimension is not the batch of {count}, so "
+                "it has no rows to write. Leave it out of --tap, or use --out FILE.safetensors with one batch"
+            )
+
+
+def _stem(name: str, taken: set[str]) -> str:
+    """Make a file name that no file system takes amiss and that no other column has, in any case."""
+    quoted = quote(name, safe=_PLAIN)
+    if quoted.startswith((".", "__", " ")) or quoted.endswith((".", " ")) or not quoted:
+        quoted = f"~{quoted}~"  # relative or hidden for file systems, reserved in Zarr
+    if len(quoted) > 100:
+        quoted = f"{quoted[:90]}-{len(taken)}"
+    while quoted.lower() in taken:
+        quoted += "~"
+    return quoted

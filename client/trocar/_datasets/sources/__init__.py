@@ -1,0 +1,1 @@
+"""What there is to read; `opening.open_source` finds the right one."""

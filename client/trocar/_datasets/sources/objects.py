@@ -1,0 +1,95 @@
+"""A dataset object: torch's map-style or iterable datasets, or anything that behaves alike.
+
+Nothing of torch is imported here: whoever made the dataset has imported what it needs.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trocar._datasets.sample import Sample, Source
+from trocar.errors import SourceError
+
+PREFIX = "torch:"
+
+
+def object_source(dataset: Any, name: str = "") -> Source:
+    """Return the source of a dataset's samples; the keys are the indices.
+
+    A sample is an array, a tensor, a PIL image, encoded bytes or a path; or a tuple or list whose
+    first element is that, as (image, label). The dataset is only asked from one thread, one sample at
+    a time, in order.
+
+    Args:
+        dataset: Has `__len__` and `__getitem__`, or `__iter__`. An iterable one must give the same
+            samples in the same order every time.
+        name: What messages and the manifest call it.
+
+    Raises:
+        SourceError: It is no dataset.
+    """
+    is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not is_map and not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+        raise SourceError(
+            f"{name or 'the source'} is {type(dataset).__name__}, no dataset: that has __len__ and "
+            "__getitem__, or __iter__"
+        )
+    count = len(dataset) if is_map else None
+    description = {"kind": "dataset", "name": name, "count": count, "type": type(dataset).__qualname__}
+    return Source(description, partial(_map_samples if is_map else _iterated, dataset), count)
+
+
+def import_dataset(text: str) -> Any:
+    """Return the dataset that `torch:package.module:name` stands for; a function or class is called.
+
+    Modules of the working directory are found, too.
+
+    Raises:
+        SourceError: The module or the name is not there, or does not give a dataset.
+    """
+    module_name, _, attribute = text.removeprefix(PREFIX).partition(":")
+    if not module_name or not attribute:
+        raise SourceError(f"{text!r} does not name a dataset; write {PREFIX}package.module:name")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise SourceError(f"{text}: {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise SourceError(f"{text}: {module_name} has no {attribute!r}")
+        found = getattr(found, part)
+    is_made = not isinstance(found, type) and (hasattr(found, "__getitem__") or hasattr(found, "__iter__"))
+    return found if is_made or not callable(found) else found()
+
+
+def first_element(value: object) -> object:
+    """Return what goes to the model: the first element of (image, label), or the value itself."""
+    if isinstance(value, (tuple, list)) and value:
+        return value[0]
+    return value
+
+
+def _map_samples(dataset: Any, start: int) -> Iterator[Sample]:
+    count = len(dataset)
+    for index in range(start, count):
+        try:
+            load = partial(first_element, dataset[index])
+        except Exception as error:  # noqa: BLE001 - whatever the user's dataset raises
+            load = partial(_raise, error)
+        yield Sample(str(index), load, (index + 1) / count)
+
+
+def _iterated(dataset: Any, start: int) -> Iterator[Sample]:
+    for index, value in enumerate(islice(iter(dataset), start, None), start):
+        yield Sample(str(index), partial(first_element, value))
+
+
+def _raise(error: Exception) -> object:
+    raise error
