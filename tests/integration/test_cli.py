@@ -273,13 +273,22 @@ def test_feature_maps_without_a_batch_dimension_are_not_joined(cli: Trocar, tmp_
     assert "its first dimension is not the batch of 3" in done.err
 
 
-def test_error_of_a_call_names_reason_and_files(cli: Trocar, photos: list[Path], tmp_path: Path) -> None:
+def test_error_of_a_call_names_its_reason(cli: Trocar, photos: list[Path], tmp_path: Path) -> None:
     done = cli("extract", "plain", *photos, "--tap", "con", "--out", tmp_path / "f.safetensors")
     assert done.code == 1
     assert done.out == ""
     assert "no module 'con'" in done.err
     assert "[UNKNOWN_MODULE]" in done.err
-    assert f"while extracting {photos[0]} to {photos[4]}" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_error_of_a_batch_names_its_files(cli: Trocar, photos: list[Path], tmp_path: Path) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    done = cli("extract", "plain", *photos, bad, "--tap", "conv", "--out", tmp_path / "f.safetensors")
+    assert done.code == 1
+    assert "[INVALID_IMAGE]" in done.err
+    assert f"while extracting {photos[0]} to {bad}" in done.err
     assert "Traceback" not in done.err
 
 

@@ -122,7 +122,7 @@ def _check(outcome: Outcome) -> None:
         _stop(outcome.error, outcome.batch)
 
 
-def _stop(error: TrocarError, batch: Batch) -> NoReturn:
+def _stop(error: Exception, batch: Batch) -> NoReturn:
     error.add_note(f"while extracting {batch.name}")
     raise error
 

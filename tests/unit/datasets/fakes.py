@@ -54,13 +54,15 @@ class FakeClient:
         self.calls.append(len(inputs))
         return computed(inputs, taps)
 
-
-class StreamingClient(FakeClient):
-    """Offers streams as well, as the real client does."""
-
     @contextmanager
     def extract_stream(
-        self, model_id: str, batches: Iterable[Any], taps: Sequence[Any], *, timeout_s: float | None = None
+        self,
+        model_id: str,
+        batches: Iterable[Any],
+        taps: Sequence[Any],
+        *,
+        timeout_s: float | None = None,
+        running_statistics: bool = False,
     ) -> Iterator[Iterator[StreamResult]]:
         def results() -> Iterator[StreamResult]:
             for index, batch in enumerate(batches):
@@ -71,6 +73,9 @@ class StreamingClient(FakeClient):
                 yield result
 
         yield results()
+
+
+StreamingClient = FakeClient
 
 
 def computed(inputs: Sequence[Any] | Array, taps: Sequence[Any] = COLUMNS) -> FeatureMaps:
