@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "client" / "trocar"
 FILES = {
     "_aio.py": "_client.py",
+    "_aio_analyses.py": "_client_analyses.py",
     "_aio_analysis.py": "_client_analysis.py",
+    "_aio_connection.py": "_client_connection.py",
+    "_aio_extraction.py": "_client_extraction.py",
     "_aio_stream.py": "_client_stream.py",
 }
 """The sync module made from each asyncio one."""
@@ -25,8 +28,11 @@ FILES = {
 DOCSTRING = '"""Part of the sync client: generated from {} by tools/generate_sync.py, do not edit."""'
 
 NAMES = {
+    "AsyncAnalyses": "Analyses",
     "AsyncBatches": "Batches",
     "AsyncClient": "Client",
+    "AsyncConnection": "Connection",
+    "AsyncExtraction": "Extraction",
     "AsyncExtractStream": "ExtractStream",
     "AsyncGenerator": "Generator",
     "AsyncInputSet": "InputSet",
@@ -34,7 +40,10 @@ NAMES = {
     "_AsyncSender": "_Sender",
     "_AsyncShared": "_Shared",
     "_aio": "_client",
+    "_aio_analyses": "_client_analyses",
     "_aio_analysis": "_client_analysis",
+    "_aio_connection": "_client_connection",
+    "_aio_extraction": "_client_extraction",
     "_aio_stream": "_client_stream",
     "aclose": "close",
     "anext": "next",

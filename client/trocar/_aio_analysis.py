@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
-    from trocar._aio import AsyncClient
+    from trocar._aio_extraction import AsyncExtraction
     from trocar._aio_stream import AsyncExtractStream
     from trocar._analysis.dead_channels import DeadChannels
     from trocar._analysis.diff import Diff
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 
 async def fid(
-    client: AsyncClient,
+    client: AsyncExtraction,
     model_id: str,
     sets: tuple[AsyncInputSet, AsyncInputSet],
     at: str | Tap,
     batch_size: int,
 ) -> Fid:
-    """Do the work of `AsyncClient.fid`."""
+    """Do the work of `AsyncExtraction.fid`."""
     where = one_tap(at)
     named = {
         name: batches_of(images, batch_size)
@@ -70,18 +70,23 @@ async def fid(
 
 
 async def fit_pca(
-    client: AsyncClient, model_id: str, inputs: AsyncInputSet, at: str | Tap, k: int, batch_size: int
+    client: AsyncExtraction, model_id: str, inputs: AsyncInputSet, at: str | Tap, k: int, batch_size: int
 ) -> pca_math.Pca:
-    """Do the work of `AsyncClient.fit_pca`."""
+    """Do the work of `AsyncExtraction.fit_pca`."""
     count, where = pca_math.check_component_count(k), one_tap(at)
     found = await _moments(client, model_id, batches_of(inputs, batch_size), where, "inputs")
     return await async_compute(pca_math.fit, found, count, where.selector, model_id)
 
 
 async def dead_channels(
-    client: AsyncClient, model_id: str, inputs: AsyncInputSet, taps: Taps, threshold: float, batch_size: int
+    client: AsyncExtraction,
+    model_id: str,
+    inputs: AsyncInputSet,
+    taps: Taps,
+    threshold: float,
+    batch_size: int,
 ) -> DeadChannels:
-    """Do the work of `AsyncClient.dead_channels`."""
+    """Do the work of `AsyncExtraction.dead_channels`."""
     limit, chosen = check_threshold(threshold), channel_taps(taps, DEAD_STATISTICS)
     batches = batches_of(inputs, batch_size)
     plan = await client.plan(model_id, None, overall_taps(chosen))
@@ -91,14 +96,14 @@ async def dead_channels(
 
 
 async def cka(
-    client: AsyncClient,
+    client: AsyncExtraction,
     models: tuple[str, str],
     inputs: AsyncInputSet,
     taps: tuple[Taps, Taps | None],
     batch_size: int,
     debiased: bool,
 ) -> Cka:
-    """Do the work of `AsyncClient.cka`; the second of `models` and of `taps` is for the columns."""
+    """Do the work of `AsyncExtraction.cka`; the second of `models` and of `taps` is for the columns."""
     of_rows = value_taps(taps[0])
     of_columns = of_rows if taps[1] is None else value_taps(taps[1])
     batches = batches_of(inputs, batch_size)
@@ -126,14 +131,14 @@ async def cka(
 
 
 async def diff(
-    client: AsyncClient,
+    client: AsyncExtraction,
     models: tuple[str, str],
     inputs: AsyncInputSet,
     taps: tuple[Taps, Taps | Mapping[str, str | Tap] | None],
     tolerance: float,
     batch_size: int,
 ) -> Diff:
-    """Do the work of `AsyncClient.diff`."""
+    """Do the work of `AsyncExtraction.diff`."""
     limit, collector = check_tolerance(tolerance), DiffCollector(*taps)
     batches = batches_of(inputs, batch_size)
     await _side_by_side(client, models, batches, (collector.taps_a, collector.taps_b), collector.add)
@@ -142,21 +147,21 @@ async def diff(
 
 
 async def _moments(
-    client: AsyncClient, model_id: str, batches: AsyncBatches, where: Tap, inputs: str
+    client: AsyncExtraction, model_id: str, batches: AsyncBatches, where: Tap, inputs: str
 ) -> Moments:
     taps = channel_taps(where, MOMENT_STATISTICS)
     statistics, info = await _running_statistics(client, model_id, batches, taps, inputs)
     return moments(statistics, info, where.selector, inputs)
 
 
-async def _pooled(client: AsyncClient, model_id: str, where: Tap) -> Tap:
+async def _pooled(client: AsyncExtraction, model_id: str, where: Tap) -> Tap:
     """Average the positions where there are some, or the caller's own reductions leave some."""
     plan = await client.plan(model_id, None, where)
     return pooled(where) if any(len(entry.shape) > 2 for entry in plan.feature_maps.values()) else where
 
 
 async def _running_statistics(
-    client: AsyncClient, model_id: str, batches: AsyncBatches, taps: Sequence[Tap], inputs: str
+    client: AsyncExtraction, model_id: str, batches: AsyncBatches, taps: Sequence[Tap], inputs: str
 ) -> tuple[Mapping[str, Statistics], Mapping[str, FeatureMapInfo]]:
     """Return the statistics over all batches, and what is known of the feature maps."""
     info: dict[str, FeatureMapInfo] = {}
@@ -168,7 +173,7 @@ async def _running_statistics(
         return stream.statistics, info
 
 
-async def _executed(client: AsyncClient, model_id: str) -> Sequence[FeatureMapInfo]:
+async def _executed(client: AsyncExtraction, model_id: str) -> Sequence[FeatureMapInfo]:
     """Return the outputs of every call of a pass, in execution order; none where there is no such order."""
     everything = tap(EVERYTHING, stats=["absmax"], values=False)  # without values no limit is met
     try:
@@ -179,7 +184,7 @@ async def _executed(client: AsyncClient, model_id: str) -> Sequence[FeatureMapIn
 
 
 async def _alone(
-    client: AsyncClient,
+    client: AsyncExtraction,
     model_id: str,
     batches: AsyncBatches,
     taps: Sequence[Tap],
@@ -193,7 +198,7 @@ async def _alone(
 
 
 async def _side_by_side(
-    client: AsyncClient,
+    client: AsyncExtraction,
     models: tuple[str, str],
     batches: AsyncBatches,
     taps: tuple[Sequence[Tap], Sequence[Tap]],

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trocar._analysis.inputs import Batches, InputSet
     from trocar._analysis.moments import Moments
     from trocar._analysis.taps import Taps
-    from trocar._client import Client
+    from trocar._client_extraction import Extraction
     from trocar._client_stream import ExtractStream
     from trocar._feature_maps import FeatureMapInfo, FeatureMaps
     from trocar._inputs import Inputs
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 
 def fid(
-    client: Client,
+    client: Extraction,
     model_id: str,
     sets: tuple[InputSet, InputSet],
     at: str | Tap,
     batch_size: int,
 ) -> Fid:
-    """Do the work of `Client.fid`."""
+    """Do the work of `AsyncExtraction.fid`."""
     where = one_tap(at)
     named = {
         name: batches_of(images, batch_size)
@@ -67,18 +67,23 @@ def fid(
 
 
 def fit_pca(
-    client: Client, model_id: str, inputs: InputSet, at: str | Tap, k: int, batch_size: int
+    client: Extraction, model_id: str, inputs: InputSet, at: str | Tap, k: int, batch_size: int
 ) -> pca_math.Pca:
-    """Do the work of `Client.fit_pca`."""
+    """Do the work of `AsyncExtraction.fit_pca`."""
     count, where = pca_math.check_component_count(k), one_tap(at)
     found = _moments(client, model_id, batches_of(inputs, batch_size), where, "inputs")
     return sync_compute(pca_math.fit, found, count, where.selector, model_id)
 
 
 def dead_channels(
-    client: Client, model_id: str, inputs: InputSet, taps: Taps, threshold: float, batch_size: int
+    client: Extraction,
+    model_id: str,
+    inputs: InputSet,
+    taps: Taps,
+    threshold: float,
+    batch_size: int,
 ) -> DeadChannels:
-    """Do the work of `Client.dead_channels`."""
+    """Do the work of `AsyncExtraction.dead_channels`."""
     limit, chosen = check_threshold(threshold), channel_taps(taps, DEAD_STATISTICS)
     batches = batches_of(inputs, batch_size)
     plan = client.plan(model_id, None, overall_taps(chosen))
@@ -88,14 +93,14 @@ def dead_channels(
 
 
 def cka(
-    client: Client,
+    client: Extraction,
     models: tuple[str, str],
     inputs: InputSet,
     taps: tuple[Taps, Taps | None],
     batch_size: int,
     debiased: bool,
 ) -> Cka:
-    """Do the work of `Client.cka`; the second of `models` and of `taps` is for the columns."""
+    """Do the work of `AsyncExtraction.cka`; the second of `models` and of `taps` is for the columns."""
     of_rows = value_taps(taps[0])
     of_columns = of_rows if taps[1] is None else value_taps(taps[1])
     batches = batches_of(inputs, batch_size)
@@ -123,14 +128,14 @@ def cka(
 
 
 def diff(
-    client: Client,
+    client: Extraction,
     models: tuple[str, str],
     inputs: InputSet,
     taps: tuple[Taps, Taps | Mapping[str, str | Tap] | None],
     tolerance: float,
     batch_size: int,
 ) -> Diff:
-    """Do the work of `Client.diff`."""
+    """Do the work of `AsyncExtraction.diff`."""
     limit, collector = check_tolerance(tolerance), DiffCollector(*taps)
     batches = batches_of(inputs, batch_size)
     _side_by_side(client, models, batches, (collector.taps_a, collector.taps_b), collector.add)
@@ -138,20 +143,20 @@ def diff(
     return collector.result(*models, limit, executed)
 
 
-def _moments(client: Client, model_id: str, batches: Batches, where: Tap, inputs: str) -> Moments:
+def _moments(client: Extraction, model_id: str, batches: Batches, where: Tap, inputs: str) -> Moments:
     taps = channel_taps(where, MOMENT_STATISTICS)
     statistics, info = _running_statistics(client, model_id, batches, taps, inputs)
     return moments(statistics, info, where.selector, inputs)
 
 
-def _pooled(client: Client, model_id: str, where: Tap) -> Tap:
+def _pooled(client: Extraction, model_id: str, where: Tap) -> Tap:
     """Average the positions where there are some, or the caller's own reductions leave some."""
     plan = client.plan(model_id, None, where)
     return pooled(where) if any(len(entry.shape) > 2 for entry in plan.feature_maps.values()) else where
 
 
 def _running_statistics(
-    client: Client, model_id: str, batches: Batches, taps: Sequence[Tap], inputs: str
+    client: Extraction, model_id: str, batches: Batches, taps: Sequence[Tap], inputs: str
 ) -> tuple[Mapping[str, Statistics], Mapping[str, FeatureMapInfo]]:
     """Return the statistics over all batches, and what is known of the feature maps."""
     info: dict[str, FeatureMapInfo] = {}
@@ -163,7 +168,7 @@ def _running_statistics(
         return stream.statistics, info
 
 
-def _executed(client: Client, model_id: str) -> Sequence[FeatureMapInfo]:
+def _executed(client: Extraction, model_id: str) -> Sequence[FeatureMapInfo]:
     """Return the outputs of every call of a pass, in execution order; none where there is no such order."""
     everything = tap(EVERYTHING, stats=["absmax"], values=False)  # without values no limit is met
     try:
@@ -174,7 +179,7 @@ def _executed(client: Client, model_id: str) -> Sequence[FeatureMapInfo]:
 
 
 def _alone(
-    client: Client,
+    client: Extraction,
     model_id: str,
     batches: Batches,
     taps: Sequence[Tap],
@@ -188,7 +193,7 @@ def _alone(
 
 
 def _side_by_side(
-    client: Client,
+    client: Extraction,
     models: tuple[str, str],
     batches: Batches,
     taps: tuple[Sequence[Tap], Sequence[Tap]],

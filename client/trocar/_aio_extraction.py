@@ -1,0 +1,211 @@
+"""Extraction with asyncio: one pass, many passes, dry runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from trocar import _from_wire
+from trocar._aio_connection import AsyncConnection
+from trocar._aio_stream import AsyncExtractStream
+from trocar._channel import (
+    new_request_id,
+)
+from trocar._replies import ReplyAssembler
+from trocar._requests import Start, extract_call, plan_request
+from trocar._stream_messages import StreamOptions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+
+    from trocar._channel import AsyncStream
+    from trocar._extraction_plan import ExtractionPlan
+    from trocar._feature_maps import FeatureMaps
+    from trocar._inputs import Inputs
+    from trocar._taps import Tap
+    from trocar._tensors import Array
+
+
+class AsyncExtraction(AsyncConnection):
+    """Everything that runs a model, or tells what it would do."""
+
+    async def extract(
+        self,
+        model_id: str,
+        inputs: Inputs | None,
+        taps: str | Tap | Sequence[str | Tap],
+        *,
+        start_at: str | None = None,
+        start_shape: tuple[int, ...] | None = None,
+        out: Mapping[str, Array] | None = None,
+        timeout_s: float | None = None,
+        chunk_bytes: int | None = None,
+    ) -> FeatureMaps:
+        """Run one forward pass and return what the tapped modules computed.
+
+            maps = await client.extract("resnet50", images, taps=["layer4", "avgpool"])
+            maps["layer4"]                   # numpy array (8, 2048, 7, 7)
+
+        Args:
+            model_id: The id of a loaded model, for example "resnet18".
+            inputs: What the model's forward takes:
+                an array or torch tensor, for example float32 (batch, channels, height, width), as
+                it is; or images, which the server preprocesses as the model's weights say: a path,
+                encoded bytes, a PIL image, a list of these, or uint8 pixels (height, width, 3) or
+                (batch, height, width, 3). A list of equally shaped arrays is stacked to a batch. A
+                tuple of arrays is positional arguments, a dict is keyword arguments.
+            taps: Selectors such as "layer4" or "layer*.0.relu@1", or `tap(...)` for statistics and
+                aliases. At least one.
+            start_at: Where the pass starts instead of at the model's input, for example "layer3" or
+                "layer4/in"; `inputs` is then the value there, one array, as an earlier `extract` gave
+                it. Bit-equal to the full pass.
+            start_shape: With `start_at`: the shape of the model's own input from which that value came; the
+                model's example input with the value's batch size when None.
+            out: Arrays to fill instead of new ones, by feature map name; C-contiguous, writable, of
+                exactly the shape and dtype of the reply.
+            timeout_s: Overrides the client's timeout for this call, in seconds.
+            chunk_bytes: The most payload bytes in one message of the reply; 1 MiB when None.
+
+        Returns:
+            The feature maps by name: by tap, and within a tap in execution order. A convolution's
+            value has shape (batch, channels, height, width), a transformer block's (batch, tokens,
+            width). bfloat16 values come as float32, exactly.
+
+        Raises:
+            UnknownModelError: The catalogue has no model of this id.
+            ModelNotLoadedError: It is not in memory; see `load`.
+            UnknownModuleError: A selector matches nothing; see `modules`.
+            ModuleNotCalledError: The pass never called one of the modules.
+            SelectorError: A selector is wrong in another way; see its subclasses.
+            StartNotPossibleError: What follows `start_at` needs more than that value.
+            InputRejectedError: The model cannot take the inputs.
+            InputError: The inputs are wrong in another way; see its subclasses.
+            RequestTooLargeError: The inputs exceed the server's limit.
+            ReplyTooLargeError: The feature maps would; nothing was computed.
+            ServerBusyError: No replica was free in time; the same call may succeed later.
+            BadReplyError: The reply was cut short or breaks the contract.
+            FileNotFoundError: A path of `inputs` leads nowhere.
+            TypeError: `inputs` holds something that cannot be sent.
+            ValueError: Arrays of one list differ in shape, or `out` does not fit the reply.
+        """
+        request = extract_call(model_id, inputs, taps, chunk_bytes, Start(start_at, start_shape))
+        reply = ReplyAssembler(model_id, out)
+        request_id = new_request_id()
+        stream = self._open(request, request_id, timeout_s)
+        try:
+            async for message in stream:
+                reply.feed(message)
+        except grpc.RpcError as error:
+            raise self._converted(error, request_id) from error
+        finally:
+            stream.cancel()  # ends the call where the loop was left early, without effect otherwise
+        return reply.finish()
+
+    async def plan(
+        self,
+        model_id: str,
+        inputs: Inputs | tuple[int, ...] | None,
+        taps: str | Tap | Sequence[str | Tap],
+        *,
+        start_at: str | None = None,
+        start_shape: tuple[int, ...] | None = None,
+        timeout_s: float | None = None,
+    ) -> ExtractionPlan:
+        """Tell what `extract` would return and need; nothing is computed.
+
+            plan = await client.plan("resnet50", (8, 3, 224, 224), taps=["layer*"])
+            plan.reply_bytes
+
+        Args:
+            model_id: The id of a loaded model.
+            inputs: The shape of one float32 input, batch included, or what `extract` takes: only shapes and
+                dtypes of arrays and the number of images count, and nothing is sent. One example
+                input when None.
+            taps: As in `extract`.
+            start_at: As in `extract`.
+            start_shape: As in `extract`.
+            timeout_s: Overrides the client's timeout for this call, in seconds.
+
+        Returns:
+            Names, shapes, dtypes and bytes of the feature maps, the memory that the pass needs, and where it
+            would stop. Prints as a table.
+
+        Raises:
+            TrocarError: What `extract` raises about the model, the taps, the form of the inputs and limits.
+        """
+        request = plan_request(model_id, inputs, taps, Start(start_at, start_shape))
+        return _from_wire.extraction_plan(model_id, await self._call(self._plan, request, timeout_s))
+
+    def extract_stream(  # noqa: PLR0913 - options of one call, by keyword
+        self,
+        model_id: str,
+        batches: AsyncIterable[Inputs] | Iterable[Inputs],
+        taps: str | Tap | Sequence[str | Tap],
+        *,
+        start_at: str | None = None,
+        start_shape: tuple[int, ...] | None = None,
+        running_statistics: bool = False,
+        checkpoint: bytes | None = None,
+        checkpoint_interval: int = 16,
+        first_batch: int = 0,
+        window: int = 4,
+        timeout_s: float | None = None,
+        chunk_bytes: int | None = None,
+    ) -> AsyncExtractStream:
+        """Run one pass for each of many batches in one call, and return the results as they come, in order.
+
+            async with client.extract_stream("resnet50", batches, taps=["avgpool"]) as stream:
+                async for result in stream:
+                    result.maps["avgpool"]   # numpy array (batch, 2048, 1, 1)
+
+        The next batches are sent while the model works on this one. A batch that fails does so alone:
+        `result.error` says why. A broken connection is made again, from the first batch without an answer.
+
+        Args:
+            model_id: The id of a loaded model.
+            batches: Each item is what `extract` takes as `inputs`. Taken one by one, a few ahead of the
+                results.
+            taps: As in `extract`.
+            start_at: As in `extract`.
+            start_shape: As in `extract`.
+            running_statistics: Whether statistics over "all" and over "channel" are taken over the whole
+                stream, and are in `stream.statistics` after the last result, instead of each batch's own.
+            checkpoint: Of an earlier stream with the same taps (`result.checkpoint`): its statistics go
+                on from there. Send the batches behind that result.
+            checkpoint_interval: With running statistics: how many batches lie between two checkpoints, 1
+                to 1024. As many are kept, to be sent again after a broken connection.
+            first_batch: The index of the first batch, for a stream that goes on with earlier work.
+            window: Batches that may be sent and not yet answered, at least 1; this bounds the memory.
+            timeout_s: How long one batch may wait and compute, in seconds; the client's timeout when None.
+            chunk_bytes: As in `extract`.
+
+        Returns:
+            An iterator of `BatchResult`. While it runs it may raise what `extract` raises about the model or
+            the taps, and whatever `batches` raises.
+
+        Raises:
+            ValueError: `window`, `first_batch` or `timeout_s` is out of range.
+        """
+        request_id = new_request_id()
+        options = StreamOptions(
+            model_id,
+            taps,
+            first_batch,
+            self._timeout(timeout_s),
+            window,
+            self._options.retries,
+            chunk_bytes,
+            Start(start_at, start_shape),
+            running_statistics,
+            checkpoint,
+            checkpoint_interval,
+        )
+
+        def open_call(requests: AsyncIterator[bytes]) -> AsyncStream:
+            return self._extract_stream(requests, metadata=self._options.metadata(request_id))
+
+        def converted(error: grpc.RpcError) -> Exception:
+            return self._converted(error, request_id)
+
+        return AsyncExtractStream(open_call, converted, options, batches)

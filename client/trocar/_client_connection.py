@@ -1,0 +1,98 @@
+"""Part of the sync client: generated from _aio_connection.py by tools/generate_sync.py, do not edit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from trocar._channel import (
+    ConnectOptions,
+    SyncChannel,
+    check_timeout,
+    new_request_id,
+    open_sync_channel,
+)
+from trocar._local import stop_with, sync_stop
+from trocar._rpc_errors import error_from_rpc
+from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
+from trocar_api.v1.model_pb2_grpc import ModelServiceStub
+from trocar_api.v1.server_pb2_grpc import ServerServiceStub
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from trocar._channel import Reply, Request, SyncDownload, SyncMethod, SyncStream, SyncUpDownload
+    from trocar._local import LocalServer
+    from trocar._requests import ExtractCall
+
+_EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
+_EXTRACT_STREAM = "/trocar_api.v1.StreamService/ExtractStream"
+
+
+class Connection:
+    """A channel to a server and the calls on it; `Client` is the one that users see."""
+
+    def __init__(self, options: ConnectOptions, local: LocalServer | None = None) -> None:
+        self._options = options
+        self._local = local
+        if local is not None:
+            stop_with(self, local)
+        self._channel: SyncChannel = open_sync_channel(options)
+        self._models = ModelServiceStub(self._channel)
+        self._plan = ExtractionServiceStub(self._channel).Plan
+        self._server = ServerServiceStub(self._channel)
+        # No serialisers: chunks are built and read by hand, without protobuf's copies. A request
+        # of one message goes as a server-streaming call: the same bytes, 0.3 ms sooner.
+        self._extract_one: SyncDownload = self._channel.unary_stream(_EXTRACT, None, None)
+        self._extract_many: SyncUpDownload = self._channel.stream_stream(_EXTRACT, None, None)
+        self._extract_stream: SyncUpDownload = self._channel.stream_stream(_EXTRACT_STREAM, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self._options!r})"
+
+    def close(self) -> None:
+        """Close the connection; calls that still run are cancelled. A local server is stopped."""
+        self._channel.close()
+        if self._local is not None:
+            sync_stop(self._local)
+
+    def _open(self, request: ExtractCall, request_id: str, timeout_s: float | None) -> SyncStream:
+        metadata, timeout = self._options.metadata(request_id), self._timeout(timeout_s)
+        if request.fits_one_message:
+            return self._extract_one(request.message(), timeout=timeout, metadata=metadata)
+        return self._extract_many(request.messages(), timeout=timeout, metadata=metadata)
+
+    def _call(
+        self,
+        method: SyncMethod[Request, Reply],
+        request: Request,
+        timeout_s: float | None = None,
+        *,
+        wait_for_ready: bool = False,
+    ) -> Reply:
+        request_id = new_request_id()
+        try:
+            return method(
+                request,
+                timeout=self._timeout(timeout_s),
+                metadata=self._options.metadata(request_id),
+                wait_for_ready=wait_for_ready,
+            )
+        except grpc.RpcError as error:
+            raise self._converted(error, request_id) from error
+
+    def _converted(self, error: grpc.RpcError, request_id: str) -> Exception:
+        return error_from_rpc(error, target=self._options.target, request_id=request_id)
+
+    def _timeout(self, timeout_s: float | None) -> float:
+        return self._options.timeout_s if timeout_s is None else check_timeout(timeout_s)
