@@ -62,10 +62,15 @@ def find_start(plan: Plan, start: StartAt, signature: Signature, recording: Reco
             f"start_at: '{start.selector.text}' stands for {len(more) + 1} values; name one",
             field="start_at",
         )
-    if target.kind != "module" or target.port not in ("out", "in") or (target.port == "out" and target.picks):
+    if target.kind != "module" or not _is_whole(target):
         raise _impossible(start, _WHERE)
     _check_form(plan, start, signature, leaf)
     return Start(target, signature)
+
+
+def _is_whole(target: Target) -> bool:
+    """Whether the target is what one can put in place: an output as a whole, or an argument as a whole."""
+    return (target.port, len(target.picks)) in (("out", 0), ("in", 1))
 
 
 def check_after_start(resolved: Resolved, start: Start, at: StartAt, recording: Recording) -> None:
