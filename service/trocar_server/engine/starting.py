@@ -25,6 +25,8 @@ class Start:
 
     target: Target
     signature: Signature
+    strides: tuple[int, ...] = ()
+    """How the value lies in memory in a full pass."""
 
 
 def start_signature(host: Host, plan: Plan, start: StartAt) -> Signature:
@@ -65,7 +67,7 @@ def find_start(plan: Plan, start: StartAt, signature: Signature, recording: Reco
     if target.kind != "module" or not _is_whole(target):
         raise _impossible(start, _WHERE)
     _check_form(plan, start, signature, leaf)
-    return Start(target, signature)
+    return Start(target, signature, leaf.strides)
 
 
 def _is_whole(target: Target) -> bool:

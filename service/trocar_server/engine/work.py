@@ -32,7 +32,7 @@ from trocar_server.engine.starting import (
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import make_replica
 from trocar_server.reductions import constant_specs
-from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession
+from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession, laid_out
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _run_from_start(
     passing = Replica(make_replica(replica.module))  # whose state, half of it without data, goes with it
     session: StartSession | None = None
     try:
-        session = StartSession(passing.module, start.target, value)
+        session = StartSession(passing.module, start.target, laid_out(value, start.strides))
         return resolved, run_pass(passing, called, resolved.targets, guard, constants, start=session)
     except StartMixedError as mixed:
         raise needs_more(at, str(mixed)) from None
