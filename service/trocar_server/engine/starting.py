@@ -44,7 +44,7 @@ def start_signature(host: Host, plan: Plan, start: StartAt) -> Signature:
     if start.inputs:
         return predicted_signature(host.hosted, start.inputs) or ()
     batch = value.shape[0] if value.shape else 1
-    example = assumed_signature(host.hosted, ())
+    example = assumed_signature(host, ())
     return tuple(replace(entry, shapes=_with_batch(entry.shapes, batch, entry.is_list)) for entry in example)
 
 

@@ -55,7 +55,7 @@ def known_signature(host: Host, plan: Plan) -> Signature | None:
     if plan.start_at is not None:
         return start_signature(host, plan, plan.start_at)
     if not plan.inputs:  # parameters alone are wanted
-        return assumed_signature(host.hosted, ())
+        return assumed_signature(host, ())
     return predicted_signature(host.hosted, plan.inputs)
 
 
@@ -93,7 +93,7 @@ def run_plan(
         constants = _constants(host, plan, prepared.constants)
         if plan.start_at is not None:
             return _run_from_start(host, replica, plan, arguments, constants, guard, limits)
-        signature = signature_of(names, arguments) if plan.inputs else assumed_signature(host.hosted, ())
+        signature = signature_of(names, arguments) if plan.inputs else assumed_signature(host, ())
         called = split_arguments(names, arguments)
         kinds = host.kinds(plan.taps)
         recording = host.record(signature, guard, kinds)
