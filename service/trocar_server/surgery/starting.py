@@ -45,7 +45,7 @@ class _MixWatch(TorchDispatchMode):
     ) -> Any:
         """Run one operator."""
         if len({tensor.is_meta for tensor in _tensors((args, kwargs or {}))}) > 1:
-            raise StartMixedError(func.__name__)
+            raise StartMixedError(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
 
 
