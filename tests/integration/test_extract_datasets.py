@@ -225,6 +225,7 @@ def test_sample_that_fails_is_named_with_what_to_do(cli: Trocar, pictures: Path,
     assert done.code == 1
     assert "[INVALID_IMAGE]" in done.err
     assert "while extracting 064.png to 071.png" in done.err
+    assert "image 7 is 071.png" in done.err
     assert "--on-error skip" in done.err
     assert "64 samples are done; the same command goes on from there" in done.err
     assert "Traceback" not in done.err
@@ -234,7 +235,7 @@ def test_skipped_samples_are_listed(cli: Trocar, pictures: Path, tmp_path: Path)
     words = ("extract", "plain", pictures, *TAPS, "--on-error", "skip", "--limit", 100)
     done = cli(*words, "--out", tmp_path / "out")
     assert done.code == 0
-    assert "1 samples failed and have no row" in done.err
+    assert "1 sample has no row" in done.err
     assert "071.png: " in done.err
 
 
