@@ -1,7 +1,7 @@
 """Batches sent one after another, and what came of each."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ def outcomes(
     taps: "Sequence[str | Tap]",
     *,
     timeout_s: float | None = None,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """Send the readable samples of each batch; yield every batch in order, sent or not.
 
     Raises:

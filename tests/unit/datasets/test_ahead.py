@@ -81,3 +81,25 @@ def test_leaving_early_ends_the_threads() -> None:
     with ReadAhead(endless(), int, depth=4) as results:
         assert next(iter(results)) == 1
     assert threading.active_count() == before
+
+
+def test_reader_on_another_thread_comes_to_an_end() -> None:
+    waiting = threading.Event()
+    got: list[int] = []
+
+    def items() -> Iterator[int]:
+        yield 1
+        assert waiting.wait(30)  # nothing more comes while the reader waits
+
+    with ReadAhead(items(), int, depth=4) as results:
+
+        def read() -> None:
+            for result in results:
+                got.append(result)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        waiting.set()
+    reader.join(30)
+    assert not reader.is_alive()
+    assert got == [1]

@@ -83,13 +83,14 @@ def test_finished_run_does_nothing_when_run_again(photos: Path, tmp_path: Path) 
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
+@pytest.mark.parametrize("kind", [FakeClient, StreamingClient])
 @pytest.mark.parametrize("fail_at", range(6))
 def test_run_that_failed_goes_on_with_the_batch_that_failed(
-    photos: Path, tmp_path: Path, fail_at: int
+    photos: Path, tmp_path: Path, fail_at: int, kind: type[FakeClient]
 ) -> None:
     run(photos, tmp_path / "whole", shard_size=10)
     with pytest.raises(ServerBusyError) as caught:
-        run(photos, tmp_path / "out", FakeClient(fail_at=fail_at, error=ServerBusyError("no")), shard_size=10)
+        run(photos, tmp_path / "out", kind(fail_at=fail_at, error=ServerBusyError("no")), shard_size=10)
     assert f"while extracting {fail_at * 4:03}.jpg to" in caught.value.__notes__[0]
     again = FakeClient()
     report = run(photos, tmp_path / "out", again, shard_size=10)
