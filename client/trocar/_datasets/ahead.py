@@ -55,6 +55,7 @@ class ReadAhead(Generic[Item, Result]):
         self._is_closed = True
         self._free.release()  # the feeder may wait for it
         self._feeder.join()
+        self._slots.put(None)  # whoever still reads on another thread comes to an end
         self._pool.shutdown(cancel_futures=True)
 
     def __iter__(self) -> Iterator[Result]:
