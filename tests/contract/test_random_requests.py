@@ -15,7 +15,7 @@ from tests.support.oracle import noise
 from tests.support.running_server import RunningServer
 from tests.support.wire import chunk, extract_call, raw_channel, tensor, unary_call
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.v1 import model_pb2, tap_pb2, tensor_pb2
+from trocar_api.v1 import model_pb2, reduction_pb2, statistics_pb2, tap_pb2, tensor_pb2
 
 EXAMPLES = int(os.environ.get("TROCAR_FUZZ_EXAMPLES", "1000"))
 _INT32, _INT64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
@@ -71,7 +71,71 @@ _INPUTS = st.builds(
     | st.builds(pb.Input, images=st.builds(pb.ImageBatch, images=st.lists(_IMAGES, max_size=3))),
     st.builds(pb.Input, tensor=_SPECS),
 )
-_TAPS = st.builds(
+_POSITIONS = _rarely(st.lists(_INT64, max_size=3), st.lists(st.integers(-3, 3), min_size=1, max_size=3))
+_SMALL = _rarely(_INT32, st.integers(0, 4))
+_SLICES = st.builds(
+    reduction_pb2.IndexSlice,
+    start=st.none() | _SMALL,
+    stop=st.none() | _SMALL,
+    step=st.none() | st.integers(-1, 3),
+)
+_INDEX_ITEMS = st.one_of(
+    st.builds(reduction_pb2.IndexItem, position=_rarely(_INT64, st.integers(-3, 3))),
+    st.builds(reduction_pb2.IndexItem, slice=_SLICES),
+    st.builds(reduction_pb2.IndexItem, ellipsis=_rarely(st.just(False), st.just(True))),
+    _rarely(st.just(reduction_pb2.IndexItem()), st.builds(reduction_pb2.IndexItem, position=st.just(0))),
+)
+_DOUBLES = _rarely(st.floats(), st.floats(0, 1))
+_TENSORS = st.builds(tensor_pb2.TensorSpec, dtype=st.sampled_from([1, 1, 2, 4]), shape=_SHAPES) | _SPECS
+_REDUCTIONS = st.one_of(
+    st.just(reduction_pb2.Reduction()),
+    st.builds(reduction_pb2.IndexReduction, items=st.lists(_INDEX_ITEMS, max_size=4)).map(
+        lambda kind: reduction_pb2.Reduction(index=kind)
+    ),
+    st.builds(reduction_pb2.TakeReduction, axis=_SMALL, positions=_POSITIONS).map(
+        lambda kind: reduction_pb2.Reduction(take=kind)
+    ),
+    st.builds(reduction_pb2.CropReduction, top=_SMALL, left=_SMALL, height=_SMALL, width=_SMALL).map(
+        lambda kind: reduction_pb2.Reduction(crop=kind)
+    ),
+    st.builds(
+        reduction_pb2.PoolReduction,
+        kind=_SMALL,
+        size=st.lists(_SMALL, max_size=3),
+        power=st.none() | _DOUBLES,
+    ).map(lambda kind: reduction_pb2.Reduction(pool=kind)),
+    st.builds(
+        reduction_pb2.TopKReduction, k=_SMALL, dim=st.none() | st.integers(-4, 4), is_smallest=st.booleans()
+    ).map(lambda kind: reduction_pb2.Reduction(top_k=kind)),
+    st.builds(reduction_pb2.GramReduction, is_normalized=st.booleans()).map(
+        lambda kind: reduction_pb2.Reduction(gram=kind)
+    ),
+    st.builds(reduction_pb2.ProjectionReduction, component_count=_SMALL, seed=_INT64).map(
+        lambda kind: reduction_pb2.Reduction(projection=kind)
+    ),
+    st.builds(reduction_pb2.PcaReduction, components=_TENSORS, mean=st.none() | _TENSORS).map(
+        lambda kind: reduction_pb2.Reduction(pca=kind)
+    ),
+)
+_PICKS = st.builds(tap_pb2.Pick, position=_rarely(_INT64, st.integers(-2, 2))) | st.builds(
+    tap_pb2.Pick, key=_TEXT | st.sampled_from(["out", "aux"])
+)
+_PARTS = st.builds(
+    tap_pb2.SelectorParts,
+    kind=_SMALL | st.integers(0, 5),
+    path=_rarely(_TEXT, st.sampled_from(["conv", "relu", "*", "**", "", "fc", "identity", "(conv|fc)", "add"])),
+    type=_rarely(_TEXT, st.sampled_from(["", "Conv2d"])),
+    call=st.none() | _rarely(_INT32, st.integers(-2, 2)),
+    is_every_call=st.booleans(),
+    port=_rarely(_TEXT, st.sampled_from(["", "out", "in", "param(weight)", "in(bias)", "scores"])),
+    picks=st.lists(_PICKS, max_size=2),
+)
+_HISTOGRAMS = st.builds(
+    statistics_pb2.Histogram,
+    edges=st.lists(st.floats(), max_size=4) | st.just([0.0, 0.5, 1.0]),
+    bin_count=st.none() | _INT32 | st.integers(1, 9),
+)
+_PLAIN_TAPS = st.builds(
     tap_pb2.Tap,
     selector=_rarely(_TEXT | st.sampled_from(_ODD_SELECTORS), st.sampled_from(_FINE_SELECTORS)),
     alias=_rarely(_TEXT, st.just("")),
@@ -79,6 +143,43 @@ _TAPS = st.builds(
     statistics=_rarely(st.lists(_INT32, max_size=3), st.lists(st.integers(1, 10), max_size=3)),
     scope=_rarely(_INT32, st.integers(0, 3)),
     channel_dim=_rarely(_INT32, st.none() | st.integers(-4, 4)),
+)
+
+
+def _with_more(tap: tap_pb2.Tap, data: tuple[Any, ...]) -> tap_pb2.Tap:
+    """Add the fields that few taps have; statistics get what they need, where it was drawn."""
+    parts, reductions, cast, quantiles, histogram, more = data
+    tap.reductions.extend(reductions)
+    tap.statistics.extend(more)
+    if parts is not None:
+        tap.parts.CopyFrom(parts)
+        tap.selector = tap.selector if len(tap.alias) == 5 else ""
+    if cast is not None:
+        tap.cast.CopyFrom(cast)
+    if quantiles is not None:
+        tap.quantiles.extend(quantiles)
+        tap.statistics.append(statistics_pb2.STATISTIC_QUANTILES)
+    if histogram is not None:
+        tap.histogram.CopyFrom(histogram)
+        tap.statistics.append(statistics_pb2.STATISTIC_HISTOGRAM)
+    return tap
+
+
+_TAPS = st.builds(
+    _with_more,
+    _PLAIN_TAPS,
+    st.tuples(
+        _rarely(_PARTS, st.none()),
+        st.lists(_REDUCTIONS, max_size=2) | st.just([]),
+        st.none() | st.builds(reduction_pb2.Cast, dtype=_SMALL | st.integers(3, 6), is_per_channel=st.booleans()),
+        _rarely(st.lists(_DOUBLES, max_size=3), st.none()),
+        _rarely(_HISTOGRAMS, st.none()),
+        st.lists(st.integers(11, 18).filter(lambda kind: kind not in (14, 15)), max_size=2) | st.just([]),
+    ),
+)
+_STARTS = _rarely(
+    _TEXT | st.sampled_from(_ODD_SELECTORS),
+    st.sampled_from(["conv", "relu@0", "relu@1", "fc/in", "/in", "/out", "fx:add", "fn:relu@0", "identity"]),
 )
 _HEADS = st.builds(
     pb.ExtractRequest,
@@ -88,18 +189,27 @@ _HEADS = st.builds(
     taps=st.lists(_TAPS, max_size=4),
     inputs=_rarely(st.lists(_INPUTS, max_size=3), st.lists(_INPUTS, min_size=1, max_size=1)),
     max_chunk_bytes=_rarely(_INT32, st.none() | st.just(4096)),
+    start_at=_rarely(_STARTS, st.just("")),
+    start_inputs=_rarely(st.lists(_SPECS, max_size=2), st.just([])),
 )
 
 
 def _with_bytes(head: pb.ExtractRequest) -> pb.ExtractRequest:
     """Add the bytes that the head promises, where that can be."""
-    for index, entry in enumerate(head.inputs):
-        size = {1: 4, 2: 8, 4: 2, 5: 1, 9: 8, 10: 1, 11: 8}.get(entry.tensor.dtype, 0)
-        for side in entry.tensor.shape:
+    constants = [spec for tap in head.taps for step in tap.reductions for spec in _constants(step)]
+    for index, spec in enumerate([*(entry.tensor for entry in head.inputs), *constants]):
+        size = {1: 4, 2: 8, 4: 2, 5: 1, 9: 8, 10: 1, 11: 8}.get(spec.dtype, 0)
+        for side in spec.shape:
             size *= side
         if 0 < size < 1 << 16:
             head.chunks.append(chunk(noise(size).tobytes()[:size], index))
     return head
+
+
+def _constants(step: reduction_pb2.Reduction) -> list[tensor_pb2.TensorSpec]:
+    if not step.HasField("pca"):
+        return []
+    return [step.pca.components, *([step.pca.mean] if step.pca.HasField("mean") else [])]
 
 
 _CHUNKS = st.builds(
@@ -178,6 +288,13 @@ def test_no_cut_or_bent_message_is_answered_with_a_defect(
 @given(st.lists(st.binary(max_size=60), max_size=3))
 def test_no_bytes_are_answered_with_a_defect(channel: grpc.Channel, messages: list[bytes]) -> None:
     assert answer(channel, messages) not in DEFECTS
+
+
+@relaxed
+@given(_HEADS)
+def test_no_plan_is_answered_with_a_defect(channel: grpc.Channel, head: pb.ExtractRequest) -> None:
+    message = pb.PlanRequest(extraction=head).SerializeToString()
+    assert unary_answer(channel, "ExtractionService/Plan", message) not in DEFECTS
 
 
 @settings(relaxed, max_examples=300)

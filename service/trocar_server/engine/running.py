@@ -7,7 +7,7 @@ import copy
 import json
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -23,9 +23,14 @@ from trocar_server.surgery import Leaf, Target
 MAX_CHECKPOINT_BYTES = 1 << 30
 """The largest checkpoint that is taken back."""
 
+# Far above 100,000 feature maps, whose descriptions no client takes; JSON needs many times its bytes.
+_MAX_HEAD_BYTES = 16 << 20
+_MAX_BATCHES, _MAX_CALLS, _MAX_SIZE = 1 << 53, 1 << 31, 1 << 62
+_MAX_CHARACTERS, _MAX_RANK, _MAX_PICKS = 1 << 16, 64, 64
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
 }
 Value = TypeVar("Value")
 
@@ -36,6 +41,8 @@ class _Entry:
 
     output: Output
     accumulator: Accumulator
+    channel_dim: int | None
+    """As the accumulator was told; not to be found again in an output that came with a checkpoint."""
 
 
 class RunningStatistics:
@@ -83,7 +90,7 @@ class RunningStatistics:
         states = [entry.accumulator.state() for entry in self._entries.values()]
         head = {
             "counts": [self.batch_count, self.failed_count],
-            "entries": [_described(entry.output) for entry in self._entries.values()],
+            "entries": [_described(entry) for entry in self._entries.values()],
             "sizes": [len(state) for state in states],
         }
         encoded = json.dumps(head).encode()
@@ -92,17 +99,17 @@ class RunningStatistics:
     def _resume(self, taps: Sequence[TapRequest], checkpoint: bytes) -> None:
         head, states = _split(checkpoint)
         counts = _field(head, "counts", list)
-        if len(counts) != 2 or not all(isinstance(count, int) and count >= 0 for count in counts):
+        if len(counts) != 2 or not all(_is_number(count, _MAX_BATCHES) for count in counts):
             raise _damaged()
         self.batch_count, self.failed_count = counts
         for described, state in zip(_field(head, "entries", list), states, strict=True):
             output = _output(taps, described)
             tap = output.source.tap
             dim = described.get("channel_dim")
-            if not (dim is None or isinstance(dim, int)):
+            if not (dim is None or _is_number(dim, _MAX_CALLS, -_MAX_CALLS)):
                 raise _damaged()
             accumulator = Accumulator.from_state(tap.statistics, tap.scope, dim, tap.parameters, state)
-            self._entries[output.name] = _Entry(output, accumulator)
+            self._entries[output.name] = _Entry(output, accumulator, dim)
 
 
 def is_running(tap: TapRequest) -> bool:
@@ -112,13 +119,13 @@ def is_running(tap: TapRequest) -> bool:
 
 def _with(before: _Entry | None, output: Output, taken: Accumulator) -> _Entry:
     if before is None:
-        return _Entry(_without_values(output), taken)
+        return _Entry(_without_values(output), taken, output.source.statistics_dim)
     merged = copy.copy(before.accumulator)  # merging replaces what it holds and changes nothing in place
     merged.merge(taken)
     shape = before.output.shape
     if shape and output.shape[1:] == shape[1:]:
         shape = (shape[0] + output.shape[0], *shape[1:])
-    return _Entry(_without_values(before.output, shape), merged)
+    return replace(before, output=_without_values(before.output, shape), accumulator=merged)
 
 
 def _without_values(output: Output, shape: tuple[int, ...] | None = None) -> Output:
@@ -143,7 +150,8 @@ def _finished(entry: _Entry) -> Iterator[FeatureMap]:
         yield covariance_map(entry.output, result.covariance)
 
 
-def _described(output: Output) -> dict[str, Any]:
+def _described(entry: _Entry) -> dict[str, Any]:
+    output = entry.output
     source, target = output.source, output.source.target
     return {
         "tap": source.tap_index,
@@ -155,7 +163,7 @@ def _described(output: Output) -> dict[str, Any]:
         "picks": target.picks,
         "shape": output.shape,
         "dtype": str(output.dtype).removeprefix("torch."),
-        "channel_dim": source.statistics_dim,
+        "channel_dim": entry.channel_dim,
     }
 
 
@@ -165,27 +173,42 @@ def _output(taps: Sequence[TapRequest], described: Any) -> Output:
         raise _damaged()
     index, call = _field(described, "tap", int), _field(described, "call", int)
     shape, picks = _field(described, "shape", list), _field(described, "picks", list)
-    is_shape = len(shape) <= 8 and all(isinstance(size, int) and 0 <= size < 1 << 62 for size in shape)
-    is_picks = len(picks) <= 64 and all(isinstance(step, int | str) for step in picks)
-    if not (0 <= index < len(taps) and is_running(taps[index]) and is_shape and is_picks and call >= 0):
+    is_shape = len(shape) <= _MAX_RANK and all(_is_number(size, _MAX_SIZE) for size in shape)
+    is_picks = len(picks) <= _MAX_PICKS and all(
+        _is_text(step) or _is_number(step, _MAX_CALLS, -_MAX_CALLS) for step in picks
+    )
+    if not (0 <= index < len(taps) and is_running(taps[index]) and is_shape and is_picks):
         raise _damaged()
-    name, port = _field(described, "name", str), _field(described, "port", str)
-    target = Target(name, _field(described, "path", str), call, port, tuple(picks))
+    name, path, port, type_name = (_field(described, key, str) for key in ("name", "path", "port", "type"))
     dtype = _DTYPES.get(_field(described, "dtype", str))
+    if not (all(map(_is_text, (name, path, port, type_name))) and _is_number(call, _MAX_CALLS) and dtype):
+        raise _damaged()
     leaf = Leaf(port, tuple(picks), "Tensor", tuple(shape), dtype)
-    source = TapTarget(target, leaf, taps[index], _field(described, "type", str), index)
+    source = TapTarget(Target(name, path, call, port, tuple(picks)), leaf, taps[index], type_name, index)
     return Output(name, source, tuple(shape), dtype, False)
+
+
+def _is_number(value: object, end: int, start: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and start <= value < end
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is text of a length and of characters that a reply can hold."""
+    is_short = isinstance(value, str) and len(value) <= _MAX_CHARACTERS
+    return is_short and not any("\ud800" <= character <= "\udfff" for character in str(value))
 
 
 def _split(checkpoint: bytes) -> tuple[dict[str, Any], list[bytes]]:
     start = 8
     try:
         (length,) = struct.unpack_from("<Q", checkpoint)
+        if length > _MAX_HEAD_BYTES:
+            raise _damaged()
         head = json.loads(checkpoint[start : start + length])
         sizes = _field(head, "sizes", list) if isinstance(head, dict) else [-1]
     except (struct.error, ValueError, RecursionError):
         raise _damaged() from None
-    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+    if not all(_is_number(size, MAX_CHECKPOINT_BYTES) for size in sizes):
         raise _damaged()
     start += length
     if start + sum(sizes) != len(checkpoint) or len(sizes) != len(_field(head, "entries", list)):

@@ -16,6 +16,9 @@ from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Recording, Target, resolve
 
 
+_WHERE = "it must be a module's whole output, or one of its positional inputs"
+
+
 @dataclass(frozen=True)
 class Start:
     """Where a pass begins, and the form of the model's inputs that it stands for."""
@@ -50,6 +53,8 @@ def find_start(plan: Plan, start: StartAt, signature: Signature, recording: Reco
         ServiceError: A selector's error, `INVALID_ARGUMENT` for a selector of several values, or
             `START_NOT_POSSIBLE`, the given value has another form.
     """
+    if start.selector.kind in ("fx", "fn"):  # which were perhaps not recorded
+        raise _impossible(start, _WHERE)
     ((target, leaf), *more) = resolve([start.selector], recording)[0]
     if more:
         raise ServiceError(
@@ -57,10 +62,15 @@ def find_start(plan: Plan, start: StartAt, signature: Signature, recording: Reco
             f"start_at: '{start.selector.text}' stands for {len(more) + 1} values; name one",
             field="start_at",
         )
-    if target.port not in ("out", "in") or (target.port == "out" and target.picks):
-        raise _impossible(start, "it must be a module's whole output, or one of its positional inputs")
+    if target.kind != "module" or not _is_whole(target):
+        raise _impossible(start, _WHERE)
     _check_form(plan, start, signature, leaf)
     return Start(target, signature)
+
+
+def _is_whole(target: Target) -> bool:
+    """Whether the target is what one can put in place: an output as a whole, or an argument as a whole."""
+    return (target.port, len(target.picks)) in (("out", 0), ("in", 1))
 
 
 def check_after_start(resolved: Resolved, start: Start, at: StartAt, recording: Recording) -> None:
@@ -82,6 +92,11 @@ def needs_more(at: StartAt, operator: str) -> ServiceError:
     """Say that an operator after the start needed more than the value given."""
     problem = f"{operator} needs a value from before it, too; start after the place where they join"
     return _impossible(at, problem)
+
+
+def needs_data(at: StartAt, problem: str) -> ServiceError:
+    """Say that what comes before the start cannot run without data."""
+    return _impossible(at, f"what comes before it does not run without data ({problem})")
 
 
 def _value(plan: Plan) -> TensorInput:

@@ -25,10 +25,12 @@ from trocar_server.engine.starting import (
     Start,
     check_after_start,
     find_start,
+    needs_data,
     needs_more,
     start_signature,
 )
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, first_line
+from trocar_server.models import make_replica
 from trocar_server.reductions import constant_specs
 from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession
 
@@ -126,11 +128,19 @@ def _run_from_start(
     )
     assert start is not None
     called = split_arguments([entry.name for entry in signature], [entry.make("meta") for entry in signature])
-    session = StartSession(replica.module, host.meta, start.target, value)
+    passing = Replica(make_replica(replica.module))  # whose state, half of it without data, goes with it
+    session: StartSession | None = None
     try:
-        return resolved, run_pass(replica, called, resolved.targets, guard, constants, start=session)
+        session = StartSession(passing.module, start.target, value)
+        return resolved, run_pass(passing, called, resolved.targets, guard, constants, start=session)
     except StartMixedError as mixed:
         raise needs_more(at, str(mixed)) from None
+    except ServiceError:
+        raise
+    except Exception as error:
+        if session is not None and session.has_begun:
+            raise
+        raise needs_data(at, first_line(error)) from None
 
 
 def _constants(host: Host, plan: Plan, payloads: Sequence[Payload]) -> Constants:

@@ -1,18 +1,20 @@
 """Starting a pass in the middle, from the value of one module.
 
-    with StartSession(model, meta_twin, target, value):
-        model(*inputs_on_meta)
+    with StartSession(copy_of_the_model, target, value):
+        copy_of_the_model(*inputs_on_meta)
 
 # Note: [Start in the middle]
 The code between modules belongs to the forward of their parent, so what follows a module cannot be run
-without what comes before it. But it can be run without arithmetic: parameters and inputs are on the meta
-device until the call in question, where the given value takes the place of what the module would have
-returned (or taken), and the real parameters come back. From then on everything is as in a full pass, by the
-same code and so bit-equal. What still reaches behind the start, a skip connection for example, meets a tensor
-without data. torch does not always refuse to mix the two (`x.add_(meta)` silently does nothing in 2.14), so
-every operator after the start is watched.
+without what comes before it. But it can be run without arithmetic: inputs, parameters and every other tensor
+of the model are on the meta device until the call in question, where the given value takes the place of
+what the module would have returned (or taken), and the real tensors come back. From then on everything is as
+in a full pass, by the same code and so bit-equal. What still reaches behind the start, a skip connection for
+example, meets a tensor without data. torch does not always refuse to mix the two (`x.add_(meta)` silently
+does nothing in 2.14), so every operator is watched: after the start none may mix, before it none may write
+what has no data to what has. And a buffer that was written to before the start stays without data after it.
 """
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -25,8 +27,10 @@ from torch.utils.hooks import RemovableHandle
 
 from trocar_server.surgery.structure import Picks
 from trocar_server.surgery.taps import Target
+from trocar_server.surgery.writes import storage_key, written_tensors
 
-_Tables = tuple[dict[str, Any], dict[str, Any]]
+
+_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class StartMixedError(RuntimeError):
@@ -34,7 +38,17 @@ class StartMixedError(RuntimeError):
 
 
 class _MixWatch(TorchDispatchMode):
-    """Raises when an operator mixes tensors with and without data."""
+    """Raises when an operator mixes tensors with and without data; before the start only where it writes.
+
+    Attributes:
+        has_begun: Whether the pass has come to its start.
+        written: Storages without data that were written to before the start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.has_begun = False
+        self.written: set[int | None] = set()
 
     def __torch_dispatch__(
         self,
@@ -44,8 +58,14 @@ class _MixWatch(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one operator."""
-        if len({tensor.is_meta for tensor in _tensors((args, kwargs or {}))}) > 1:
+        is_mixed = len({tensor.is_meta for tensor in _tensors((args, kwargs or {}))}) > 1
+        if is_mixed and self.has_begun:
             raise StartMixedError(func.overloadpacket.__name__)
+        if not self.has_begun:
+            for tensor in written_tensors(func, args, kwargs or {}):
+                if is_mixed and not tensor.is_meta:
+                    raise StartMixedError(func.overloadpacket.__name__)
+                self.written.add(storage_key(tensor))
         return func(*args, **(kwargs or {}))
 
 
@@ -60,31 +80,39 @@ def _tensors(argument: Any) -> Iterator[torch.Tensor]:
 
 
 class StartSession:
-    """Lets a pass start at one value, for as long as the context is open.
+    """Lets one pass start at one value, for as long as the context is open.
 
     Args:
-        model: A replica; the caller holds its lease. Its inputs are to be on the meta device.
-        twin: The same module tree with parameters and buffers on the meta device.
+        model: A replica that is thrown away afterwards: what its own code keeps of the part without data
+            stays there. Its inputs are to be on the meta device.
         target: Where the value belongs: an output that is one tensor, or a positional input.
         value: What the pass goes on with.
+
+    Raises:
+        AttributeError: The model has no such module yet: it makes it in its first pass.
     """
 
-    def __init__(self, model: nn.Module, twin: nn.Module, target: Target, value: torch.Tensor) -> None:
+    def __init__(self, model: nn.Module, target: Target, value: torch.Tensor) -> None:
+        self._model = model
         self._target = target
         self._value = value
         self._module = model.get_submodule(target.path)
-        self._pairs = list(zip(model.modules(), twin.modules(), strict=True))
-        self._own: list[tuple[nn.Module, _Tables]] = []
+        self._hidden: list[_Hidden] = []
         self._count = 0
         self._open_calls: list[int] = []
         self._handles: list[RemovableHandle] = []
-        self._watch = ExitStack()
+        self._watch = _MixWatch()
+        self._contexts = ExitStack()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the pass has come to its start."""
+        return self._watch.has_begun
 
     def __enter__(self) -> Self:
-        self._own = [(module, (module._parameters, module._buffers)) for module, _ in self._pairs]
-        for module, twin in self._pairs:
-            _give(module, (twin._parameters, twin._buffers))
         self._handles = [
+            # When the pass begins, not here: who collects parameters beside it wants those with data.
+            self._model.register_forward_pre_hook(self._hide),
             self._module.register_forward_pre_hook(self._enter_call),
             self._module.register_forward_hook(self._leave_call, always_call=True),
         ]
@@ -93,10 +121,15 @@ class StartSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._watch.close()
+        self._contexts.close()
         for handle in self._handles:
             handle.remove()
-        self._restore()
+
+    def _hide(self, *_: object) -> None:
+        if self._hidden or self.has_begun:  # the model calls itself
+            return
+        self._hidden = _without_data(self._model)
+        self._contexts.enter_context(self._watch)  # type: ignore[no-untyped-call]
 
     def _enter_call(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         index, self._count = self._count, self._count + 1
@@ -114,18 +147,65 @@ class StartSession:
         return self._value
 
     def _begin(self) -> None:
-        self._restore()
-        self._watch.enter_context(_MixWatch())  # type: ignore[no-untyped-call]
-
-    def _restore(self) -> None:
-        for module, tables in self._own:
-            _give(module, tables)
-        self._own = []
+        self._watch.has_begun = True
+        for hidden in self._hidden:
+            hidden.reveal(self._watch.written)
+        self._hidden = []
 
 
-def _give(module: nn.Module, tables: _Tables) -> None:
-    """Let a module have other parameters and buffers; the dicts themselves stay as they are."""
-    module.__dict__["_parameters"], module.__dict__["_buffers"] = tables
+class _Hidden:
+    """One place of a module that holds tensors, which are without data for now."""
+
+    def __init__(self, table: dict[str, Any], key: str, twins: dict[int, torch.Tensor]) -> None:
+        self._table, self._key = table, key
+        self._real = table[key]
+        self._given = table[key] = _twin_of(self._real, twins)
+        self._parts = list(_tensors(self._given))
+
+    def reveal(self, written: set[int | None]) -> None:
+        """Put back what was there, unless the model has changed it meanwhile."""
+        parts = list(_tensors(self._table.get(self._key)))
+        is_same = len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts))
+        if is_same and not any(storage_key(part) in written for part in parts):
+            self._table[self._key] = self._real
+
+
+def _without_data(model: nn.Module) -> list[_Hidden]:
+    """Take the data of every tensor that a tree holds: parameters, buffers, and plain ones in attributes."""
+    twins: dict[int, torch.Tensor] = {}
+    tables = [
+        table
+        for module in model.modules()
+        for table in (module._parameters, module._buffers, vars(module))
+    ]
+    return [
+        _Hidden(table, key, twins)
+        for table in tables
+        for key in list(table)
+        if key not in _TABLES and any(True for _ in _tensors(table[key]))
+    ]
+
+
+def _twin_of(value: Any, twins: dict[int, torch.Tensor]) -> Any:
+    """Return a tensor, or a structure of them, without data; one and the same for one and the same."""
+    if isinstance(value, torch.Tensor):
+        if id(value) not in twins:
+            twins[id(value)] = _empty(value)
+        return twins[id(value)]
+    if isinstance(value, dict):
+        return {key: _twin_of(item, twins) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_twin_of(item, twins) for item in value]
+    if isinstance(value, tuple):
+        items = [_twin_of(item, twins) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
 
 
 def _with(args: tuple[Any, ...], picks: Picks, value: torch.Tensor) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ class WriteWatch(TorchDispatchMode):
 
         What has no storage of its own, sparse tensors for example, counts as written to at the end.
         """
-        key = _storage_key(tensor)
+        key = storage_key(tensor)
         return self.clock + 1 if key is None else self._written.get(key, 0)
 
     def __torch_dispatch__(
@@ -46,19 +46,23 @@ class WriteWatch(TorchDispatchMode):
         self.operators.add(func)
         if self.live is not None:
             self.live.see(func, args, result)
-        positions, names = _written_arguments(func)
-        for argument in (
-            *(args[i] for i in positions if i < len(args)),
-            *((kwargs or {}).get(n) for n in names),
-        ):
-            for tensor in _tensors(argument):
-                self.clock += 1
-                key = _storage_key(tensor)
-                if key is not None:
-                    self._written[key] = self.clock
-                    if self.live is not None:
-                        self.live.see_write(tensor, key)
+        for tensor in written_tensors(func, args, kwargs or {}):
+            self.clock += 1
+            key = storage_key(tensor)
+            if key is not None:
+                self._written[key] = self.clock
+                if self.live is not None:
+                    self.live.see_write(tensor, key)
         return result
+
+
+def written_tensors(
+    func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[torch.Tensor]:
+    """Yield the arguments that an operator writes to, as its schema says."""
+    positions, names = _written_arguments(func)
+    for argument in (*(args[i] for i in positions if i < len(args)), *(kwargs.get(n) for n in names)):
+        yield from _tensors(argument)
 
 
 @lru_cache(maxsize=4096)
@@ -79,7 +83,8 @@ def _tensors(argument: Any) -> Iterator[torch.Tensor]:
         yield from (item for item in argument if isinstance(item, torch.Tensor))
 
 
-def _storage_key(tensor: torch.Tensor) -> int | None:
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """Return what is the same for tensors that share their storage; None for those without one."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
