@@ -1,6 +1,7 @@
 """Every benchmark, in order: `make bench`."""
 
-from benchmarks import serving, transport
+from benchmarks import serving, streams, transport
 
 serving.main()
+streams.main()
 transport.main()

@@ -53,13 +53,6 @@
         SourceError                    what is to be read
         OutputError                    what is to be written, or gone on with
 
-Catch a base to treat a group alike:
-
-    try:
-        maps = client.extract("resnet50", images, taps=["layer5"])
-    except trocar.NotFoundError as error:
-        print(error)                   # no module 'layer5'; nearest: layer4, layer3
-
 `EXCEPTIONS` maps every `ErrorReason` to its class; a contract test walks it.
 """
 

@@ -123,7 +123,9 @@ _PICKS = st.builds(tap_pb2.Pick, position=_rarely(_INT64, st.integers(-2, 2))) |
 _PARTS = st.builds(
     tap_pb2.SelectorParts,
     kind=_SMALL | st.integers(0, 5),
-    path=_rarely(_TEXT, st.sampled_from(["conv", "relu", "*", "**", "", "fc", "identity", "(conv|fc)", "add"])),
+    path=_rarely(
+        _TEXT, st.sampled_from(["conv", "relu", "*", "**", "", "fc", "identity", "(conv|fc)", "add"])
+    ),
     type=_rarely(_TEXT, st.sampled_from(["", "Conv2d"])),
     call=st.none() | _rarely(_INT32, st.integers(-2, 2)),
     is_every_call=st.booleans(),
@@ -171,7 +173,8 @@ _TAPS = st.builds(
     st.tuples(
         _rarely(_PARTS, st.none()),
         st.lists(_REDUCTIONS, max_size=2) | st.just([]),
-        st.none() | st.builds(reduction_pb2.Cast, dtype=_SMALL | st.integers(3, 6), is_per_channel=st.booleans()),
+        st.none()
+        | st.builds(reduction_pb2.Cast, dtype=_SMALL | st.integers(3, 6), is_per_channel=st.booleans()),
         _rarely(st.lists(_DOUBLES, max_size=3), st.none()),
         _rarely(_HISTOGRAMS, st.none()),
         st.lists(st.integers(11, 18).filter(lambda kind: kind not in (14, 15)), max_size=2) | st.just([]),

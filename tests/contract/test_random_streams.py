@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trocar
-from tests.contract.test_random_requests import DEFECTS, _constants
 from tests.contract.test_random_requests import _HEADS as HEADS
+from tests.contract.test_random_requests import DEFECTS, _constants
 from tests.contract.test_random_requests import _rarely as rarely
 from tests.support.footprint import hook_counts
 from tests.support.oracle import noise
@@ -167,12 +167,26 @@ def good_checkpoint(client: trocar.Client) -> bytes:
     return result.checkpoint
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
+_HOSTILE = st.sampled_from([10**30, 2**63 - 1, 2**63, 2**40, -1, "\ud800", "x" * 100_000])
+_JSON = _HOSTILE | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | _HOSTILE,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-_KEYS = ["counts", "entries", "sizes", "tap", "name", "path", "type", "call", "port", "picks", "shape", "dtype"]
+_KEYS = [
+    "counts",
+    "entries",
+    "sizes",
+    "tap",
+    "name",
+    "path",
+    "type",
+    "call",
+    "port",
+    "picks",
+    "shape",
+    "dtype",
+]
 
 
 @settings(relaxed, max_examples=EXAMPLES)

@@ -88,7 +88,9 @@ def _tasks_of_streams(server: RunningServer) -> int:
 
     async def count() -> int:
         await asyncio.sleep(0)
-        return sum(1 for task in asyncio.all_tasks() if "_fill" in repr(task) or "stream" in repr(task).lower())
+        return sum(
+            1 for task in asyncio.all_tasks() if "_fill" in repr(task) or "stream" in repr(task).lower()
+        )
 
     return server.run(count)
 

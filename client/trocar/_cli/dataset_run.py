@@ -126,10 +126,11 @@ def _show_failures(report: DatasetReport) -> None:
     if not report.failed:
         return
     sys.stdout.flush()
-    typer.echo(f"{len(report.failed):,} samples failed and have no row:", err=True)
+    count = len(report.failed)
+    typer.echo("1 sample has no row:" if count == 1 else f"{count:,} samples have no row:", err=True)
     for failure in report.failed[:_SHOWN_FAILURES]:
         typer.echo(f"  {failure.key}: {failure.message} [{failure.reason}]", err=True)
-    if len(report.failed) > _SHOWN_FAILURES:
+    if count > _SHOWN_FAILURES:
         typer.echo(f"  all of them are in {report.out / 'manifest.json'}, under failed", err=True)
 
 

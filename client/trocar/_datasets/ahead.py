@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Generic, Self, TypeAlias, TypeVar
@@ -55,13 +55,17 @@ class ReadAhead(Generic[Item, Result]):
         self._is_closed = True
         self._free.release()  # the feeder may wait for it
         self._feeder.join()
+        self._slots.put(None)  # whoever still reads on another thread comes to an end
         self._pool.shutdown(cancel_futures=True)
 
     def __iter__(self) -> Iterator[Result]:
         while (slot := self._slots.get()) is not None:
             if isinstance(slot, BaseException):
                 raise slot
-            result = slot.result()
+            try:
+                result = slot.result()
+            except CancelledError:  # closed while it waited for a worker
+                return
             del slot  # the future holds the result: it is let go of before the next one is waited for
             yield result
             del result

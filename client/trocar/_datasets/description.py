@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 def describe(
     model: "Model", server: "ServerInfo", taps: "Sequence[str | Tap]", source: Source, options: Options
 ) -> dict[str, Any]:
-    """Describe a job: model and weights, where they run, taps, source and options."""
+    """Describe a job: model and weights, where they run, taps, source and options.
+
+    What to do with samples that fail is no part of it: a run that stopped at one may go on with "skip",
+    and its output is that of a run that had skipped from the beginning.
+    """
     found = {
         "model": {
             "id": model.model_id,
@@ -36,7 +40,6 @@ def describe(
         "batch": options.batch,
         "shard_size": options.shard_size,
         "decode": options.decode,
-        "on_error": options.on_error,
         "limit": options.limit,
     }
     normal: dict[str, Any] = json.loads(json.dumps(found))

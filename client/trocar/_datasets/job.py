@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -173,19 +173,18 @@ class _Job:
         """Write every sample that is not on disk yet."""
         options, total = self._options, _total(source, self._options.limit)
         output.complete_if_full()
-        self._progress(Progress(output.position, total, None, output.failed_count))
+        self._tell(output, None, total)
         rows = RowMaker(self._client, self._model_id, self._taps, options, output)
         try:
-            with self._batches(source, output.position, decoder) as batches:
-                for outcome in outcomes(
-                    self._client, self._model_id, batches, self._taps, timeout_s=options.timeout_s
-                ):
+            with (
+                self._batches(source, output.position, decoder) as batches,
+                closing(
+                    outcomes(self._client, self._model_id, batches, self._taps, timeout_s=options.timeout_s)
+                ) as found,
+            ):
+                for outcome in found:
                     output.append(rows.of(outcome))
-                    done = output.position
-                    fraction = outcome.batch.samples[-1].fraction
-                    if options.limit is not None:
-                        fraction = done / total if total else None
-                    self._progress(Progress(done, total, fraction, output.failed_count))
+                    self._tell(output, outcome.batch.samples[-1].fraction, total)
         except TrocarError as error:
             if output.position:
                 error.add_note(f"{output.position} samples are done; the same command goes on from there")
@@ -193,6 +192,12 @@ class _Job:
         if not output.position:
             raise SourceError("the source has no sample")
         output.finish()
+
+    def _tell(self, output: Output, fraction: float | None, total: int | None) -> None:
+        done = output.position
+        if self._options.limit is not None:
+            fraction = done / total if total else None
+        self._progress(Progress(done, total, fraction, output.failed_count))
 
     @contextmanager
     def _batches(self, source: Source, start: int, decoder: Decoder) -> Iterator[Iterator[Batch]]:

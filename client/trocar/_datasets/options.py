@@ -14,7 +14,7 @@ MAX_SHARD_SIZE = 100_000
 
 @dataclass(frozen=True)
 class Options:
-    """The choices of a run; each but `is_restart` and `timeout_s` is part of what the output is."""
+    """The choices of a run; most are part of what the output is, see `description`."""
 
     format: FormatName = "safetensors"
     batch: int = 16

@@ -139,6 +139,10 @@ def open_output(
         if known is None:
             known = Manifest(job)
             known.save(root)
+        if manifest.differences(known.job, job) and _is_unbegun(root, known):
+            known = Manifest(job)  # as after a selector with a typing error: nothing is lost
+            known.save(root)
+            remove_open_shard(root)
         _check_same(root, known, job)
         output = Output(root, known, format, shard_size=job["shard_size"], batch_size=job["batch"])
         try:
@@ -155,6 +159,16 @@ def _check_empty(root: Path) -> None:
         raise OutputError(
             f"{root} holds {names}, but no {manifest.NAME}; name a folder that is empty or not there yet"
         )
+
+
+def _is_unbegun(root: Path, known: Manifest) -> bool:
+    """Tell whether no batch is on disk yet."""
+    if known.shards or known.is_done:
+        return False
+    shard = OpenShard(root, 0, 0, None)
+    shard.open()
+    shard.close()
+    return not shard.sample_count
 
 
 def _check_same(root: Path, known: Manifest, job: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Batches sent one after another, and what came of each."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ def outcomes(
     *,
     timeout_s: float | None = None,
     at_end: "Callable[[ExtractStream], None] | None" = None,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """Send the readable samples of each batch; yield every batch in order, sent or not.
 
     Args:

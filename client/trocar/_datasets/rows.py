@@ -1,5 +1,6 @@
 """From what came of a batch to the rows that are written; what fails is decided here."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from trocar._feature_maps import FeatureMaps
     from trocar._taps import Tap
 
+_IMAGE = re.compile(r"image (\d+): ")
+"""How the server's message begins where it is about one image of a batch."""
 _SKIP_HINT = "--on-error skip leaves out such samples and lists them in the manifest"
 
 
@@ -118,6 +121,7 @@ def _check(outcome: Outcome) -> None:
             raise error from sample.error
     if outcome.error is not None:
         if isinstance(outcome.error, FAULTS_OF_DATA):
+            _name_image(outcome.error, outcome.batch)
             outcome.error.add_note(_SKIP_HINT)
         _stop(outcome.error, outcome.batch)
 
@@ -125,6 +129,13 @@ def _check(outcome: Outcome) -> None:
 def _stop(error: Exception, batch: Batch) -> NoReturn:
     error.add_note(f"while extracting {batch.name}")
     raise error
+
+
+def _name_image(error: TrocarError, batch: Batch) -> None:
+    """Say which file the server means by "image 3"."""
+    found = _IMAGE.match(str(error))
+    if found and int(found[1]) < len(batch.readable):
+        error.add_note(f"image {found[1]} is {batch.readable[int(found[1])].key}")
 
 
 def _failure(sample: Loaded, error: Exception) -> Failure:
@@ -136,7 +147,7 @@ def _message(error: Exception) -> str:
     """Say what went wrong, never with nothing: some exceptions have no text."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error) or type(error).__name__
+    return _IMAGE.sub("", str(error)) or type(error).__name__
 
 
 def _joined(parts: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:

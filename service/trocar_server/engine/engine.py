@@ -17,7 +17,7 @@ from trocar_server.engine.inputs import (
 )
 from trocar_server.engine.memory import input_bytes, memory_limit
 from trocar_server.engine.passes import FeatureMap, domain_errors
-from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature
+from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, TapRequest
 from trocar_server.engine.planner import resolve_taps
 from trocar_server.engine.preview import Preview, assumed_signature, make_preview
 from trocar_server.engine.running import RunningStatistics
@@ -108,7 +108,7 @@ class Engine:
     async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
         """Return what a pass calls, for the model's example input or for inputs of a given form."""
         host = self._host(model_id)
-        return host.example if signature is None else await self._record(host, signature, frozenset())
+        return host.example if signature is None else await self._record(host, signature)
 
     async def preview(self, plan: Plan, deadline: float | None = None) -> Preview:
         """Tell what a plan would return and need; nothing is computed.
@@ -119,7 +119,7 @@ class Engine:
         host = self._host(plan.model_id)
         check_images(host.hosted, plan.inputs)
         signature = known_signature(host, plan) or assumed_signature(host, plan.inputs)
-        recording = await self._record(host, signature, host.kinds(plan.taps), deadline)
+        recording = await self._record(host, signature, plan.taps, deadline)
         resolved, _ = resolve_plan(host, plan, signature, recording, self.limits)
         memory_bytes = resolved.pass_bytes + input_bytes(signature) if resolved.needs_pass else 0
         return make_preview(resolved, recording, memory_bytes)
@@ -153,7 +153,7 @@ class Engine:
         if signature is None:
             resolve_taps(plan.taps, host.example, self.limits.max_reply_bytes)
             return
-        recording = await self._record(host, signature, host.kinds(plan.taps), deadline)
+        recording = await self._record(host, signature, plan.taps, deadline)
         try:
             resolve_plan(host, plan, signature, recording, self.limits)
         except ServiceError as error:
@@ -216,16 +216,25 @@ class Engine:
                 timer.cancel()
 
     async def _record(
-        self, host: Host, signature: Signature, kinds: frozenset[str], deadline: float | None = None
+        self,
+        host: Host,
+        signature: Signature,
+        taps: tuple[TapRequest, ...] = (),
+        deadline: float | None = None,
     ) -> Recording:
+        kinds = host.kinds(taps)
         found = host.recorded(signature, kinds)
         if found is not None:
             return found
+
+        def check(recording: Recording) -> None:
+            resolve_taps(taps, recording, self.limits.max_reply_bytes)
+
         guard = PassGuard(deadline)
 
         def record() -> Recording:
             with domain_errors(host.hosted):
-                return host.record(signature, guard, kinds)
+                return host.record(signature, guard, kinds, check)
 
         return await self._on_owner(record, guard, deadline)
 

@@ -1,7 +1,7 @@
 """A loaded model at work: its replicas and what was recorded of its passes."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
@@ -20,6 +20,8 @@ from trocar_server.surgery import PassGuard, Recording, parse_selector, resolve
 _RECORDINGS_KEPT = 64
 _RESOLVED_KEPT = 256
 _DEPENDS_ON_DATA = (ErrorReason.MODULE_NOT_CALLED, ErrorReason.CALL_OUT_OF_RANGE)
+
+Check = Callable[[Recording], None]
 
 
 @dataclass
@@ -64,29 +66,45 @@ class Host:
         return None if found is None or kinds - _kinds_of(found) else found
 
     def record(
-        self, signature: Signature, guard: PassGuard | None = None, kinds: frozenset[str] = frozenset()
+        self,
+        signature: Signature,
+        guard: PassGuard | None = None,
+        kinds: frozenset[str] = frozenset(),
+        check: Check | None = None,
     ) -> Recording:
         """Record a pass on inputs of this form: without data, or on random data where that cannot be.
 
+        Args:
+            signature: The form of the inputs.
+            guard: Says whether to go on.
+            kinds: What to record beside modules.
+            check: Refuses what is asked for as soon as modules and shapes are known: halfway.
+
         Raises:
             ServiceError: `INPUT_REJECTED` when the model cannot take such inputs, `NOT_TRACEABLE` when
-                nodes are asked for and there are none.
+                nodes are asked for and there are none, and what `check` raises.
         """
         found = self.recorded(signature, kinds)
         if found is None:
-            found = self._record(signature, guard or PassGuard(), kinds)
+            found = self._record(signature, guard or PassGuard(), kinds, check)
             with self._lock:
                 self._recordings[signature] = found
                 if len(self._recordings) > _RECORDINGS_KEPT:
                     self._recordings.popitem(last=False)
         return found
 
-    def _record(self, signature: Signature, guard: PassGuard, kinds: frozenset[str]) -> Recording:
+    def _record(
+        self, signature: Signature, guard: PassGuard, kinds: frozenset[str], check: Check | None
+    ) -> Recording:
         before = self.recorded(signature)
+
+        def check_staged(recording: Recording) -> None:
+            if check is not None and not kinds:  # nodes and functions are recorded later
+                check(_staged(self.hosted, recording))
+
         try:
-            recording = self.recorder.record(
-                signature, kinds | (_kinds_of(before) if before else set()), guard
-            )
+            wanted = kinds | (_kinds_of(before) if before else frozenset())
+            recording = self.recorder.record(signature, wanted, guard, check_staged)
         except ServiceError:
             raise
         except Exception as error:

@@ -1,6 +1,6 @@
 """Recording passes of a hosted model: without data where that can be, on example data elsewhere."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,8 +32,16 @@ class Recorder:
     meta: nn.Module | None
     _traced: TracedGraph | None = None
 
-    def record(self, signature: Signature, kinds: Collection[str], guard: PassGuard) -> Recording:
+    def record(
+        self,
+        signature: Signature,
+        kinds: Collection[str],
+        guard: PassGuard,
+        check: Callable[[Recording], None] | None = None,
+    ) -> Recording:
         """Record a pass on inputs of this form, and the nodes (`fx`) and functions (`fn`) asked for.
+
+        See `record_calls` for `check`.
 
         Raises:
             ServiceError: `NOT_TRACEABLE`, nodes are asked for and there are none.
@@ -45,7 +53,7 @@ class Recorder:
         called = split_arguments([entry.name for entry in signature], arguments)
         module = self.meta if self.meta is not None else make_replica(self.hosted.module)
         with guard.watching(module):
-            recording = record_calls(module, *called, is_symbolic=is_symbolic)
+            recording = record_calls(module, *called, is_symbolic=is_symbolic, check=check)
             return self._with_kinds(recording, kinds, module, called, guard)
 
     def record_data(self, called: Called, kinds: Collection[str], guard: PassGuard) -> Recording:

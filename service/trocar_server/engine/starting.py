@@ -15,7 +15,6 @@ from trocar_server.engine.preview import assumed_signature, moment
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Recording, Target, resolve
 
-
 _WHERE = "it must be a module's whole output, or one of its positional inputs"
 
 

@@ -6,7 +6,7 @@ On a meta replica this costs no arithmetic; the plan of every extraction is chec
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -199,6 +199,7 @@ def record_calls(
     kwargs: Mapping[str, Any] | None = None,
     *,
     is_symbolic: bool = True,
+    check: Callable[[Recording], None] | None = None,
 ) -> Recording:
     """Run one pass, symbolic ones twice, and return what it called.
 
@@ -209,6 +210,8 @@ def record_calls(
         is_symbolic: Whether module and inputs are on the meta device. When not, every value counts
             as overwritten, because keeping them all to find out would take the memory of a
             training pass.
+        check: Called after the first of two passes with what is known by then: all but what is
+            overwritten and how many bytes live. Raises to spare the second.
     """
     watch = WriteWatch() if is_symbolic else None
     recorder, live = Recorder(watch), LiveBytes()
@@ -220,7 +223,9 @@ def record_calls(
         with _hooked(known, recorder):
             module(*args, **(kwargs or {}))
         if dict(module.named_modules()).keys() - known.keys():  # made by the first pass, without our hooks
-            return record_calls(module, args, kwargs, is_symbolic=is_symbolic)
+            return record_calls(module, args, kwargs, is_symbolic=is_symbolic, check=check)
+        if check is not None:
+            check(Recording(_in_execution_order(module, recorder.calls, watch), is_symbolic))
         if watch is not None:
             watch.live = live
             with fused_attention(live, watch.operators), _hooked(known, meter):

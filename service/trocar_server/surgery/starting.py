@@ -29,7 +29,6 @@ from trocar_server.surgery.structure import Picks
 from trocar_server.surgery.taps import Target
 from trocar_server.surgery.writes import storage_key, written_tensors
 
-
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -60,11 +59,11 @@ class _MixWatch(TorchDispatchMode):
         """Run one operator."""
         is_mixed = len({tensor.is_meta for tensor in _tensors((args, kwargs or {}))}) > 1
         if is_mixed and self.has_begun:
-            raise StartMixedError(func.__name__)
+            raise StartMixedError(func.overloadpacket.__name__)
         if not self.has_begun:
             for tensor in written_tensors(func, args, kwargs or {}):
                 if is_mixed and not tensor.is_meta:
-                    raise StartMixedError(func.__name__)
+                    raise StartMixedError(func.overloadpacket.__name__)
                 self.written.add(storage_key(tensor))
         return func(*args, **(kwargs or {}))
 
@@ -144,7 +143,7 @@ class StartSession:
         if self._hidden or self.has_begun:  # the model calls itself
             return
         self._hidden = _without_data(self._model)
-        self._contexts.enter_context(self._watch)  # type: ignore[no-untyped-call]
+        self._contexts.enter_context(self._watch)
 
     def _enter_call(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         index, self._count = self._count, self._count + 1
@@ -189,9 +188,7 @@ def _without_data(model: nn.Module) -> list[_Hidden]:
     """Take the data of every tensor that a tree holds: parameters, buffers, and plain ones in attributes."""
     twins: dict[int, torch.Tensor] = {}
     tables = [
-        table
-        for module in model.modules()
-        for table in (module._parameters, module._buffers, vars(module))
+        table for module in model.modules() for table in (module._parameters, module._buffers, vars(module))
     ]
     return [
         _Hidden(table, key, twins)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import typer
 
-from trocar._cli.samples import Sample, read_samples
+from trocar._cli.samples import Sample, is_one_batch, read_samples
 from trocar._tensors import Array
 
 
@@ -44,3 +44,10 @@ def test_pickled_array_is_never_read(tmp_path: Path) -> None:
     np.save(path, np.array([{}]), allow_pickle=True)
     with pytest.raises(typer.BadParameter, match=r"no \.npy file that can be read"):
         read_samples([path], 1)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(3, True), (2, False)])
+def test_one_batch_takes_all_samples_of_one_kind(size: int, expected: bool) -> None:
+    images = [Sample(str(index), Path("i.jpg")) for index in range(3)]
+    assert is_one_batch(images, size) is expected
+    assert not is_one_batch([*images[:1], Sample("a", np.zeros(2))], size)

@@ -81,3 +81,25 @@ def test_leaving_early_ends_the_threads() -> None:
     with ReadAhead(endless(), int, depth=4) as results:
         assert next(iter(results)) == 1
     assert threading.active_count() == before
+
+
+def test_reader_on_another_thread_comes_to_an_end() -> None:
+    got_first, left = threading.Event(), threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        assert left.wait(30)
+        yield 2  # nobody wants it any more
+
+    with ReadAhead(items(), int, depth=4) as results:
+
+        def read() -> None:
+            for _ in results:
+                got_first.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert got_first.wait(30)
+        threading.Timer(0, left.set).start()
+    reader.join(30)
+    assert not reader.is_alive()

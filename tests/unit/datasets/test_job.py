@@ -83,13 +83,14 @@ def test_finished_run_does_nothing_when_run_again(photos: Path, tmp_path: Path) 
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
+@pytest.mark.parametrize("kind", [FakeClient, StreamingClient])
 @pytest.mark.parametrize("fail_at", range(6))
 def test_run_that_failed_goes_on_with_the_batch_that_failed(
-    photos: Path, tmp_path: Path, fail_at: int
+    photos: Path, tmp_path: Path, fail_at: int, kind: type[FakeClient]
 ) -> None:
     run(photos, tmp_path / "whole", shard_size=10)
     with pytest.raises(ServerBusyError) as caught:
-        run(photos, tmp_path / "out", FakeClient(fail_at=fail_at, error=ServerBusyError("no")), shard_size=10)
+        run(photos, tmp_path / "out", kind(fail_at=fail_at, error=ServerBusyError("no")), shard_size=10)
     assert f"while extracting {fail_at * 4:03}.jpg to" in caught.value.__notes__[0]
     again = FakeClient()
     report = run(photos, tmp_path / "out", again, shard_size=10)
@@ -105,7 +106,6 @@ def test_run_that_failed_goes_on_with_the_batch_that_failed(
         ({"shard_size": 7}, "shard_size: was 10000, is now 7"),
         ({"format": "npy"}, 'format: was "safetensors", is now "npy"'),
         ({"limit": 9}, "limit: was null, is now 9"),
-        ({"on_error": "skip"}, 'on_error: was "stop", is now "skip"'),
     ],
 )
 def test_another_job_in_the_same_folder_is_refused_and_says_what_differs(
@@ -118,6 +118,28 @@ def test_another_job_in_the_same_folder_is_refused_and_says_what_differs(
     assert message in str(caught.value)
     assert "restart" in str(caught.value)
     assert tree(tmp_path / "out") == before
+
+
+def test_run_that_stopped_at_a_bad_sample_may_go_on_by_skipping_it(tmp_path: Path) -> None:
+    photos = write_samples(tmp_path / "photos", 12, {9: BAD})
+    run(photos, tmp_path / "whole", on_error="skip")
+    with pytest.raises(InvalidImageError):
+        run(photos, tmp_path / "out")
+    assert run(photos, tmp_path / "out", on_error="skip").resumed_at == 8
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_run_that_failed_at_once_leaves_nothing_in_the_way_of_another(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownModuleError):
+        run(
+            photos,
+            tmp_path / "out",
+            FakeClient(fail_at=0, error=UnknownModuleError("no module 'x'")),
+            batch=3,
+        )
+    run(photos, tmp_path / "out")
+    run(photos, tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def test_source_that_changed_is_refused(photos: Path, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from tests.support.footprint import hook_count
 from tests.support.odd_models import CatchesErrors, InPlaceOnInput, Overwrites, Recursive
 from tests.support.tiny_models import Plain, Structured
 from tests.unit.surgery.recordings import outputs, recorded
-from trocar_server.surgery import record_calls
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import Recording, record_calls
 
 
 def test_modules_come_in_the_order_of_their_first_call_and_the_never_called_last() -> None:
@@ -144,3 +146,24 @@ def test_a_recording_leaves_foreign_hooks_alone() -> None:
         record_calls(model, [torch.zeros(1, 3, 8, 8)])
         model(torch.zeros(1, 3, 8, 8))
     assert len(seen) == 3  # a symbolic recording runs the model twice
+
+
+def test_a_check_that_refuses_spares_the_second_pass() -> None:
+    passes = 0
+
+    class Counts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nonlocal passes
+            passes += 1
+            return x + 1
+
+    def check(recording: Recording) -> None:
+        leaf = recording.modules[""].calls[0].outputs[0]
+        if leaf.byte_count > 100:
+            raise ServiceError(ErrorReason.REPLY_TOO_LARGE, "too large")
+
+    record_calls(Counts(), [torch.empty(5, device="meta")], check=check)
+    assert passes == 2
+    with pytest.raises(ServiceError):
+        record_calls(Counts(), [torch.empty(500, device="meta")], check=check)
+    assert passes == 3

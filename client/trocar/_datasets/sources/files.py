@@ -67,12 +67,10 @@ def list_images(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tuple
                 images.append(path)
     if not images:
         raise SourceError(f"no image below {root}: {_advice(others, outside, suffixes)}")
-    notes = (
-        f"left out below {root}: {others} other files, {outside} links that lead out of it"
-        if others or outside
-        else ""
-    )
-    return sorted(images, key=lambda path: path.relative_to(root).as_posix()), (notes,) if notes else ()
+    left_out = [f"{others} of other kinds"] * bool(others)
+    left_out += [f"{outside} links that lead out of it"] * bool(outside)
+    notes = (f"files left out below {root}: {', '.join(left_out)}",) if left_out else ()
+    return sorted(images, key=lambda path: path.relative_to(root).as_posix()), notes
 
 
 def printable(name: str) -> str:

@@ -38,7 +38,7 @@ def test_images_are_sorted_by_relative_path_and_others_left_out(root: Path) -> N
     assert keys(root, 3) == ["b/10.JPG", "b/2.jpg"]
     source = folder_source(root, SERVER_SUFFIXES)
     assert source.count == 5
-    assert source.notes == (f"left out below {root}: 1 other files, 0 links that lead out of it",)
+    assert source.notes == (f"files left out below {root}: 1 of other kinds",)
 
 
 def test_samples_give_the_bytes_of_the_files(root: Path) -> None:
@@ -57,7 +57,7 @@ def test_links_are_followed_only_to_files_inside(root: Path, tmp_path: Path) -> 
     (root / "dangling.jpg").symlink_to(root / "none.jpg")
     (root / "dangling.jpg").unlink()
     assert keys(root) == ["B.webp", "a.png", "b.jpeg", "b/10.JPG", "b/2.jpg", "inside.jpg"]
-    assert "1 links that lead out" in folder_source(root, SERVER_SUFFIXES).notes[0]
+    assert "1 of other kinds, 1 links that lead out of it" in folder_source(root, SERVER_SUFFIXES).notes[0]
 
 
 def test_prefix_is_put_before_the_keys(root: Path) -> None:
