@@ -19,6 +19,8 @@ from trocar_server.surgery import PassGuard, Recording, parse_selector, resolve
 
 _RECORDINGS_KEPT = 64
 _RESOLVED_KEPT = 256
+_MOST_WEIGHT_KEPT = 2048
+"""The most names and numbers in a resolved request that is kept: 256 of the largest come to some 200 MB."""
 _DEPENDS_ON_DATA = (ErrorReason.MODULE_NOT_CALLED, ErrorReason.CALL_OUT_OF_RANGE)
 
 Check = Callable[[Recording], None]
@@ -132,11 +134,19 @@ class Host:
             found = self._resolved.get(key)
         if found is None:
             found = resolve_taps(taps, recording, max_reply_bytes)
-            with self._lock:
-                self._resolved[key] = found
-                if len(self._resolved) > _RESOLVED_KEPT:
-                    self._resolved.popitem(last=False)
+            if _weight(taps, found) <= _MOST_WEIGHT_KEPT:
+                with self._lock:
+                    self._resolved[key] = found
+                    if len(self._resolved) > _RESOLVED_KEPT:
+                        self._resolved.popitem(last=False)
         return found
+
+
+def _weight(taps: Sequence[TapRequest], resolved: Resolved) -> int:
+    """Count what a request holds in memory: names that it expands to, and numbers that it came with."""
+    names = sum(map(len, resolved.expansions))
+    steps = sum(len(getattr(step, "positions", ())) for tap in taps for step in tap.reductions)
+    return names + steps + sum(len(tap.parameters.edges) + len(tap.parameters.quantiles) for tap in taps)
 
 
 def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:

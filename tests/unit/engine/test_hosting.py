@@ -12,9 +12,10 @@ from tests.support.tiny_models import DataDependent, Plain
 from tests.unit.engine.hosts import host, hosted, hosted_by_name
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.hosting import Host, make_host
-from trocar_server.engine.plan import Signature, TensorSignature
+from trocar_server.engine.plan import Signature, TapRequest, TensorSignature
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import PassGuard, Recording
+from trocar_server.stats import Scope, Statistic, StatisticParameters
+from trocar_server.surgery import PassGuard, Recording, parse_selector
 
 
 def form(*shape: int, dtype: torch.dtype = torch.float32, name: str = "") -> TensorSignature:
@@ -158,3 +159,27 @@ def test_a_stage_that_the_model_does_not_have_fails_its_loading(stages: dict[str
 def test_a_stage_that_other_data_may_reach_does_not_fail_the_loading() -> None:
     staged = make_host(hosted(OnlyNegative, stages={"late_stage": "late"}), 1, max_queue=1)
     assert staged.example.modules["late"].calls == []
+
+
+def _edges(count: int, alias: str) -> TapRequest:
+    parameters = StatisticParameters(edges=tuple(float(edge) for edge in range(count)))
+    return TapRequest(
+        parse_selector("fc"),
+        alias,
+        values=False,
+        statistics=(Statistic.HISTOGRAM,),
+        scope=Scope.ALL,
+        parameters=parameters,
+    )
+
+
+def test_requests_that_are_large_themselves_are_not_kept() -> None:
+    """A caller could fill the server's memory with them: 10 MB of edges in each of 256."""
+    plain = host(Plain, (3, 8, 8))
+    signature = (form(1, 3, 8, 8),)
+    recording = plain.record(signature)
+    small, large = (_edges(4, "small"),), (_edges(50_000, "large"),)
+    many = tuple(TapRequest(parse_selector("**")) for _ in range(250)) * 2
+    for taps in (small, large, many):
+        plain.resolve(taps, signature, recording, 1 << 30)
+    assert [taps for taps, _ in plain._resolved] == [small]
