@@ -21,6 +21,9 @@ from tests.support.running_server import RunningServer
 from tests.support.wire import chunk, raw_channel, tensor
 from trocar_api.v1 import extraction_pb2, tap_pb2, tensor_pb2
 from trocar_api.v1 import stream_pb2 as pb
+from trocar_api.v1.statistics_pb2 import STATISTIC_MEAN as MEAN
+from trocar_api.v1.statistics_pb2 import STATISTIC_SCOPE_CHANNEL as CHANNEL
+from trocar_api.v1.statistics_pb2 import STATISTIC_STD as STD
 
 EXAMPLES = int(os.environ.get("TROCAR_FUZZ_EXAMPLES", "300"))
 DEADLINE_S = 30
@@ -32,7 +35,7 @@ _STARTS = st.builds(
     taps=rarely(
         HEADS.map(lambda head: head.taps),
         st.sampled_from(["/in", "/out", "**", "fx:add"]).map(
-            lambda selector: [tap_pb2.Tap(selector=selector, statistics=[1, 3], scope=2)]
+            lambda selector: [tap_pb2.Tap(selector=selector, statistics=[MEAN, STD], scope=CHANNEL)]
         ),
     ),
     max_chunk_bytes=rarely(_INT32, st.none() | st.just(4096)),

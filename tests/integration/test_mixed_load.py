@@ -39,14 +39,15 @@ def call_of(mark: int) -> tuple[str, Array, list[Any], str | None]:
     batch, kind = chance.randint(1, 3), chance.randrange(6)
     images, tokens = watermarked(mark, batch, 3, 8, 8), watermarked(mark, batch, 5, 16)
     features = watermarked(mark, batch, 4, 8, 8)
-    return [
+    calls: list[tuple[str, Array, list[Any], str | None]] = [
         ("plain", images, ["/in", "conv", "relu@1", "fc"], None),
         ("plain", images, ["/in", "fx:conv2", "fx:fc", "fc"], None),
         ("plain", features, ["fc", "pool", "relu@1"], "conv2"),
         ("plain", features, [trocar.tap("fc", stats=["mean"], cast="float16")], "conv"),
         ("transformer", tokens, ["/in", "fn:linear@-1", "/out"], None),
         ("transformer", tokens, ["/in", trocar.tap("encoder", reduce=[trocar.pool("avg")]), "head"], None),
-    ][kind]
+    ]
+    return calls[kind]
 
 
 def run(client: trocar.Client, mark: int) -> trocar.FeatureMaps:

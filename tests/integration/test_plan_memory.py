@@ -43,7 +43,7 @@ def allocated_at_most(work: Callable[[], Any]) -> int:
     assert profile.profiler is not None
     events = profile.profiler.kineto_results.events()
     changes = sorted((event for event in events if event.name() == "[memory]"), key=lambda e: e.start_ns())
-    return max(np.cumsum([change.nbytes() for change in changes]))
+    return int(max(np.cumsum([change.nbytes() for change in changes])))
 
 
 @pytest.mark.parametrize("model_id", ["resnet18", "shufflenet_v2_x0_5"])

@@ -95,7 +95,10 @@ def test_covariance_quantiles_and_histogram_too(client: trocar.Client, kind: str
         assert counts.sum() == len(everything)
 
 
-ALL = [tap("all"), trocar.tap("/in", alias="by", stats=["mean", "covariance", trocar.quantiles(0.5)], over="channel")]
+ALL = [
+    tap("all"),
+    trocar.tap("/in", alias="by", stats=["mean", "covariance", trocar.quantiles(0.5)], over="channel"),
+]
 
 
 def bits(found: dict[str, trocar.Statistics]) -> dict[str, list[bytes]]:
@@ -131,7 +134,9 @@ def test_broken_connections_move_no_bit(server: RunningServer, client: trocar.Cl
     with (
         running_proxy(server.address) as proxy,
         trocar.connect(proxy.address) as far,
-        far.extract_stream("identity", batches, ALL, running_statistics=True, checkpoint_interval=4) as stream,
+        far.extract_stream(
+            "identity", batches, ALL, running_statistics=True, checkpoint_interval=4
+        ) as stream,
     ):
         for result in stream:
             assert result.error is None
@@ -192,6 +197,7 @@ def test_reduced_values_go_on_from_checkpoint_to_checkpoint(
     batches = [part.astype(np.float32) for part in rows("plain")]
     whole = running(client, batches, taps)[1]
     checkpoint: bytes | None = None
+    found: dict[str, trocar.Statistics] = {}
     for index, batch in enumerate(batches):
         options: Any = {"checkpoint": checkpoint, "first_batch": index, "checkpoint_interval": 1}
         (result,), found = running(client, [batch], taps, **options)

@@ -117,7 +117,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-@pytest.mark.parametrize("name", ["keeps-last", "keeps-all", "writes-buffer", "replaces-buffer", "plain-tensor"])
+@pytest.mark.parametrize(
+    "name", ["keeps-last", "keeps-all", "writes-buffer", "replaces-buffer", "plain-tensor"]
+)
 def test_no_replica_keeps_a_tensor_without_data(odd: RunningServer, near: trocar.Client, name: str) -> None:
     full = near.extract(name, ROWS, ["first", "second", "/out"])
     for start in ("first", "second"):

@@ -20,6 +20,7 @@ from tests.support.tiny_models import Plain
 from tests.support.wire import chunk, raw_channel, tensor
 from trocar_api.v1 import stream_pb2 as pb
 from trocar_api.v1 import tap_pb2
+from trocar_api.v1.statistics_pb2 import STATISTIC_MEAN as MEAN
 
 METHOD = "/trocar_api.v1.StreamService/ExtractStream"
 ROW = np.ones((1, 3), np.float32)
@@ -129,7 +130,7 @@ def test_a_stream_that_ends_while_it_uploads_leaves_nothing(busy: RunningServer,
 def test_a_stream_that_ends_before_its_start_is_complete_leaves_nothing(channel: grpc.Channel) -> None:
     start = pb.ExtractStreamStart(
         model_id="plain",
-        taps=[tap_pb2.Tap(selector="fc", statistics=[1])],
+        taps=[tap_pb2.Tap(selector="fc", statistics=[MEAN])],
         has_running_statistics=True,
         checkpoint_byte_count=1 << 29,
     )

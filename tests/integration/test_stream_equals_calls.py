@@ -57,10 +57,12 @@ def test_batches_equal_single_calls(near: trocar.Client, model_id: str) -> None:
         single = outcome(lambda: near.extract(model_id, values, taps))  # noqa: B023 - called at once
         streamed = outcome(lambda: list(near.extract_stream(model_id, [values, values], taps)))  # noqa: B023
         if isinstance(single, trocar.TrocarError):
-            errors = [streamed] if isinstance(streamed, Exception) else [result.error for result in streamed]
-            assert [(type(error), words(error)) for error in errors] == [
-                (type(single), words(single))
-            ] * len(errors), taps
+            errors: list[Any] = (
+                [streamed] if isinstance(streamed, Exception) else [result.error for result in streamed]
+            )
+            assert [(type(error), words(error)) for error in errors] == [(type(single), words(single))] * len(
+                errors
+            ), taps
         else:
             assert isinstance(streamed, list), (taps, streamed)
             assert all(same(result.unwrap(), single) for result in streamed), taps

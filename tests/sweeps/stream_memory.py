@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import trocar
-from tests.support.oracle import Array
 
 _MOST_GROWTH_MB = 20.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -70,7 +70,9 @@ def _stream(
         for result in stream:
             maps = result.unwrap()
             if result.index == 0:
-                print(f"{name}: {sum(values.nbytes for values in maps.values()):,} bytes in a reply", flush=True)
+                print(
+                    f"{name}: {sum(values.nbytes for values in maps.values()):,} bytes in a reply", flush=True
+                )
             if result.index + 1 in (count // 10, count):
                 seen.append((_resident_mb(server), _resident_mb(os.getpid())))
                 of_server, of_client = seen[-1]
@@ -78,10 +80,10 @@ def _stream(
     growth = [later - early for early, later in zip(*seen, strict=True)]
     seconds = time.perf_counter() - started
     print(f"  grown: server {growth[0]:+.1f} MB, client {growth[1]:+.1f} MB; {seconds:.0f} s", flush=True)
-    return max(growth)
+    return float(max(growth))
 
 
-def _batches(count: int, shape: tuple[int, ...]) -> Iterator[Array]:
+def _batches(count: int, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
     random = np.random.default_rng(0)
     return (random.random(shape, dtype=np.float32) for _ in range(count))
 

@@ -21,7 +21,7 @@ from trocar_server.surgery import Recording, Target
 
 _SHARE = 0.75
 _BLOCK_COPIES = 5
-"""Copies of one block in float64 that statistics and the error of a cast hold at once; 4.75 to 5.0 were measured."""
+"""Copies of one block in float64 that statistics and the error of a cast hold at once; 4.75 to 5 measured."""
 _MATRIX_COPIES = 3
 """A covariance as it is summed up, as it is told, and as it is sent."""
 

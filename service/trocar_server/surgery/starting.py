@@ -90,7 +90,9 @@ def laid_out(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
         if size > 1 and stride <= reach:
             return value
         reach += stride * (size - 1)
-    return torch.empty_strided(value.shape, tuple(strides), dtype=value.dtype, device=value.device).copy_(value)
+    return torch.empty_strided(value.shape, tuple(strides), dtype=value.dtype, device=value.device).copy_(
+        value
+    )
 
 
 class StartSession:
