@@ -112,6 +112,10 @@ class ConnectOptions:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
+        if not self.target.strip():
+            raise ValueError("the address of the server is empty; write host:port")
+        if self.token and not (self.token.isascii() and self.token.isprintable()):
+            raise ValueError("the token has characters that no header may have; was a line end copied along?")
         if not 0 <= self.retries <= MAX_RETRIES:
             raise ValueError(f"retries={self.retries} is not in the range 0 to {MAX_RETRIES}")
         if self.target == LOCAL and self.tls:

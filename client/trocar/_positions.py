@@ -84,7 +84,13 @@ def _integer(value: Any) -> int:
     """
     if isinstance(value, (bool, np.bool_)):
         raise TypeError("a mask cannot be sent; take positions, as numpy.flatnonzero(mask) returns them")
-    return as_integer(value)
+    try:
+        return as_integer(value)
+    except TypeError:
+        raise TypeError(
+            f"{value!r} is no position; an index has integers, slices and ..., lists of integers go to "
+            "samples=, channels= or tokens="
+        ) from None
 
 
 def _optional_integer(value: Any) -> int | None:

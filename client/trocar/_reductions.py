@@ -238,7 +238,9 @@ def gather(
     found = [_take(axis, positions) for axis, positions in short.items() if positions is not None]
     if index is not None:
         found.append(_index(index))
-    rest: list[Any] = [reduce] if isinstance(reduce, Reduction) else list(reduce)
+    given: Any = reduce
+    is_one = isinstance(given, (Reduction, str)) or not isinstance(given, Iterable)
+    rest: list[Any] = [given] if is_one else list(given)
     wrong = next((entry for entry in rest if not isinstance(entry, Reduction)), None)
     if wrong is not None:
         raise TypeError(

@@ -73,6 +73,12 @@ def error_from_batch(error: BatchError, request_id: str = "") -> TrocarError:
     return kind(error.message, details=dict(error.details), request_id=request_id)
 
 
+def image_of(error: Exception) -> int | None:
+    """Return which image of its batch an error is about, from 0; None where it says nothing of that."""
+    text = error.details.get("image", "") if isinstance(error, TrocarError) else ""
+    return int(text) if text.isdecimal() else None
+
+
 def is_broken_connection(error: grpc.RpcError) -> bool:
     """Tell whether a stream just ended in the middle: nobody decided that it should."""
     if _error_info(error.trailing_metadata()).reason:

@@ -75,7 +75,7 @@ def _table(model_id: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise _invalid(
             model_id,
-            f"a {type(value).__name__} describes no model; give the name of weights, an nn.Module, "
+            f"{type(value).__name__} describes no model; give the name of weights, an nn.Module, "
             "or a table with the keys of [models.ID]",
         )
     if "module" in value:

@@ -288,8 +288,21 @@ def test_error_of_a_batch_names_its_files(cli: Trocar, photos: list[Path], tmp_p
     done = cli("extract", "plain", *photos, bad, "--tap", "conv", "--out", tmp_path / "f.safetensors")
     assert done.code == 1
     assert "[INVALID_IMAGE]" in done.err
-    assert f"while extracting {photos[0]} to {bad}" in done.err
+    assert f"while extracting {photos[0]} to {bad}; image 5 is {bad}" in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("words", [("stats",), ("extract", "--out", "f.safetensors"), ("dead",), ("cka",)])
+def test_array_without_rows_is_a_usage_error(cli: Trocar, tmp_path: Path, words: tuple[str, ...]) -> None:
+    np.save(tmp_path / "none.npy", np.zeros((0, 3, 8, 8), np.float32))
+    done = cli(words[0], "plain", tmp_path / "none.npy", "--tap", "conv", *words[1:])
+    assert (done.code, done.out) == (2, "")
+    assert "none.npy: there is no sample" in done.err
+
+
+def test_stats_take_folders(cli: Trocar, photos: list[Path]) -> None:
+    of_files = cli("stats", "plain", *photos, "--tap", "conv", "--json").json
+    assert cli("stats", "plain", photos[0].parent, "--tap", "conv", "--json").json == of_files
 
 
 def test_unknown_model_names_the_nearest(cli: Trocar) -> None:
@@ -309,6 +322,9 @@ def test_unknown_model_names_the_nearest(cli: Trocar) -> None:
         ("stats", "plain", "{photo}", "--tap", "conv", "--stats", "meen"),
         ("stats", "plain", "{photo}", "--tap", "conv", "--stats", ""),
         ("stats", "plain", "{photo}", "--tap", "conv", "--over", "pixel"),
+        ("stats", "plain", "{photo}", "--tap", "conv", "--over", "channel", "--stats", "argmax_channel"),
+        ("models", "--server", ""),
+        ("models", "--token", "secret\n"),
         ("stats", "plain", "{photo}", "--tap", "conv", "--batch", "0"),
         ("models", "--timeout", "-1"),
         ("models", "--token", "secret", "--server", "10.0.0.1:50051"),

@@ -10,8 +10,12 @@ from trocar._analysis.tables import html_table, number_text, text_table
 from trocar._names import unknown_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.figure import Figure
 
+_LISTED = 8
+"""How many names a remark lists."""
 _HEAD = ("feature map", "shape", "cosine", "relative error", "max difference", "not finite", "")
 
 
@@ -105,6 +109,10 @@ class Diff:
     @property
     def verdict(self) -> str:
         """The outcome in a line."""
+        if not self.rows:
+            return (
+                "no feature map of one has its counterpart in the other; pair names that differ with taps_b"
+            )
         first = self.first_diverging
         if first is None:
             return f"all {len(self.rows)} feature maps agree within a relative error of {self.tolerance:g}"
@@ -128,8 +136,13 @@ class Diff:
 
     def _remarks(self) -> list[str]:
         sides = ((self.model_a, self.only_a), (self.model_b, self.only_b))
-        missing = [f"only in {model}: {', '.join(names)}" for model, names in sides if names]
+        missing = [f"only in {model}: {_shortened(names)}" for model, names in sides if names]
         return [*missing, f"{self.model_a} and {self.model_b}: {self.verdict}"]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_LISTED])
+    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED:,} more"
 
 
 def check_tolerance(tolerance: float) -> float:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, overload, runtime_checkable
 
 from trocar._inputs import Inputs, is_image
+from trocar._rpc_errors import image_of
 from trocar._tensors import is_array
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class Labelled(Protocol):
 
     def label(self, index: int) -> str:
         """Name the batch at a position."""
+        ...
+
+    def sample_label(self, index: int, position: int) -> str:
+        """Name a sample of the batch at a position; empty where it has no name."""
         ...
 
 
@@ -68,6 +73,14 @@ class Samples:
             files = str(batch[0]) if len(batch) == 1 else f"{batch[0]} to {batch[-1]}"
             return f"{samples} ({files})"
         return samples
+
+    def sample_label(self, index: int, position: int) -> str:
+        """Name a sample by its file; empty where it is none."""
+        start = index * self._batch_size
+        batch = self._take(start, start + self._batch_size)
+        if not isinstance(batch, list) or position >= len(batch):
+            return ""
+        return str(batch[position]) if isinstance(batch[position], (str, os.PathLike)) else ""
 
 
 @overload
@@ -132,8 +145,18 @@ def unwrapped(result: BatchResult, batches: AsyncBatches, model_id: str) -> Feat
     try:
         return result.unwrap()
     except Exception as error:
-        error.add_note(f"in {batch_label(batches, result.index)}, {model_id}")
+        error.add_note(
+            f"in {batch_label(batches, result.index)}, {model_id}{_culprit(error, batches, result)}"
+        )
         raise
+
+
+def _culprit(error: Exception, batches: AsyncBatches, result: BatchResult) -> str:
+    at = image_of(error)
+    if at is None or not isinstance(batches, Labelled):
+        return ""
+    name = batches.sample_label(result.index, at)
+    return f"; image {at} is {name}" if name else ""
 
 
 def _samples(inputs: object, batch_size: int) -> Samples | None:

@@ -1,26 +1,17 @@
 """Arguments and options that several commands share."""
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from trocar._cli.failures import refuse
-from trocar._taps import STATISTICS
+from trocar._taps import STATISTICS, Over, Tap, tap
 
 ModelId = Annotated[
     str, typer.Argument(metavar="MODEL", help="The id of a loaded model; see `trocar models`.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Images = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="IMAGES",
-        exists=True,
-        dir_okay=False,
-        help="JPEG, PNG or WebP files, which the server preprocesses, or .npy files with the model's input.",
-    ),
-]
 Taps = Annotated[
     list[str],
     typer.Option("--tap", help="What to collect, for example layer4 or layer*.0.relu@1; repeat for more."),
@@ -46,6 +37,20 @@ def parse_statistics(text: str) -> tuple[str, ...]:
     if several:
         refuse(f"--stats: {several[0]} is more than one number; ask for it from Python, with trocar.tap")
     return names
+
+
+def statistics_taps(
+    selectors: Sequence[str], names: Sequence[str], *, values: bool, over: Over = "all"
+) -> list[Tap]:
+    """Return a tap with these statistics for each selector.
+
+    Raises:
+        typer.BadParameter: A statistic has no meaning with `over`.
+    """
+    try:
+        return [tap(selector, stats=names, values=values, over=over) for selector in selectors]
+    except ValueError as error:
+        refuse(f"--stats: {error}")
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

@@ -35,9 +35,9 @@ def cka(  # noqa: PLR0913 - one parameter for each option
         result = client.cka(
             model_id, inputs, tap, other=other, other_taps=other_tap or None, debiased=debiased
         )
-    if plot:
-        result.plot(plot)
     if as_json:
         show_json(result)
-        return
-    typer.echo(str(result))
+    else:
+        typer.echo(str(result))
+    if plot:
+        result.plot(plot)

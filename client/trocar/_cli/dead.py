@@ -31,9 +31,9 @@ def dead(
     samples = read_set(client, model_id, images)
     with analysing(batch, **{model_id: samples}) as (inputs,):
         report = client.dead_channels(model_id, inputs, tap or "**", threshold=threshold)
-    if plot:
-        report.plot(plot)
     if as_json:
         show_json(report)
-        return
-    typer.echo(str(report))
+    else:
+        typer.echo(str(report))
+    if plot:
+        report.plot(plot)

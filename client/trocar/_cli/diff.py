@@ -37,9 +37,9 @@ def diff(  # noqa: PLR0913 - one parameter for each option
     samples = read_set(client, model_a, images)
     with analysing(batch, **{f"{model_a}, {model_b}": samples}) as (inputs,):
         result = client.diff(model_a, model_b, inputs, tap or "**", taps_b=tap_b or None, tolerance=tolerance)
-    if plot:
-        result.plot(plot)
     if as_json:
         show_json({**asdict(result), "first_diverging": result.first_diverging})
-        return
-    typer.echo(str(result))
+    else:
+        typer.echo(str(result))
+    if plot:
+        result.plot(plot)

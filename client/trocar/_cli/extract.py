@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-import trocar
 from trocar import Client
-from trocar._cli.arguments import AsJson, BatchSize, ModelId, Taps, parse_statistics
+from trocar._cli.arguments import AsJson, BatchSize, ModelId, Taps, parse_statistics, statistics_taps
 from trocar._cli.choices import Decode, Format, OnError
 from trocar._cli.dataset_run import refuse_missing, run_dataset
 from trocar._cli.failures import refuse
@@ -119,7 +118,7 @@ def _extract_to_file(
     as_json: bool,
 ) -> None:
     statistics = StatisticsTable(names)
-    taps = [trocar.tap(selector, stats=names) for selector in selectors]
+    taps = statistics_taps(selectors, names, values=True)
     is_whole = is_one_batch(samples, batch)
     with FeatureFile(out, sample_count=len(samples), is_one_batch=is_whole) as file:
         for one in run_passes(client, model_id, samples, taps, batch, statistics):

@@ -57,6 +57,11 @@ class ShownBatches:
         """Name the batch at a position by its files."""
         return span(self._batches[index])
 
+    def sample_label(self, index: int, position: int) -> str:
+        """Name a sample of the batch at a position by its file."""
+        batch = self._batches[index]
+        return batch[position].name if position < len(batch) else ""
+
 
 def read_set(client: Client, model_id: str, paths: Sequence[Path]) -> list[Sample]:
     """List the samples in files and in the images of folders.

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trocar import Client, ExtractStream, FeatureMaps, ModelNotLoadedError, Tap
+from trocar._cli.failures import refuse
 from trocar._cli.samples import Sample, read_samples
 from trocar._cli.statistics_view import StatisticsTable
 from trocar._datasets import sample as datasets
@@ -34,8 +35,15 @@ def samples_for(client: Client, model_id: str, paths: Sequence[Path]) -> list[Sa
 
     Raises:
         TrocarError: There are arrays, and the model is unknown or not loaded.
-        typer.BadParameter: An array does not fit the model.
+        typer.BadParameter: An array does not fit the model, or there is no sample.
     """
+    samples = _listed(client, model_id, paths)
+    if not samples:
+        refuse(f"{', '.join(map(str, paths))}: there is no sample; arrays need one row at least")
+    return samples
+
+
+def _listed(client: Client, model_id: str, paths: Sequence[Path]) -> list[Sample]:
     if all(path.suffix != ARRAY_SUFFIX for path in paths):
         return read_samples(paths, sample_rank=0)
     model = client.model(model_id)
@@ -107,5 +115,5 @@ def _maps(outcome: Outcome) -> FeatureMaps:
     if outcome.maps is not None:
         return outcome.maps
     assert outcome.error is not None  # every sample was read, so the batch was sent, or refused
-    outcome.error.add_note(f"while extracting {outcome.batch.name}")
+    outcome.error.add_note(f"while extracting {outcome.batch.place(outcome.error)}")
     raise outcome.error

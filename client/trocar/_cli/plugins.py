@@ -41,11 +41,13 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
         try:
             plugin_app(entry)(context.args, prog_name=f"trocar {entry.name}")
         except ModuleNotFoundError as error:
-            fail(
+            advice = (
                 f"`trocar {entry.name}` needs the server, and {error.name!r} is not installed: "
-                'pip install "trocar[server]"',
-                USAGE,
+                'pip install "trocar[server]"'
             )
+            if "--help" not in context.args:
+                fail(advice, USAGE)
+            typer.echo(f"{help_text}\n\n{advice}")
 
     help_text = _HELP.get(entry.name, f"From {entry.value}.")
     app.command(entry.name, help=help_text, context_settings=_PASS_ON)(run)

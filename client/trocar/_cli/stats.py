@@ -5,12 +5,20 @@ from typing import Annotated
 
 import typer
 
-import trocar
 from trocar import Client
-from trocar._cli.arguments import NUMBERS, AsJson, BatchSize, Images, ModelId, Taps, parse_statistics
+from trocar._cli.arguments import (
+    NUMBERS,
+    AsJson,
+    BatchSize,
+    ModelId,
+    Taps,
+    parse_statistics,
+    statistics_taps,
+)
 from trocar._cli.failures import refuse
+from trocar._cli.input_sets import ImagesOrFolders, read_set
 from trocar._cli.output import show_json
-from trocar._cli.passes import run_passes, samples_for
+from trocar._cli.passes import run_passes
 from trocar._cli.statistics_view import StatisticsTable, show_statistics
 
 
@@ -25,7 +33,7 @@ class Over(StrEnum):
 def stats(
     client: Client,
     model_id: ModelId,
-    images: Images,
+    images: ImagesOrFolders,
     tap: Taps,
     over: Annotated[
         Over, typer.Option(help="One number for all images, per channel or per image.")
@@ -43,8 +51,8 @@ def stats(
     names = parse_statistics(stats)
     if not names:
         refuse("--stats: name at least one statistic")
-    samples = samples_for(client, model_id, images)
-    taps = [trocar.tap(selector, stats=names, values=False, over=over.value) for selector in tap]
+    taps = statistics_taps(tap, names, values=False, over=over.value)
+    samples = read_set(client, model_id, images)
     statistics = StatisticsTable(names)
     for _ in run_passes(client, model_id, samples, taps, batch, statistics):
         pass

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trocar._datasets.decoding import Loaded, Value
+from trocar._rpc_errors import image_of
 from trocar._tensors import Array
 from trocar.errors import SourceError
 
@@ -27,6 +28,14 @@ class Batch:
         """The batch by its first and last sample, for messages."""
         first, last = self.samples[0].key, self.samples[-1].key
         return first if len(self.samples) == 1 else f"{first} to {last}"
+
+    def place(self, error: Exception) -> str:
+        """Name the batch, and the sample in it where the error says which."""
+        at = image_of(error)
+        readable = self.readable
+        if at is None or at >= len(readable) or len(self.samples) == 1:
+            return self.name
+        return f"{self.name}; image {at} is {readable[at].key}"
 
 
 def cut(samples: Iterable[Loaded], size: int) -> Iterator[Batch]:

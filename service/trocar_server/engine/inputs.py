@@ -103,7 +103,8 @@ def _decode(index: int, form: ImageForm, payload: Payload, max_pixels: int) -> I
             return image_from_pixels(form.height, form.width, payload.tobytes())
         return decode_image(payload.tobytes(), max_pixels)
     except ServiceError as error:
-        raise ServiceError(error.reason, f"image {index}: {error.message}", **error.details) from error
+        details = {**error.details, "image": str(index)}
+        raise ServiceError(error.reason, f"image {index}: {error.message}", **details) from error
 
 
 def build_arguments(

@@ -11,6 +11,7 @@ from trocar_server.models.hosted import HostedModel
 from trocar_server.models.spec import DEFAULT_WEIGHTS, ModelSpec, WeightsKind
 
 _ADVICE = "see `trocar models`"
+_ARCHITECTURE_ADVICE = "any of torchvision.models.list_models() can be loaded"
 
 
 @unique
@@ -126,7 +127,9 @@ def client_spec(model_id: str, weights: str = "") -> ModelSpec:
     """
     names = architecture_names()
     if model_id not in names:
-        raise unknown(ErrorReason.UNKNOWN_ARCHITECTURE, "architecture", model_id[:80], names, _ADVICE)
+        raise unknown(
+            ErrorReason.UNKNOWN_ARCHITECTURE, "architecture", model_id[:80], names, _ARCHITECTURE_ADVICE
+        )
     available = [*named_weights(model_id), "random[:seed]"]
     spec = ModelSpec(model_id, model_id, weights or DEFAULT_WEIGHTS)
     if spec.weights_kind is WeightsKind.RANDOM or spec.weights in available:

@@ -26,6 +26,15 @@ def test_command_without_its_extra_says_what_to_install(
     assert "Traceback" not in error
 
 
+def test_help_of_a_command_without_its_extra_says_what_it_is_and_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "a_package_that_is_not_there:serve", "serve", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "Host models" in shown
+    assert 'pip install "trocar[server]"' in shown
+
+
 def test_command_is_listed_without_its_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

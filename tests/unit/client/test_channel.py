@@ -42,6 +42,19 @@ def test_a_token_never_crosses_a_network_in_plain_text() -> None:
     trocar.connect("gpu-1:50051", token="secret", tls=True).close()
 
 
+@pytest.mark.parametrize("address", ["", "  "])
+def test_an_empty_address_is_refused_before_any_call(address: str) -> None:
+    with pytest.raises(ValueError, match="write host:port"):
+        trocar.connect(address)
+
+
+@pytest.mark.parametrize("token", ["secret\n", "caf\u00e9", "a\x00b"])
+def test_a_token_that_no_header_may_have_is_refused_without_showing_it(token: str) -> None:
+    with pytest.raises(ValueError, match="the token has characters") as caught:
+        trocar.connect("localhost:50051", token=token)
+    assert token.strip() not in str(caught.value)
+
+
 def test_a_missing_certificate_is_named() -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere\.pem"):
         trocar.connect("gpu-1:50051", tls=trocar.TlsOptions(ca="nowhere.pem"))

@@ -108,6 +108,21 @@ def test_values_of_the_wrong_type_are_refused_at_once(make: Callable[[], object]
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: trocar.tap("fc", reduce="avg"), "reduce has 'avg'"),  # type: ignore[arg-type]
+        (lambda: trocar.tap("fc", reduce=3), "reduce has 3"),  # type: ignore[arg-type]
+        (lambda: trocar.tap("fc", index=[1, 2]), r"\[1, 2\] is no position.*channels="),  # type: ignore[arg-type]
+    ],
+)
+def test_a_likely_mistake_is_shown_whole_and_says_what_to_write(
+    make: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
 def test_an_index_goes_out_as_numpy_means_it() -> None:
     items = trocar.index(np.s_[-1, ..., 1:, :8:2]).to_wire().index.items
     assert items[0].position == -1

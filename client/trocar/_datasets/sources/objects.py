@@ -49,7 +49,7 @@ def import_dataset(text: str) -> Any:
     Modules of the working directory are found, too.
 
     Raises:
-        SourceError: The module or the name is not there, or does not give a dataset.
+        SourceError: The module or the name is not there, or raises something.
     """
     module_name, _, attribute = text.removeprefix(PREFIX).partition(":")
     if not module_name or not attribute:
@@ -59,14 +59,20 @@ def import_dataset(text: str) -> Any:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise SourceError(f"{text}: {error}") from error
+    except Exception as error:
+        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise SourceError(f"{text}: {reason}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise SourceError(f"{text}: {module_name} has no {attribute!r}")
         found = getattr(found, part)
     is_made = not isinstance(found, type) and (hasattr(found, "__getitem__") or hasattr(found, "__iter__"))
-    return found if is_made or not callable(found) else found()
+    if is_made or not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise SourceError(f"{text}: calling it without arguments: {type(error).__name__}: {error}") from error
 
 
 def first_element(value: object) -> object:

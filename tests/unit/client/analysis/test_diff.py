@@ -82,6 +82,16 @@ def test_feature_maps_of_one_side_are_listed(analyse: Analyse) -> None:
     assert "only in b: only_b" in diff._repr_html_()
 
 
+def test_models_without_a_common_name_do_not_agree_but_are_told_to_pair(analyse: Analyse) -> None:
+    models = {"a": {f"a{index}": lambda x: x for index in range(20)}, "b": {"b": lambda x: x}}
+    diff = analyse(FakeModels(models), "diff", "a", "b", images(2))
+    assert diff.first_diverging is None
+    assert "agree" not in str(diff)
+    assert "pair names that differ with taps_b" in str(diff)
+    assert "a7 and 12 more\n" in str(diff)
+    assert len(diff.only_a) == 20
+
+
 @pytest.mark.parametrize(
     ("taps", "taps_b"),
     [

@@ -4,7 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trocar._analysis.inputs import Labelled, batch_label, batches_of, images_in
+import trocar
+from trocar._analysis.inputs import Labelled, batch_label, batches_of, images_in, unwrapped
 
 
 def cut(inputs: Any, batch_size: int = 2) -> list[Any]:
@@ -115,3 +116,22 @@ def test_batches_of_files_are_named_by_these(folder: Path) -> None:
     assert isinstance(batches, Labelled)
     assert batches.label(0) == f"samples 0 to 2 ({folder / 'a.JPG'} to {folder / 'b/e.jpeg'})"
     assert batches.label(1) == f"sample 3 ({folder / 'c.png'})"
+
+
+def test_the_image_that_failed_is_named_by_its_file(folder: Path) -> None:
+    error = trocar.InvalidImageError("image 1: no image", details={"image": "1"})
+    with pytest.raises(trocar.InvalidImageError) as caught:
+        unwrapped(trocar.BatchResult(0, None, error), batches_of(folder, 2), "m")
+    assert caught.value.__notes__ == [
+        f"in samples 0 to 1 ({folder / 'a.JPG'} to {folder / 'b/d.webp'}), m; image 1 is {folder / 'b/d.webp'}"
+    ]
+
+
+@pytest.mark.parametrize("details", [{"image": "9"}, {"image": "x"}, {}])
+def test_an_error_that_names_no_image_of_the_batch_names_the_batch(
+    folder: Path, details: dict[str, str]
+) -> None:
+    result = trocar.BatchResult(0, None, trocar.InvalidImageError("no image", details=details))
+    with pytest.raises(trocar.InvalidImageError) as caught:
+        unwrapped(result, batches_of(folder, 2), "m")
+    assert caught.value.__notes__[0].endswith(", m")

@@ -65,8 +65,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def made(): return ready\n"
         "class Kind:\n    def __len__(self): return 7\n    def __getitem__(self, i): return i\n"
         "class Space:\n    inner = ready\n"
+        "def needs(root): return ready\n"
+        "class Broken:\n    def __init__(self): raise OSError('no disk')\n"
     )
     (tmp_path / "my_rows.py").write_text(text)
+    (tmp_path / "breaks_at_import.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["elsewhere"])
     monkeypatch.delitem(__import__("sys").modules, "my_rows", raising=False)
@@ -85,6 +88,9 @@ def test_dataset_is_found_by_name_and_factories_are_called(module: str, name: st
         ("torch:my_rows", "write torch:package.module:name"),
         ("torch:no_such_module:x", "No module named 'no_such_module'"),
         ("torch:my_rows:nothing", "my_rows has no 'nothing'"),
+        ("torch:my_rows:needs", "without arguments: TypeError: .*missing 1 required positional argument"),
+        ("torch:my_rows:Broken", "without arguments: OSError: no disk"),
+        ("torch:breaks_at_import:x", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_name_that_leads_nowhere_is_refused(module: str, text: str, message: str) -> None:
