@@ -88,16 +88,18 @@ def _check_address(config: ServerConfig) -> None:
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:
-    """Run until SIGTERM or SIGINT, then stop gracefully."""
+    """Run until SIGTERM or SIGINT, or until `on_ready` raises, then stop gracefully."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     app = await start(config)
-    on_ready(app)
-    await stop.wait()
-    _log.info("stopping", grace_s=config.grace_s)
-    await app.stop()
+    try:
+        on_ready(app)
+        await stop.wait()
+        _log.info("stopping", grace_s=config.grace_s)
+    finally:
+        await app.stop()
 
 
 def _catalogue(config: ServerConfig, factories: Mapping[str, Callable[[], Any]]) -> Catalogue:
