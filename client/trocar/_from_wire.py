@@ -1,6 +1,7 @@
 """Messages of the wire to the client's own data."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,7 +144,7 @@ def extraction_plan(model_id: str, message: extraction_pb2.PlanResponse) -> Extr
     return ExtractionPlan(
         model_id=model_id,
         feature_maps={entry.name: feature_map_info(entry) for entry in message.feature_maps},
-        expansions={entry.selector: tuple(entry.names) for entry in message.expansions},
+        expansions=expansions(message.expansions),
         stopped_at=message.stopped_at if message.HasField("stopped_at") else None,
         reply_bytes=message.reply_byte_count,
         request_bytes=message.request_byte_count,
@@ -228,3 +229,11 @@ def _per_group(numbers: NDArray[np.float64], groups: int) -> NDArray[np.float64]
     if len(numbers) % max(groups, 1):
         raise ValueError(f"{len(numbers)} values came for {groups} groups")
     return numbers.reshape(groups, len(numbers) // max(groups, 1))
+
+
+def expansions(entries: Iterable[extraction_pb2.SelectorExpansion]) -> dict[str, tuple[str, ...]]:
+    """Return the names that each selector became; of one that was given twice, those of both."""
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        found[entry.selector] = tuple(dict.fromkeys((*found.get(entry.selector, ()), *entry.names)))
+    return found

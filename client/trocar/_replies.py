@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
-from trocar._from_wire import feature_map_info, statistics
+from trocar._from_wire import expansions, feature_map_info, statistics
 from trocar._tensors import (
     MAX_RANK,
     Array,
@@ -184,10 +184,6 @@ class ReplyAssembler:
     def _feature_maps(self, head: pb.ExtractResponse) -> FeatureMaps:
         own = self._destinations[: len(self._destinations) - len(self._more)]
         arrays = {destination.name: destination.array for destination in own}
-        expansions: dict[str, tuple[str, ...]] = {}
-        for expansion in head.expansions:
-            known = expansions.get(expansion.selector, ())
-            expansions[expansion.selector] = tuple(dict.fromkeys((*known, *expansion.names)))
         return FeatureMaps(
             arrays,
             info=self._info,
@@ -196,7 +192,7 @@ class ReplyAssembler:
                 for entry in head.feature_maps
                 if entry.statistics
             },
-            expansions=expansions,
+            expansions=expansions(head.expansions),
             timing=ServerTiming(head.timing.queue_s, head.timing.compute_s),
             stopped_at=head.stopped_at if head.HasField("stopped_at") else None,
             model_id=self._model_id,

@@ -1,6 +1,7 @@
 """The server as a whole: configuration in, a running process out."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -95,6 +96,9 @@ async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:
         loop.add_signal_handler(number, stop.set)
     app = await start(config)
     try:
+        # What exists now stays: a full collection of garbage walks 365,000 objects of torch otherwise, for 0.2 s.
+        gc.collect()
+        gc.freeze()
         on_ready(app)
         await stop.wait()
         _log.info("stopping", grace_s=config.grace_s)

@@ -167,8 +167,9 @@ def good_checkpoint(client: trocar.Client) -> bytes:
     return result.checkpoint
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
+_HOSTILE = st.sampled_from([10**30, 2**63 - 1, 2**63, 2**40, -1, "\ud800", "x" * 100_000])
+_JSON = _HOSTILE | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | _HOSTILE,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )

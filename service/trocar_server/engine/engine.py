@@ -118,7 +118,7 @@ class Engine:
         """
         host = self._host(plan.model_id)
         check_images(host.hosted, plan.inputs)
-        signature = known_signature(host, plan) or assumed_signature(host.hosted, plan.inputs)
+        signature = known_signature(host, plan) or assumed_signature(host, plan.inputs)
         recording = await self._record(host, signature, plan.taps, deadline)
         resolved, _ = resolve_plan(host, plan, signature, recording, self.limits)
         memory_bytes = resolved.pass_bytes + input_bytes(signature) if resolved.needs_pass else 0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
+import torch
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
@@ -41,6 +42,12 @@ class Host:
     def meta(self) -> nn.Module | None:
         """The model's tree without data; None where it has no pass without data."""
         return self.recorder.meta
+
+    @property
+    def example_dtype(self) -> torch.dtype:
+        """The dtype of the example input: floats, or whole numbers for a model that takes tokens."""
+        taken = (leaf.dtype for call in self.example.modules[""].calls for leaf in call.inputs)
+        return next((dtype for dtype in taken if dtype is not None), torch.float32)
 
     def kinds(self, taps: Sequence[TapRequest]) -> frozenset[str]:
         """Return what has to be recorded beside modules: `fx` nodes, `fn` functions."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from trocar_server.engine.hosting import Host
 from trocar_server.engine.inputs import predicted_signature
 from trocar_server.engine.outputs import Output
 from trocar_server.engine.plan import ArgumentInput, ImageInput, Signature, TensorSignature
 from trocar_server.engine.planner import Resolved
-from trocar_server.models import HostedModel
 from trocar_server.surgery import Recording, Target
 
 
@@ -55,15 +55,16 @@ def moment(target: Target, recording: Recording) -> int:
     return call.started if target.port.startswith("in") else call.ended
 
 
-def assumed_signature(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> Signature:
+def assumed_signature(host: Host, inputs: Sequence[ArgumentInput]) -> Signature:
     """Return the form of a model's arguments; of images that have not come, that of its example input.
 
     Without any inputs it is the example input itself, with a batch of one.
     """
+    hosted = host.hosted
     counts = [len(entry.images) for entry in inputs if isinstance(entry, ImageInput)]
     if inputs and not counts:
         return predicted_signature(hosted, inputs) or ()
-    dtype = hosted.dtype or torch.float32
+    dtype = (hosted.dtype or torch.float32) if counts else host.example_dtype
     batch = counts[0] if counts else 1
     if hosted.takes_list:
         return (TensorSignature("", dtype, (hosted.input_shape,) * batch, is_list=True),)

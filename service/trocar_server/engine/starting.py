@@ -24,6 +24,8 @@ class Start:
 
     target: Target
     signature: Signature
+    strides: tuple[int, ...] = ()
+    """How the value lies in memory in a full pass."""
 
 
 def start_signature(host: Host, plan: Plan, start: StartAt) -> Signature:
@@ -41,7 +43,7 @@ def start_signature(host: Host, plan: Plan, start: StartAt) -> Signature:
     if start.inputs:
         return predicted_signature(host.hosted, start.inputs) or ()
     batch = value.shape[0] if value.shape else 1
-    example = assumed_signature(host.hosted, ())
+    example = assumed_signature(host, ())
     return tuple(replace(entry, shapes=_with_batch(entry.shapes, batch, entry.is_list)) for entry in example)
 
 
@@ -64,7 +66,7 @@ def find_start(plan: Plan, start: StartAt, signature: Signature, recording: Reco
     if target.kind != "module" or not _is_whole(target):
         raise _impossible(start, _WHERE)
     _check_form(plan, start, signature, leaf)
-    return Start(target, signature)
+    return Start(target, signature, leaf.strides)
 
 
 def _is_whole(target: Target) -> bool:

@@ -32,7 +32,7 @@ from trocar_server.engine.starting import (
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import make_replica
 from trocar_server.reductions import constant_specs
-from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession
+from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession, laid_out
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def known_signature(host: Host, plan: Plan) -> Signature | None:
     if plan.start_at is not None:
         return start_signature(host, plan, plan.start_at)
     if not plan.inputs:  # parameters alone are wanted
-        return assumed_signature(host.hosted, ())
+        return assumed_signature(host, ())
     return predicted_signature(host.hosted, plan.inputs)
 
 
@@ -93,7 +93,7 @@ def run_plan(
         constants = _constants(host, plan, prepared.constants)
         if plan.start_at is not None:
             return _run_from_start(host, replica, plan, arguments, constants, guard, limits)
-        signature = signature_of(names, arguments) if plan.inputs else assumed_signature(host.hosted, ())
+        signature = signature_of(names, arguments) if plan.inputs else assumed_signature(host, ())
         called = split_arguments(names, arguments)
         kinds = host.kinds(plan.taps)
         recording = host.record(signature, guard, kinds)
@@ -131,7 +131,7 @@ def _run_from_start(
     passing = Replica(make_replica(replica.module))  # whose state, half of it without data, goes with it
     session: StartSession | None = None
     try:
-        session = StartSession(passing.module, start.target, value)
+        session = StartSession(passing.module, start.target, laid_out(value, start.strides))
         return resolved, run_pass(passing, called, resolved.targets, guard, constants, start=session)
     except StartMixedError as mixed:
         raise needs_more(at, str(mixed)) from None

@@ -17,7 +17,7 @@ from trocar_server.surgery.parsing import parse_selector
 from trocar_server.surgery.recording import Call, Leaf, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolve import resolve
 from trocar_server.surgery.selectors import Selector
-from trocar_server.surgery.starting import StartMixedError, StartSession
+from trocar_server.surgery.starting import StartMixedError, StartSession, laid_out
 from trocar_server.surgery.taps import Collector, TapSession, Target, ValueMissingError
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Target",
     "TracedGraph",
     "ValueMissingError",
+    "laid_out",
     "parse_selector",
     "record_calls",
     "record_functions",

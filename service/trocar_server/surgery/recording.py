@@ -31,6 +31,8 @@ class Leaf:
         dtype: Dtype of a tensor, otherwise None.
         is_overwritten: Whether the model may write to it later in the pass, so that whoever wants
             its value must copy it at once. See Note: [Clone before in-place].
+        strides: Steps in elements of a dense tensor from one position to the next, by dimension; empty
+            where not known.
     """
 
     port: str
@@ -39,6 +41,7 @@ class Leaf:
     shape: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     is_overwritten: bool = True
+    strides: tuple[int, ...] = ()
 
     @property
     def byte_count(self) -> int:
@@ -186,7 +189,8 @@ class Recorder:
                 continue
             if self._watch is not None:
                 self._seen.append((target, len(target), leaf, self._watch.clock))
-            target.append(Leaf(port, picks, "Tensor", tuple(leaf.shape), leaf.dtype))
+            strides = leaf.stride() if leaf.layout is torch.strided else ()
+            target.append(Leaf(port, picks, "Tensor", tuple(leaf.shape), leaf.dtype, strides=strides))
 
 
 def record_calls(

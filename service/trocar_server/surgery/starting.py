@@ -78,6 +78,23 @@ def _tensors(argument: Any) -> Iterator[torch.Tensor]:
         yield from _tensors(list(argument.values()))
 
 
+def laid_out(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return the value with these strides: torch takes other kernels, with other last bits, for others.
+
+    Where elements would share memory it stays as it is.
+    """
+    if tuple(value.stride()) == tuple(strides) or len(strides) != value.dim():
+        return value
+    reach = 0
+    for stride, size in sorted(zip(strides, value.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return value
+        reach += stride * (size - 1)
+    return torch.empty_strided(value.shape, tuple(strides), dtype=value.dtype, device=value.device).copy_(
+        value
+    )
+
+
 class StartSession:
     """Lets one pass start at one value, for as long as the context is open.
 
