@@ -96,7 +96,8 @@ async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:
         loop.add_signal_handler(number, stop.set)
     app = await start(config)
     try:
-        # What exists now stays: a full collection of garbage walks 365,000 objects of torch otherwise, for 0.2 s.
+        # What exists now stays: a full collection of garbage walks 365,000 objects of torch otherwise,
+        # for 0.2 s.
         gc.collect()
         gc.freeze()
         on_ready(app)
