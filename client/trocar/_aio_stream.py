@@ -35,7 +35,7 @@ class AsyncExtractStream:
                 result.maps["avgpool"]
 
     A few batches are under way at once: they are taken from `batches` as results are. A broken connection is
-    made again, and what was not answered is sent again. Leave it with `async with`, or run it to its end.
+    made again, and what was not answered is sent again. Use it in a `with` block, or run it to its end.
 
     Attributes:
         statistics: After the last result: the running statistics by feature map, where they were asked for.

@@ -93,7 +93,7 @@ class TrocarError(Exception):
     ) -> None:
         super().__init__(message)
         self.reason = reason or type(self).reason
-        self.details = dict(details or {})
+        self.details: dict[str, str] = dict(details or {})
         self.request_id = request_id
 
 

@@ -52,6 +52,16 @@ async def test_a_model_that_nobody_knows_leaves_no_thread() -> None:
     assert owner_threads() == before
 
 
+async def test_an_announcement_that_fails_leaves_no_thread() -> None:
+    def announce(running: app.App) -> None:
+        raise FileNotFoundError("no such folder")
+
+    before = owner_threads()
+    with pytest.raises(FileNotFoundError):
+        await app.serve(ServerConfig(port=0, device="cpu"), announce)
+    assert owner_threads() == before
+
+
 async def test_an_address_that_is_taken_leaves_no_thread() -> None:
     before = owner_threads()
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServiceError):

@@ -127,7 +127,7 @@ def _check(outcome: Outcome) -> None:
 
 
 def _stop(error: Exception, batch: Batch) -> NoReturn:
-    error.add_note(f"while extracting {batch.place(error)}")
+    error.add_note(f"while extracting {batch.name}")
     raise error
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 
 Result = TypeVar("Result")
@@ -105,7 +106,21 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | N
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device for a configured name; `auto` takes CUDA when there is one."""
-    if name != "auto":
-        return torch.device(name)
-    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    """Return the device for a configured name; `auto` takes CUDA when there is one.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise _no_device(f"no device is called '{name[:80]}'") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise _no_device(f"there is no device '{name}': PyTorch finds {torch.cuda.device_count()} CUDA GPUs")
+    return device
+
+
+def _no_device(problem: str) -> ServiceError:
+    return ServiceError(ErrorReason.INVALID_ARGUMENT, f"{problem}; use auto, cpu or cuda:0")

@@ -10,6 +10,7 @@ import torch
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.device import DeviceThread, choose_device
+from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassAborted
 
 WAIT_S = 60
@@ -184,6 +185,16 @@ async def test_the_configured_number_of_threads_is_used() -> None:
     finally:
         await asyncio.to_thread(owner.stop)
         torch.set_num_threads(before)  # the number is of the process, and bits depend on it
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("cuda:99", "there is no device 'cuda:99'"), ("gpu", "no device is called 'gpu'"), ("", "is called ''")],
+)
+def test_a_device_that_is_not_there_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ServiceError, match=f"{message}.*; use auto, cpu or cuda:0") as caught:
+        choose_device(name)
+    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
 
 
 def test_a_named_device_is_taken_as_it_is() -> None:

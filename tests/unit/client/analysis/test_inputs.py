@@ -122,9 +122,8 @@ def test_the_image_that_failed_is_named_by_its_file(folder: Path) -> None:
     error = trocar.InvalidImageError("image 1: no image", details={"image": "1"})
     with pytest.raises(trocar.InvalidImageError) as caught:
         unwrapped(trocar.BatchResult(0, None, error), batches_of(folder, 2), "m")
-    assert caught.value.__notes__ == [
-        f"in samples 0 to 1 ({folder / 'a.JPG'} to {folder / 'b/d.webp'}), m; image 1 is {folder / 'b/d.webp'}"
-    ]
+    first, second = folder / "a.JPG", folder / "b/d.webp"
+    assert caught.value.__notes__ == [f"in samples 0 to 1 ({first} to {second}), m; image 1 is {second}"]
 
 
 @pytest.mark.parametrize("details", [{"image": "9"}, {"image": "x"}, {}])
