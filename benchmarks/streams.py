@@ -48,7 +48,8 @@ def against_calls(client: trocar.Client, batch: int, count: int) -> Row:
         for _ in range(count):
             client.extract("resnet18", images, [tap])
 
-    seconds(stream), seconds(calls)
+    seconds(stream)
+    seconds(calls)
     pairs = [(seconds(stream), seconds(calls)) for _ in range(_ROUNDS)]
     ratio = statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
     return Row(f"resnet18, 64 x 64, statistics of layer1, batches of {batch}, against single calls", ratio)
@@ -66,7 +67,8 @@ def running_cost(client: trocar.Client) -> Row:
     def without() -> None:
         drain(client, "resnet18", images, 32, [plain])
 
-    seconds(with_statistics), seconds(without)
+    seconds(with_statistics)
+    seconds(without)
     pairs = [(seconds(with_statistics), seconds(without)) for _ in range(_ROUNDS)]
     ratio = statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
     return Row("resnet18, running mean and covariance of layer4, against a count", ratio)

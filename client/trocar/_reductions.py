@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index as as_integer
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, cast
 
 import numpy as np
 
@@ -238,8 +238,8 @@ def gather(
     found = [_take(axis, positions) for axis, positions in short.items() if positions is not None]
     if index is not None:
         found.append(_index(index))
-    given: Any = reduce
-    is_one = isinstance(given, (Reduction, str)) or not isinstance(given, Iterable)
+    given = cast("Any", reduce)  # of whatever kind: a wrong one is refused below, with advice
+    is_one = isinstance(given, (Reduction, str)) or not hasattr(given, "__iter__")
     rest: list[Any] = [given] if is_one else list(given)
     wrong = next((entry for entry in rest if not isinstance(entry, Reduction)), None)
     if wrong is not None:

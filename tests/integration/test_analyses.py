@@ -180,5 +180,6 @@ def test_a_damaged_image_is_named(client: trocar.Client, tmp_path_factory: pytes
     with pytest.raises(trocar.InvalidImageError) as caught:
         client.cka("resnet18", folder, TAPS, other="other", batch_size=2)
     assert caught.value.__notes__ == [
-        f"in samples 2 to 3 ({folder / '2.png'} to {folder / '3.png'}), resnet18"
+        f"in samples 2 to 3 ({folder / '2.png'} to {folder / '3.png'}), resnet18; "
+        f"image 1 is {folder / '3.png'}"
     ]

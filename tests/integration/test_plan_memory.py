@@ -40,8 +40,8 @@ def allocated_at_most(work: Callable[[], Any]) -> int:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         work()
-    assert profile.profiler is not None
-    events = profile.profiler.kineto_results.events()
+    profiler: Any = profile.profiler  # without types for what it tells
+    events = profiler.kineto_results.events()
     changes = sorted((event for event in events if event.name() == "[memory]"), key=lambda e: e.start_ns())
     return int(max(np.cumsum([change.nbytes() for change in changes])))
 

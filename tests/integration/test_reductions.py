@@ -128,6 +128,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed(
             call("resnet18", IMAGES, tap)
 
 
+def test_a_crop_needs_positions_beside_the_samples(client: trocar.Client) -> None:
+    with pytest.raises(trocar.ReductionRejectedError, match="beside the samples"):
+        client.extract("resnet18", IMAGES, trocar.tap("fc", reduce=trocar.crop(0, 0, 1, 1)))
+
+
 def test_a_pool_cannot_blow_a_reply_up_past_the_limit(client: trocar.Client) -> None:
     tap = trocar.tap("layer2", reduce=trocar.pool("avg", size=(30_000, 30_000)))
     with pytest.raises(trocar.ReplyTooLargeError, match="bytes"):

@@ -143,3 +143,12 @@ def test_options_out_of_range_are_refused_at_once(client: trocar.Client) -> None
         client.extract_stream("plain", [], "fc", checkpoint=b"x")
     with pytest.raises(ValueError, match="checkpoint_interval"):
         client.extract_stream("plain", [], "fc", running_statistics=True, checkpoint_interval=0)
+
+
+def test_batches_of_other_sizes_count_in_the_shape(client: trocar.Client) -> None:
+    tap = trocar.tap("conv", stats=["count"], over="channel", values=False)
+    batches = [noise(2, 3, 8, 8), noise(3, 3, 16, 16)]
+    with client.extract_stream("plain", batches, tap, running_statistics=True) as running:
+        list(running)
+    assert running.info["conv"].shape == (5, 4, 8, 8)
+    assert running.statistics["conv"].count.tolist() == [2 * 64 + 3 * 256] * 4

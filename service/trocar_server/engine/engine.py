@@ -228,7 +228,8 @@ class Engine:
             return found
 
         def check(recording: Recording) -> None:
-            resolve_taps(taps, recording, self.limits.max_reply_bytes)
+            if recording.is_symbolic:  # other data may take another way through the model
+                resolve_taps(taps, recording, self.limits.max_reply_bytes)
 
         guard = PassGuard(deadline)
 

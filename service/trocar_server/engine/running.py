@@ -123,7 +123,7 @@ def _with(before: _Entry | None, output: Output, taken: Accumulator) -> _Entry:
     merged = copy.copy(before.accumulator)  # merging replaces what it holds and changes nothing in place
     merged.merge(taken)
     shape = before.output.shape
-    if shape and output.shape[1:] == shape[1:]:
+    if shape and output.shape:
         shape = (shape[0] + output.shape[0], *shape[1:])
     return replace(before, output=_without_values(before.output, shape), accumulator=merged)
 

@@ -52,8 +52,8 @@ def crop(stage: Stage, wanted: Crop) -> Stage:
     Raises:
         ServiceError: `REDUCTION_REJECTED`, the rectangle does not lie within them.
     """
-    if len(stage.shape) < 2:
-        raise stage.refuse(wanted, "it needs two dimensions; use an index for values with fewer")
+    if len(stage.shape) < 2 + stage.has_samples:
+        raise stage.refuse(wanted, "it needs two dimensions beside the samples; use an index instead")
     rows, columns = stage.shape[-2:]
     if wanted.top + wanted.height > rows or wanted.left + wanted.width > columns:
         raise stage.refuse(wanted, f"it must lie within the last two dimensions, {rows} x {columns}")
