@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index as as_integer
-from typing import Any, Literal, SupportsIndex, cast
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -238,9 +238,7 @@ def gather(
     found = [_take(axis, positions) for axis, positions in short.items() if positions is not None]
     if index is not None:
         found.append(_index(index))
-    given = cast("Any", reduce)  # of whatever kind: a wrong one is refused below, with advice
-    is_one = isinstance(given, (Reduction, str)) or not hasattr(given, "__iter__")
-    rest: list[Any] = [given] if is_one else list(given)
+    rest = _listed(reduce)
     wrong = next((entry for entry in rest if not isinstance(entry, Reduction)), None)
     if wrong is not None:
         raise TypeError(
@@ -279,3 +277,9 @@ def _floats(value: object) -> Array:
     if array.dtype.name not in ("float32", "float64"):
         raise TypeError(f"components and mean are float32 or float64 arrays, not {array.dtype.name}")
     return array
+
+
+def _listed(given: Any) -> list[Any]:
+    """Return one reduction, or several, as a list; whatever else comes is refused later, with advice."""
+    is_one = isinstance(given, (Reduction, str)) or not isinstance(given, Iterable)
+    return [given] if is_one else [*given]
