@@ -281,5 +281,6 @@ def _floats(value: object) -> Array:
 
 def _listed(given: Any) -> list[Any]:
     """Return one reduction, or several, as a list; whatever else comes is refused later, with advice."""
-    is_one = isinstance(given, (Reduction, str)) or not isinstance(given, Iterable)
-    return [given] if is_one else [*given]
+    if isinstance(given, (Reduction, str)) or not isinstance(given, Iterable):
+        return [given]
+    return [*given]
