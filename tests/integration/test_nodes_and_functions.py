@@ -83,6 +83,15 @@ def test_attention_scores_are_those_of_torch(client: trocar.Client) -> None:
     np.testing.assert_allclose(scores @ value, maps[f"{SDPA}@4"], atol=1e-5)
 
 
+@pytest.mark.parametrize("tap", ["fx:flatten", "fn:linear"])
+def test_images_reach_them_as_arrays_do(client: trocar.Client, tap: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 240, 250, 3), dtype=np.uint8)
+    maps = client.extract("resnet18", pixels, [tap, "fc", "fc/in"])
+    assert np.array_equal(maps[tap], maps["fc/in" if tap.startswith("fx") else "fc"])
+    (result,) = client.extract_stream("resnet18", [pixels], tap)
+    assert np.array_equal(result.unwrap()[tap], maps[tap])
+
+
 def test_reductions_and_statistics_are_taken_of_them_too(client: trocar.Client) -> None:
     taps = [
         trocar.tap("fx:layer1.0.add", reduce=trocar.pool("avg"), alias="sum"),

@@ -132,7 +132,7 @@ class Engine:
         """
         host = self._host(plan.model_id)
         try:
-            resolve_taps(plan.taps, host.example, self.limits.max_reply_bytes)
+            resolve_taps(plan.taps, await self._example(host, plan), self.limits.max_reply_bytes)
         except ServiceError as error:
             if error.reason in _KNOWN_BEFORE_INPUTS:
                 raise
@@ -151,7 +151,7 @@ class Engine:
         check_images(host.hosted, plan.inputs)
         signature = known_signature(host, plan)
         if signature is None:
-            resolve_taps(plan.taps, host.example, self.limits.max_reply_bytes)
+            resolve_taps(plan.taps, await self._example(host, plan, deadline), self.limits.max_reply_bytes)
             return
         recording = await self._record(host, signature, plan.taps, deadline)
         try:
@@ -214,6 +214,12 @@ class Engine:
         finally:
             if timer is not None:
                 timer.cancel()
+
+    async def _example(self, host: Host, plan: Plan, deadline: float | None = None) -> Recording:
+        """Return a recorded pass on the example input, with the nodes and functions that the taps need."""
+        if not host.kinds(plan.taps):
+            return host.example
+        return await self._record(host, host.example_signature, plan.taps, deadline)
 
     async def _record(
         self,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.inputs import signature_of_batch
 from trocar_server.engine.lease import Replica, ReplicaPool
 from trocar_server.engine.plan import Signature, TapRequest
 from trocar_server.engine.planner import Resolved, resolve_taps
@@ -22,6 +23,9 @@ _RESOLVED_KEPT = 256
 _MOST_WEIGHT_KEPT = 2048
 """The most names and numbers in a resolved request that is kept: 256 of the largest come to some 200 MB."""
 _DEPENDS_ON_DATA = (ErrorReason.MODULE_NOT_CALLED, ErrorReason.CALL_OUT_OF_RANGE)
+
+KINDS = frozenset({"fx", "fn"})
+"""What is recorded beside modules only where it is asked for: nodes and functions."""
 
 Check = Callable[[Recording], None]
 
@@ -51,13 +55,18 @@ class Host:
         taken = (leaf.dtype for call in self.example.modules[""].calls for leaf in call.inputs)
         return next((dtype for dtype in taken if dtype is not None), torch.float32)
 
+    @property
+    def example_signature(self) -> Signature:
+        """The form of the example input, with a batch of one."""
+        return signature_of_batch(self.hosted, 1, self.example_dtype)
+
     def kinds(self, taps: Sequence[TapRequest]) -> frozenset[str]:
         """Return what has to be recorded beside modules: `fx` nodes, `fn` functions."""
         selectors = [tap.selector for tap in taps]
         stages = [
             parse_selector(self.example.stages[s.path]) for s in selectors if s.path in self.example.stages
         ]
-        return frozenset(selector.kind for selector in (*selectors, *stages)) & {"fx", "fn"}
+        return frozenset(selector.kind for selector in (*selectors, *stages)) & KINDS
 
     def recorded(self, signature: Signature, kinds: frozenset[str] = frozenset()) -> Recording | None:
         """Return the recording of a pass on inputs of this form, if it was made with all that is needed."""
@@ -158,9 +167,10 @@ def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:
     """
     replicas = [Replica(make_replica(hosted.module)) for _ in range(replica_count)]
     recorder, recording = record_example(hosted)
-    example = _staged(hosted, recording)
-    _check_stages(hosted, recording)
-    return Host(hosted, ReplicaPool(replicas, max_queue), recorder, example)
+    host = Host(hosted, ReplicaPool(replicas, max_queue), recorder, _staged(hosted, recording))
+    for stage, selector in hosted.spec.stages.items():
+        _check_stage(host, stage, selector)
+    return host
 
 
 def _staged(hosted: HostedModel, recording: Recording) -> Recording:
@@ -173,22 +183,21 @@ def _kinds_of(recording: Recording) -> frozenset[str]:
     return frozenset(kind for kind, records in kinds.items() if records is not None)
 
 
-def _check_stages(hosted: HostedModel, recording: Recording) -> None:
+def _check_stage(host: Host, stage: str, text: str) -> None:
     """Refuse a stage of the configuration that is no value of the example's pass."""
-    for stage, selector in hosted.spec.stages.items():
-        problem = ""
-        if stage in recording.modules:
-            problem = "a module has that name, and comes first"
-        try:
-            resolve([parse_selector(selector)], recording)
-        except ServiceError as error:
-            may_differ = not recording.is_symbolic and error.reason in _DEPENDS_ON_DATA
-            problem = problem if may_differ else error.message
-        if problem:
-            raise ServiceError(
-                ErrorReason.MODEL_INVALID,
-                f"model '{hosted.spec.model_id}': its stage '{stage}' does not work: {problem}",
-            )
+    problem = "a module has that name, and comes first" if stage in host.example.modules else ""
+    try:
+        selector = parse_selector(text)
+        kinds = frozenset({selector.kind}) & KINDS
+        recording = host.record(host.example_signature, kinds=kinds) if kinds else host.example
+        resolve([selector], replace(recording, stages={}))  # a stage stands for no other stage
+    except ServiceError as error:
+        problem = problem if host.may_differ(error) else error.message
+    if problem:
+        raise ServiceError(
+            ErrorReason.MODEL_INVALID,
+            f"model '{host.hosted.spec.model_id}': its stage '{stage}' does not work: {problem}",
+        )
 
 
 def input_rejected(hosted: HostedModel, error: BaseException) -> ServiceError:

@@ -49,6 +49,14 @@ def _check_dtype(hosted: HostedModel, entry: TensorInput) -> None:
         )
 
 
+def signature_of_batch(hosted: HostedModel, batch: int, dtype: torch.dtype) -> Signature:
+    """Return the form of a batch like the model's example input."""
+    if hosted.takes_list:
+        return (TensorSignature("", dtype, (hosted.input_shape,) * batch, is_list=True),)
+    entry = TensorSignature("", dtype, ((batch, *hosted.input_shape),))
+    return (entry,) * len(hosted.example_inputs())
+
+
 def signature_of(names: Sequence[str], arguments: Sequence[Argument]) -> Signature:
     """Return the form of arguments that exist."""
     found = []

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from trocar_server.engine.hosting import Host
-from trocar_server.engine.inputs import predicted_signature
+from trocar_server.engine.inputs import predicted_signature, signature_of_batch
 from trocar_server.engine.outputs import Output
-from trocar_server.engine.plan import ArgumentInput, ImageInput, Signature, TensorSignature
+from trocar_server.engine.plan import ArgumentInput, ImageInput, Signature
 from trocar_server.engine.planner import Resolved
 from trocar_server.surgery import Recording, Target
 
@@ -60,13 +60,10 @@ def assumed_signature(host: Host, inputs: Sequence[ArgumentInput]) -> Signature:
 
     Without any inputs it is the example input itself, with a batch of one.
     """
+    if not inputs:
+        return host.example_signature
     hosted = host.hosted
     counts = [len(entry.images) for entry in inputs if isinstance(entry, ImageInput)]
-    if inputs and not counts:
+    if not counts:
         return predicted_signature(hosted, inputs) or ()
-    dtype = (hosted.dtype or torch.float32) if counts else host.example_dtype
-    batch = counts[0] if counts else 1
-    if hosted.takes_list:
-        return (TensorSignature("", dtype, (hosted.input_shape,) * batch, is_list=True),)
-    shape = (batch, *hosted.input_shape)
-    return (TensorSignature("", dtype, (shape,)),) * len(hosted.example_inputs())
+    return signature_of_batch(hosted, counts[0], hosted.dtype or torch.float32)

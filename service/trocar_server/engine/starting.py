@@ -11,7 +11,7 @@ from trocar_server.engine.hosting import Host
 from trocar_server.engine.inputs import predicted_signature
 from trocar_server.engine.plan import Plan, Signature, StartAt, TensorInput
 from trocar_server.engine.planner import Resolved
-from trocar_server.engine.preview import assumed_signature, moment
+from trocar_server.engine.preview import moment
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Recording, Target, resolve
 
@@ -43,7 +43,7 @@ def start_signature(host: Host, plan: Plan, start: StartAt) -> Signature:
     if start.inputs:
         return predicted_signature(host.hosted, start.inputs) or ()
     batch = value.shape[0] if value.shape else 1
-    example = assumed_signature(host, ())
+    example = host.example_signature
     return tuple(replace(entry, shapes=_with_batch(entry.shapes, batch, entry.is_list)) for entry in example)
 
 

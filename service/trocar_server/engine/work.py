@@ -20,7 +20,6 @@ from trocar_server.engine.memory import check_memory, input_bytes
 from trocar_server.engine.passes import Constants, PassResult, domain_errors, run_pass
 from trocar_server.engine.plan import Payload, Plan, Signature, split_arguments
 from trocar_server.engine.planner import Resolved, check_byte_count, resolve_taps
-from trocar_server.engine.preview import assumed_signature
 from trocar_server.engine.starting import (
     Start,
     check_after_start,
@@ -55,7 +54,7 @@ def known_signature(host: Host, plan: Plan) -> Signature | None:
     if plan.start_at is not None:
         return start_signature(host, plan, plan.start_at)
     if not plan.inputs:  # parameters alone are wanted
-        return assumed_signature(host, ())
+        return host.example_signature
     return predicted_signature(host.hosted, plan.inputs)
 
 
@@ -93,7 +92,7 @@ def run_plan(
         constants = _constants(host, plan, prepared.constants)
         if plan.start_at is not None:
             return _run_from_start(host, replica, plan, arguments, constants, guard, limits)
-        signature = signature_of(names, arguments) if plan.inputs else assumed_signature(host, ())
+        signature = signature_of(names, arguments) if plan.inputs else host.example_signature
         called = split_arguments(names, arguments)
         kinds = host.kinds(plan.taps)
         recording = host.record(signature, guard, kinds)

@@ -147,6 +147,8 @@ def test_every_recording_knows_the_stages_of_the_model() -> None:
         ({"head": "unused"}, "never calls it"),
         ({"stem": "conv", "all": "stem"}, "'all' does not work: no module 'stem'"),
         ({"fc": "conv"}, "a module has that name"),
+        ({"stem": "fx:conv9"}, "'stem' does not work: no node 'conv9'; nearest: conv"),
+        ({"stem": "fn:softmax"}, "'stem' does not work: no function 'softmax'"),
     ],
 )
 def test_a_stage_that_the_model_does_not_have_fails_its_loading(stages: dict[str, str], words: str) -> None:
@@ -154,6 +156,11 @@ def test_a_stage_that_the_model_does_not_have_fails_its_loading(stages: dict[str
         make_host(hosted(Plain, (3, 8, 8), stages=stages), 1, max_queue=1)
     assert caught.value.reason is ErrorReason.MODEL_INVALID
     assert words in caught.value.message
+
+
+def test_a_stage_may_be_a_node_or_a_function() -> None:
+    stages = {"stem": "fx:conv", "head": "fn:linear"}
+    assert make_host(hosted(Plain, (3, 8, 8), stages=stages), 1, max_queue=1).example.stages == stages
 
 
 def test_a_stage_that_other_data_may_reach_does_not_fail_the_loading() -> None:
