@@ -27,6 +27,12 @@ def client(resnet: RunningServer) -> Any:
 
 
 @pytest.fixture(scope="module")
+def tiny_client(server: RunningServer) -> Any:
+    with trocar.connect(server.address) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
 def plain(client: trocar.Client) -> Array:
     return client.extract("resnet18", IMAGES, "layer2")["layer2"]
 
@@ -131,6 +137,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed(
 def test_a_crop_needs_positions_beside_the_samples(client: trocar.Client) -> None:
     with pytest.raises(trocar.ReductionRejectedError, match="beside the samples"):
         client.extract("resnet18", IMAGES, trocar.tap("fc", reduce=trocar.crop(0, 0, 1, 1)))
+
+
+def test_scales_count_as_numbers_of_the_reply(request: pytest.FixtureRequest) -> None:
+    tiny: trocar.Client = request.getfixturevalue("tiny_client")
+    row = noise(1, 2_000_000)
+    assert tiny.extract("identity", row, trocar.tap("identity", cast="int8"))["identity"].shape == row.shape
+    with pytest.raises(trocar.ReplyTooLargeError, match="statistics and scales would be 16,000,000 bytes"):
+        tiny.extract("identity", row, trocar.tap("identity", cast="int8_per_channel"))
 
 
 def test_a_pool_cannot_blow_a_reply_up_past_the_limit(client: trocar.Client) -> None:

@@ -15,7 +15,7 @@ from trocar_server.engine.inputs import (
     check_images,
     decode_images,
 )
-from trocar_server.engine.memory import input_bytes, memory_limit
+from trocar_server.engine.memory import memory_limit
 from trocar_server.engine.passes import FeatureMap, domain_errors
 from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, TapRequest
 from trocar_server.engine.planner import resolve_taps
@@ -121,8 +121,7 @@ class Engine:
         signature = known_signature(host, plan) or assumed_signature(host, plan.inputs)
         recording = await self._record(host, signature, plan.taps, deadline)
         resolved, _ = resolve_plan(host, plan, signature, recording, self.limits)
-        memory_bytes = resolved.pass_bytes + input_bytes(signature) if resolved.needs_pass else 0
-        return make_preview(resolved, recording, memory_bytes)
+        return make_preview(resolved, recording, resolved.memory_bytes(signature))
 
     async def check_taps(self, plan: Plan) -> None:
         """Check a stream's taps against the model's example input, before any batch has come.

@@ -17,6 +17,7 @@ from trocar_server.engine.plan import (
 )
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, decode_image, image_from_pixels
+from trocar_server.reductions import dtype_name
 from trocar_server.surgery import PassGuard
 
 Argument = torch.Tensor | list[torch.Tensor]
@@ -41,7 +42,7 @@ def _tensor_signature(hosted: HostedModel, entry: TensorInput) -> TensorSignatur
 def _check_dtype(hosted: HostedModel, entry: TensorInput) -> None:
     """Refuse a float of another width: torch's own error comes late and names no way out."""
     if entry.dtype.is_floating_point and hosted.dtype is not None and entry.dtype != hosted.dtype:
-        given, wanted = (str(dtype).removeprefix("torch.") for dtype in (entry.dtype, hosted.dtype))
+        given, wanted = map(dtype_name, (entry.dtype, hosted.dtype))
         raise ServiceError(
             ErrorReason.INPUT_REJECTED,
             f"the input is {given}, model '{hosted.spec.model_id}' computes in {wanted}; "

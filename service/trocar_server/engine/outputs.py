@@ -11,7 +11,7 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.plan import TapRequest
 from trocar_server.errors import ServiceError
-from trocar_server.reductions import Reduced, cast_form, reduced_form
+from trocar_server.reductions import CastForm, Reduced, cast_form, reduced_form
 from trocar_server.stats import Accumulator, Scope, Statistic, number_count
 from trocar_server.stats.groups import resolve_channel_dim
 from trocar_server.surgery import Leaf, Target
@@ -56,7 +56,7 @@ class TapTarget:
             main = Output(name, self, self.leaf.shape or (), self.leaf.dtype, wants_values)
             return (main, *self._covariance(main))
         value = self.reduced.value
-        main = Output(name, self, tuple(value.shape), self._sent_dtype(value), wants_values)
+        main = Output(name, self, tuple(value.shape), self.cast_form.dtype, wants_values)
         companions = self.reduced.companions if wants_values else {}
         others = (companion_output(main, role, tuple(t.shape), t.dtype) for role, t in companions.items())
         return (main, *others, *self._covariance(main))
@@ -74,19 +74,20 @@ class TapTarget:
         return sum(output.byte_count for output in self.outputs)
 
     @property
-    def statistics_bytes(self) -> int:
-        """Bytes of its numbers, at most; one over everything counts no more than its name.
+    def number_bytes(self) -> int:
+        """Bytes of its statistics and scales, at most; one over everything counts no more than its name.
 
         Raises:
             ServiceError: It has no dimension for the scope or the channels, or too many channels.
         """
         tap, shape = self.tap, self.outputs[0].shape
+        scales = self.cast_form.scale_count * _NUMBER_BYTES if tap.cast and tap.cast.is_per_channel else 0
         if not tap.statistics or self.leaf.shape is None:
-            return 0
+            return scales
         free = len(tap.statistics) if tap.scope is Scope.ALL else 0
         with self.named_errors():
             numbers = number_count(tap.statistics, tap.scope, shape, self.statistics_dim, tap.parameters)
-        return max(numbers - free, 0) * _NUMBER_BYTES
+        return max(numbers - free, 0) * _NUMBER_BYTES + scales
 
     def accumulator(self) -> Accumulator:
         """Return what takes in its values: of one pass, or of many.
@@ -128,11 +129,18 @@ class TapTarget:
             details = {**error.details, "name": name}
             raise ServiceError(error.reason, f"'{name}': {error.message}", **details) from None
 
-    def _sent_dtype(self, value: torch.Tensor) -> torch.dtype:
-        if self.tap.cast is None:
-            return value.dtype
+    @cached_property
+    def cast_form(self) -> CastForm:
+        """What the tap's cast makes of the reduced value; without a cast the value itself.
+
+        Raises:
+            ServiceError: `REDUCTION_REJECTED`, the cast does not fit the value.
+        """
+        value, cast = self.reduced.value, self.tap.cast
+        if cast is None:
+            return CastForm(value.dtype, value.nbytes, 0, 0)
         with self.named_errors():
-            return cast_form(value.shape, value.dtype, self.tap.cast, self.reduced.channel_dim).dtype
+            return cast_form(value.shape, value.dtype, cast, self.reduced.channel_dim)
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.memory import pass_bytes
+from trocar_server.engine.memory import input_bytes, pass_bytes
 from trocar_server.engine.outputs import TapTarget
-from trocar_server.engine.plan import SENDABLE, TapRequest
+from trocar_server.engine.plan import SENDABLE, Signature, TapRequest
 from trocar_server.errors import ServiceError
-from trocar_server.reductions import constant_specs
+from trocar_server.reductions import constant_specs, dtype_name
 from trocar_server.surgery import Recording, Target, parse_selector, resolve
 
 _ANY_SELECTOR = parse_selector("/in")
 
 # They travel in the one message that describes the reply, of which our client takes 16 MiB.
-_MAX_STATISTICS_BYTES = 12 << 20
+_MAX_NUMBER_BYTES = 12 << 20
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Resolved:
     byte_count: int
     pass_bytes: int = 0
 
-    @property
-    def needs_pass(self) -> bool:
-        """Whether anything but parameters is wanted."""
-        return any(entry.target.parameter is None for entry in self.targets)
+    def memory_bytes(self, signature: Signature) -> int:
+        """Return the most bytes that inputs of this form and their pass hold; 0 for parameters alone."""
+        needs_pass = any(entry.target.parameter is None for entry in self.targets)
+        return self.pass_bytes + input_bytes(signature) if needs_pass else 0
 
 
 def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_bytes: int) -> Resolved:
@@ -69,7 +69,7 @@ def _check_dtypes(targets: Sequence[TapTarget]) -> None:
     for target in targets:
         dtype_sent = target.outputs[0].dtype
         if target.tap.values and dtype_sent not in SENDABLE:
-            dtype = str(dtype_sent).removeprefix("torch.")
+            dtype = str(dtype_sent) if dtype_sent is None else dtype_name(dtype_sent)
             raise ServiceError(
                 ErrorReason.NOT_A_TENSOR,
                 f"the values of '{target.target.name}' are {dtype}, which cannot be sent; "
@@ -80,11 +80,11 @@ def _check_dtypes(targets: Sequence[TapTarget]) -> None:
 def _checked_byte_count(targets: Sequence[TapTarget], max_reply_bytes: int) -> int:
     """Return the bytes of all values, if there is room for them and for the statistics."""
     byte_count = sum(target.byte_count for target in targets)
-    statistics_bytes = sum(target.statistics_bytes for target in targets)
-    if byte_count + statistics_bytes > max_reply_bytes:
-        raise _too_large(byte_count + statistics_bytes, max_reply_bytes, targets)
-    if statistics_bytes > _MAX_STATISTICS_BYTES:
-        raise _too_many_numbers(statistics_bytes)
+    number_bytes = sum(target.number_bytes for target in targets)
+    if byte_count + number_bytes > max_reply_bytes:
+        raise _too_large(byte_count + number_bytes, max_reply_bytes, targets)
+    if number_bytes > _MAX_NUMBER_BYTES:
+        raise _too_many_numbers(number_bytes)
     return byte_count
 
 
@@ -142,7 +142,7 @@ def check_byte_count(byte_count: int, limit: int) -> None:
 
 
 def _too_large(byte_count: int, limit: int, targets: Iterable[TapTarget]) -> ServiceError:
-    sizes = {target.target.name: target.byte_count + target.statistics_bytes for target in targets}
+    sizes = {target.target.name: target.byte_count + target.number_bytes for target in targets}
     largest = max(sizes, key=sizes.__getitem__)
     return ServiceError(
         ErrorReason.REPLY_TOO_LARGE,
@@ -157,8 +157,8 @@ def _too_large(byte_count: int, limit: int, targets: Iterable[TapTarget]) -> Ser
 def _too_many_numbers(byte_count: int) -> ServiceError:
     return ServiceError(
         ErrorReason.REPLY_TOO_LARGE,
-        f"the statistics would be {byte_count:,} bytes, the limit is {_MAX_STATISTICS_BYTES:,}. Nothing was "
-        "computed. Ask for fewer taps or statistics, or for scope 'all'",
+        f"the statistics and scales would be {byte_count:,} bytes, the limit is {_MAX_NUMBER_BYTES:,}. "
+        "Nothing was computed. Ask for fewer taps or statistics, for scope 'all', or for one scale",
         byte_count=str(byte_count),
-        limit=str(_MAX_STATISTICS_BYTES),
+        limit=str(_MAX_NUMBER_BYTES),
     )

@@ -17,6 +17,7 @@ from trocar_server.engine.outputs import COVARIANCE, Output, TapTarget
 from trocar_server.engine.passes import FeatureMap, PassResult, covariance_map
 from trocar_server.engine.plan import TapRequest
 from trocar_server.errors import ServiceError
+from trocar_server.reductions import dtype_name
 from trocar_server.stats import Accumulator, Scope
 from trocar_server.surgery import Leaf, Target
 
@@ -27,11 +28,7 @@ MAX_CHECKPOINT_BYTES = 1 << 30
 _MAX_HEAD_BYTES = 16 << 20
 _MAX_BATCHES, _MAX_CALLS, _MAX_SIZE = 1 << 53, 1 << 31, 1 << 62
 _MAX_CHARACTERS, _MAX_RANK, _MAX_PICKS = 1 << 16, 64, 64
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-}
+_DTYPES = {dtype_name(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 Value = TypeVar("Value")
 
 
@@ -162,7 +159,7 @@ def _described(entry: _Entry) -> dict[str, Any]:
         "port": target.port,
         "picks": target.picks,
         "shape": output.shape,
-        "dtype": str(output.dtype).removeprefix("torch."),
+        "dtype": dtype_name(output.dtype) if output.dtype else "",
         "channel_dim": entry.channel_dim,
     }
 

@@ -6,6 +6,8 @@ See Note: [Start in the middle] in `surgery.starting`.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.hosting import Host
 from trocar_server.engine.inputs import predicted_signature
@@ -13,6 +15,7 @@ from trocar_server.engine.plan import Plan, Signature, StartAt, TensorInput
 from trocar_server.engine.planner import Resolved
 from trocar_server.engine.preview import moment
 from trocar_server.errors import ServiceError
+from trocar_server.reductions import dtype_name
 from trocar_server.surgery import Leaf, Recording, Target, resolve
 
 _WHERE = "it must be a module's whole output, or one of its positional inputs"
@@ -122,10 +125,9 @@ def _check_form(plan: Plan, start: StartAt, signature: Signature, leaf: Leaf) ->
     inputs = ", ".join(str(shape) for entry in signature for shape in entry.shapes[:1])
     raise _impossible(
         start,
-        f"the value given is {value.dtype} {value.shape}, with inputs of shape {inputs} it is {leaf.dtype} "
-        f"{leaf.shape}. Where it comes from inputs of another shape, say so: start_shape=".replace(
-            "torch.", ""
-        ),
+        f"the value given is {dtype_name(value.dtype)} {value.shape}, with inputs of shape {inputs} it is "
+        f"{dtype_name(leaf.dtype or torch.float32)} {leaf.shape}. Where it comes from inputs of another "
+        "shape, say so: start_shape=",
     )
 
 

@@ -16,7 +16,7 @@ from trocar_server.engine.inputs import (
     tensor_of,
 )
 from trocar_server.engine.lease import Replica
-from trocar_server.engine.memory import check_memory, input_bytes
+from trocar_server.engine.memory import check_memory
 from trocar_server.engine.passes import Constants, PassResult, domain_errors, run_pass
 from trocar_server.engine.plan import Payload, Plan, Signature, split_arguments
 from trocar_server.engine.planner import Resolved, check_byte_count, resolve_taps
@@ -67,8 +67,7 @@ def resolve_plan(
         ServiceError: Anything that is wrong with its taps, its start or the size of its reply.
     """
     resolved = host.resolve(plan.taps, signature, recording, limits.max_reply_bytes)
-    if resolved.needs_pass:
-        check_memory(resolved.pass_bytes + input_bytes(signature), limits.max_pass_bytes)
+    check_memory(resolved.memory_bytes(signature), limits.max_pass_bytes)
     if plan.start_at is None:
         return resolved, None
     start = find_start(plan, plan.start_at, signature, recording)

@@ -28,6 +28,7 @@ from trocar_server.reductions.reduction import (
     Take,
     TopK,
     constant_specs,
+    dtype_name,
 )
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "cast_value",
     "check_reductions",
     "constant_specs",
+    "dtype_name",
     "reduce_value",
     "reduced_form",
 ]

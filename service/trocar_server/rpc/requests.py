@@ -1,6 +1,5 @@
 """From an `ExtractRequest` to a plan, with every check that needs no model."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.rpc.dtypes import from_wire
 from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.payloads import tensor_byte_count
+from trocar_server.rpc.reductions import constant_byte_counts
 from trocar_server.rpc.taps import tap_request
 from trocar_server.surgery import parse_selector
 
@@ -36,14 +36,14 @@ def to_plan(
     plan = base_plan(request, limits)
     needs_inputs = needs_inputs and any(tap.selector.parameter is None for tap in plan.taps)
     inputs, byte_counts = to_inputs(request.inputs, limits) if request.inputs or needs_inputs else ((), [])
-    byte_counts += constant_byte_counts(plan)
+    byte_counts += plan_constant_bytes(plan)
     check_request_bytes(byte_counts, limits)
     return replace(plan, inputs=inputs), byte_counts
 
 
-def constant_byte_counts(plan: Plan) -> list[int]:
+def plan_constant_bytes(plan: Plan) -> list[int]:
     """Return the bytes of each tensor that the taps' reductions need."""
-    return [math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.constant_specs]
+    return [count for tap in plan.taps for count in constant_byte_counts(tap.reductions)]
 
 
 def base_plan(request: pb.ExtractRequest | ExtractStreamStart, limits: Limits) -> Plan:

@@ -21,7 +21,7 @@ from trocar_server.rpc.ahead import ahead
 from trocar_server.rpc.batches import Batch, StreamReader
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.replies import Parts, describe, framed, join_parts, reply_head, values_of
-from trocar_server.rpc.requests import base_plan, check_request_bytes, constant_byte_counts
+from trocar_server.rpc.requests import base_plan, check_request_bytes, plan_constant_bytes
 from trocar_server.rpc.text import sendable
 
 _SERVICE = "trocar_api.v1.StreamService"
@@ -83,7 +83,7 @@ class StreamService:
         limits = self._engine.limits
         plan = base_plan(start, limits)
         await self._engine.check_taps(plan)
-        byte_counts = [*constant_byte_counts(plan), *_checkpoint_byte_count(start)]
+        byte_counts = [*plan_constant_bytes(plan), *_checkpoint_byte_count(start)]
         check_request_bytes(byte_counts, limits)
         payloads = await reader.payloads(byte_counts, chunks)
         checkpoint = payloads.pop().tobytes() if start.checkpoint_byte_count else b""

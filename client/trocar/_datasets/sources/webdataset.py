@@ -16,7 +16,6 @@ from trocar._datasets.sample import MAX_SAMPLE_BYTES, Sample, Source
 from trocar._datasets.sources.files import printable, stat_fingerprint
 from trocar.errors import SourceError
 
-ARCHIVE_SUFFIX = ".tar"
 IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp")
 """Which member of a sample is the image: the first of these that there is."""
 
