@@ -52,8 +52,6 @@
       DatasetError                     a run over a whole data set cannot go on
         SourceError                    what is to be read
         OutputError                    what is to be written, or gone on with
-
-`EXCEPTIONS` maps every `ErrorReason` to its class; a contract test walks it.
 """
 
 from collections.abc import Mapping
@@ -61,7 +59,7 @@ from collections.abc import Mapping
 from trocar_api.reasons import ErrorReason
 
 EXCEPTIONS: dict[ErrorReason, type["TrocarError"]] = {}
-"""The exception class of every reason; each class below enters itself."""
+"""The exception class of every reason; each class below enters itself. A contract test walks it."""
 
 
 class TrocarError(Exception):
