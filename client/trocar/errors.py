@@ -1,57 +1,69 @@
 """What can go wrong in a call, as a tree of exceptions.
 
-    TrocarError
-      NotFoundError                    a name that the server does not know
-        UnknownModelError
-        UnknownArchitectureError
-        UnknownWeightsError
-        UnknownModuleError             also a SelectorError
-        UnknownPickError               also a SelectorError
-        UnknownNodeError               also a SelectorError
-        UnknownFunctionError           also a SelectorError
-        UnknownParameterError          also a SelectorError
-      ModelError                       the model cannot be used as it is
-        ModelNotLoadedError
-        ModelConflictError
-        ModelInvalidError
-        WeightsUnavailableError
-        WeightsMismatchError
-        WeightsCorruptError
-      InvalidRequestError              the request has to change
-        InvalidArgumentError
-        SelectorError                  a tap selects what cannot be collected
-          InvalidSelectorError
-          ModuleNotCalledError
-          AmbiguousCallError
-          CallOutOfRangeError
-          NotATensorError
-          NotTraceableError
-          DuplicateNameError
-        ReductionRejectedError
-        StartNotPossibleError
-        InputError                     the inputs do not fit
-          InvalidTensorError
-          InvalidImageError
-          ImageTooLargeError
-          EmptyBatchError
-          NoPreprocessingError
-          InputRejectedError
-        RequestTooLargeError
-        ReplyTooLargeError
-        PassTooLargeError
-        PermissionDeniedError          the token is missing, wrong or too narrow
-      ServerError                      the request is fine; the same call may succeed later
-        ServerUnavailableError         nobody answers at the target
-        ServerBusyError
-        ServerOutOfMemoryError
-        DeadlineExceededError
-        CallCancelledError
-        InternalServerError
-      VersionSkewError                 client and server are of different versions
-      BadReplyError                    the reply breaks the wire contract
-      DatasetError                     a run over a whole data set cannot go on
-        SourceError                    what is to be read
-        OutputError                    what is to be written, or gone on with
+TrocarError
+  NotFoundError                    a name that the server does not know
+    UnknownEditsError
+    UnknownSourceError
+    UnknownModelError
+    UnknownArchitectureError
+    UnknownWeightsError
+    UnknownModuleError             also a SelectorError
+    UnknownPickError               also a SelectorError
+    UnknownNodeError               also a SelectorError
+    UnknownFunctionError           also a SelectorError
+    UnknownParameterError          also a SelectorError
+  ModelError                       the model cannot be used as it is
+    ModelNotLoadedError
+    ModelConflictError
+    ModelInvalidError
+    WeightsUnavailableError
+    WeightsMismatchError
+    WeightsCorruptError
+  InvalidRequestError              the request has to change
+    InvalidArgumentError
+    SelectorError                  a tap selects what cannot be collected
+      InvalidSelectorError
+      ModuleNotCalledError
+      AmbiguousCallError
+      CallOutOfRangeError
+      NotATensorError
+      NotTraceableError
+      DuplicateNameError
+    ReductionRejectedError
+    StartNotPossibleError
+    EditError                      an edit does not fit
+      EditShapeMismatchError
+      EditDtypeRejectedError
+      EditNotPossibleError
+      EditsExistError
+    NonFiniteValueError
+    ObjectiveError                 gradients of something that has none
+      NotDifferentiableError
+      ObjectiveOutOfRangeError
+      ObjectiveRejectedError
+    InputError                     the inputs do not fit
+      InvalidTensorError
+      InvalidImageError
+      ImageTooLargeError
+      EmptyBatchError
+      NoPreprocessingError
+      InputRejectedError
+    RequestTooLargeError
+    ReplyTooLargeError
+    PassTooLargeError
+    PermissionDeniedError          the token is missing, wrong or too narrow
+  ServerError                      the request is fine; the same call may succeed later
+    ServerUnavailableError         nobody answers at the target
+    ServerBusyError
+    ServerOutOfMemoryError
+    DeadlineExceededError
+    CallCancelledError
+    InternalServerError
+  VersionSkewError                 client and server are of different versions
+  BadReplyError                    the reply breaks the wire contract
+  DatasetError                     a run over a whole data set cannot go on
+    SourceError                    what is to be read
+    OutputError                    what is to be written, or gone on with
 """
 
 from collections.abc import Mapping
@@ -129,6 +141,14 @@ class UnknownArchitectureError(UnknownModelError, reason=ErrorReason.UNKNOWN_ARC
 
 class UnknownWeightsError(NotFoundError, reason=ErrorReason.UNKNOWN_WEIGHTS):
     """The architecture has no weights of this name."""
+
+
+class UnknownEditsError(NotFoundError, reason=ErrorReason.UNKNOWN_EDITS):
+    """You have stored no edits of this name for the model; see `Client.stored_edits`."""
+
+
+class UnknownSourceError(NotFoundError, reason=ErrorReason.UNKNOWN_SOURCE):
+    """The call has no source inputs of this name."""
 
 
 class UnknownModuleError(SelectorError, NotFoundError, reason=ErrorReason.UNKNOWN_MODULE):
@@ -213,6 +233,46 @@ class ReductionRejectedError(InvalidRequestError, reason=ErrorReason.REDUCTION_R
 
 class StartNotPossibleError(InvalidRequestError, reason=ErrorReason.START_NOT_POSSIBLE):
     """The pass cannot start there: what follows needs more than that value."""
+
+
+class EditError(InvalidRequestError):
+    """An edit does not fit."""
+
+
+class EditShapeMismatchError(EditError, reason=ErrorReason.EDIT_SHAPE_MISMATCH):
+    """An edit's index, mask or tensor does not fit the shape of the value."""
+
+
+class EditDtypeRejectedError(EditError, reason=ErrorReason.EDIT_DTYPE_REJECTED):
+    """An edit's operation makes no sense for the value's dtype."""
+
+
+class EditNotPossibleError(EditError, reason=ErrorReason.EDIT_NOT_POSSIBLE):
+    """An edit cannot be made at this place."""
+
+
+class EditsExistError(EditError, reason=ErrorReason.EDITS_EXIST):
+    """Edits of this name are stored already; `replace=True` replaces them."""
+
+
+class NonFiniteValueError(InvalidRequestError, reason=ErrorReason.NON_FINITE_VALUE):
+    """A number or tensor of an edit or objective is NaN or infinite."""
+
+
+class ObjectiveError(InvalidRequestError):
+    """There is no gradient of what was asked for."""
+
+
+class NotDifferentiableError(ObjectiveError, reason=ErrorReason.NOT_DIFFERENTIABLE):
+    """There is no gradient there: integers, code without gradients, or the objective does not depend on it."""
+
+
+class ObjectiveOutOfRangeError(ObjectiveError, reason=ErrorReason.OBJECTIVE_OUT_OF_RANGE):
+    """The objective names a class that the model does not have."""
+
+
+class ObjectiveRejectedError(ObjectiveError, reason=ErrorReason.OBJECTIVE_REJECTED):
+    """The objective does not fit the values that it is made of."""
 
 
 class InvalidTensorError(InputError, reason=ErrorReason.INVALID_TENSOR):

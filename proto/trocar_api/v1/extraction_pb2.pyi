@@ -7,6 +7,8 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from trocar_api.v1 import edit_pb2 as _edit_pb2
+from trocar_api.v1 import objective_pb2 as _objective_pb2
 from trocar_api.v1 import reduction_pb2 as _reduction_pb2
 from trocar_api.v1 import statistics_pb2 as _statistics_pb2
 from trocar_api.v1 import tap_pb2 as _tap_pb2
@@ -34,6 +36,9 @@ class ExtractRequest(_message.Message):
     MAX_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     START_AT_FIELD_NUMBER: _builtins.int
     START_INPUTS_FIELD_NUMBER: _builtins.int
+    EDITS_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model, for example `resnet18`. Required in the first message."""
@@ -62,9 +67,21 @@ class ExtractRequest(_message.Message):
         """
 
     @_builtins.property
+    def edits(self) -> _containers.RepeatedCompositeFieldContainer[_edit_pb2.Edit]:
+        """What is changed on the way, in this order. At most 256, those behind stored names included."""
+
+    @_builtins.property
+    def objective(self) -> _objective_pb2.Objective:
+        """What gradients are taken of; required with taps or edits of gradients, refused without."""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceInputs]:
+        """Other inputs, from whose passes `SwapEdit` takes values; these passes run first, without edits. At most 8."""
+
+    @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorChunk]:
-        """Bytes of the payloads: each tensor and each image of the inputs, in order, then each tensor of the
-        taps' reductions, in order.
+        """Bytes of the payloads, in order: each tensor and each image of the inputs, each tensor of the taps'
+        reductions, of the edits (a mask before operands), of the objective, and of the sources' inputs.
         """
 
     def __init__(
@@ -76,17 +93,48 @@ class ExtractRequest(_message.Message):
         max_chunk_bytes: _builtins.int | None = ...,
         start_at: _builtins.str = ...,
         start_inputs: _abc.Iterable[_tensor_pb2.TensorSpec] | None = ...,
+        edits: _abc.Iterable[_edit_pb2.Edit] | None = ...,
+        objective: _objective_pb2.Objective | None = ...,
+        sources: _abc.Iterable[Global___SourceInputs] | None = ...,
         chunks: _abc.Iterable[_tensor_pb2.TensorChunk] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "max_chunk_bytes", b"max_chunk_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "max_chunk_bytes", b"max_chunk_bytes", "objective", b"objective"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "chunks", b"chunks", "inputs", b"inputs", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "chunks", b"chunks", "edits", b"edits", "inputs", b"inputs", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "sources", b"sources", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_chunk_bytes: _TypeAlias = _typing.Literal["max_chunk_bytes"]  # noqa: Y015
     _WhichOneofArgType__max_chunk_bytes: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_chunk_bytes) -> _WhichOneofReturnType__max_chunk_bytes | None: ...
 
 Global___ExtractRequest: _TypeAlias = ExtractRequest  # noqa: Y015
+
+@_typing.final
+class SourceInputs(_message.Message):
+    """The inputs of another pass."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """What `SwapEdit.source` calls it. Required, unique."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
+        """As `ExtractRequest.inputs`."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___Input] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceInputs: _TypeAlias = SourceInputs  # noqa: Y015
 
 @_typing.final
 class PlanRequest(_message.Message):
@@ -125,6 +173,7 @@ class PlanResponse(_message.Message):
     REQUEST_BYTE_COUNT_FIELD_NUMBER: _builtins.int
     MEMORY_BYTE_COUNT_FIELD_NUMBER: _builtins.int
     IS_SYMBOLIC_FIELD_NUMBER: _builtins.int
+    EDIT_EXPANSIONS_FIELD_NUMBER: _builtins.int
     stopped_at: _builtins.str
     """The module after whose output the pass would stop; unset when it would run to its end."""
     reply_byte_count: _builtins.int
@@ -147,6 +196,10 @@ class PlanResponse(_message.Message):
     def expansions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SelectorExpansion]:
         """What each tap's selector became, in the order of the request."""
 
+    @_builtins.property
+    def edit_expansions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SelectorExpansion]:
+        """What each edit's selector became, in the order of the request, stored ones in their place."""
+
     def __init__(
         self,
         *,
@@ -157,10 +210,11 @@ class PlanResponse(_message.Message):
         request_byte_count: _builtins.int = ...,
         memory_byte_count: _builtins.int = ...,
         is_symbolic: _builtins.bool = ...,
+        edit_expansions: _abc.Iterable[Global___SelectorExpansion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at", "stopped_at", b"stopped_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at", "expansions", b"expansions", "feature_maps", b"feature_maps", "is_symbolic", b"is_symbolic", "memory_byte_count", b"memory_byte_count", "reply_byte_count", b"reply_byte_count", "request_byte_count", b"request_byte_count", "stopped_at", b"stopped_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at", "edit_expansions", b"edit_expansions", "expansions", b"expansions", "feature_maps", b"feature_maps", "is_symbolic", b"is_symbolic", "memory_byte_count", b"memory_byte_count", "reply_byte_count", b"reply_byte_count", "request_byte_count", b"request_byte_count", "stopped_at", b"stopped_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stopped_at: _TypeAlias = _typing.Literal["stopped_at"]  # noqa: Y015
     _WhichOneofArgType__stopped_at: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at"]  # noqa: Y015
@@ -294,9 +348,13 @@ class ExtractResponse(_message.Message):
     EXPANSIONS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     STOPPED_AT_FIELD_NUMBER: _builtins.int
+    EDIT_EXPANSIONS_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_VALUE_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     stopped_at: _builtins.str
     """The module after whose output the pass was stopped; unset when it ran to its end."""
+    objective_value: _builtins.float
+    """The value of the objective; set where there was one."""
     @_builtins.property
     def feature_maps(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureMap]:
         """The collected feature maps: by tap, and within a tap in execution order. Those with values are the
@@ -312,6 +370,10 @@ class ExtractResponse(_message.Message):
         """Where the time went."""
 
     @_builtins.property
+    def edit_expansions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SelectorExpansion]:
+        """What each edit's selector became, in the order of the request, stored ones in their place."""
+
+    @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorChunk]:
         """The values, in pieces."""
 
@@ -322,14 +384,21 @@ class ExtractResponse(_message.Message):
         expansions: _abc.Iterable[Global___SelectorExpansion] | None = ...,
         timing: Global___ServerTiming | None = ...,
         stopped_at: _builtins.str | None = ...,
+        edit_expansions: _abc.Iterable[Global___SelectorExpansion] | None = ...,
+        objective_value: _builtins.float | None = ...,
         chunks: _abc.Iterable[_tensor_pb2.TensorChunk] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value", "_stopped_at", b"_stopped_at", "objective_value", b"objective_value", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at", "chunks", b"chunks", "expansions", b"expansions", "feature_maps", b"feature_maps", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value", "_stopped_at", b"_stopped_at", "chunks", b"chunks", "edit_expansions", b"edit_expansions", "expansions", b"expansions", "feature_maps", b"feature_maps", "objective_value", b"objective_value", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__objective_value: _TypeAlias = _typing.Literal["objective_value"]  # noqa: Y015
+    _WhichOneofArgType__objective_value: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value"]  # noqa: Y015
     _WhichOneofReturnType__stopped_at: _TypeAlias = _typing.Literal["stopped_at"]  # noqa: Y015
     _WhichOneofArgType__stopped_at: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__objective_value) -> _WhichOneofReturnType__objective_value | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stopped_at) -> _WhichOneofReturnType__stopped_at | None: ...
 
 Global___ExtractResponse: _TypeAlias = ExtractResponse  # noqa: Y015
@@ -363,7 +432,7 @@ class FeatureMap(_message.Message):
     call_index: _builtins.int
     """Which call of the module in this pass, from 0."""
     port: _builtins.str
-    """Where at the module: `out` or `in`."""
+    """Where at the module: `out`, `in`, `grad_out`, ..."""
     pick: _builtins.str
     """The pick into a structured value, for example `["out"]`; empty for a plain tensor."""
     byte_count: _builtins.int

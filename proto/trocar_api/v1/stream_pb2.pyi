@@ -7,7 +7,9 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from trocar_api.v1 import edit_pb2 as _edit_pb2
 from trocar_api.v1 import extraction_pb2 as _extraction_pb2
+from trocar_api.v1 import objective_pb2 as _objective_pb2
 from trocar_api.v1 import tap_pb2 as _tap_pb2
 from trocar_api.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
@@ -75,6 +77,8 @@ class ExtractStreamStart(_message.Message):
     CHECKPOINT_BYTE_COUNT_FIELD_NUMBER: _builtins.int
     CHECKPOINT_INTERVAL_FIELD_NUMBER: _builtins.int
     BATCH_TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    EDITS_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model. Required."""
     max_chunk_bytes: _builtins.int
@@ -89,7 +93,7 @@ class ExtractStreamStart(_message.Message):
     """The index of the first batch that will be sent; 0 unless a broken stream is taken up again."""
     checkpoint_byte_count: _builtins.int
     """Bytes of the checkpoint from which running statistics go on: the last payload of this part, after
-    the tensors of the taps' reductions. 0 for none.
+    all tensors. 0 for none.
     """
     checkpoint_interval: _builtins.int
     """The most batches between two checkpoints, 1 to 1024. 16 when unset. With running statistics a client
@@ -105,6 +109,16 @@ class ExtractStreamStart(_message.Message):
     def start_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorSpec]:
         """As in `ExtractRequest`."""
 
+    @_builtins.property
+    def edits(self) -> _containers.RepeatedCompositeFieldContainer[_edit_pb2.Edit]:
+        """As in `ExtractRequest`, without swaps from a source. Their tensors come behind those of the taps'
+        reductions, and the objective's behind those.
+        """
+
+    @_builtins.property
+    def objective(self) -> _objective_pb2.Objective:
+        """As in `ExtractRequest`. Labels are the same for every batch."""
+
     def __init__(
         self,
         *,
@@ -118,10 +132,12 @@ class ExtractStreamStart(_message.Message):
         checkpoint_byte_count: _builtins.int = ...,
         checkpoint_interval: _builtins.int | None = ...,
         batch_timeout_s: _builtins.float | None = ...,
+        edits: _abc.Iterable[_edit_pb2.Edit] | None = ...,
+        objective: _objective_pb2.Objective | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_interval", b"checkpoint_interval", "max_chunk_bytes", b"max_chunk_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_interval", b"checkpoint_interval", "max_chunk_bytes", b"max_chunk_bytes", "objective", b"objective"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_byte_count", b"checkpoint_byte_count", "checkpoint_interval", b"checkpoint_interval", "first_batch_index", b"first_batch_index", "has_running_statistics", b"has_running_statistics", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_byte_count", b"checkpoint_byte_count", "checkpoint_interval", b"checkpoint_interval", "edits", b"edits", "first_batch_index", b"first_batch_index", "has_running_statistics", b"has_running_statistics", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_timeout_s: _TypeAlias = _typing.Literal["batch_timeout_s"]  # noqa: Y015
     _WhichOneofArgType__batch_timeout_s: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s"]  # noqa: Y015

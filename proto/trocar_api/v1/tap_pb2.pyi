@@ -74,6 +74,7 @@ class Tap(_message.Message):
     CAST_FIELD_NUMBER: _builtins.int
     QUANTILES_FIELD_NUMBER: _builtins.int
     HISTOGRAM_FIELD_NUMBER: _builtins.int
+    IS_GRADIENT_FIELD_NUMBER: _builtins.int
     selector: _builtins.str
     """`[kind:]path[:Type][@call][#order][/port][[pick]]`, for example `layer4`, `layer*.0.relu@1`, `fc/in`,
     `#-1`, `fx:layer1.0.add`, `fn:softmax@0`.
@@ -89,6 +90,10 @@ class Tap(_message.Message):
     channel_dim: _builtins.int
     """Which dimension holds the channels, for `STATISTIC_SCOPE_CHANNEL`; negative counts from the
     end. When unset: the last of a tensor of rank 3, (batch, tokens, width), otherwise dimension 1.
+    """
+    is_gradient: _builtins.bool
+    """Whether the gradient with respect to the selected value is meant instead of the value: `layer4` then
+    stands for `layer4/grad_out`, `/in` for `/grad_in`, `fc/param(weight)` for `fc/param_grad(weight)`.
     """
     @_builtins.property
     def statistics(self) -> _containers.RepeatedScalarFieldContainer[_statistics_pb2.Statistic.ValueType]:
@@ -128,10 +133,11 @@ class Tap(_message.Message):
         cast: _reduction_pb2.Cast | None = ...,
         quantiles: _abc.Iterable[_builtins.float] | None = ...,
         histogram: _statistics_pb2.Histogram | None = ...,
+        is_gradient: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "cast", b"cast", "channel_dim", b"channel_dim", "histogram", b"histogram", "parts", b"parts", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "alias", b"alias", "cast", b"cast", "channel_dim", b"channel_dim", "histogram", b"histogram", "parts", b"parts", "quantiles", b"quantiles", "reductions", b"reductions", "scope", b"scope", "selector", b"selector", "statistics", b"statistics", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "alias", b"alias", "cast", b"cast", "channel_dim", b"channel_dim", "histogram", b"histogram", "is_gradient", b"is_gradient", "parts", b"parts", "quantiles", b"quantiles", "reductions", b"reductions", "scope", b"scope", "selector", b"selector", "statistics", b"statistics", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
     _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015
@@ -170,7 +176,9 @@ class SelectorParts(_message.Message):
     is_every_call: _builtins.bool
     """Every call; instead of `call`."""
     port: _builtins.str
-    """`out` (when empty), `in`, `in(name)`, `param(name)` or `scores`."""
+    """`out` (when empty), `in`, `in(name)`, `param(name)`, `scores`, or a gradient: `grad_out`, `grad_in`,
+    `grad_in(name)`, `param_grad(name)`. In `param(*)` and `param_grad(*)` all of the module's own.
+    """
     @_builtins.property
     def picks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pick]:
         """The way into a structured value."""

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trocar_server.edits import Edit
+from trocar_server.engine.objective import Objective
 from trocar_server.reductions import Cast, ConstantSpec, Reduction, constant_specs
 from trocar_server.stats import NO_PARAMETERS, Scope, Statistic, StatisticParameters
 from trocar_server.surgery import Selector
@@ -80,19 +82,61 @@ class StartAt:
 
 
 @dataclass(frozen=True)
+class EditRequest:
+    """What to change at one selector; a value, a parameter or a gradient, as the selector says.
+
+    Attributes:
+        selector: Where.
+        edit: What.
+        is_after_taps: Whether taps at the same place see the value as it was.
+        stored: The name of the stored list that it comes from; empty for one of the request itself.
+    """
+
+    selector: Selector
+    edit: Edit
+    is_after_taps: bool = False
+    stored: str = ""
+
+
+@dataclass(frozen=True)
+class SourceInputs:
+    """Inputs of another pass, from which swaps take values."""
+
+    name: str
+    inputs: tuple[ArgumentInput, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """One extraction, with everything in it checked that needs no model."""
+    """One extraction, with everything in it checked that needs no model.
+
+    Its payloads, in order: those of the inputs, then of `tap_constants`, `edit_constants` and
+    `objective_constants`, then those of the inputs of each source.
+    """
 
     model_id: str
     taps: tuple[TapRequest, ...]
     inputs: tuple[ArgumentInput, ...]
     max_chunk_bytes: int
     start_at: StartAt | None = None
+    edits: tuple[EditRequest, ...] = ()
+    objective: Objective | None = None
+    sources: tuple[SourceInputs, ...] = ()
 
     @property
-    def constant_specs(self) -> list[ConstantSpec]:
-        """The tensors that the taps' reductions need: a payload each, behind those of the inputs."""
+    def tap_constants(self) -> list[ConstantSpec]:
+        """The tensors that the taps' reductions need."""
         return [spec for tap in self.taps for spec in constant_specs(tap.reductions)]
+
+    @property
+    def edit_constants(self) -> list[ConstantSpec]:
+        """The tensors that the edits need, those of stored ones included."""
+        return [spec for request in self.edits for spec in request.edit.constants]
+
+    @property
+    def objective_constants(self) -> list[ConstantSpec]:
+        """The tensors that the objective needs."""
+        return [] if self.objective is None else list(self.objective.constants)
 
 
 @dataclass(frozen=True)

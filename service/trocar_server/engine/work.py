@@ -42,7 +42,7 @@ class Prepared:
     payloads: Sequence[Payload]
     images: Sequence[list[Image.Image]]
     constants: Sequence[Payload] = ()
-    """What the taps' reductions need: the payloads of `Plan.constant_specs`."""
+    """What the taps' reductions need: the payloads of `Plan.tap_constants`."""
 
 
 def known_signature(host: Host, plan: Plan) -> Signature | None:

@@ -40,7 +40,7 @@ class ExtractionService:
             if message is None:
                 break
             receiver.feed(read_message(pb.ExtractRequest, message)[1])
-        payloads, count = receiver.finish(), len(byte_counts) - len(plan.constant_specs)
+        payloads, count = receiver.finish(), len(byte_counts) - len(plan.tap_constants)
         prepared = await self._engine.prepare(plan, payloads[:count], payloads[count:])
         extraction = await self._engine.extract(prepared, deadline)
         del receiver, payloads, prepared, chunks, first

@@ -10,7 +10,9 @@ from trocar_server.surgery.naming import PLAIN_NAME, quote, shown_path, shown_po
 from trocar_server.surgery.structure import Picks, format_picks
 
 _TYPE = re.compile(r"[A-Za-z_]\w*")
-_PORT = re.compile(r"out|in|scores|(?:in|param)\(.+\)", re.DOTALL)
+_PORT = re.compile(r"out|in|scores|grad_out|grad_in|(?:in|param|grad_in|param_grad)\(.+\)", re.DOTALL)
+
+_ALL = ("param(*)", "param_grad(*)")
 
 _KINDS = frozenset(pb.SelectorKind.values())
 _PREFIXES = {pb.SELECTOR_KIND_FX: "fx:", pb.SELECTOR_KIND_FUNCTION: "fn:"}
@@ -46,17 +48,24 @@ def selector_text(field: str, parts: pb.SelectorParts) -> str:
     if parts.HasField("call") and parts.is_every_call:
         raise invalid(field, "has a call and is_every_call; give one of them")
     if parts.port and not _PORT.fullmatch(parts.port):
-        raise invalid(f"{field}.port", "is none of out, in, in(name), param(name) and scores")
+        raise invalid(
+            f"{field}.port",
+            "is none of out, in, in(name), param(name), scores and their gradients",
+        )
     call = "@*" if parts.is_every_call else f"@{parts.call}" if parts.HasField("call") else ""
     return "".join(
         (
             _path(parts),
             f":{parts.type}" if parts.type else "",
             call,
-            f"/{shown_port(parts.port)}" if parts.port else "",
+            f"/{_port(parts.port)}" if parts.port else "",
             format_picks(_picks(field, parts.picks)),
         )
     )
+
+
+def _port(port: str) -> str:
+    return port if port in _ALL else shown_port(port)
 
 
 def _path(parts: pb.SelectorParts) -> str:

@@ -1,11 +1,16 @@
 """From a `Tap` message to what the engine collects."""
 
+from dataclasses import replace
+
 from trocar_api.v1 import tap_pb2 as pb
 from trocar_server.engine.plan import TapRequest
 from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.reductions import cast_from_wire, reductions_from_wire
 from trocar_server.rpc.selector_parts import tap_selector
 from trocar_server.rpc.statistics import SCOPES, STATISTICS, statistics_problem, tap_parameters
+from trocar_server.surgery import Selector
+
+_WITH_GRADIENTS = ("module", "regex")
 
 
 def tap_request(field: str, tap: pb.Tap) -> TapRequest:
@@ -30,7 +35,7 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
     if not values and tap.HasField("cast"):
         raise invalid(f"{field}.cast", "casts values that are not asked for; leave it out")
     return TapRequest(
-        selector=tap_selector(field, tap),
+        selector=_selector(field, tap),
         alias=tap.alias,
         values=values,
         statistics=tuple(STATISTICS[kind] for kind in dict.fromkeys(tap.statistics)),
@@ -40,3 +45,12 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
         cast=cast_from_wire(f"{field}.cast", tap.cast) if tap.HasField("cast") else None,
         parameters=tap_parameters(tap),
     )
+
+
+def _selector(field: str, tap: pb.Tap) -> Selector:
+    selector = tap_selector(field, tap)
+    if not tap.is_gradient or selector.is_gradient:
+        return selector
+    if selector.kind not in _WITH_GRADIENTS:
+        raise invalid(f"{field}.is_gradient", "only modules and parameters have gradients; select a module")
+    return replace(selector, is_gradient=True)

@@ -14,9 +14,25 @@ PREFIXES = {"module": "", "regex": "re:", "fx": "fx:", "fn": "fn:"}
 """What a selector of each kind begins with."""
 
 
-def canonical_name(path: str, call: int | None, port: str, picks: Picks, kind: str = "module") -> str:
+ALL_PARAMETERS = ""
+"""What `*` in `param(*)` is read as: every parameter and buffer of the module's own; of gradients, every
+parameter. A name is never empty, and one may be a star."""
+
+_GRADIENT_WORDS = {"out": "grad_out", "in": "grad_in", "param": "param_grad"}
+
+
+def gradient_port(port: str) -> str:
+    """Return the port of the gradient with respect to a value: `grad_in(x)` for `in(x)`."""
+    word, name = split_port(port)
+    return _GRADIENT_WORDS[word] + ("" if name is None else f"({name})")
+
+
+def canonical_name(
+    path: str, call: int | None, port: str, picks: Picks, kind: str = "module", *, is_gradient: bool = False
+) -> str:
     """Write the selector that stands for one value alone; `call` is None for what is called once."""
-    show_port = port != "out" or not path
+    show_port = port != "out" or not path or is_gradient
+    port = gradient_port(port) if is_gradient else port
     return (
         f"{PREFIXES[kind]}{shown_path(path)}{'' if call is None else f'@{call}'}"
         f"{f'/{shown_port(port)}' if show_port else ''}{format_picks(picks)}"

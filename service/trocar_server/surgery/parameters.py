@@ -2,7 +2,7 @@
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.surgery.naming import canonical_name
+from trocar_server.surgery.naming import ALL_PARAMETERS, canonical_name
 from trocar_server.surgery.recording import ModuleRecord
 from trocar_server.surgery.records import Records
 from trocar_server.surgery.selectors import Selector
@@ -13,20 +13,28 @@ from trocar_server.surgery.values import Value
 def parameters_of(selector: Selector, name: str, modules: Records) -> list[Value]:
     """Return the parameter or buffer of this name of every module that a selector matches and that has one.
 
+    `*` is every parameter and buffer; of gradients, every parameter.
+
     Raises:
         ServiceError: `UNKNOWN_MODULE`, or `UNKNOWN_PARAMETER` with what there is.
     """
     matched = modules.matching(selector)
-    having = [record for record in matched if name in record.parameters]
-    if not having:
+    found = [
+        _value(record, own, is_gradient=selector.is_gradient)
+        for record in matched
+        for own in record.parameters
+        if own == name or (name == ALL_PARAMETERS and not (selector.is_gradient and own in record.buffers))
+    ]
+    if not found:
         raise _unknown_parameter(selector, name, matched, modules)
-    return [_value(record, name) for record in having]
+    return found
 
 
-def _value(record: ModuleRecord, name: str) -> Value:
+def _value(record: ModuleRecord, name: str, *, is_gradient: bool) -> Value:
     leaf = record.parameters[name]
-    shown = canonical_name(record.path, None, leaf.port, ())
-    return Target(shown, record.path, 0, leaf.port, clone=leaf.is_overwritten), leaf
+    shown = canonical_name(record.path, None, leaf.port, (), is_gradient=is_gradient)
+    target = Target(shown, record.path, 0, leaf.port, clone=leaf.is_overwritten, is_gradient=is_gradient)
+    return target, leaf
 
 
 def _unknown_parameter(

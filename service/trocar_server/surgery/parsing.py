@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trocar_server.surgery.cursor import Cursor
-from trocar_server.surgery.naming import PLAIN_ARGUMENT, PLAIN_NAME, PREFIXES, quote
+from trocar_server.surgery.naming import ALL_PARAMETERS, PLAIN_ARGUMENT, PLAIN_NAME, PREFIXES, quote
 from trocar_server.surgery.patterns import ANY
 from trocar_server.surgery.regexes import InvalidPatternError, check_pattern
 from trocar_server.surgery.selectors import ALL_CALLS, Order, Selector
@@ -33,13 +33,24 @@ class _Kind:
     takes_call: bool = True
 
 
+_OF_MODULES = ("out", "in", "param", "grad_out", "grad_in", "param_grad")
 _KINDS = {
-    "module": _Kind("a module path; the model itself is `/in` or `/out`", ("out", "in", "param")),
-    "regex": _Kind(r"a regular expression, for example `re:layer\d\.0`", ("out", "in", "param")),
+    "module": _Kind("a module path; the model itself is `/in` or `/out`", _OF_MODULES),
+    "regex": _Kind(r"a regular expression, for example `re:layer\d\.0`", _OF_MODULES),
     "fx": _Kind("the name of a node, for example `fx:layer1.0.add`", ("out",), False, False),
     "fn": _Kind("the name of a function, for example `fn:softmax`", ("out", "in", "scores"), False),
 }
-_PORT_FORMS = {"out": "out", "in": "in, in(name)", "param": "param(name)", "scores": "scores"}
+_PORT_FORMS = {
+    "out": "out",
+    "in": "in, in(name)",
+    "param": "param(name)",
+    "scores": "scores",
+    "grad_out": "grad_out",
+    "grad_in": "grad_in, grad_in(name)",
+    "param_grad": "param_grad(name)",
+}
+_GRADIENT_OF = {"grad_out": "out", "grad_in": "in", "param_grad": "param"}
+_WITH_NAME = ("in", "param", "grad_in", "param_grad")
 
 
 @lru_cache(maxsize=1024)
@@ -57,7 +68,7 @@ def parse_selector(text: str) -> Selector:
     type_name = _type(cursor, _KINDS[kind], has_path=bool(names))
     call_at, call = cursor.position, _call(cursor, _KINDS[kind])
     order_at, order = cursor.position, _order(cursor)
-    port = _port(cursor, _KINDS[kind])
+    port, is_gradient = _port(cursor, _KINDS[kind])
     picks_at, picks = cursor.position, _picks(cursor)
     if port is not None and port.startswith("param("):
         _check_parameter(cursor, [(call_at, call), (order_at, order), (picks_at, picks or None)])
@@ -77,6 +88,7 @@ def parse_selector(text: str) -> Selector:
         port=port or "out",
         picks=picks,
         quoted=frozenset(i for i, (_, is_quoted) in enumerate(names) if is_quoted),
+        is_gradient=is_gradient,
     )
 
 
@@ -168,27 +180,31 @@ def _order(cursor: Cursor) -> Order | None:
     return Order(start, stop, is_range=True)
 
 
-def _port(cursor: Cursor, kind: _Kind) -> str | None:
+def _port(cursor: Cursor, kind: _Kind) -> tuple[str | None, bool]:
+    """Read the port of a value and whether its gradient is meant; None where nothing is said."""
     if not cursor.take("/"):
-        return None
+        return None, False
     start = cursor.position
     word = cursor.match(_WORD) or ""
     if word not in kind.ports:
         there = ", ".join(_PORT_FORMS[port] for port in kind.ports)
         problem = f"no port {quote(word)} here" if word else "expected a port"
         raise cursor.invalid(f"{problem}; there is {there}", start)
-    if word == "param" and cursor.next != "(":
-        raise cursor.invalid("expected the name of a parameter in parentheses: `/param(weight)`")
-    if word not in ("in", "param") or not cursor.take("("):
-        return word
-    return f"{word}({_argument(cursor)})"
+    base, is_gradient = _GRADIENT_OF.get(word, word), word in _GRADIENT_OF
+    if base == "param" and cursor.next != "(":
+        raise cursor.invalid(f"expected the name of a parameter in parentheses: `/{word}(weight)`")
+    if word not in _WITH_NAME or not cursor.take("("):
+        return base, is_gradient
+    return f"{base}({_argument(cursor, may_be_all=base == 'param')})", is_gradient
 
 
-def _argument(cursor: Cursor) -> str:
+def _argument(cursor: Cursor, *, may_be_all: bool) -> str:
     """Read the name in `in(...)` or `param(...)` with the parenthesis that closes it."""
     start = cursor.position
     if cursor.next == '"':
         name = cursor.quoted()
+    elif may_be_all and cursor.take("*)"):
+        return ALL_PARAMETERS
     else:
         name = cursor.match(PLAIN_ARGUMENT) or ""
         _check_characters(cursor, name, start)

@@ -88,6 +88,7 @@ class ModuleRecord:
         description: The module's own settings, in the words of `extra_repr`.
         parameters: Its own parameters and buffers by name, not those of modules inside. Their
             `is_overwritten` says whether a pass may write to them.
+        buffers: Which of these are buffers.
     """
 
     path: str
@@ -96,6 +97,7 @@ class ModuleRecord:
     parameter_count: int = 0
     description: str = ""
     parameters: Mapping[str, Leaf] = field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,8 @@ def _module_record(path: str, module: nn.Module, calls: list[Call], watch: Write
         )
         for name, tensor in own_tensors(module).items()
     }
-    return ModuleRecord(path, type(module).__name__, calls, count, module.extra_repr(), parameters)
+    buffers = frozenset(module._buffers)
+    return ModuleRecord(path, type(module).__name__, calls, count, module.extra_repr(), parameters, buffers)
 
 
 def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

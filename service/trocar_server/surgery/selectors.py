@@ -50,6 +50,7 @@ class Selector:
         call: Call index (negative counts from the last), `"*"` for all calls, or None when not said.
         order: Which of all calls in execution order, or None when not said.
         port: `out`, `in`, `in(name)` for a keyword input, `param(name)`, or `scores`.
+        is_gradient: Whether the gradient with respect to that is meant: `grad_out` and so on.
         picks: The way into a structured value; empty for the whole.
         quoted: Positions of the path's components that mean themselves, `*` included.
     """
@@ -63,6 +64,7 @@ class Selector:
     port: str = "out"
     picks: Picks = ()
     quoted: frozenset[int] = frozenset()
+    is_gradient: bool = False
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ def with_stage(selector: Selector, meaning: str) -> Selector:
         order=stage.order if selector.order is None else selector.order,
         port=selector.port if has_own_port else stage.port,
         picks=selector.picks if has_own_port else stage.picks + selector.picks,
+        is_gradient=stage.is_gradient or selector.is_gradient,
     )
 
 

@@ -26,6 +26,7 @@ class Target:
         picks: The way into the port's value. The value of `in` is the tuple of positional inputs.
         clone: Whether to copy the value when it is collected. See Note: [Clone before in-place].
         kind: `module`, `fx` or `fn`: what the path is.
+        is_gradient: Whether the gradient with respect to that value is meant.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Target:
     picks: Picks = ()
     clone: bool = True
     kind: str = "module"
+    is_gradient: bool = False
 
     @property
     def parameter(self) -> str | None:

@@ -117,9 +117,23 @@ def _values_of_call(selector: Selector, record: ModuleRecord, index: int, record
     call_label = index if len(record.calls) > 1 else None
     found = []
     for leaf in _port_leaves(selector, record, call, records.kind):
-        name = canonical_name(record.path, call_label, leaf.port, _shown_picks(leaf, call), records.kind)
+        name = canonical_name(
+            record.path,
+            call_label,
+            leaf.port,
+            _shown_picks(leaf, call),
+            records.kind,
+            is_gradient=selector.is_gradient,
+        )
         target = Target(
-            name, record.path, index, leaf.port, leaf.picks, clone=leaf.is_overwritten, kind=records.kind
+            name,
+            record.path,
+            index,
+            leaf.port,
+            leaf.picks,
+            clone=leaf.is_overwritten,
+            kind=records.kind,
+            is_gradient=selector.is_gradient,
         )
         found.append((target, leaf))
     return CallValues(call.started if _is_input(selector) else call.ended, found)

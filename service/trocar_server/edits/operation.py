@@ -1,0 +1,354 @@
+"""The words of this package: which operations there are. Plain data, hashable, free of tensors.
+
+Each checks its own numbers when it is made, and its text is how errors name it. Whether it fits a value
+is known only beside the value.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum, unique
+from typing import ClassVar, TypeAlias
+
+import torch
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.reductions import ConstantSpec, Index, Take
+
+Operand: TypeAlias = float | ConstantSpec
+"""A number for all elements, or a tensor that comes along and is broadcast to the part."""
+
+
+def _require(is_right: bool, problem: str) -> None:
+    if not is_right:
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, problem)
+
+
+@unique
+class NoiseKind(StrEnum):
+    """The distribution of random numbers."""
+
+    GAUSSIAN = "gaussian"
+    """Mean 0, standard deviation `scale`."""
+    UNIFORM = "uniform"
+    """From -`scale` to `scale`."""
+
+
+@unique
+class NormScope(StrEnum):
+    """What is measured by a norm."""
+
+    SAMPLE = "sample"
+    """Each sample, dimension 0."""
+    CHANNEL_VECTOR = "channel_vector"
+    """Each vector of channels."""
+    ALL = "all"
+    """The whole part."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is done to a value.
+
+    Attributes:
+        name: As on the wire and in clients.
+        takes_integers: Whether it makes sense for integers and booleans, too.
+    """
+
+    name: ClassVar[str] = ""
+    takes_integers: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def constants(self) -> Iterator[ConstantSpec]:
+        """Yield the tensors that come along, in the order of their payloads."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, ConstantSpec):
+                yield value
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ServiceError(
+                    ErrorReason.NON_FINITE_VALUE,
+                    f"{self.name}: {field.name} is {value}; edits take finite numbers only",
+                )
+
+
+@dataclass(frozen=True)
+class Set(Operation):
+    """Replaces the part."""
+
+    name = "set"
+    takes_integers = True
+    value: Operand
+
+
+@dataclass(frozen=True)
+class Zero(Operation):
+    """Replaces the part by zeros."""
+
+    name = "zero"
+    takes_integers = True
+
+
+@dataclass(frozen=True)
+class Add(Operation):
+    """x + value."""
+
+    name = "add"
+    takes_integers = True
+    value: Operand
+
+
+@dataclass(frozen=True)
+class Scale(Operation):
+    """x * factor."""
+
+    name = "scale"
+    takes_integers = True
+    factor: Operand
+
+
+@dataclass(frozen=True)
+class Affine(Operation):
+    """x * scale + shift."""
+
+    name = "affine"
+    scale: Operand = 1.0
+    shift: Operand = 0.0
+
+
+@dataclass(frozen=True)
+class Clamp(Operation):
+    """Limits each element to [low, high]; an end that is None is open."""
+
+    name = "clamp"
+    takes_integers = True
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.low is not None or self.high is not None, "clamp needs a low or a high end")
+        if self.low is not None and self.high is not None:
+            _require(self.low <= self.high, f"clamp: low {self.low} is above high {self.high}")
+
+
+@dataclass(frozen=True)
+class Noise(Operation):
+    """x + random numbers of torch's CPU generator in float32."""
+
+    name = "noise"
+    kind: NoiseKind
+    scale: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.scale >= 0, f"noise: scale {self.scale} is negative")
+
+
+@dataclass(frozen=True)
+class MeanAblate(Operation):
+    """Each sample becomes the mean over the samples of the part, or the reference."""
+
+    name = "mean_ablate"
+    reference: ConstantSpec | None = None
+
+
+@dataclass(frozen=True)
+class Resample(Operation):
+    """Sample i becomes sample `torch.randperm(batch)[i]` of torch's CPU generator."""
+
+    name = "resample"
+    takes_integers = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Swap(Operation):
+    """Replaces the part by the same part of a value from elsewhere.
+
+    Attributes:
+        source: The name of other inputs of the request; this pass itself when empty.
+        selector: Where the value is taken, as a text; at the edit's own selector when empty.
+    """
+
+    name = "swap"
+    takes_integers = True
+    source: str = ""
+    selector: str = ""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.source or self.selector), "swap needs a source or a selector")
+
+
+@dataclass(frozen=True)
+class AddInput(Operation):
+    """output + input of the same call."""
+
+    name = "add_input"
+    takes_integers = True
+
+
+@dataclass(frozen=True)
+class Steer(Operation):
+    """x + alpha * direction along the channels."""
+
+    name = "steer"
+    direction: ConstantSpec
+    alpha: float = 1.0
+    keeps_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Project(Operation):
+    """Removes the projection of each vector of channels onto the span of the rows of `basis`."""
+
+    name = "project_out"
+    basis: ConstantSpec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(
+            len(self.basis.shape) == 2,
+            f"{self.name}: basis of shape {self.basis.shape}; it is (vectors, channels)",
+        )
+
+
+@dataclass(frozen=True)
+class ProjectOnto(Project):
+    """Leaves the projection of each vector of channels onto the span of the rows of `basis`."""
+
+    name = "project_onto"
+
+
+@dataclass(frozen=True)
+class TopK(Operation):
+    """All but the k largest elements along a dimension become zero."""
+
+    name = "top_k"
+    takes_integers = True
+    k: int
+    dim: int | None = None
+    is_absolute: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.k >= 1, f"top_k: k is {self.k}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Dropout(Operation):
+    """Random elements become zero, the others are divided by 1 - probability."""
+
+    name = "dropout"
+    probability: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(0 <= self.probability < 1, f"dropout: probability {self.probability}; it is 0 to below 1")
+
+
+@dataclass(frozen=True)
+class Cast(Operation):
+    """To a dtype and back: float16, bfloat16, or int8 with one scale for the part."""
+
+    name = "cast"
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        allowed = (torch.float16, torch.bfloat16, torch.int8)
+        _require(self.dtype in allowed, "cast: to float16, bfloat16 or int8")
+
+
+@dataclass(frozen=True)
+class Skip(Operation):
+    """Does not run the module: its first input is its output."""
+
+    name = "skip"
+    takes_integers = True
+
+
+@dataclass(frozen=True)
+class Normalise(Operation):
+    """Scales down what has a larger Euclidean norm than the limit; `is_exact`: up, too."""
+
+    name = "normalise"
+    max_norm: float
+    scope: NormScope = NormScope.SAMPLE
+    is_exact: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.max_norm > 0, f"normalise: max_norm {self.max_norm}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class NanToNum(Operation):
+    """As `torch.nan_to_num`."""
+
+    name = "nan_to_num"
+    nan: float = 0.0
+    posinf: float | None = None
+    neginf: float | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """Which part of a value is changed.
+
+    Attributes:
+        index: NumPy's basic indexing, or None for all.
+        takes: Positions of dimensions that the index leaves whole, each dimension once.
+        mask: The form of a bool tensor that is broadcast to the value; without index and takes.
+    """
+
+    index: Index | None = None
+    takes: tuple[Take, ...] = ()
+    mask: ConstantSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask is not None:
+            _require(self.index is None and not self.takes, "an edit has a mask or an index, not both")
+            _require(self.mask.dtype == torch.bool, "the mask of an edit is bool")
+        axes = [take.axis for take in self.takes]
+        _require(len(set(axes)) == len(axes), "positions are given twice for one dimension")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole value."""
+        return self.index is None and not self.takes and self.mask is None
+
+
+WHOLE = Region()
+
+
+@dataclass(frozen=True)
+class Edit:
+    """An operation and the part of a value that it is for.
+
+    Attributes:
+        operation: What is done.
+        region: To which part.
+        channel_dim: Which dimension of the value holds the channels; None for the default of the rank.
+    """
+
+    operation: Operation
+    region: Region = WHOLE
+    channel_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.operation, Skip):
+            _require(self.region.is_whole, "skip takes the whole call; leave the index out")
+
+    @property
+    def constants(self) -> tuple[ConstantSpec, ...]:
+        """The tensors that come along, in the order of their payloads: a mask, then the operation's own."""
+        mask = () if self.region.mask is None else (self.region.mask,)
+        return (*mask, *self.operation.constants())
