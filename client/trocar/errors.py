@@ -264,7 +264,7 @@ class ObjectiveError(InvalidRequestError):
 
 
 class NotDifferentiableError(ObjectiveError, reason=ErrorReason.NOT_DIFFERENTIABLE):
-    """There is no gradient there: integers, code without gradients, or the objective does not depend on it."""
+    """There is no gradient there: integers, code without gradients, or no influence on the objective."""
 
 
 class ObjectiveOutOfRangeError(ObjectiveError, reason=ErrorReason.OBJECTIVE_OUT_OF_RANGE):

@@ -77,7 +77,7 @@ class ErrorReason(StrEnum):
     UNKNOWN_SOURCE = "UNKNOWN_SOURCE"
     """The request has no source inputs of this name."""
     NOT_DIFFERENTIABLE = "NOT_DIFFERENTIABLE"
-    """There is no gradient there: integers, code without gradients, or the objective does not depend on it."""
+    """There is no gradient there: integers, code without gradients, or no influence on the objective."""
     OBJECTIVE_OUT_OF_RANGE = "OBJECTIVE_OUT_OF_RANGE"
     """The objective names a class that the model does not have."""
     OBJECTIVE_REJECTED = "OBJECTIVE_REJECTED"

@@ -131,7 +131,6 @@ def test_a_selector_is_read_part_by_part(text: str, expected: dict[str, object])
         ("fc/param/in", 8),
         ("fc/param()", 9),
         ("fc/param(a.b)", 10),
-        ("fc/param(*)", 9),
         ("fc@0/param(weight)", 2),
         ("fc#0/param(weight)", 2),
         ("fc/param(weight)[0]", 16),
