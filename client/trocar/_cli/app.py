@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import trocar
+from trocar._cli.cam import cam
 from trocar._cli.cka import cka
 from trocar._cli.connection import connected
 from trocar._cli.dead import dead
@@ -48,7 +49,7 @@ def build_app() -> typer.Typer:
     """Put the commands together."""
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
     app.callback(epilog=_EPILOG)(_root)
-    for command in (models, load, unload, modules, plan, extract, stats, fid, cka, dead, diff):
+    for command in (models, load, unload, modules, plan, extract, stats, fid, cka, dead, diff, cam):
         app.command(epilog=_EPILOG)(connected(command))
     app.command(epilog=_EPILOG)(demo)
     add_plugins(app)
