@@ -10,44 +10,44 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trocar._aio_passes import (
+    GRADIENT,
+    VALUE,
+    combined,
+    conducted,
+    integrated,
+    occlusion_sum,
+    smoothed,
+    taps_at,
+)
 from trocar._attribution import cam, methods
 from trocar._attribution.attribution import Attribution
-from trocar._attribution.inputs import array_input, baseline_array, check_float, check_input
-from trocar._attribution.noise import NoisyBatches
-from trocar._attribution.objectives import classes_of, predicted
-from trocar._attribution.occlusion import OccludedBatches, OcclusionSum, windows
+from trocar._attribution.inputs import array_input, baseline_array, check_input
+from trocar._attribution.objectives import INPUT, OUTPUT, classes_of, predicted
+from trocar._attribution.occlusion import OccludedBatches, windows
 from trocar._attribution.path import (
-    Conductance,
-    Interpolants,
-    PathIntegral,
     convergence_delta,
-    gauss_legendre,
     joined,
 )
 from trocar._attribution.question import Question
-from trocar._attribution.selectors import INPUT, OUTPUT, gradient_of
 from trocar._concurrency import async_compute
 from trocar._edits import edit
 from trocar._taps import tap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
-    from trocar._aio_analyses import AsyncAnalyses
-    from trocar._attribution.path import Rule
+    from trocar._aio_extraction import AsyncExtraction
     from trocar._attribution.scaling import Floats
     from trocar._edits import Edit
     from trocar._feature_maps import FeatureMaps
     from trocar._inputs import Inputs
     from trocar._objectives import Objective
     from trocar._taps import Tap
-    from trocar._tensors import Array
-
-_VALUE, _GRADIENT = "value", "gradient"
 
 
 async def attribute(
-    client: AsyncAnalyses,
+    client: AsyncExtraction,
     model_id: str,
     inputs: Inputs,
     method: str,
@@ -77,7 +77,7 @@ async def attribute(
 
 
 async def _question(
-    client: AsyncAnalyses, model_id: str, inputs: Inputs, of: Objective | None, batch_size: int
+    client: AsyncExtraction, model_id: str, inputs: Inputs, of: Objective | None, batch_size: int
 ) -> tuple[Question, Floats | None]:
     """Return what is asked, and the scores of the inputs as far as this needed a pass.
 
@@ -86,7 +86,7 @@ async def _question(
     values = array_input(inputs)
     if values is not None and of is not None:
         return Question(model_id, check_input(values), of, batch_size), None
-    taps = [] if of is not None else [tap(OUTPUT, alias=_VALUE)]
+    taps = [] if of is not None else [tap(OUTPUT, alias=VALUE)]
     if values is None:
         taps.append(tap(INPUT, alias="input"))
     try:
@@ -97,22 +97,22 @@ async def _question(
         raise
     if values is None:
         values = maps["input"]
-    question = Question(model_id, values, of or predicted(maps[_VALUE]), batch_size)
-    return question, None if of is not None else question.scores({"score0": maps[_VALUE]})
+    question = Question(model_id, values, of or predicted(maps[VALUE]), batch_size)
+    return question, None if of is not None else question.scores({"score0": maps[VALUE]})
 
 
 async def _answered(
-    client: AsyncAnalyses, question: Question, options: methods.Options, found: Attribution
+    client: AsyncExtraction, question: Question, options: methods.Options, found: Attribution
 ) -> Attribution:
     match options:
         case methods.IntegratedGradients():
-            values = await _integrated(client, question, options)
+            values = await integrated(client, question, options)
             return await _on_path(client, question, options, replace(found, values=values))
         case methods.LayerConductance():
-            values = await _conductance(client, question, options, found.at)
+            values = await conducted(client, question, options, found.at)
             return await _on_path(client, question, options, replace(found, values=values))
         case methods.SmoothGrad():
-            values = await _smoothed(client, question, options, found.at)
+            values = await smoothed(client, question, options, found.at)
             return await _scored(client, question, replace(found, values=values))
         case methods.Occlusion():
             return await _occluded(client, question, options, found)
@@ -123,29 +123,29 @@ async def _answered(
 
 
 async def _gradient(
-    client: AsyncAnalyses, question: Question, options: methods.Options, found: Attribution
+    client: AsyncExtraction, question: Question, options: methods.Options, found: Attribution
 ) -> Attribution:
     """Run saliency, input x gradient or guided backpropagation: one pass."""
     edits: list[Edit] = []
     if isinstance(options, methods.GuidedBackprop):
         relus = [options.relus] if isinstance(options.relus, str) else options.relus
-        edits = [edit(gradient_of(selector), "clamp", low=0.0) for selector in relus]
+        edits = [edit(f"{selector}/grad_out", "clamp", low=0.0) for selector in relus]
     has_value = isinstance(options, methods.InputXGradient)
     try:
-        maps, found = await _one_pass(client, question, found, _taps(found.at, has_value), edits)
+        maps, found = await _one_pass(client, question, found, taps_at(found.at, has_value), edits)
     except Exception as error:
         if edits:
             error.add_note("guided_backprop clamps gradients at modules of type ReLU; relus= names others")
         raise
-    return replace(found, values=_combined(maps, options))
+    return replace(found, values=combined(maps, options))
 
 
 async def _cam(
-    client: AsyncAnalyses, question: Question, options: methods.GradCam, found: Attribution
+    client: AsyncExtraction, question: Question, options: methods.GradCam, found: Attribution
 ) -> Attribution:
-    maps, found = await _one_pass(client, question, found, _taps(found.at, True))
+    maps, found = await _one_pass(client, question, found, taps_at(found.at, True))
     value, gradient = (
-        cam.channels_first(maps[name], options.channel_dim, options.grid) for name in (_VALUE, _GRADIENT)
+        cam.channels_first(maps[name], options.channel_dim, options.grid) for name in (VALUE, GRADIENT)
     )
     is_plus_plus = isinstance(options, methods.GradCamPlusPlus)
     combine = cam.grad_cam_plus_plus if is_plus_plus else cam.grad_cam
@@ -154,7 +154,7 @@ async def _cam(
 
 
 async def _one_pass(
-    client: AsyncAnalyses,
+    client: AsyncExtraction,
     question: Question,
     found: Attribution,
     taps: Sequence[Tap],
@@ -169,57 +169,8 @@ async def _one_pass(
     return maps, replace(found, scores=scores, objective=maps.objective)
 
 
-async def _integrated(
-    client: AsyncAnalyses, question: Question, options: methods.IntegratedGradients
-) -> Array:
-    """Return the integrated gradients of every sample."""
-    inputs = check_float(question.inputs, "integrated_gradients")
-    baseline, rule = baseline_array(options.baseline, inputs), gauss_legendre(options.steps)
-    parts = [await _integral(client, question, group, baseline, rule) for group in question.groups()]
-    return ((inputs - baseline) * joined(parts)).astype(inputs.dtype)
-
-
-async def _integral(
-    client: AsyncAnalyses, question: Question, group: slice, baseline: Array, rule: Rule
-) -> Floats:
-    per_batch = question.copies_per_batch(len(rule.alphas), group)
-    path = Interpolants(question.inputs[group], baseline[group], rule.alphas, per_batch)
-    integral = PathIntegral(rule.weights)
-
-    def add(index: int, maps: FeatureMaps) -> None:
-        integral.add(path.points(maps[_GRADIENT], index))
-
-    await _each(client, question.model_id, path, _taps(INPUT), question.objective(group, per_batch), add)
-    return integral.value
-
-
-async def _conductance(
-    client: AsyncAnalyses, question: Question, options: methods.LayerConductance, at: str
-) -> Array:
-    """Return the conductance of every element of a feature map, for every sample."""
-    inputs = check_float(question.inputs, "layer_conductance")
-    baseline, rule = baseline_array(options.baseline, inputs), gauss_legendre(options.steps + 1)
-    parts = [await _conducted(client, question, group, baseline, rule, at) for group in question.groups()]
-    return joined(parts).astype(np.float32)
-
-
-async def _conducted(
-    client: AsyncAnalyses, question: Question, group: slice, baseline: Array, rule: Rule, at: str
-) -> Floats:
-    per_batch = question.copies_per_batch(len(rule.alphas), group)
-    path = Interpolants(question.inputs[group], baseline[group], rule.alphas, per_batch)
-    total = Conductance()
-
-    def add(index: int, maps: FeatureMaps) -> None:
-        total.add(path.points(maps[_VALUE], index), path.points(maps[_GRADIENT], index))
-
-    of = question.objective(group, per_batch)
-    await _each(client, question.model_id, path, _taps(at, True), of, add)
-    return total.value
-
-
 async def _on_path(
-    client: AsyncAnalyses,
+    client: AsyncExtraction,
     question: Question,
     options: methods.IntegratedGradients | methods.LayerConductance,
     found: Attribution,
@@ -237,7 +188,7 @@ async def _on_path(
     return replace(found, delta=convergence_delta(found.values, np.asarray(found.scores, np.float64), start))
 
 
-async def _scored(client: AsyncAnalyses, question: Question, found: Attribution) -> Attribution:
+async def _scored(client: AsyncExtraction, question: Question, found: Attribution) -> Attribution:
     """Add the scores of the inputs, where they can be computed."""
     if found.scores is None and question.score_taps():
         maps = await client.extract(question.model_id, question.inputs, question.score_taps())
@@ -247,39 +198,8 @@ async def _scored(client: AsyncAnalyses, question: Question, found: Attribution)
     return replace(found, objective=float(np.sum(found.scores)) + question.of.offset)
 
 
-async def _smoothed(client: AsyncAnalyses, question: Question, options: methods.SmoothGrad, at: str) -> Array:
-    """Return the mean of a method over noisy copies."""
-    inputs = check_float(question.inputs, "smoothgrad")
-    over = options.over
-    if isinstance(over, methods.IntegratedGradients):
-        noisy = NoisyBatches(inputs, options.samples, options.sigma, options.seed, 0, 1)
-        total = np.zeros(inputs.shape)
-        for copy in noisy:
-            total += await _integrated(client, replace(question, inputs=copy), over)
-        return (total / options.samples).astype(inputs.dtype)
-    parts = [await _smoothed_group(client, question, options, at, group) for group in question.groups()]
-    return joined(parts).astype(np.float32)
-
-
-async def _smoothed_group(
-    client: AsyncAnalyses, question: Question, options: methods.SmoothGrad, at: str, group: slice
-) -> Floats:
-    per_batch = question.copies_per_batch(options.samples, group)
-    noisy = NoisyBatches(
-        question.inputs[group], options.samples, options.sigma, options.seed, group.start, per_batch
-    )
-    mean = PathIntegral(np.full(options.samples, 1 / options.samples))
-
-    def add(index: int, maps: FeatureMaps) -> None:
-        mean.add(noisy.rows(_combined(maps, options.over), index))
-
-    taps = _taps(at, isinstance(options.over, methods.InputXGradient))
-    await _each(client, question.model_id, noisy, taps, question.objective(group, per_batch), add)
-    return mean.value
-
-
 async def _occluded(
-    client: AsyncAnalyses, question: Question, options: methods.Occlusion, found: Attribution
+    client: AsyncExtraction, question: Question, options: methods.Occlusion, found: Attribution
 ) -> Attribution:
     """Run occlusion: forward passes only."""
     found = await _scored(client, question, found)
@@ -291,51 +211,8 @@ async def _occluded(
     for group in question.groups():
         per_batch = max(1, question.batch_size // (group.stop - group.start))
         batches = OccludedBatches(question.inputs[group], baseline[group], places, per_batch)
-        parts.append(await _occlusion_sum(client, question, group, batches, found.scores[group]))
+        parts.append(await occlusion_sum(client, question, group, batches, found.scores[group]))
     return replace(found, values=joined(parts).astype(np.float32))
-
-
-async def _occlusion_sum(
-    client: AsyncAnalyses, question: Question, group: slice, batches: OccludedBatches, scores: Floats
-) -> Floats:
-    total = OcclusionSum(batches.inputs.shape, scores)
-    places = batches.places()
-
-    def add(index: int, maps: FeatureMaps) -> None:
-        chosen = next(places)
-        found = question.scores(maps, group, len(chosen))
-        assert found is not None  # as the scores of the inputs are there
-        total.add(chosen, found)
-
-    await _each(client, question.model_id, batches, question.score_taps(), None, add)
-    return total.value
-
-
-async def _each(
-    client: AsyncAnalyses,
-    model_id: str,
-    batches: Iterable[Array],
-    taps: Sequence[Tap],
-    of: Objective | None,
-    add: Callable[[int, FeatureMaps], None],
-) -> None:
-    """Run a pass for each batch, several under way at once, and pass what each gave to `add`, in order."""
-    async with client.extract_stream(model_id, batches, taps, of=of) as stream:
-        async for result in stream:
-            await async_compute(add, result.index, result.unwrap())
-
-
-def _taps(at: str, has_value: bool = False) -> list[Tap]:
-    gradient = tap(gradient_of(at), alias=_GRADIENT)
-    return [tap(at, alias=_VALUE), gradient] if has_value else [gradient]
-
-
-def _combined(maps: FeatureMaps, options: methods.Options) -> Array:
-    """Return what a method of gradients makes of one pass."""
-    gradient = maps[_GRADIENT]
-    if isinstance(options, methods.InputXGradient):
-        return maps[_VALUE] * gradient
-    return np.abs(gradient) if isinstance(options, methods.Saliency) and options.abs else gradient
 
 
 def _names(categories: Sequence[str], classes: tuple[int, ...] | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from trocar import _aio_attribution
 from trocar._aio_analyses import AsyncAnalyses
 from trocar._analysis.inputs import check_batch_size
 from trocar._attribution.methods import AT_INPUT_ONLY, AT_MODULE, method_options
-from trocar._attribution.selectors import INPUT
+from trocar._attribution.objectives import INPUT
 
 if TYPE_CHECKING:
     from typing import Any

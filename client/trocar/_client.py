@@ -111,18 +111,6 @@ class Client(Attributions):
         reply = self._call(self._models.ListModels, model_pb2.ListModelsRequest())
         return [_from_wire.model(message) for message in reply.models]
 
-    def model(self, model_id: str) -> Model:
-        """Return one model, categories included.
-
-        Args:
-            model_id: The id of a catalogue entry, for example "resnet18".
-
-        Raises:
-            UnknownModelError: The catalogue has no model of this id.
-        """
-        reply = self._call(self._models.GetModel, model_pb2.GetModelRequest(model_id=model_id))
-        return _from_wire.model(reply.model)
-
     def load(self, model_id: str, weights: str = "", *, timeout_s: float = 600.0) -> Model:
         """Load a model and return it when it can be used; a loaded model stays as it is.
 

@@ -9,42 +9,42 @@ import numpy as np
 
 from trocar._attribution import cam, methods
 from trocar._attribution.attribution import Attribution
-from trocar._attribution.inputs import array_input, baseline_array, check_float, check_input
-from trocar._attribution.noise import NoisyBatches
-from trocar._attribution.objectives import classes_of, predicted
-from trocar._attribution.occlusion import OccludedBatches, OcclusionSum, windows
+from trocar._attribution.inputs import array_input, baseline_array, check_input
+from trocar._attribution.objectives import INPUT, OUTPUT, classes_of, predicted
+from trocar._attribution.occlusion import OccludedBatches, windows
 from trocar._attribution.path import (
-    Conductance,
-    Interpolants,
-    PathIntegral,
     convergence_delta,
-    gauss_legendre,
     joined,
 )
 from trocar._attribution.question import Question
-from trocar._attribution.selectors import INPUT, OUTPUT, gradient_of
+from trocar._client_passes import (
+    GRADIENT,
+    VALUE,
+    combined,
+    conducted,
+    integrated,
+    occlusion_sum,
+    smoothed,
+    taps_at,
+)
 from trocar._concurrency import sync_compute
 from trocar._edits import edit
 from trocar._taps import tap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
-    from trocar._attribution.path import Rule
     from trocar._attribution.scaling import Floats
-    from trocar._client_analyses import Analyses
+    from trocar._client_extraction import Extraction
     from trocar._edits import Edit
     from trocar._feature_maps import FeatureMaps
     from trocar._inputs import Inputs
     from trocar._objectives import Objective
     from trocar._taps import Tap
-    from trocar._tensors import Array
-
-_VALUE, _GRADIENT = "value", "gradient"
 
 
 def attribute(
-    client: Analyses,
+    client: Extraction,
     model_id: str,
     inputs: Inputs,
     method: str,
@@ -74,7 +74,7 @@ def attribute(
 
 
 def _question(
-    client: Analyses, model_id: str, inputs: Inputs, of: Objective | None, batch_size: int
+    client: Extraction, model_id: str, inputs: Inputs, of: Objective | None, batch_size: int
 ) -> tuple[Question, Floats | None]:
     """Return what is asked, and the scores of the inputs as far as this needed a pass.
 
@@ -83,7 +83,7 @@ def _question(
     values = array_input(inputs)
     if values is not None and of is not None:
         return Question(model_id, check_input(values), of, batch_size), None
-    taps = [] if of is not None else [tap(OUTPUT, alias=_VALUE)]
+    taps = [] if of is not None else [tap(OUTPUT, alias=VALUE)]
     if values is None:
         taps.append(tap(INPUT, alias="input"))
     try:
@@ -94,22 +94,22 @@ def _question(
         raise
     if values is None:
         values = maps["input"]
-    question = Question(model_id, values, of or predicted(maps[_VALUE]), batch_size)
-    return question, None if of is not None else question.scores({"score0": maps[_VALUE]})
+    question = Question(model_id, values, of or predicted(maps[VALUE]), batch_size)
+    return question, None if of is not None else question.scores({"score0": maps[VALUE]})
 
 
 def _answered(
-    client: Analyses, question: Question, options: methods.Options, found: Attribution
+    client: Extraction, question: Question, options: methods.Options, found: Attribution
 ) -> Attribution:
     match options:
         case methods.IntegratedGradients():
-            values = _integrated(client, question, options)
+            values = integrated(client, question, options)
             return _on_path(client, question, options, replace(found, values=values))
         case methods.LayerConductance():
-            values = _conductance(client, question, options, found.at)
+            values = conducted(client, question, options, found.at)
             return _on_path(client, question, options, replace(found, values=values))
         case methods.SmoothGrad():
-            values = _smoothed(client, question, options, found.at)
+            values = smoothed(client, question, options, found.at)
             return _scored(client, question, replace(found, values=values))
         case methods.Occlusion():
             return _occluded(client, question, options, found)
@@ -120,27 +120,27 @@ def _answered(
 
 
 def _gradient(
-    client: Analyses, question: Question, options: methods.Options, found: Attribution
+    client: Extraction, question: Question, options: methods.Options, found: Attribution
 ) -> Attribution:
     """Run saliency, input x gradient or guided backpropagation: one pass."""
     edits: list[Edit] = []
     if isinstance(options, methods.GuidedBackprop):
         relus = [options.relus] if isinstance(options.relus, str) else options.relus
-        edits = [edit(gradient_of(selector), "clamp", low=0.0) for selector in relus]
+        edits = [edit(f"{selector}/grad_out", "clamp", low=0.0) for selector in relus]
     has_value = isinstance(options, methods.InputXGradient)
     try:
-        maps, found = _one_pass(client, question, found, _taps(found.at, has_value), edits)
+        maps, found = _one_pass(client, question, found, taps_at(found.at, has_value), edits)
     except Exception as error:
         if edits:
             error.add_note("guided_backprop clamps gradients at modules of type ReLU; relus= names others")
         raise
-    return replace(found, values=_combined(maps, options))
+    return replace(found, values=combined(maps, options))
 
 
-def _cam(client: Analyses, question: Question, options: methods.GradCam, found: Attribution) -> Attribution:
-    maps, found = _one_pass(client, question, found, _taps(found.at, True))
+def _cam(client: Extraction, question: Question, options: methods.GradCam, found: Attribution) -> Attribution:
+    maps, found = _one_pass(client, question, found, taps_at(found.at, True))
     value, gradient = (
-        cam.channels_first(maps[name], options.channel_dim, options.grid) for name in (_VALUE, _GRADIENT)
+        cam.channels_first(maps[name], options.channel_dim, options.grid) for name in (VALUE, GRADIENT)
     )
     is_plus_plus = isinstance(options, methods.GradCamPlusPlus)
     combine = cam.grad_cam_plus_plus if is_plus_plus else cam.grad_cam
@@ -149,7 +149,7 @@ def _cam(client: Analyses, question: Question, options: methods.GradCam, found: 
 
 
 def _one_pass(
-    client: Analyses,
+    client: Extraction,
     question: Question,
     found: Attribution,
     taps: Sequence[Tap],
@@ -162,51 +162,8 @@ def _one_pass(
     return maps, replace(found, scores=scores, objective=maps.objective)
 
 
-def _integrated(client: Analyses, question: Question, options: methods.IntegratedGradients) -> Array:
-    """Return the integrated gradients of every sample."""
-    inputs = check_float(question.inputs, "integrated_gradients")
-    baseline, rule = baseline_array(options.baseline, inputs), gauss_legendre(options.steps)
-    parts = [_integral(client, question, group, baseline, rule) for group in question.groups()]
-    return ((inputs - baseline) * joined(parts)).astype(inputs.dtype)
-
-
-def _integral(client: Analyses, question: Question, group: slice, baseline: Array, rule: Rule) -> Floats:
-    per_batch = question.copies_per_batch(len(rule.alphas), group)
-    path = Interpolants(question.inputs[group], baseline[group], rule.alphas, per_batch)
-    integral = PathIntegral(rule.weights)
-
-    def add(index: int, maps: FeatureMaps) -> None:
-        integral.add(path.points(maps[_GRADIENT], index))
-
-    _each(client, question.model_id, path, _taps(INPUT), question.objective(group, per_batch), add)
-    return integral.value
-
-
-def _conductance(client: Analyses, question: Question, options: methods.LayerConductance, at: str) -> Array:
-    """Return the conductance of every element of a feature map, for every sample."""
-    inputs = check_float(question.inputs, "layer_conductance")
-    baseline, rule = baseline_array(options.baseline, inputs), gauss_legendre(options.steps + 1)
-    parts = [_conducted(client, question, group, baseline, rule, at) for group in question.groups()]
-    return joined(parts).astype(np.float32)
-
-
-def _conducted(
-    client: Analyses, question: Question, group: slice, baseline: Array, rule: Rule, at: str
-) -> Floats:
-    per_batch = question.copies_per_batch(len(rule.alphas), group)
-    path = Interpolants(question.inputs[group], baseline[group], rule.alphas, per_batch)
-    total = Conductance()
-
-    def add(index: int, maps: FeatureMaps) -> None:
-        total.add(path.points(maps[_VALUE], index), path.points(maps[_GRADIENT], index))
-
-    of = question.objective(group, per_batch)
-    _each(client, question.model_id, path, _taps(at, True), of, add)
-    return total.value
-
-
 def _on_path(
-    client: Analyses,
+    client: Extraction,
     question: Question,
     options: methods.IntegratedGradients | methods.LayerConductance,
     found: Attribution,
@@ -224,7 +181,7 @@ def _on_path(
     return replace(found, delta=convergence_delta(found.values, np.asarray(found.scores, np.float64), start))
 
 
-def _scored(client: Analyses, question: Question, found: Attribution) -> Attribution:
+def _scored(client: Extraction, question: Question, found: Attribution) -> Attribution:
     """Add the scores of the inputs, where they can be computed."""
     if found.scores is None and question.score_taps():
         maps = client.extract(question.model_id, question.inputs, question.score_taps())
@@ -234,39 +191,8 @@ def _scored(client: Analyses, question: Question, found: Attribution) -> Attribu
     return replace(found, objective=float(np.sum(found.scores)) + question.of.offset)
 
 
-def _smoothed(client: Analyses, question: Question, options: methods.SmoothGrad, at: str) -> Array:
-    """Return the mean of a method over noisy copies."""
-    inputs = check_float(question.inputs, "smoothgrad")
-    over = options.over
-    if isinstance(over, methods.IntegratedGradients):
-        noisy = NoisyBatches(inputs, options.samples, options.sigma, options.seed, 0, 1)
-        total = np.zeros(inputs.shape)
-        for copy in noisy:
-            total += _integrated(client, replace(question, inputs=copy), over)
-        return (total / options.samples).astype(inputs.dtype)
-    parts = [_smoothed_group(client, question, options, at, group) for group in question.groups()]
-    return joined(parts).astype(np.float32)
-
-
-def _smoothed_group(
-    client: Analyses, question: Question, options: methods.SmoothGrad, at: str, group: slice
-) -> Floats:
-    per_batch = question.copies_per_batch(options.samples, group)
-    noisy = NoisyBatches(
-        question.inputs[group], options.samples, options.sigma, options.seed, group.start, per_batch
-    )
-    mean = PathIntegral(np.full(options.samples, 1 / options.samples))
-
-    def add(index: int, maps: FeatureMaps) -> None:
-        mean.add(noisy.rows(_combined(maps, options.over), index))
-
-    taps = _taps(at, isinstance(options.over, methods.InputXGradient))
-    _each(client, question.model_id, noisy, taps, question.objective(group, per_batch), add)
-    return mean.value
-
-
 def _occluded(
-    client: Analyses, question: Question, options: methods.Occlusion, found: Attribution
+    client: Extraction, question: Question, options: methods.Occlusion, found: Attribution
 ) -> Attribution:
     """Run occlusion: forward passes only."""
     found = _scored(client, question, found)
@@ -278,51 +204,8 @@ def _occluded(
     for group in question.groups():
         per_batch = max(1, question.batch_size // (group.stop - group.start))
         batches = OccludedBatches(question.inputs[group], baseline[group], places, per_batch)
-        parts.append(_occlusion_sum(client, question, group, batches, found.scores[group]))
+        parts.append(occlusion_sum(client, question, group, batches, found.scores[group]))
     return replace(found, values=joined(parts).astype(np.float32))
-
-
-def _occlusion_sum(
-    client: Analyses, question: Question, group: slice, batches: OccludedBatches, scores: Floats
-) -> Floats:
-    total = OcclusionSum(batches.inputs.shape, scores)
-    places = batches.places()
-
-    def add(index: int, maps: FeatureMaps) -> None:
-        chosen = next(places)
-        found = question.scores(maps, group, len(chosen))
-        assert found is not None  # as the scores of the inputs are there
-        total.add(chosen, found)
-
-    _each(client, question.model_id, batches, question.score_taps(), None, add)
-    return total.value
-
-
-def _each(
-    client: Analyses,
-    model_id: str,
-    batches: Iterable[Array],
-    taps: Sequence[Tap],
-    of: Objective | None,
-    add: Callable[[int, FeatureMaps], None],
-) -> None:
-    """Run a pass for each batch, several under way at once, and pass what each gave to `add`, in order."""
-    with client.extract_stream(model_id, batches, taps, of=of) as stream:
-        for result in stream:
-            sync_compute(add, result.index, result.unwrap())
-
-
-def _taps(at: str, has_value: bool = False) -> list[Tap]:
-    gradient = tap(gradient_of(at), alias=_GRADIENT)
-    return [tap(at, alias=_VALUE), gradient] if has_value else [gradient]
-
-
-def _combined(maps: FeatureMaps, options: methods.Options) -> Array:
-    """Return what a method of gradients makes of one pass."""
-    gradient = maps[_GRADIENT]
-    if isinstance(options, methods.InputXGradient):
-        return maps[_VALUE] * gradient
-    return np.abs(gradient) if isinstance(options, methods.Saliency) and options.abs else gradient
 
 
 def _names(categories: Sequence[str], classes: tuple[int, ...] | None) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trocar import _client_attribution
 from trocar._analysis.inputs import check_batch_size
 from trocar._attribution.methods import AT_INPUT_ONLY, AT_MODULE, method_options
-from trocar._attribution.selectors import INPUT
+from trocar._attribution.objectives import INPUT
 from trocar._client_analyses import Analyses
 
 if TYPE_CHECKING:

@@ -55,16 +55,15 @@ class TorchClient:
         assert isinstance(array, np.ndarray)
         self.batch_sizes.append(len(array))
         values, objective = run(self.models[model_id], torch.from_numpy(array.copy()), taps, edits, of)
-        maps = FeatureMaps(
+        return FeatureMaps(
             {tap.alias or tap.selector: value for tap, value in zip(taps, values, strict=True)},
             info={},
             stats={},
             expansions={},
             timing=ServerTiming(0.0, 0.0),
             model_id=model_id,
+            objective=objective,
         )
-        maps.objective = objective
-        return maps
 
     def extract_stream(
         self, model_id: str, batches: Any, taps: Sequence[Tap], *, of: Objective | None = None
@@ -136,7 +135,7 @@ def run(
                 hooks.callback(module.register_forward_hook(_recorder(seen, path)).remove)
         seen["/out"] = model(inputs)
     value = None if of is None else objective_value(of.to_wire(), seen)
-    places = [_forward(tap.selector) for tap in taps]
+    places = [(tap.selector, tap.gradient) for tap in taps]
     wanted = [seen[place] for place, is_gradient in places if is_gradient]
     gradients = iter(torch.autograd.grad(value, wanted) if value is not None and wanted else ())
     found = [next(gradients) if is_gradient else seen[place] for place, is_gradient in places]
@@ -169,11 +168,6 @@ def _class_score(score: pb.ClassScore, value: Tensor) -> Tensor:
     return torch.stack([row[:, k].sum() for row, k in zip(rows, classes, strict=True)]).sum()
 
 
-def _forward(selector: str) -> tuple[str, bool]:
-    place = selector.replace("/grad_out", "").replace("/grad_in", "/in")
-    return place, place != selector
-
-
 def _recorder(seen: dict[str, Tensor], name: str) -> Any:
     def record(module: nn.Module, inputs: tuple[Tensor, ...], *output: Tensor) -> Any:
         value = output[0] if output else inputs[0]
@@ -189,7 +183,7 @@ def _recorder(seen: dict[str, Tensor], name: str) -> Any:
 def _editor(path: str, module: nn.Module, edits: Sequence[Edit]) -> Any:
     def change(module: nn.Module, inputs: Any, output: Any) -> None:
         for edit in edits:
-            place, _ = _forward(edit.message.selector)
+            place = edit.message.selector.removesuffix("/grad_out")
             assert edit.message.WhichOneof("operation") == "clamp"
             if place in (path, f"**:{type(module).__name__}"):
                 output.register_hook(lambda gradient, low=edit.message.clamp.low: gradient.clamp(min=low))

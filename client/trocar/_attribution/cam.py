@@ -75,7 +75,8 @@ def _positions(values: Array) -> tuple[int, ...]:
 
 
 def _combined(weights: Floats, values: Array) -> Floats:
-    return np.maximum(np.einsum("bc,bc...->b...", weights, values.astype(np.float64)), 0.0)
+    total: Floats = np.einsum("bc,bc...->b...", weights, values.astype(np.float64))
+    return np.maximum(total, 0.0)
 
 
 def _tokens_as_grid(values: Array, grid: tuple[int, int] | None) -> Array:

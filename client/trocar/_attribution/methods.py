@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trocar._names import unknown_name
+from trocar._operands import integer, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,10 +58,10 @@ class SmoothGrad:
 
     def __post_init__(self) -> None:
         _check_count("samples", self.samples)
-        if not (isinstance(self.sigma, (int, float)) and math.isfinite(self.sigma) and self.sigma >= 0):
+        if number("sigma", self.sigma) < 0:
             raise ValueError(f"sigma={self.sigma!r} must be 0 or a positive number")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed={self.seed!r} must be a whole number, 0 or more")
+        if integer("seed", self.seed) < 0:
+            raise ValueError(f"seed={self.seed!r} must be 0 or a positive number")
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ def method_options(method: str, given: Mapping[str, Any]) -> Options:
         raise ValueError(unknown_name("method", method, METHODS).args[0])
     if METHODS[method] is SmoothGrad:
         return _smoothgrad(given)
-    return _filled(method, METHODS[method], given)
+    chosen: Options = _filled(method, METHODS[method], given)
+    return chosen
 
 
 def _smoothgrad(given: Mapping[str, Any]) -> SmoothGrad:
@@ -189,5 +190,5 @@ def _filled(method: str, kind: type[Any], given: Mapping[str, Any]) -> Any:
 
 
 def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value!r} must be a whole number, 1 or more")
+    if integer(name, value) < 1:
+        raise ValueError(f"{name}={value!r} must be 1 or more")

@@ -48,7 +48,8 @@ class NoisyBatches:
             for sample in range(len(self.inputs))
         ]
         factor = self.inputs.dtype.type(self.sigma)
-        return self.inputs + factor * np.stack(noise).astype(self.inputs.dtype)
+        noisy: Array = self.inputs + factor * np.stack(noise).astype(self.inputs.dtype)
+        return noisy
 
     def rows(self, values: Array, batch: int) -> Array:
         """Return a batch's values as (copies, samples, ...), without what was repeated."""

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trocar._attribution.selectors import OUTPUT
-from trocar._objectives import objective_of
+from trocar._scores import logit
 from trocar_api.v1 import objective_pb2 as pb
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats
     from trocar._objectives import Objective
     from trocar._tensors import Array
+
+INPUT, OUTPUT = "/in", "/out"
+"""The selectors of a model's own input and output."""
 
 
 def classes_of(objective: Objective, samples: int) -> tuple[int, ...] | None:
@@ -63,9 +65,7 @@ def predicted(output: Array) -> Objective:
             f"the model's output has shape {output.shape}, not (batch, classes), so there is no predicted "
             "class; say what to attribute with of=, for example trocar.logit(3)"
         )
-    classes = output.argmax(axis=1).tolist()
-    score = pb.ClassScore(classes=classes, kind=pb.CLASS_SCORE_KIND_LOGIT)
-    return objective_of(pb.ObjectiveTerm(class_score=score), f"logit({classes})")
+    return logit(output.argmax(axis=1).tolist())
 
 
 def score_selectors(objective: Objective) -> tuple[str, ...] | None:

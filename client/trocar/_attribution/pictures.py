@@ -71,9 +71,8 @@ def draw(panels: Sequence[Panel], title: str, alpha: float = 0.5) -> Figure:
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
-    for axes, one in zip(grid.flat, panels, strict=False):
-        shown = _draw_panel(axes, one, alpha)
-    figure.colorbar(shown, ax=list(grid.flat), shrink=0.8, label="attribution, 0 to 1")
+    shown = [_draw_panel(axes, one, alpha) for axes, one in zip(grid.flat, panels, strict=False)]
+    figure.colorbar(shown[-1], ax=list(grid.flat), shrink=0.8, label="attribution, 0 to 1")
     figure.suptitle(_plain(title), fontsize=10)
     return figure
 

@@ -43,7 +43,8 @@ class Question:
         """Return how many copies of a group go into one pass, as evenly as possible."""
         if not objectives.is_sum_over_samples(self.of):
             return 1  # its value depends on the batch, which must stay as it is
-        most = max(1, self.batch_size // (group.stop - group.start))
+        samples: int = group.stop - group.start
+        most = max(1, self.batch_size // samples)
         batches = -(-copies // most)
         return -(-copies // batches)
 

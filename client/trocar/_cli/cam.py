@@ -145,13 +145,13 @@ def _objective(client: Client, model_id: str, wanted: str | None) -> Objective |
         return logit(int(wanted))
     categories = client.model(model_id).categories
     numbers = [number for number, name in enumerate(categories) if name.casefold() == wanted.casefold()]
-    if len(numbers) == 1:
-        return logit(numbers[0])
-    if numbers:
+    if len(numbers) > 1:
         refuse(f"--class: {wanted!r} is the name of {', '.join(map(str, numbers))}; give a number")
     if not categories:
         refuse(f"--class: the classes of {model_id} have no names; give a number")
-    refuse(f"--class: {unknown_name('class', wanted, categories).args[0]}")
+    if not numbers:
+        refuse(f"--class: {unknown_name('class', wanted, categories).args[0]}")
+    return logit(numbers[0])
 
 
 def _options(texts: Sequence[str]) -> dict[str, Any]:
