@@ -140,6 +140,18 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Payloads:
+    """The bytes that come with a plan, by what they are for; see `Plan`."""
+
+    inputs: Sequence[Payload] = ()
+    taps: Sequence[Payload] = ()
+    edits: Sequence[Payload] = ()
+    """Those of stored edits are in their place."""
+    objective: Sequence[Payload] = ()
+    sources: Sequence[Sequence[Payload]] = ()
+
+
+@dataclass(frozen=True)
 class TensorSignature:
     """Shape and dtype of one argument; a list of tensors has several shapes."""
 

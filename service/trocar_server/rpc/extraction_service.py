@@ -7,6 +7,7 @@ import grpc
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.plan import Payloads
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.messages import deadline_of, read_message
 from trocar_server.rpc.payloads import PayloadReceiver
@@ -41,7 +42,7 @@ class ExtractionService:
                 break
             receiver.feed(read_message(pb.ExtractRequest, message)[1])
         payloads, count = receiver.finish(), len(byte_counts) - len(plan.tap_constants)
-        prepared = await self._engine.prepare(plan, payloads[:count], payloads[count:])
+        prepared = await self._engine.prepare(plan, Payloads(payloads[:count], payloads[count:]))
         extraction = await self._engine.extract(prepared, deadline)
         del receiver, payloads, prepared, chunks, first
         for parts in reply_messages(plan, extraction):

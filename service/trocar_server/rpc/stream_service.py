@@ -13,7 +13,7 @@ import structlog
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
 from trocar_server.engine.engine import Engine, Extraction
-from trocar_server.engine.plan import Payload, Plan
+from trocar_server.engine.plan import Payload, Payloads, Plan
 from trocar_server.engine.running import MAX_CHECKPOINT_BYTES, RunningStatistics
 from trocar_server.engine.work import Prepared
 from trocar_server.errors import ServiceError
@@ -106,7 +106,7 @@ class StreamService:
             return _Ready(batch.index, None, batch.error)
         try:
             await self._engine.check(batch.plan)
-            prepared = await self._engine.prepare(batch.plan, batch.payloads, stream.constants)
+            prepared = await self._engine.prepare(batch.plan, Payloads(batch.payloads, stream.constants))
             return _Ready(batch.index, prepared)
         except ServiceError as error:
             return _Ready(batch.index, None, error.with_traceback(None))
