@@ -8,10 +8,11 @@
 """
 
 from trocar_server.edits.apply import edit_value
+from trocar_server.edits.base import Operand, Operation
 from trocar_server.edits.checking import check_edit
+from trocar_server.edits.dtypes import check_constants, check_finite
 from trocar_server.edits.edit import WHOLE, Edit, Region
 from trocar_server.edits.memory import edit_bytes
-from trocar_server.edits.dtypes import check_constants, check_finite
 from trocar_server.edits.operation import (
     Add,
     AddInput,
@@ -25,8 +26,6 @@ from trocar_server.edits.operation import (
     NoiseKind,
     Normalise,
     NormScope,
-    Operand,
-    Operation,
     Project,
     ProjectOnto,
     Resample,

@@ -7,6 +7,7 @@ import torch
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.edits import chance, channels, elementwise, norms, rounding, samples
+from trocar_server.edits.base import Operation
 from trocar_server.edits.checking import resolve
 from trocar_server.edits.edit import Edit
 from trocar_server.edits.operation import (
@@ -20,7 +21,6 @@ from trocar_server.edits.operation import (
     NanToNum,
     Noise,
     Normalise,
-    Operation,
     Project,
     ProjectOnto,
     Resample,

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from trocar_server.edits.form import Form, broadcasts_to
+from trocar_server.edits.base import Operation
 from trocar_server.edits.dtypes import need_lossless
-from trocar_server.edits.operands import check_operation
 from trocar_server.edits.edit import Edit
-from trocar_server.edits.operation import AddInput, Operation, Skip, Swap
+from trocar_server.edits.form import Form, broadcasts_to
+from trocar_server.edits.operands import check_operation
+from trocar_server.edits.operation import AddInput, Skip, Swap
 from trocar_server.edits.region import Selection, select, whole_form
 from trocar_server.reductions import dtype_name
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.edits.form import Form
 from trocar_server.edits.edit import Edit
+from trocar_server.edits.form import Form
 from trocar_server.edits.operation import Project
 from trocar_server.errors import ServiceError
 from trocar_server.reductions import dtype_name
@@ -74,7 +74,9 @@ def check_finite(constants: Sequence[torch.Tensor]) -> None:
     for place, constant in enumerate(constants):
         low, high = _extremes(constant)
         if not (-float("inf") < low <= high < float("inf")):
-            problem = f"tensor {place} of the edits, of shape {tuple(constant.shape)}, holds NaN or infinities"
+            problem = (
+                f"tensor {place} of the edits, of shape {tuple(constant.shape)}, holds NaN or infinities"
+            )
             raise ServiceError(ErrorReason.NON_FINITE_VALUE, f"{problem}; give finite numbers")
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from trocar_server.edits.operation import Operation, Skip, require
+from trocar_server.edits.base import Operation, require
+from trocar_server.edits.operation import Skip
 from trocar_server.reductions import ConstantSpec, Index, Take
 
 

@@ -11,7 +11,17 @@ Note: [A replaced value stays in the graph]
 import torch
 
 from trocar_server.edits.dtypes import as_number
-from trocar_server.edits.operation import Add, AddInput, Affine, Clamp, NanToNum, Scale, Set, Swap, Zero
+from trocar_server.edits.operation import (
+    Add,
+    AddInput,
+    Affine,
+    Clamp,
+    NanToNum,
+    Scale,
+    Set,
+    Swap,
+    Zero,
+)
 from trocar_server.edits.part import Part
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from trocar_server.edits.base import Operation
 from trocar_server.edits.checking import resolve
 from trocar_server.edits.edit import Edit
 from trocar_server.edits.operation import (
@@ -13,7 +14,6 @@ from trocar_server.edits.operation import (
     MeanAblate,
     Noise,
     Normalise,
-    Operation,
     Project,
     ProjectOnto,
     Steer,

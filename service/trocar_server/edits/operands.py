@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from trocar_server.edits.form import Form
+from trocar_server.edits.base import Operand, Operation
 from trocar_server.edits.dtypes import need_kind, need_number
+from trocar_server.edits.form import Form
 from trocar_server.edits.operation import (
     Add,
     Affine,
@@ -14,8 +15,6 @@ from trocar_server.edits.operation import (
     Noise,
     Normalise,
     NormScope,
-    Operand,
-    Operation,
     Project,
     ProjectOnto,
     Resample,

@@ -4,39 +4,16 @@ Each checks its own numbers when it is made, and its text is how errors name it.
 is known only beside the value.
 """
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum, unique
-from typing import ClassVar, TypeAlias
 
 import torch
 
-from trocar_api.reasons import ErrorReason
-from trocar_server.errors import ServiceError
+from trocar_server.edits.base import Operand, Operation, require, require_seed
 from trocar_server.reductions import ConstantSpec
-
-Operand: TypeAlias = float | ConstantSpec
-"""A number for all elements, or a tensor that comes along and is broadcast to the part."""
-
 
 MAX_BASIS_WORK = 1 << 33
 """The most vectors * channels * the smaller of the two, of a basis: some seconds of a CPU."""
-
-
-def require(is_right: bool, problem: str) -> None:
-    """Refuse what is wrong in itself, beside any value.
-
-    Raises:
-        ServiceError: `INVALID_ARGUMENT`.
-    """
-    if not is_right:
-        raise ServiceError(ErrorReason.INVALID_ARGUMENT, problem)
-
-
-def require_seed(operation: "Operation", seed: int) -> None:
-    is_right = -(2**63) <= seed < 2**63
-    require(is_right, f"{operation}: seed {seed}; it must fit 64 bits with a sign")
 
 
 @unique
@@ -59,42 +36,6 @@ class NormScope(StrEnum):
     """Each vector of channels."""
     ALL = "all"
     """The whole part."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    """What is done to a value.
-
-    Attributes:
-        name: As on the wire and in clients.
-        takes_integers: Whether it makes sense for integers, too.
-        takes_booleans: Whether it makes sense for booleans, too.
-        takes_complex: Whether it makes sense for complex numbers, which have no order.
-    """
-
-    name: ClassVar[str] = ""
-    takes_integers: ClassVar[bool] = False
-    takes_booleans: ClassVar[bool] = False
-    takes_complex: ClassVar[bool] = True
-
-    def __str__(self) -> str:
-        return self.name
-
-    def constants(self) -> Iterator[ConstantSpec]:
-        """Yield the tensors that come along, in the order of their payloads."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, ConstantSpec):
-                yield value
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ServiceError(
-                    ErrorReason.NON_FINITE_VALUE,
-                    f"{self.name}: {field.name} is {value}; edits take finite numbers only",
-                )
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from trocar_server.edits.form import Form
+from trocar_server.edits.base import Operand
 from trocar_server.edits.dtypes import as_number
-from trocar_server.edits.operation import Operand
+from trocar_server.edits.form import Form
 from trocar_server.reductions import ConstantSpec
 
 

@@ -5,8 +5,8 @@ from types import EllipsisType
 
 import torch
 
-from trocar_server.edits.form import Form
 from trocar_server.edits.edit import Edit, Region
+from trocar_server.edits.form import Form
 from trocar_server.reductions import Axis, Index, Slice, Take
 
 
