@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trocar import _aio_analysis
-from trocar._aio_extraction import AsyncExtraction
+from trocar._aio_edit_store import AsyncEditStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trocar._taps import Tap
 
 
-class AsyncAnalyses(AsyncExtraction):
+class AsyncAnalyses(AsyncEditStore):
     """Comparisons and summaries of feature maps."""
 
     async def fid(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trocar import _client_analysis
-from trocar._client_extraction import Extraction
+from trocar._client_edit_store import EditStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trocar._taps import Tap
 
 
-class Analyses(Extraction):
+class Analyses(EditStore):
     """Comparisons and summaries of feature maps."""
 
     def fid(
