@@ -36,6 +36,8 @@ TrocarError
       EditDtypeRejectedError
       EditNotPossibleError
       EditsExistError
+      EditsCorruptError
+      EditsUnavailableError
     NonFiniteValueError
     ObjectiveError                 gradients of something that has none
       NotDifferentiableError
@@ -253,6 +255,14 @@ class EditNotPossibleError(EditError, reason=ErrorReason.EDIT_NOT_POSSIBLE):
 
 class EditsExistError(EditError, reason=ErrorReason.EDITS_EXIST):
     """Edits of this name are stored already; `replace=True` replaces them."""
+
+
+class EditsCorruptError(EditError, reason=ErrorReason.EDITS_CORRUPT):
+    """Stored edits are damaged; store them again, or delete them."""
+
+
+class EditsUnavailableError(EditError, reason=ErrorReason.EDITS_UNAVAILABLE):
+    """Stored edits cannot be read or written: the server's disk is full, or not its to write."""
 
 
 class NonFiniteValueError(InvalidRequestError, reason=ErrorReason.NON_FINITE_VALUE):

@@ -17,14 +17,14 @@ from trocar_server.engine.inputs import (
 )
 from trocar_server.engine.memory import memory_limit
 from trocar_server.engine.passes import FeatureMap, domain_errors
-from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, TapRequest
+from trocar_server.engine.plan import EditRequest, ImageInput, Payload, Plan, Signature, TapRequest
 from trocar_server.engine.planner import resolve_taps
 from trocar_server.engine.preview import Preview, assumed_signature, make_preview
 from trocar_server.engine.running import RunningStatistics
 from trocar_server.engine.work import Prepared, known_signature, resolve_plan, run_plan
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefetch_weights
-from trocar_server.surgery import PassGuard, Recording
+from trocar_server.surgery import PassGuard, Recording, resolve
 
 Result = TypeVar("Result")
 
@@ -41,6 +41,9 @@ class Extraction:
     stopped_at: str | None
     queue_s: float
     compute_s: float
+    edit_expansions: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Of each edit its selector's text and the names that it became."""
+    objective_value: float | None = None
 
 
 class Engine:
@@ -135,6 +138,19 @@ class Engine:
         except ServiceError as error:
             if error.reason in _KNOWN_BEFORE_INPUTS:
                 raise
+
+    async def check_edits(self, model_id: str, edits: Sequence[EditRequest]) -> None:
+        """Check edits that are to be stored against the model's example input.
+
+        Raises:
+            ServiceError: Anything that can be known without other inputs.
+        """
+        host = self._host(model_id)
+        taps = tuple(TapRequest(request.selector) for request in edits)
+        recording = host.example
+        if host.kinds(taps):
+            recording = await self._record(host, host.example_signature, taps)
+        resolve((request.selector for request in edits), recording)
 
     async def check(self, plan: Plan, deadline: float | None = None) -> None:
         """Check a plan before the bytes of its inputs have come.

@@ -27,6 +27,8 @@ class Preview:
     """The most device memory that the pass needs at once, beside the weights."""
     is_symbolic: bool
     """Whether it holds for any data of this form."""
+    edit_expansions: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Of each edit its selector's text and the names that it becomes."""
 
 
 def make_preview(resolved: Resolved, recording: Recording, memory_bytes: int) -> Preview:
