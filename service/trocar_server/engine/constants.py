@@ -6,7 +6,6 @@ from typing import Self
 
 import torch
 
-from trocar_server.edits import check_finite
 from trocar_server.engine.hosting import Host
 from trocar_server.engine.inputs import tensor_of
 from trocar_server.engine.plan import Payload, Payloads, Plan
@@ -31,21 +30,14 @@ class Constants:
 
     @classmethod
     def of(cls, host: Host, plan: Plan, payloads: Payloads) -> Self:
-        """Make the tensors of a plan.
-
-        Raises:
-            ServiceError: `NON_FINITE_VALUE`, one of an edit or of the objective has NaN or infinite numbers.
-        """
+        """Make the tensors of a plan."""
         device = host.hosted.device
         taps, edits = iter(payloads.taps), iter(payloads.edits)
-        found = cls(
+        return cls(
             [_tensors(constant_specs(tap.reductions), taps, device) for tap in plan.taps],
             [_tensors(request.edit.constants, edits, device) for request in plan.edits],
             _tensors(plan.objective_constants, iter(payloads.objective), device),
         )
-        for tensors in (*found.edits, found.objective):
-            check_finite(tensors)
-        return found
 
 
 def _tensors(specs: Iterable[ConstantSpec], payloads: Iterator[Payload], device: torch.device) -> Tensors:

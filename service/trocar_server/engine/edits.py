@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from trocar_api.reasons import ErrorReason
 from trocar_server.edits import AddInput, Edit, Skip, Swap, check_edit, edit_bytes
 from trocar_server.engine.plan import EditRequest
@@ -49,7 +51,7 @@ class PlannedEdit:
     @property
     def byte_count(self) -> int:
         """The most bytes that it holds beside the value, at once."""
-        return edit_bytes(self.request.edit, self.leaf.shape or (), self.leaf.dtype)
+        return edit_bytes(self.request.edit, *_form(self.leaf))
 
 
 Expansions = tuple[tuple[str, tuple[str, ...]], ...]
@@ -113,8 +115,13 @@ def _planned(
     elif isinstance(edit.operation, Swap):
         swap, other = _swap_value(edit.operation, target, recording, sources)
     with _named(target.name, edit):
-        check_edit(edit, leaf.shape or (), leaf.dtype, other_shape=None if other is None else other.shape)
+        check_edit(edit, *_form(leaf), other_shape=None if other is None else other.shape)
     return PlannedEdit(position, request, target, leaf, call_input, swap)
+
+
+def _form(leaf: Leaf) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return shape and dtype of a value, which resolving has found to be a tensor."""
+    return leaf.shape or (), leaf.dtype or torch.float32
 
 
 def _check_place(request: EditRequest) -> None:

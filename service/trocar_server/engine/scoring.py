@@ -202,7 +202,8 @@ def _penalty(
     rows = found.flatten(1) if found.dim() > 1 else found[:, None]
     if not score.center:  # without the root, whose derivative at 0 is infinite
         return rows.square().sum(dim=1).mean()
-    return (torch.linalg.vector_norm(rows, dim=1) - score.center).square().mean()
+    norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return (norms - score.center).square().mean()
 
 
 def _out_of_range(index: int, count: int) -> ServiceError:

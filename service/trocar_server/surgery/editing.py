@@ -63,7 +63,7 @@ EditMoments = dict[tuple[int, bool], list[EditTarget]]
 
 
 class EditSession:
-    """Changes values of a model while the context is open: those of calls with hooks, parameters in its tables.
+    """Changes values of a model while the context is open: by hooks, and parameters in the tables of modules.
 
     Edits of one value run in the order of the list. Hooks run in the order in which they are registered: a
     session that is entered before a `TapSession` lets its taps see the changed values.
@@ -159,7 +159,7 @@ class EditSession:
 
     def _kept(self, call_input: CallInput, ports: Mapping[str, Any]) -> torch.Tensor:
         try:
-            value = pick(ports[call_input.port], call_input.picks)
+            value: torch.Tensor = pick(ports[call_input.port], call_input.picks)
         except KeyError:
             raise ValueMissingError(call_input.port) from None
         with self._collector.busy():

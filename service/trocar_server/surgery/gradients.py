@@ -64,8 +64,8 @@ class GradientSession:
     """Begins the graph at the first value whose gradient is wanted, and sees gradients on their way back.
 
     Several points at one value, also under other names (a container and its last module often return the
-    same tensor), see its gradient in this order: edits, what is collected, edits after taps; edits in the order
-    of the request. Modules nearer to the input see the changed gradient.
+    same tensor), see its gradient in this order: edits, what is collected, edits after taps; edits among them in
+    the order of the request. Modules nearer to the input see the changed gradient.
 
     Args:
         model: A replica, leased by the caller. Gradients must be enabled while it runs.
