@@ -64,8 +64,8 @@ class GradientSession:
     """Begins the graph at the first value whose gradient is wanted, and sees gradients on their way back.
 
     Several points at one value, also under other names (a container and its last module often return the
-    same tensor), see its gradient in this order: edits, what is collected, edits after taps; edits among them in
-    the order of the request. Modules nearer to the input see the changed gradient.
+    same tensor), see its gradient in this order: edits, what is collected, edits after taps; in the order of
+    the request. Modules nearer to the input see the changed gradient.
 
     Args:
         model: A replica, leased by the caller. Gradients must be enabled while it runs.
@@ -275,8 +275,10 @@ class _Site:
     points: list[GradientPoint]
     values: dict[str, torch.Tensor]
 
-    def see(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Edit and collect; returns the changed gradient, or None."""
+    def see(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Edit and collect; returns the changed gradient, or None where nothing is changed."""
+        if gradient is None:  # the hook of a leaf is called where nothing has come, too (torch 2.14)
+            return None
         before = gradient
         for point in sorted(self.points, key=lambda point: point.rank):
             if point.edit is not None:
