@@ -75,7 +75,8 @@ def test_paths(client: trocar.Client, pair: tuple[str, nn.Module]) -> None:
     oracle: Any = captum.IntegratedGradients(model)
     values, delta = oracle.attribute(leaf(), target=target(model), n_steps=6, return_convergence_delta=True)
     same(found.values, values)
-    assert found.scores is not None and found.delta is not None
+    assert found.scores is not None
+    assert found.delta is not None
     np.testing.assert_allclose(
         found.delta, delta.detach().numpy(), atol=1e-6 * float(np.abs(found.scores).max())
     )

@@ -95,7 +95,8 @@ def test_the_heat_map_lies_where_the_server_cropped(tmp_path: Path) -> None:
     Image.new("RGB", (400, 300), "red").save(tmp_path / "red.png")
     for image in (tmp_path / "red.png", Image.new("RGB", (400, 300)), np.zeros((300, 400, 3), np.uint8)):
         shown = found.plot(image=image).axes[0].images
-        assert np.shape(shown[0].get_array())[:2] == (300, 400)
+        drawn: Any = shown[0].get_array()
+        assert drawn.shape[:2] == (300, 400)
         left, right, bottom, top = shown[1].get_extent()
         assert right - left == pytest.approx(bottom - top) == pytest.approx(224 * 300 / 256)
         assert left + right == pytest.approx(399)

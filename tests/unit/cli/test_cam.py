@@ -105,7 +105,8 @@ def test_a_folder_gets_a_picture_of_each_image(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"class_": "be"}, "nearest: bee"),
+        ({"class_": "be"}, "in the names of: bee"),
+        ({"class_": "bear"}, "nearest: bee"),
         ({"class_": "dog"}, "is the name of 3, 4; give a number"),
         ({"option": ["steps"]}, "is no option of a method"),
         ({"option": ["of=3"]}, "is no option of a method"),
