@@ -114,7 +114,7 @@ def _planned(
         call_input, other = _call_input(target, edit, recording)
     elif isinstance(edit.operation, Swap):
         swap, other = _swap_value(edit.operation, target, recording, sources)
-    with _named(target.name, edit):
+    with _named(target.name):
         check_edit(edit, *_form(leaf), other_shape=None if other is None else other.shape)
     return PlannedEdit(position, request, target, leaf, call_input, swap)
 
@@ -186,12 +186,12 @@ def _swap_value(
 
 
 @contextmanager
-def _named(name: str, edit: Edit) -> Iterator[None]:
-    """Say in errors which value and operation they are about."""
+def _named(name: str) -> Iterator[None]:
+    """Say in errors which value they are about."""
     try:
         yield
     except ServiceError as error:
-        message = f"{edit.operation.name} at '{name}': {error.message}"
+        message = f"'{name}': {error.message}"
         raise ServiceError(error.reason, message, **{**error.details, "name": name}) from None
 
 
