@@ -21,6 +21,7 @@ FILES = {
     "_aio_analysis.py": "_client_analysis.py",
     "_aio_connection.py": "_client_connection.py",
     "_aio_extraction.py": "_client_extraction.py",
+    "_aio_health.py": "_client_health.py",
     "_aio_stream.py": "_client_stream.py",
 }
 """The sync module made from each asyncio one."""
@@ -44,6 +45,7 @@ NAMES = {
     "_aio_analysis": "_client_analysis",
     "_aio_connection": "_client_connection",
     "_aio_extraction": "_client_extraction",
+    "_aio_health": "_client_health",
     "_aio_stream": "_client_stream",
     "aclose": "close",
     "anext": "next",
