@@ -1,7 +1,7 @@
 """What a request would return and need, told by a dry run."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 
 from trocar._feature_maps import FeatureMapInfo
@@ -32,6 +32,8 @@ class ExtractionPlan:
     is_symbolic: bool
     """Whether it holds for any data of this form. If not, the model looks at its data, and this tells of one
     pass on random data."""
+    edit_expansions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The names of the values that each edit's selector became."""
 
     def __str__(self) -> str:
         rows = [("name", "shape", "dtype", "bytes"), *self._rows()]

@@ -46,7 +46,7 @@ class FeatureMapInfo:
     call_index: int
     """Which call of the module in the pass, from 0."""
     port: str
-    """Where at the module: "out" or "in"."""
+    """Where at the module: "out", "in", "param(weight)" and so on; of gradients "grad_out" and so on."""
     pick: str
     """The pick into a structured value; empty for a plain tensor."""
     shape: tuple[int, ...]
@@ -62,6 +62,11 @@ class FeatureMapInfo:
     cast: CastInfo | None = None
     """How the values were cast; None when they were not."""
 
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is the gradient with respect to a value."""
+        return self.port.startswith(("grad_", "param_grad"))
+
 
 class FeatureMaps(Mapping[str, Array]):
     """The feature maps of one pass: a read-only mapping from name to array.
@@ -71,8 +76,10 @@ class FeatureMaps(Mapping[str, Array]):
         torch.from_numpy(maps["layer4"])     # shares memory, as DLPack does
         maps.expansions["layer*.0:Bottleneck"]   # the names that this selector became
 
-    A selector of the request that stands for exactly one value works as a key, too. Arrays are
-    writable and yours; bfloat16 values come as float32, exactly.
+    A selector of the request that stands for exactly one value works as a key, too; the name of a feature
+    map comes first. Of `gradients(at="layer4")` the name is "layer4/grad_out", and `maps["layer4"]` is the
+    same unless the value itself was tapped, too. Arrays are writable and yours; bfloat16 values come as
+    float32, exactly.
 
     Attributes:
         stats: Statistics by name, for taps that asked for some.
@@ -81,9 +88,11 @@ class FeatureMaps(Mapping[str, Array]):
         timing: Where the server spent the time.
         stopped_at: The module after which the pass was stopped; None when it ran to its end.
         model_id: The model that ran.
+        objective: The value of the objective, where gradients were taken of one.
+        edit_expansions: The names of the values that each edit's selector became, stored edits included.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what one reply says, by keyword
         self,
         arrays: Mapping[str, Array],
         *,
@@ -93,6 +102,8 @@ class FeatureMaps(Mapping[str, Array]):
         timing: ServerTiming,
         stopped_at: str | None = None,
         model_id: str = "",
+        objective: float | None = None,
+        edit_expansions: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self._arrays = dict(arrays)
         self.stats: Mapping[str, Statistics] = dict(stats)
@@ -101,6 +112,8 @@ class FeatureMaps(Mapping[str, Array]):
         self.timing = timing
         self.stopped_at = stopped_at
         self.model_id = model_id
+        self.objective = objective
+        self.edit_expansions: Mapping[str, tuple[str, ...]] = dict(edit_expansions or {})
 
     def __getitem__(self, name: str) -> Array:
         """Return the values of a feature map.

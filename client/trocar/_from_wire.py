@@ -150,6 +150,7 @@ def extraction_plan(model_id: str, message: extraction_pb2.PlanResponse) -> Extr
         request_bytes=message.request_byte_count,
         memory_bytes=message.memory_byte_count,
         is_symbolic=message.is_symbolic,
+        edit_expansions=expansions(message.edit_expansions),
     )
 
 

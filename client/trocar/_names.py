@@ -11,3 +11,11 @@ def unknown_name(kind: str, name: object, names: Iterable[str]) -> KeyError:
     if near:
         return KeyError(f"no {kind} {name!r}; nearest: {', '.join(near)}")
     return KeyError(f"no {kind} {name!r}; there is {', '.join(known[:8]) or 'none'}")
+
+
+def name_hint(name: object, names: Iterable[str]) -> str:
+    """Say for a name that there is not which ones are near and which there are."""
+    known = list(names)
+    near = get_close_matches(str(name), known, n=3, cutoff=0.5)
+    there = f"there is {', '.join(known)}" if known else "there is none"
+    return f"did you mean {' or '.join(near)}? {there}" if near else there

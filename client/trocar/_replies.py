@@ -53,6 +53,7 @@ class ReplyAssembler:
         model_id: The model that was asked.
         out: Arrays to fill instead of new ones, by feature map name.
         more: Names and sizes of further payloads, which come behind those of the feature maps.
+        objective_offset: What is added to the value of the objective that the server returns.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class ReplyAssembler:
         model_id: str,
         out: Mapping[str, Array] | None = None,
         more: Sequence[tuple[str, int]] = (),
+        objective_offset: float = 0.0,
     ) -> None:
         self._model_id = model_id
         self._out = dict(out or {})
+        self._objective_offset = objective_offset
         self._head: pb.ExtractResponse | None = None
         self._destinations: list[_Destination] = []
         self._info: dict[str, FeatureMapInfo] = {}
@@ -196,7 +199,12 @@ class ReplyAssembler:
             timing=ServerTiming(head.timing.queue_s, head.timing.compute_s),
             stopped_at=head.stopped_at if head.HasField("stopped_at") else None,
             model_id=self._model_id,
+            objective=self._objective(head),
+            edit_expansions=expansions(head.edit_expansions),
         )
+
+    def _objective(self, head: pb.ExtractResponse) -> float | None:
+        return head.objective_value + self._objective_offset if head.HasField("objective_value") else None
 
 
 def _bytes_destination(name: str, size: int) -> _Destination:

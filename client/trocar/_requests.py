@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from trocar._inputs import wire_inputs
-from trocar._taps import Tap
+from trocar._surgery import NO_SURGERY, Surgery
+from trocar._taps import Tap, gradient_tap
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.tap_pb2 import Tap as WireTap
 from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
@@ -70,6 +71,19 @@ def tap_payloads(taps: Taps) -> list[memoryview]:
     return [payload for tap in chosen if isinstance(tap, Tap) for payload in tap.payloads()]
 
 
+def gradient_taps(at: Taps, taps: Taps) -> list[str | Tap]:
+    """Return the taps of gradients at some values, then those of other values.
+
+    Raises:
+        ValueError: There is no value whose gradient is wanted.
+    """
+    values = [at] if isinstance(at, (str, Tap)) else at
+    others = [taps] if isinstance(taps, (str, Tap)) else taps
+    if not values:
+        raise ValueError('`at` is empty; name at least one value, for example at="/in"')
+    return [*map(gradient_tap, values), *others]
+
+
 def wire_taps(taps: Taps) -> list[WireTap]:
     """Turn what a caller taps into messages."""
     chosen = [taps] if isinstance(taps, (str, Tap)) else taps
@@ -98,29 +112,37 @@ FROM_INPUT = Start()
 """A pass as usual."""
 
 
-def plan_request(model_id: str, inputs: object, taps: Taps, start: Start = FROM_INPUT) -> pb.PlanRequest:
+def plan_request(
+    model_id: str, inputs: object, taps: Taps, start: Start = FROM_INPUT, surgery: Surgery = NO_SURGERY
+) -> pb.PlanRequest:
     """Build the request of `Client.plan`; see there for the arguments."""
-    if inputs is None:
-        arguments = []
-    elif isinstance(inputs, tuple) and all(isinstance(size, int) for size in inputs):
-        arguments = [pb.Input(tensor=TensorSpec(dtype=DTYPE_FLOAT32, shape=inputs))]
-    else:
-        arguments = wire_inputs(inputs)[0]
+    sources = [
+        pb.SourceInputs(name=name, inputs=_form(given)) for name, given in surgery.named_sources().items()
+    ]
     request = pb.ExtractRequest(
         model_id=model_id,
         taps=wire_taps(taps),
-        inputs=arguments,
+        inputs=_form(inputs),
         start_at=start.at or "",
         start_inputs=start.inputs(),
+        edits=surgery.wire_edits(),
+        objective=surgery.wire_objective(),
+        sources=sources,
     )
     return pb.PlanRequest(extraction=request)
 
 
-def extract_call(
-    model_id: str, inputs: object, taps: Taps, chunk_bytes: int | None = None, start: Start = FROM_INPUT
+def extract_call(  # noqa: PLR0913 - the parts of one request
+    model_id: str,
+    inputs: object,
+    taps: Taps,
+    chunk_bytes: int | None = None,
+    start: Start = FROM_INPUT,
+    surgery: Surgery = NO_SURGERY,
 ) -> ExtractCall:
     """Build the request of `Client.extract`; see there for the arguments and what is raised."""
     arguments, payloads = wire_inputs(inputs)
+    sources = {name: wire_inputs(given) for name, given in surgery.named_sources().items()}
     head = pb.ExtractRequest(
         model_id=model_id,
         taps=wire_taps(taps),
@@ -128,5 +150,17 @@ def extract_call(
         max_chunk_bytes=chunk_bytes,
         start_at=start.at or "",
         start_inputs=start.inputs(),
+        edits=surgery.wire_edits(),
+        objective=surgery.wire_objective(),
+        sources=[pb.SourceInputs(name=name, inputs=given) for name, (given, _) in sources.items()],
     )
-    return ExtractCall(head.SerializeToString(), [*payloads, *tap_payloads(taps)])
+    constants = [*tap_payloads(taps), *surgery.payloads()]
+    of_sources = [payload for _, given in sources.values() for payload in given]
+    return ExtractCall(head.SerializeToString(), [*payloads, *constants, *of_sources])
+
+
+def _form(inputs: object) -> list[pb.Input]:
+    """Return what inputs look like; a shape stands for one float32 input."""
+    if isinstance(inputs, tuple) and all(isinstance(size, int) for size in inputs):
+        return [pb.Input(tensor=TensorSpec(dtype=DTYPE_FLOAT32, shape=inputs))]
+    return wire_inputs(inputs)[0]

@@ -9,6 +9,7 @@ from trocar._feature_maps import FeatureMaps
 from trocar._inputs import wire_inputs
 from trocar._replies import ReplyAssembler
 from trocar._requests import FROM_INPUT, ExtractCall, Start, Taps, tap_payloads, wire_taps
+from trocar._surgery import NO_SURGERY, Surgery
 from trocar._rpc_errors import error_from_batch
 from trocar.errors import BadReplyError
 from trocar_api.v1 import stream_pb2 as pb
@@ -69,6 +70,8 @@ class StreamOptions:
     """Where running statistics go on from."""
     checkpoint_interval: int = 16
     """The batches between two checkpoints."""
+    surgery: Surgery = NO_SURGERY
+    """What is changed in every pass, and what gradients are taken of."""
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -97,10 +100,12 @@ def start_call(options: StreamOptions, first_batch: int, checkpoint: bytes | Non
         has_running_statistics=options.has_running_statistics,
         checkpoint_byte_count=len(checkpoint or b""),
         checkpoint_interval=options.checkpoint_interval,
+        edits=options.surgery.wire_edits(),
+        objective=options.surgery.wire_objective(),
     )
     head = pb.ExtractStreamRequest(start=start).SerializeToString()
     own = [memoryview(checkpoint)] if checkpoint else []
-    return ExtractCall(head, [*tap_payloads(options.taps), *own])
+    return ExtractCall(head, [*tap_payloads(options.taps), *options.surgery.payloads(), *own])
 
 
 def batch_call(index: int, inputs: object) -> ExtractCall:
@@ -121,13 +126,15 @@ class StreamAssembler:
     Args:
         model_id: The model that was asked.
         first_index: The index of the first batch that was sent.
+        objective_offset: What is added to the value of the objective that the server returns.
 
     Attributes:
         end: What the stream's end says, with running statistics; None before it has come.
     """
 
-    def __init__(self, model_id: str, first_index: int) -> None:
+    def __init__(self, model_id: str, first_index: int, objective_offset: float = 0.0) -> None:
         self._model_id = model_id
+        self._objective_offset = objective_offset
         self._next_index = first_index
         self._part: _Part | None = None
         self.end: FeatureMaps | None = None
@@ -159,7 +166,7 @@ class StreamAssembler:
         result = response.result
         if response.HasField("result") and result.batch_index != self._next_index:
             raise BadReplyError(f"batch {self._next_index} was due, batch {result.batch_index} came")
-        self._part = _Part(self._model_id, response)
+        self._part = _Part(self._model_id, response, self._objective_offset)
 
     def _finish(self, part: "_Part") -> Iterator[BatchResult]:
         if part.is_end:
@@ -172,13 +179,14 @@ class StreamAssembler:
 class _Part:
     """One result, or the end, under way."""
 
-    def __init__(self, model_id: str, response: pb.ExtractStreamResponse) -> None:
+    def __init__(self, model_id: str, response: pb.ExtractStreamResponse, objective_offset: float) -> None:
         result = response.result
         self.is_end = response.HasField("end")
         self.error = error_from_batch(result.error) if result.HasField("error") else None
         end = ExtractResponse(feature_maps=response.end.feature_maps)
         size = result.checkpoint_byte_count
-        self._reply = ReplyAssembler(model_id, more=[("checkpoint", size)] if size else [])
+        more = [("checkpoint", size)] if size else []
+        self._reply = ReplyAssembler(model_id, more=more, objective_offset=objective_offset)
         self._reply.begin(end if self.is_end else result.reply)
         self.place = self._reply.place
         self.finish = self._reply.finish

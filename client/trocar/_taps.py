@@ -1,7 +1,7 @@
 """What to collect: taps, in the caller's words."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trocar._positions import IndexExpression, Positions
@@ -62,6 +62,8 @@ class Tap:
     """What is done to the value on the server, in order, before anything else."""
     cast: CastName | None = None
     """What the values are sent as; as they are when None."""
+    gradient: bool = False
+    """Whether the gradient of the objective with respect to the value is meant instead of the value."""
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -115,6 +117,8 @@ class Tap:
             message.values = False
         if self.over != "all":
             message.scope = SCOPES[self.over]
+        if self.gradient:
+            message.is_gradient = True
         return message
 
 
@@ -146,6 +150,7 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
     index: IndexExpression | None = None,
     reduce: Reduction | Iterable[Reduction] = (),
     cast: CastName | None = None,
+    gradient: bool = False,
 ) -> Tap:
     """Say what to collect at one selector, where the selector alone does not say it all.
 
@@ -174,6 +179,8 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
         reduce: Further reductions, in order: `trocar.pool("avg")`, `trocar.top_k(5)` and their like.
             At most 16 in all. Statistics are taken of what they leave.
         cast: "float16", "bfloat16", "int8" or "int8_per_channel": what the values are sent as.
+        gradient: Whether the gradient of the call's objective (`of=`) with respect to the value is meant
+            instead of the value: "layer4" then stands for "layer4/grad_out".
 
     Raises:
         TypeError: A reduction is none, or positions are no integers.
@@ -189,4 +196,10 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
         channel_dim=channel_dim,
         reduce=gather(samples=samples, channels=channels, tokens=tokens, index=index, reduce=reduce),
         cast=cast,
+        gradient=gradient,
     )
+
+
+def gradient_tap(at: str | Tap) -> Tap:
+    """Return the tap of the gradient with respect to a value."""
+    return replace(at, gradient=True) if isinstance(at, Tap) else Tap(at, gradient=True)
