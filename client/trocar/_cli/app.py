@@ -12,9 +12,12 @@ from trocar._cli.connection import connected
 from trocar._cli.dead import dead
 from trocar._cli.demo.command import demo
 from trocar._cli.diff import diff
+from trocar._cli.edits import edits_app
 from trocar._cli.extract import extract
 from trocar._cli.failures import exit_code, failure_text
 from trocar._cli.fid import fid
+from trocar._cli.gradients import gradients
+from trocar._cli.health import health
 from trocar._cli.loading import load, unload
 from trocar._cli.models import models
 from trocar._cli.modules import modules
@@ -50,6 +53,9 @@ def build_app() -> typer.Typer:
     app.callback(epilog=_EPILOG)(_root)
     for command in (models, load, unload, modules, plan, extract, stats, fid, cka, dead, diff):
         app.command(epilog=_EPILOG)(connected(command))
+    for command in (gradients, health):
+        app.command(epilog=_EPILOG)(connected(command))
+    app.add_typer(edits_app(_EPILOG), name="edits")
     app.command(epilog=_EPILOG)(demo)
     add_plugins(app)
     return app
