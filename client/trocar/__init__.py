@@ -22,9 +22,12 @@ from trocar._client import Client, connect
 from trocar._client_stream import ExtractStream
 from trocar._datasets.features import FeatureColumn, Features, read_features
 from trocar._datasets.job import DatasetReport, Progress, extract_dataset
+from trocar._edit_json import edits_from_json
+from trocar._edits import Edit, edit
 from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
+from trocar._objectives import Objective
 from trocar._reductions import (
     Reduction,
     channels,
@@ -38,9 +41,11 @@ from trocar._reductions import (
     tokens,
     top_k,
 )
+from trocar._scores import gradient_penalty, log_probability, logit, loss, probability, value
 from trocar._selectors import selector
 from trocar._statistic_options import HistogramWanted, QuantilesWanted, histogram, quantiles
 from trocar._statistics import Histogram, Statistics
+from trocar._stored_edits import StoredEdits
 from trocar._stream_messages import BatchResult
 from trocar._taps import Tap, tap
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
@@ -131,6 +136,7 @@ __all__ = [
     "Diff",
     "DiffRow",
     "DuplicateNameError",
+    "Edit",
     "EditDtypeRejectedError",
     "EditError",
     "EditNotPossibleError",
@@ -170,6 +176,7 @@ __all__ = [
     "NotDifferentiableError",
     "NotFoundError",
     "NotTraceableError",
+    "Objective",
     "ObjectiveError",
     "ObjectiveOutOfRangeError",
     "ObjectiveRejectedError",
@@ -196,6 +203,7 @@ __all__ = [
     "SourceError",
     "StartNotPossibleError",
     "Statistics",
+    "StoredEdits",
     "Tap",
     "TlsOptions",
     "TrocarError",
@@ -218,14 +226,21 @@ __all__ = [
     "channels",
     "connect",
     "crop",
+    "edit",
+    "edits_from_json",
     "errors",
     "extract_dataset",
     "frechet_distance",
+    "gradient_penalty",
     "gram",
     "histogram",
     "index",
+    "log_probability",
+    "logit",
+    "loss",
     "pca",
     "pool",
+    "probability",
     "project",
     "quantiles",
     "read_features",
@@ -234,6 +249,7 @@ __all__ = [
     "tap",
     "tokens",
     "top_k",
+    "value",
 ]
 
 __version__: str

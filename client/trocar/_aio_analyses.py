@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trocar import _aio_analysis, _aio_health
-from trocar._aio_extraction import AsyncExtraction
+from trocar._aio_edit_store import AsyncEditStore
 from trocar._analysis.health import HealthThresholds
 from trocar._analysis.ordering import EVERYTHING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trocar._taps import Tap
 
 
-class AsyncAnalyses(AsyncExtraction):
+class AsyncAnalyses(AsyncEditStore):
     """Comparisons and summaries of feature maps."""
 
     async def fid(
@@ -221,7 +221,7 @@ class AsyncAnalyses(AsyncExtraction):
         of: Objective,
         *,
         at: str | Tap | Sequence[str | Tap] = EVERYTHING,
-        edits: Edit | str | Sequence[Edit | str] = (),
+        edits: str | Edit | Sequence[str | Edit] = (),
         vanishing: float = 1e-6,
         exploding: float = 1e3,
         vanishing_ratio: float = 1e-6,

@@ -142,8 +142,8 @@ async def diff(
     limit, collector = check_tolerance(tolerance), DiffCollector(*taps)
     batches = batches_of(inputs, batch_size)
     await _side_by_side(client, models, batches, (collector.taps_a, collector.taps_b), collector.add)
-    executed = await executed(client, models[0]) if collector.needs_order else []
-    return collector.result(*models, limit, executed)
+    order = await executed(client, models[0]) if collector.needs_order else []
+    return collector.result(*models, limit, order)
 
 
 async def _moments(

@@ -15,6 +15,7 @@ from trocar._channel import (
 )
 from trocar._local import async_stop, stop_with
 from trocar._rpc_errors import error_from_rpc
+from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
 from trocar_api.v1.server_pb2_grpc import ServerServiceStub
@@ -41,6 +42,7 @@ class AsyncConnection:
             stop_with(self, local)
         self._channel: AsyncChannel = open_async_channel(options)
         self._models = ModelServiceStub(self._channel)
+        self._edits = EditStoreServiceStub(self._channel)
         self._plan = ExtractionServiceStub(self._channel).Plan
         self._server = ServerServiceStub(self._channel)
         # No serialisers: chunks are built and read by hand, without protobuf's copies. A request

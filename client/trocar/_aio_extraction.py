@@ -15,14 +15,18 @@ from trocar._channel import (
 from trocar._replies import ReplyAssembler
 from trocar._requests import Start, extract_call, plan_request
 from trocar._stream_messages import StreamOptions
+from trocar._surgery import make_surgery
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 
     from trocar._channel import AsyncStream
+    from trocar._edits import Edit
     from trocar._extraction_plan import ExtractionPlan
     from trocar._feature_maps import FeatureMaps
     from trocar._inputs import Inputs
+    from trocar._objectives import Objective
+    from trocar._requests import ExtractCall
     from trocar._taps import Tap
     from trocar._tensors import Array
 
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 class AsyncExtraction(AsyncConnection):
     """Everything that runs a model, or tells what it would do."""
 
-    async def extract(
+    async def extract(  # noqa: PLR0913 - options of one call, by keyword
         self,
         model_id: str,
         inputs: Inputs | None,
@@ -38,6 +42,9 @@ class AsyncExtraction(AsyncConnection):
         *,
         start_at: str | None = None,
         start_shape: tuple[int, ...] | None = None,
+        edits: str | Edit | Sequence[str | Edit] = (),
+        of: Objective | None = None,
+        sources: Mapping[str, Inputs] | None = None,
         out: Mapping[str, Array] | None = None,
         timeout_s: float | None = None,
         chunk_bytes: int | None = None,
@@ -62,6 +69,11 @@ class AsyncExtraction(AsyncConnection):
                 it. Bit-equal to the full pass.
             start_shape: With `start_at`: the shape of the model's own input from which that value came; the
                 model's example input with the value's batch size when None.
+            edits: What is changed on the way, in this order: `edit(...)`, or names of stored edits. Taps see
+                changed values, unless the edit says `order="after"`.
+            of: What gradients are taken of, for taps with `gradient=True`, selectors such as
+                "layer4/grad_out", and edits of gradients; see `gradients`.
+            sources: Other inputs by name, from whose passes `edit(..., "swap", source=name)` takes values.
             out: Arrays to fill instead of new ones, by feature map name; C-contiguous, writable, of
                 exactly the shape and dtype of the reply.
             timeout_s: Overrides the client's timeout for this call, in seconds.
@@ -79,6 +91,10 @@ class AsyncExtraction(AsyncConnection):
             ModuleNotCalledError: The pass never called one of the modules.
             SelectorError: A selector is wrong in another way; see its subclasses.
             StartNotPossibleError: What follows `start_at` needs more than that value.
+            EditError: An edit does not fit; see its subclasses.
+            ObjectiveError: There is no gradient of that; see its subclasses.
+            UnknownEditsError: You have stored no edits of this name for the model.
+            UnknownSourceError: A swap names none of `sources`.
             InputRejectedError: The model cannot take the inputs.
             InputError: The inputs are wrong in another way; see its subclasses.
             RequestTooLargeError: The inputs exceed the server's limit.
@@ -86,11 +102,18 @@ class AsyncExtraction(AsyncConnection):
             ServerBusyError: No replica was free in time; the same call may succeed later.
             BadReplyError: The reply was cut short or breaks the contract.
             FileNotFoundError: A path of `inputs` leads nowhere.
-            TypeError: `inputs` holds something that cannot be sent.
+            TypeError: `inputs` holds something that cannot be sent, or an edit or `of` is none.
             ValueError: Arrays of one list differ in shape, or `out` does not fit the reply.
         """
-        request = extract_call(model_id, inputs, taps, chunk_bytes, Start(start_at, start_shape))
-        reply = ReplyAssembler(model_id, out)
+        start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
+        request = extract_call(model_id, inputs, taps, chunk_bytes, start, surgery)
+        reply = ReplyAssembler(model_id, out, objective_offset=surgery.objective_offset)
+        return await self._collect(request, reply, timeout_s)
+
+    async def _collect(
+        self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None
+    ) -> FeatureMaps:
+        """Make a call and put its reply together."""
         request_id = new_request_id()
         stream = self._open(request, request_id, timeout_s)
         try:
@@ -102,7 +125,7 @@ class AsyncExtraction(AsyncConnection):
             stream.cancel()  # ends the call where the loop was left early, without effect otherwise
         return reply.finish()
 
-    async def plan(
+    async def plan(  # noqa: PLR0913 - options of one call, by keyword
         self,
         model_id: str,
         inputs: Inputs | tuple[int, ...] | None,
@@ -110,6 +133,9 @@ class AsyncExtraction(AsyncConnection):
         *,
         start_at: str | None = None,
         start_shape: tuple[int, ...] | None = None,
+        edits: str | Edit | Sequence[str | Edit] = (),
+        of: Objective | None = None,
+        sources: Mapping[str, Inputs | tuple[int, ...]] | None = None,
         timeout_s: float | None = None,
     ) -> ExtractionPlan:
         """Tell what `extract` would return and need; nothing is computed.
@@ -125,6 +151,9 @@ class AsyncExtraction(AsyncConnection):
             taps: As in `extract`.
             start_at: As in `extract`.
             start_shape: As in `extract`.
+            edits: As in `extract`.
+            of: As in `extract`.
+            sources: As in `extract`, or the shape of each.
             timeout_s: Overrides the client's timeout for this call, in seconds.
 
         Returns:
@@ -132,9 +161,11 @@ class AsyncExtraction(AsyncConnection):
             would stop. Prints as a table.
 
         Raises:
-            TrocarError: What `extract` raises about the model, the taps, the form of the inputs and limits.
+            TrocarError: What `extract` raises about the model, the taps, edits and objective, the form of the
+                inputs and limits.
         """
-        request = plan_request(model_id, inputs, taps, Start(start_at, start_shape))
+        start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
+        request = plan_request(model_id, inputs, taps, start, surgery)
         return _from_wire.extraction_plan(model_id, await self._call(self._plan, request, timeout_s))
 
     def extract_stream(  # noqa: PLR0913 - options of one call, by keyword
@@ -145,6 +176,8 @@ class AsyncExtraction(AsyncConnection):
         *,
         start_at: str | None = None,
         start_shape: tuple[int, ...] | None = None,
+        edits: str | Edit | Sequence[str | Edit] = (),
+        of: Objective | None = None,
         running_statistics: bool = False,
         checkpoint: bytes | None = None,
         checkpoint_interval: int = 16,
@@ -169,6 +202,8 @@ class AsyncExtraction(AsyncConnection):
             taps: As in `extract`.
             start_at: As in `extract`.
             start_shape: As in `extract`.
+            edits: As in `extract`, for every batch; without swaps from a source.
+            of: As in `extract`; labels are the same for every batch.
             running_statistics: Whether statistics over "all" and over "channel" are taken over the whole
                 stream, and are in `stream.statistics` after the last result, instead of each batch's own.
             checkpoint: Of an earlier stream with the same taps (`result.checkpoint`): its statistics go
@@ -200,6 +235,7 @@ class AsyncExtraction(AsyncConnection):
             running_statistics,
             checkpoint,
             checkpoint_interval,
+            make_surgery(edits, of),
         )
 
         def open_call(requests: AsyncIterator[bytes]) -> AsyncStream:

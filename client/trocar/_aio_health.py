@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trocar._aio_analysis import executed
 from trocar._analysis.health_rows import (
@@ -11,15 +11,22 @@ from trocar._analysis.health_rows import (
     health_of,
     norms_of_parameters,
     owners_of,
+    taps_of_parameters,
 )
 from trocar._analysis.ordering import EVERYTHING, in_execution_order
 from trocar._analysis.taps import names_of
-from trocar.errors import NotFoundError, SelectorError, UnknownParameterError
+from trocar.errors import (
+    NotDifferentiableError,
+    NotFoundError,
+    SelectorError,
+    TrocarError,
+    UnknownParameterError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trocar._aio_extraction import AsyncExtraction
+    from trocar._aio_gradients import AsyncGradients
     from trocar._analysis.health import Health, HealthThresholds
     from trocar._analysis.taps import Taps
     from trocar._edits import Edit
@@ -30,32 +37,30 @@ if TYPE_CHECKING:
 
 
 async def health(
-    client: AsyncExtraction,
+    client: AsyncGradients,
     model_id: str,
     inputs: Inputs,
     of: Objective,
     at: Taps,
     thresholds: HealthThresholds,
-    edits: Edit | str | Sequence[Edit | str],
+    edits: str | Edit | Sequence[str | Edit],
     timeout_s: float | None,
 ) -> Health:
     """Do the work of `AsyncAnalyses.health`."""
     taps = gradient_taps(at)
     owners = [owner for owner in owners_of(taps, EVERYTHING) if await _has_own(client, model_id, owner)]
-    while True:
-        asked = [tap for owner in owners for tap in (gradients_of_parameters(owner), norms_of_parameters(owner))]
+    options: dict[str, Any] = {"of": of, "at": taps, "edits": edits, "timeout_s": timeout_s}
+    maps = None
+    while maps is None:
         try:
-            maps = await client.gradients(
-                model_id, inputs, of=of, at=taps, taps=asked, edits=edits, timeout_s=timeout_s
-            )
-            break
-        except UnknownParameterError as error:  # it has buffers alone; nothing was computed
+            maps = await client.gradients(model_id, inputs, taps=taps_of_parameters(owners), **options)
+        except (UnknownParameterError, NotDifferentiableError) as error:  # nothing was computed
             owners = _without(owners, error)
     names = await _ordered(client, model_id, taps, maps) if len(taps) > 1 else None
     return health_of(maps, taps, owners, thresholds, names)
 
 
-async def _has_own(client: AsyncExtraction, model_id: str, owner: str) -> bool:
+async def _has_own(client: AsyncGradients, model_id: str, owner: str) -> bool:
     """Whether modules have parameters or buffers of their own."""
     try:
         await client.plan(model_id, None, norms_of_parameters(owner))
@@ -64,11 +69,11 @@ async def _has_own(client: AsyncExtraction, model_id: str, owner: str) -> bool:
     return True
 
 
-def _without(owners: Sequence[str], error: UnknownParameterError) -> list[str]:
-    """Return the others than the one that an error is about.
+def _without(owners: Sequence[str], error: TrocarError) -> list[str]:
+    """Return the others than the one that an error is about: it has buffers alone, or its parameters no gradient.
 
     Raises:
-        UnknownParameterError: It is about none of them.
+        TrocarError: It is about none of them.
     """
     culprit = error.details.get("selector")
     kept = [owner for owner in owners if gradients_of_parameters(owner).selector != culprit]
@@ -78,7 +83,7 @@ def _without(owners: Sequence[str], error: UnknownParameterError) -> list[str]:
 
 
 async def _ordered(
-    client: AsyncExtraction, model_id: str, taps: Sequence[Tap], maps: FeatureMaps
+    client: AsyncGradients, model_id: str, taps: Sequence[Tap], maps: FeatureMaps
 ) -> Sequence[str]:
     names = names_of(taps, maps.info, maps.expansions)
     return in_execution_order(names, maps.info, await executed(client, model_id))

@@ -78,7 +78,10 @@ class ExtractStream:
     def _run(self) -> Generator[BatchResult, None, None]:
         failures = 0
         while True:
-            assembler = StreamAssembler(self._options.model_id, self._sender.first_kept)
+            options = self._options
+            assembler = StreamAssembler(
+                options.model_id, self._sender.first_kept, options.surgery.objective_offset
+            )
             call = self._open_call(self._sender.requests(self._sender.connect()))
             try:
                 for message in call:

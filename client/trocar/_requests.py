@@ -116,9 +116,7 @@ def plan_request(
     model_id: str, inputs: object, taps: Taps, start: Start = FROM_INPUT, surgery: Surgery = NO_SURGERY
 ) -> pb.PlanRequest:
     """Build the request of `Client.plan`; see there for the arguments."""
-    sources = [
-        pb.SourceInputs(name=name, inputs=_form(given)) for name, given in surgery.named_sources().items()
-    ]
+    sources = [pb.SourceInputs(name=name, inputs=_form(given)) for name, given in surgery.sources.items()]
     request = pb.ExtractRequest(
         model_id=model_id,
         taps=wire_taps(taps),
@@ -132,7 +130,7 @@ def plan_request(
     return pb.PlanRequest(extraction=request)
 
 
-def extract_call(  # noqa: PLR0913 - the parts of one request
+def extract_call(
     model_id: str,
     inputs: object,
     taps: Taps,
@@ -142,7 +140,7 @@ def extract_call(  # noqa: PLR0913 - the parts of one request
 ) -> ExtractCall:
     """Build the request of `Client.extract`; see there for the arguments and what is raised."""
     arguments, payloads = wire_inputs(inputs)
-    sources = {name: wire_inputs(given) for name, given in surgery.named_sources().items()}
+    sources = {name: wire_inputs(given) for name, given in surgery.sources.items()}
     head = pb.ExtractRequest(
         model_id=model_id,
         taps=wire_taps(taps),

@@ -17,7 +17,7 @@ _PORT = re.compile(
     r"(out|in|scores|grad_out|grad_in)|(in|param|grad_in|param_grad)\((.+)\)",
     re.DOTALL,
 )
-_PORTS = "out, in, in(name), param(name), scores, grad_out, grad_in, grad_in(name) and param_grad(name)"
+_PORTS = "out, in, in(name), param(name), scores, grad_out, grad_in, grad_in(name), param_grad(name)"
 _WITH_ALL = frozenset(("param", "param_grad"))  # in which a star stands for every parameter
 
 
@@ -43,9 +43,9 @@ def selector(
             node of the traced graph and "fn" for a function, both with `*` where wanted.
         type: The class that a module must have.
         call: Which call, negative from the last; "*" for all.
-        port: "out", "in", "in(name)" for a keyword input, "param(name)", "scores" of attention; or a gradient,
-            "grad_out", "grad_in", "grad_in(name)", "param_grad(name)". "param(*)" and "param_grad(*)" are all
-            of the module's own.
+        port: "out", "in", "in(name)" for a keyword input, "param(name)", "scores" of attention; or a
+            gradient, "grad_out", "grad_in", "grad_in(name)", "param_grad(name)". "param(*)" and
+            "param_grad(*)" are all of the module's own.
         picks: The way into a structured value: positions, negative from the end, and keys.
 
     Returns:
@@ -92,7 +92,7 @@ def _call(call: object) -> object:
 def _port(port: str) -> str:
     match = _PORT.fullmatch(port)
     if match is None:
-        raise ValueError(f"port={port!r} is none of {_PORTS}")
+        raise ValueError(f"port={port!r} is not one of {_PORTS}")
     word, word_of_name, name = match.groups()
     if word is not None:
         return f"/{word}"

@@ -9,8 +9,8 @@ from trocar._feature_maps import FeatureMaps
 from trocar._inputs import wire_inputs
 from trocar._replies import ReplyAssembler
 from trocar._requests import FROM_INPUT, ExtractCall, Start, Taps, tap_payloads, wire_taps
-from trocar._surgery import NO_SURGERY, Surgery
 from trocar._rpc_errors import error_from_batch
+from trocar._surgery import NO_SURGERY, Surgery
 from trocar.errors import BadReplyError
 from trocar_api.v1 import stream_pb2 as pb
 from trocar_api.v1.extraction_pb2 import ExtractResponse

@@ -61,8 +61,8 @@ class HealthRow:
     type: str
     """The module's class name."""
     gradient_norm: float | None
-    """Euclidean norm of the gradient with respect to the value; None for parameters alone: of the model itself,
-    and of modules that the pass never calls, though it uses their parameters."""
+    """Euclidean norm of the gradient with respect to the value; None for parameters alone: of the model
+    itself, and of modules that the pass never calls, though it uses their parameters."""
     zero_fraction: float | None
     """Share of its elements that are zero, 0 to 1; NaN of no elements, None where `gradient_norm` is."""
     nan_count: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trocar._analysis.health import FLAGS, Health, HealthRow
@@ -12,7 +12,7 @@ from trocar._analysis.taps import as_taps, names_of
 from trocar._taps import Tap, tap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from trocar._analysis.health import Flag, HealthThresholds
     from trocar._analysis.taps import Taps
@@ -81,7 +81,9 @@ def owners_of(taps: Sequence[Tap], everything: str) -> list[str]:
     for item in taps:
         matched = _OF_MODULES.match(item.selector)
         path = matched[1] if matched else ROOT
-        has_modules = not item.selector.startswith(_NO_MODULES) and (path or not item.selector.startswith("#"))
+        has_modules = not item.selector.startswith(_NO_MODULES) and (
+            path or not item.selector.startswith("#")
+        )
         found += [path] if has_modules else []
         found += [ROOT] if path == everything else []
     return list(dict.fromkeys(found))
@@ -97,6 +99,11 @@ def norms_of_parameters(owner: str) -> Tap:
     return tap(f"{owner}/param(*)", stats=["l2"], values=False)
 
 
+def taps_of_parameters(owners: Sequence[str]) -> list[Tap]:
+    """Return both taps of every owner."""
+    return [make(owner) for owner in owners for make in (gradients_of_parameters, norms_of_parameters)]
+
+
 def health_of(
     maps: FeatureMaps,
     taps: Sequence[Tap],
@@ -106,8 +113,8 @@ def health_of(
 ) -> Health:
     """Read the report from the statistics of a pass.
 
-    Modules that are never called, and whose parameters the pass uses all the same, have a row before the first
-    module that they are inside of; the model's own parameters have one at the end.
+    Modules that are never called, and whose parameters the pass uses all the same, have a row before the
+    first module that they are inside of; the model's own parameters have one at the end.
 
     Args:
         maps: What the pass returned.
@@ -175,7 +182,9 @@ def _norm(statistics: Sequence[Statistics]) -> float:
 
 def _zero_fraction(statistics: Sequence[Statistics], sizes: Sequence[int]) -> float:
     count = sum(sizes)
-    zeros = sum(float(entry.zero_fraction) * size for entry, size in zip(statistics, sizes, strict=True) if size)
+    zeros = sum(
+        float(entry.zero_fraction) * size for entry, size in zip(statistics, sizes, strict=True) if size
+    )
     return zeros / count if count else math.nan
 
 
@@ -195,7 +204,8 @@ def _row(
     own: _Parameters | None,
     thresholds: HealthThresholds,
 ) -> HealthRow:
-    gradients = [tensor for tensor in (at, own and own.gradient) if tensor is not None]
+    of_parameters = None if own is None else own.gradient
+    gradients = [tensor for tensor in (at, of_parameters) if tensor is not None]
     return HealthRow(
         name=name,
         path=path,

@@ -138,9 +138,7 @@ def _draw_errors(axes: Axes, places: Array, errors: Array, diff: Diff) -> None:
     axes.legend(fontsize=8, loc="best")
 
 
-def name_ticks(
-    axes: Axes, names: list[str] | tuple[str, ...], side: str, *, most: int = _MOST_NAMES
-) -> None:
+def name_ticks(axes: Axes, names: list[str] | tuple[str, ...], side: str, *, most: int = _MOST_NAMES) -> None:
     """Name every feature map, or every n-th of more than `most`."""
     step = -(-len(names) // most) or 1
     places = range(0, len(names), step)

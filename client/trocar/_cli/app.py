@@ -1,7 +1,7 @@
 """The `trocar` command: which commands there are, and how a failure ends."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -30,6 +30,12 @@ _EPILOG = (
     "extra is not installed; 3 no server answers."
 )
 
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(models, load, unload, modules, plan, extract, stats, gradients, health),
+    *(fid, cka, dead, diff),
+)
+"""Those that begin with a client, in the order of the help."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
@@ -51,9 +57,7 @@ def build_app() -> typer.Typer:
     """Put the commands together."""
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
     app.callback(epilog=_EPILOG)(_root)
-    for command in (models, load, unload, modules, plan, extract, stats, fid, cka, dead, diff):
-        app.command(epilog=_EPILOG)(connected(command))
-    for command in (gradients, health):
+    for command in _COMMANDS:
         app.command(epilog=_EPILOG)(connected(command))
     app.add_typer(edits_app(_EPILOG), name="edits")
     app.command(epilog=_EPILOG)(demo)

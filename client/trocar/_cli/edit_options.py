@@ -83,7 +83,9 @@ def _compact(words: Sequence[str]) -> Edit:
     names = [_RENAMED.get(name, name) for name in operation_options(operation)]
     values = list(takewhile(lambda word: not _OPTION.fullmatch(word), rest))
     if len(values) > len(names):
-        raise ValueError(f"{operation} takes {', '.join(names) or 'no value'}; {len(values)} values are given")
+        raise ValueError(
+            f"{operation} takes {', '.join(names) or 'no value'}; {len(values)} values are given"
+        )
     given = {name: _value(word) for name, word in zip(names, values, strict=False)}
     for word in rest[len(values) :]:
         named = _OPTION.fullmatch(word)

@@ -30,8 +30,8 @@ Of = Annotated[
     str | None,
     typer.Option(
         "--of",
-        help="What gradients are taken of: logit:CLASS, prob:CLASS, loss:NAME with --labels, or norm:SELECTOR, "
-        "sum:SELECTOR, mean:SELECTOR. The logit of the predicted class when not given.",
+        help="What gradients are taken of: logit:CLASS, prob:CLASS, loss:NAME with --labels, or "
+        "norm:SELECTOR, sum:SELECTOR, mean:SELECTOR. The logit of the predicted class when not given.",
     ),
 ]
 Labels = Annotated[
@@ -92,8 +92,7 @@ def read_objective(client: Client, model_id: str, inputs: Any, of: str | None, l
 def _class_score(client: Client, model_id: str, inputs: Any, kind: str, rest: str) -> Wanted:
     make = _SCORES[kind]
     if not rest:
-        classes = _predicted(client, model_id, inputs)
-        categories = client.model(model_id).categories
+        classes, categories = _predicted(client, model_id, inputs), client.model(model_id).categories
     else:
         classes, categories = _classes(client, model_id, rest)
     found = make(classes[0] if len(classes) == 1 else classes)
@@ -113,7 +112,7 @@ def _predicted(client: Client, model_id: str, inputs: Any) -> list[int]:
     return [int(number) for number in scores.argmax(axis=1)]
 
 
-def _classes(client: Client, model_id: str, text: str) -> tuple[list[int], Sequence[str]]:
+def _classes(client: Client, model_id: str, text: str) -> tuple[list[int], tuple[str, ...]]:
     """Return the classes that a text names, and the names of all where they were needed."""
     parts = [part.strip() for part in text.split(",")]
     if all(part.isdecimal() for part in parts):

@@ -31,11 +31,12 @@ class Over(StrEnum):
     SAMPLE = "sample"
 
 
-def stats(  # noqa: PLR0913 - options of a command
+def stats(  # noqa: PLR0913 - one parameter for each option
     client: Client,
     model_id: ModelId,
     images: ImagesOrFolders,
     tap: Taps,
+    *,
     over: Annotated[
         Over, typer.Option(help="One number for all images, per channel or per image.")
     ] = Over.ALL,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trocar._types import Model, ServerInfo
 
 
-def describe(  # noqa: PLR0913 - everything that decides
+def describe(
     model: "Model",
     server: "ServerInfo",
     taps: "Sequence[str | Tap]",

@@ -20,8 +20,8 @@ def names_in(edits: "Sequence[str | Edit]") -> list[str]:
 def describe_edits(edits: "Sequence[str | Edit]", stored: "Sequence[StoredEdits]") -> list[dict[str, Any]]:
     """Describe edits as JSON: each as its text and a hash of everything in it.
 
-    Stored ones are described by their texts and by when they were stored: arrays and long lists of positions do
-    not show in the texts, so whoever stores them anew begins a new run.
+    Stored ones are described by their texts and by when they were stored: arrays and long lists of positions
+    do not show in the texts, so whoever stores them anew begins a new run.
 
     Args:
         edits: Edits, and names of stored ones.
@@ -44,7 +44,7 @@ def _edit(edit: "Edit") -> dict[str, Any]:
 def _stored(name: str, known: "dict[str, StoredEdits]") -> dict[str, Any]:
     if name not in known:
         raise UnknownEditsError(
-            f"no edits are stored under {name!r} for this model; {name_hint(name, known)}; see `trocar edits list`"
+            f"no edits are stored under {name!r} for this model; {name_hint(name, known)}"
         )
     entry = known[name]
     return {"stored": name, "edits": list(entry.edits), "stored_at": entry.stored_at.isoformat()}

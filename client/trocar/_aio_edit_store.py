@@ -1,0 +1,70 @@
+"""Edits that the server keeps under a name, with asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trocar._aio_gradients import AsyncGradients
+from trocar._stored_edits import check_edits_name, store_request, stored_edits
+from trocar_api.v1 import edit_store_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trocar._edits import Edit
+    from trocar._stored_edits import StoredEdits
+
+
+class AsyncEditStore(AsyncGradients):
+    """Lists of edits under a name: stored, listed, deleted."""
+
+    async def store_edits(
+        self, model_id: str, name: str, edits: Edit | Sequence[Edit], *, replace: bool = False
+    ) -> StoredEdits:
+        """Keep a list of edits on the server, under a name that then stands for it in `edits`.
+
+            await client.store_edits("resnet18", "ablate-3", [trocar.edit("layer3", "zero", channels=3)])
+            maps = await client.extract("resnet18", images, taps="avgpool", edits="ablate-3")
+
+        They belong to whoever stored them, by token; others neither see nor use them.
+
+        Args:
+            model_id: The id of a loaded model; the edits are checked against its example input.
+            name: Small letters, digits and `._-`, at most 63.
+            edits: 1 to 256 edits, without swaps from a source; their arrays at most 8 MiB.
+            replace: Whether a list of this name may be replaced.
+
+        Raises:
+            EditsExistError: There is a list of this name, and `replace` is False.
+            EditError: An edit does not fit the model; see its subclasses.
+            SelectorError: An edit selects what cannot be edited; see its subclasses.
+            TypeError: Something in `edits` was not made with `edit`.
+            ValueError: `name` cannot be a name, or `edits` is empty.
+        """
+        request = store_request(model_id, name, edits, replace=replace)
+        reply = await self._call(self._edits.StoreEdits, request)
+        return stored_edits(reply.stored)
+
+    async def stored_edits(self, model_id: str | None = None) -> list[StoredEdits]:
+        """Return your stored edits, by model and name.
+
+        Args:
+            model_id: Only those for this model; all when None.
+        """
+        request = edit_store_pb2.ListEditsRequest(model_id=model_id or "")
+        reply = await self._call(self._edits.ListEdits, request)
+        return [stored_edits(message) for message in reply.stored]
+
+    async def delete_edits(self, model_id: str, name: str) -> None:
+        """Delete stored edits; calls that use them already are not disturbed.
+
+        Args:
+            model_id: The model that they are for.
+            name: Their name.
+
+        Raises:
+            UnknownEditsError: You have stored no edits of this name for the model.
+            ValueError: `name` cannot be a name.
+        """
+        request = edit_store_pb2.DeleteEditsRequest(model_id=model_id, name=check_edits_name(name))
+        await self._call(self._edits.DeleteEdits, request)

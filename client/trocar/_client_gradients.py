@@ -1,0 +1,82 @@
+"""Part of the sync client: generated from _aio_gradients.py by tools/generate_sync.py, do not edit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trocar._client_extraction import Extraction
+from trocar._objectives import as_objective
+from trocar._replies import ReplyAssembler
+from trocar._requests import extract_call, gradient_taps
+from trocar._surgery import make_surgery
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trocar._edits import Edit
+    from trocar._feature_maps import FeatureMaps
+    from trocar._inputs import Inputs
+    from trocar._objectives import Objective
+    from trocar._taps import Tap
+    from trocar._tensors import Array
+
+
+class Gradients(Extraction):
+    """Gradients at any place of a model."""
+
+    def gradients(  # noqa: PLR0913 - options of one call, by keyword
+        self,
+        model_id: str,
+        inputs: Inputs | None,
+        *,
+        of: Objective,
+        at: str | Tap | Sequence[str | Tap] = "/in",
+        taps: str | Tap | Sequence[str | Tap] = (),
+        edits: str | Edit | Sequence[str | Edit] = (),
+        sources: Mapping[str, Inputs] | None = None,
+        out: Mapping[str, Array] | None = None,
+        timeout_s: float | None = None,
+        chunk_bytes: int | None = None,
+    ) -> FeatureMaps:
+        """Run one forward and one backward pass and return gradients at any number of places.
+
+            grads = client.gradients("resnet50", images, of=trocar.logit(207), at=["layer4", "/in"])
+            grads["layer4"]                  # numpy array (8, 2048, 7, 7), also as "layer4/grad_out"
+            grads.objective                  # the logits of class 207, summed over the samples
+
+        A gradient is named by its own port: "layer4/grad_out", "/grad_in", "fc/param_grad(weight)"; or by its
+        alias. The selector in `at` works as a key, too, where it stands for one gradient. Where `taps` has
+        collected a value of that very name, the key is the value, and the gradient goes by its name.
+        `grads.info[name].is_gradient` tells them apart.
+
+        Args:
+            model_id: The id of a loaded model.
+            inputs: As in `extract`. Of images, "/in" is what preprocessing made of them.
+            of: What gradients are taken of: `trocar.logit(207)`, `trocar.value(...)`, `trocar.loss(...)` and
+                their like, or a weighted sum of these.
+            at: Selectors of the values whose gradients are wanted: "layer4", "fc/in", "/in" (the model's own
+                input), "fc/param(weight)", "**/param(*)". `tap(...)` for statistics and reductions of a
+                gradient: `tap("layer4", stats="l2", values=False)`.
+            taps: Values of the same pass to collect beside them.
+            edits: As in `extract`; an edit of a port such as "relu@0/grad_out" changes the gradient on its
+                way.
+            sources: As in `extract`.
+            out: As in `extract`.
+            timeout_s: Overrides the client's timeout for this call, in seconds.
+            chunk_bytes: As in `extract`.
+
+        Returns:
+            The gradients by name, each of its value's shape, then the values of `taps`.
+
+        Raises:
+            NotDifferentiableError: There is no gradient at a place, or it has no influence on the objective.
+            ObjectiveOutOfRangeError: The objective names a class that the model does not have.
+            ObjectiveRejectedError: The objective does not fit the values that it is made of.
+            TrocarError: What `extract` raises; a pass with gradients needs more memory.
+            TypeError: `of` is no objective.
+            ValueError: `at` is empty.
+        """
+        surgery, wanted = make_surgery(edits, as_objective(of), sources), gradient_taps(at, taps)
+        request = extract_call(model_id, inputs, wanted, chunk_bytes, surgery=surgery)
+        reply = ReplyAssembler(model_id, out, objective_offset=surgery.objective_offset)
+        return self._collect(request, reply, timeout_s)
