@@ -70,7 +70,9 @@ def _has_own(client: Gradients, model_id: str, owner: str) -> bool:
 
 
 def _without(owners: Sequence[str], error: TrocarError) -> list[str]:
-    """Return the others than the one that an error is about: it has buffers alone, or its parameters no gradient.
+    """Return the owners without the one that an error is about.
+
+    It has buffers alone, or its parameters have no gradient.
 
     Raises:
         TrocarError: It is about none of them.

@@ -24,6 +24,8 @@ ROOT = ""
 _GRADIENT_STATISTICS = ("l2", "zero_fraction", "nan_count", "inf_count")
 _OF_MODULES = re.compile(r'((?:"(?:\\.|[^"\\])*"|[^"@#/\[])*)')
 """What a selector says of modules, before call, order, port and pick."""
+_OF_A_GRADIENT = re.compile(r"(.*)/grad_(out|in(?:\(.*\))?)((?:\[.*\])?)", re.DOTALL)
+"""A gradient's name: the value's before its port, the port without `grad_`, the pick."""
 _NO_MODULES = ("fx:", "fn:")
 
 
@@ -190,10 +192,11 @@ def _zero_fraction(statistics: Sequence[Statistics], sizes: Sequence[int]) -> fl
 
 def _name(info: FeatureMapInfo) -> str:
     """Return the selector of the value whose gradient was taken; an alias as it is."""
-    before, port, after = info.name.rpartition("/grad_out")
-    if port and (not after or after.startswith("[")):
-        return f"{before}{after}" if before else f"/out{after}"
-    return info.name
+    named = _OF_A_GRADIENT.fullmatch(info.name)
+    if named is None:
+        return info.name
+    before, port, after = named.groups()
+    return f"{before}{after}" if before and port == "out" else f"{before}/{port}{after}"
 
 
 def _row(
