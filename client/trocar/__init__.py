@@ -16,6 +16,7 @@ from trocar._analysis.cka import Cka
 from trocar._analysis.dead_channels import DeadChannels, DeadRow
 from trocar._analysis.diff import Diff, DiffRow
 from trocar._analysis.fid import Fid, frechet_distance
+from trocar._analysis.health import Health, HealthRow, HealthThresholds
 from trocar._analysis.pca import Pca
 from trocar._channel import TlsOptions
 from trocar._client import Client, connect
@@ -155,6 +156,9 @@ __all__ = [
     "FeatureMaps",
     "Features",
     "Fid",
+    "Health",
+    "HealthRow",
+    "HealthThresholds",
     "Histogram",
     "HistogramWanted",
     "ImageTooLargeError",
