@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from trocar._edits import Edit
 from trocar._objectives import Objective, as_objective
@@ -55,8 +54,9 @@ def make_surgery(
         TypeError: An edit or the objective is none, or a source has no name or no inputs.
         ValueError: A text cannot be the name of stored edits, or a source's name is empty.
     """
-    is_one = isinstance(edits, (str, Edit, Mapping))  # of a mapping the keys would pass for names
-    chosen: tuple[Any, ...] = (edits,) if is_one else tuple(edits)
+    if isinstance(edits, Mapping):
+        _check_edit(edits)  # raises: its keys would pass for names of stored edits
+    chosen = (edits,) if isinstance(edits, (str, Edit)) else tuple(edits)
     for entry in chosen:
         _check_edit(entry)
     for name, inputs in (sources or {}).items():
