@@ -16,6 +16,7 @@ from trocar._analysis.cka import Cka
 from trocar._analysis.dead_channels import DeadChannels, DeadRow
 from trocar._analysis.diff import Diff, DiffRow
 from trocar._analysis.fid import Fid, frechet_distance
+from trocar._analysis.health import Health, HealthRow, HealthThresholds
 from trocar._analysis.pca import Pca
 from trocar._channel import TlsOptions
 from trocar._client import Client, connect
@@ -60,8 +61,10 @@ from trocar.errors import (
     EditDtypeRejectedError,
     EditError,
     EditNotPossibleError,
+    EditsCorruptError,
     EditsExistError,
     EditShapeMismatchError,
+    EditsUnavailableError,
     EmptyBatchError,
     ImageTooLargeError,
     InputError,
@@ -141,7 +144,9 @@ __all__ = [
     "EditError",
     "EditNotPossibleError",
     "EditShapeMismatchError",
+    "EditsCorruptError",
     "EditsExistError",
+    "EditsUnavailableError",
     "EmptyBatchError",
     "ErrorReason",
     "ExtractStream",
@@ -151,6 +156,9 @@ __all__ = [
     "FeatureMaps",
     "Features",
     "Fid",
+    "Health",
+    "HealthRow",
+    "HealthThresholds",
     "Histogram",
     "HistogramWanted",
     "ImageTooLargeError",

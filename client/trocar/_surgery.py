@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trocar._edits import Edit
 from trocar._objectives import Objective, as_objective
@@ -54,9 +55,8 @@ def make_surgery(
         TypeError: An edit or the objective is none, or a source has no name or no inputs.
         ValueError: A text cannot be the name of stored edits, or a source's name is empty.
     """
-    if isinstance(edits, Mapping):
-        _check_edit(edits)  # raises: its keys would pass for names of stored edits
-    chosen = (edits,) if isinstance(edits, (str, Edit)) else tuple(edits)
+    # Of a mapping the keys would pass for names.
+    chosen: tuple[Any, ...] = (edits,) if isinstance(edits, (str, Edit, Mapping)) else tuple(edits)
     for entry in chosen:
         _check_edit(entry)
     for name, inputs in (sources or {}).items():
