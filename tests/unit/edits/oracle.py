@@ -106,7 +106,8 @@ def _operand(operand: Operand, constants: list[Array]) -> Any:
 
 def _affine(wanted: Affine, x: Array, constants: list[Array], *_: Any) -> Array:
     scaled: Array = x * _operand(wanted.scale, constants)
-    return scaled + _operand(wanted.shift, constants)
+    shifted: Array = scaled + _operand(wanted.shift, constants)
+    return shifted
 
 
 def _noise(wanted: Noise, x: Array, *_: Any) -> Array:
