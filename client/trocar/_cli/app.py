@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import trocar
+from trocar._cli.cam import cam
 from trocar._cli.cka import cka
 from trocar._cli.connection import connected
 from trocar._cli.dead import dead
@@ -57,7 +58,11 @@ def build_app() -> typer.Typer:
     """Put the commands together."""
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
     app.callback(epilog=_EPILOG)(_root)
+<<<<<<< HEAD
     for command in _COMMANDS:
+=======
+    for command in (models, load, unload, modules, plan, extract, stats, fid, cka, dead, diff, cam):
+>>>>>>> h-attr
         app.command(epilog=_EPILOG)(connected(command))
     app.add_typer(edits_app(_EPILOG), name="edits")
     app.command(epilog=_EPILOG)(demo)
