@@ -102,6 +102,7 @@ def server_info(message: server_pb2.GetServerInfoResponse) -> ServerInfo:
             max_image_pixels=limits.max_image_pixels,
             max_queue=limits.max_queue,
             max_pass_bytes=limits.max_pass_bytes,
+            max_edits=limits.max_edits,
         ),
     )
 

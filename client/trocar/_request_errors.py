@@ -100,6 +100,14 @@ class EditsExistError(EditError, reason=ErrorReason.EDITS_EXIST):
     """Edits of this name are stored already; `replace=True` replaces them."""
 
 
+class EditsCorruptError(EditError, reason=ErrorReason.EDITS_CORRUPT):
+    """Stored edits are damaged; store them again, or delete them."""
+
+
+class EditsUnavailableError(EditError, reason=ErrorReason.EDITS_UNAVAILABLE):
+    """Stored edits cannot be read or written: the server's disk is full, or not its to write."""
+
+
 class NonFiniteValueError(InvalidRequestError, reason=ErrorReason.NON_FINITE_VALUE):
     """A number or tensor of an edit or objective is NaN or infinite."""
 

@@ -55,8 +55,8 @@ def make_surgery(
         TypeError: An edit or the objective is none, or a source has no name or no inputs.
         ValueError: A text cannot be the name of stored edits, or a source's name is empty.
     """
-    is_one = isinstance(edits, (str, Edit, Mapping))  # of a mapping the keys would pass for names
-    chosen: tuple[Any, ...] = (edits,) if is_one else tuple(edits)
+    # Of a mapping the keys would pass for names.
+    chosen: tuple[Any, ...] = (edits,) if isinstance(edits, (str, Edit, Mapping)) else tuple(edits)
     for entry in chosen:
         _check_edit(entry)
     for name, inputs in (sources or {}).items():

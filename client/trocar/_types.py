@@ -78,6 +78,8 @@ class ServerLimits:
     """The most calls that wait for one model."""
     max_pass_bytes: int
     """The most bytes of device memory that one pass may need at once, by estimate."""
+    max_edits: int
+    """The most edits in one call, those behind stored names included."""
 
 
 @dataclass(frozen=True)

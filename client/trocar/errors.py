@@ -36,6 +36,8 @@ TrocarError
       EditDtypeRejectedError
       EditNotPossibleError
       EditsExistError
+      EditsCorruptError
+      EditsUnavailableError
     NonFiniteValueError
     ObjectiveError                 gradients of something that has none
       NotDifferentiableError
@@ -81,8 +83,10 @@ from trocar._request_errors import (
     EditDtypeRejectedError,
     EditError,
     EditNotPossibleError,
+    EditsCorruptError,
     EditsExistError,
     EditShapeMismatchError,
+    EditsUnavailableError,
     EmptyBatchError,
     ImageTooLargeError,
     InputError,
@@ -129,7 +133,9 @@ __all__ = [
     "EditError",
     "EditNotPossibleError",
     "EditShapeMismatchError",
+    "EditsCorruptError",
     "EditsExistError",
+    "EditsUnavailableError",
     "EmptyBatchError",
     "ImageTooLargeError",
     "InputError",

@@ -14,6 +14,7 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import ModelConfig, ServerConfig
+from trocar_server.edit_store import EditStore
 from trocar_server.engine.device import DeviceThread, choose_device
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
@@ -59,12 +60,16 @@ async def start(
     owner = DeviceThread(choose_device(config.device), config.threads)
     data_dir = config.data_dir.expanduser()
     clean_downloads(data_dir)
+    edit_store = EditStore(data_dir / "edits")
+    edit_store.clean()
     replicas = {model_id: model.replicas for model_id, model in config.models.items()}
     engine = Engine(catalogue, owner, config.limits, data_dir, replicas)
     async with AsyncExitStack() as undo:
         owner.start()
         undo.push_async_callback(asyncio.to_thread, owner.stop)
-        rpc = await start_server(engine, config.host, config.port, with_reflection=config.reflection, log=log)
+        rpc = await start_server(
+            engine, edit_store, config.host, config.port, with_reflection=config.reflection, log=log
+        )
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:
             await engine.load(model_id)

@@ -42,6 +42,8 @@ class Limits(BaseModel):
     """Samples in one batch."""
     max_taps: int = Field(default=256, ge=1)
     """Taps in one call."""
+    max_edits: int = Field(default=256, ge=1, le=4096)
+    """Edits in one call, those behind stored names included."""
     max_image_pixels: int = Field(default=50_000_000, ge=1)
     """Pixels of one encoded image, checked before decoding."""
     max_queue: int = Field(default=64, ge=1)

@@ -12,6 +12,7 @@ from tests.support.oracle import noise
 from tests.support.running_server import RunningServer, running_server
 from trocar._requests import Start, extract_call
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_server.engine.plan import Payloads
 from trocar_server.engine.work import Prepared, run_plan
 from trocar_server.rpc.requests import to_plan
 from trocar_server.surgery import PassGuard
@@ -57,7 +58,7 @@ def test_the_memory_told_is_the_memory_taken(models: RunningServer, model_id: st
     host = models.engine._hosts[model_id]
 
     def work() -> None:
-        prepared = Prepared(plan, [images.reshape(-1).view(np.uint8).copy()], [[]])
+        prepared = Prepared(plan, Payloads([images.reshape(-1).view(np.uint8).copy()]), [[]])
         run_plan(host, host.pool._free[0], prepared, PassGuard(), models.engine.limits)
 
     models.on_owner(work)  # what torch allocates once and for all

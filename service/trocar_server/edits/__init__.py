@@ -7,26 +7,27 @@
 `surgery` brings them to the values of a pass and to gradients.
 """
 
+from trocar_server.edits.apply import edit_value
+from trocar_server.edits.base import Operand, Operation
+from trocar_server.edits.checking import check_edit
+from trocar_server.edits.dtypes import check_constants, check_finite
+from trocar_server.edits.edit import WHOLE, Edit, Region
+from trocar_server.edits.memory import edit_bytes
 from trocar_server.edits.operation import (
-    WHOLE,
     Add,
     AddInput,
     Affine,
     Cast,
     Clamp,
     Dropout,
-    Edit,
     MeanAblate,
     NanToNum,
     Noise,
     NoiseKind,
     Normalise,
     NormScope,
-    Operand,
-    Operation,
     Project,
     ProjectOnto,
-    Region,
     Resample,
     Scale,
     Set,
@@ -65,4 +66,9 @@ __all__ = [
     "Swap",
     "TopK",
     "Zero",
+    "check_constants",
+    "check_edit",
+    "check_finite",
+    "edit_bytes",
+    "edit_value",
 ]

@@ -4,25 +4,16 @@ Each checks its own numbers when it is made, and its text is how errors name it.
 is known only beside the value.
 """
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum, unique
-from typing import ClassVar, TypeAlias
 
 import torch
 
-from trocar_api.reasons import ErrorReason
-from trocar_server.errors import ServiceError
-from trocar_server.reductions import ConstantSpec, Index, Take
+from trocar_server.edits.base import Operand, Operation, require, require_seed
+from trocar_server.reductions import ConstantSpec
 
-Operand: TypeAlias = float | ConstantSpec
-"""A number for all elements, or a tensor that comes along and is broadcast to the part."""
-
-
-def _require(is_right: bool, problem: str) -> None:
-    if not is_right:
-        raise ServiceError(ErrorReason.INVALID_ARGUMENT, problem)
+MAX_BASIS_WORK = 1 << 33
+"""The most vectors * channels * the smaller of the two, of a basis: some seconds of a CPU."""
 
 
 @unique
@@ -48,43 +39,12 @@ class NormScope(StrEnum):
 
 
 @dataclass(frozen=True)
-class Operation:
-    """What is done to a value.
-
-    Attributes:
-        name: As on the wire and in clients.
-        takes_integers: Whether it makes sense for integers and booleans, too.
-    """
-
-    name: ClassVar[str] = ""
-    takes_integers: ClassVar[bool] = False
-
-    def __str__(self) -> str:
-        return self.name
-
-    def constants(self) -> Iterator[ConstantSpec]:
-        """Yield the tensors that come along, in the order of their payloads."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, ConstantSpec):
-                yield value
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ServiceError(
-                    ErrorReason.NON_FINITE_VALUE,
-                    f"{self.name}: {field.name} is {value}; edits take finite numbers only",
-                )
-
-
-@dataclass(frozen=True)
 class Set(Operation):
     """Replaces the part."""
 
     name = "set"
     takes_integers = True
+    takes_booleans = True
     value: Operand
 
 
@@ -94,6 +54,7 @@ class Zero(Operation):
 
     name = "zero"
     takes_integers = True
+    takes_booleans = True
 
 
 @dataclass(frozen=True)
@@ -129,14 +90,15 @@ class Clamp(Operation):
 
     name = "clamp"
     takes_integers = True
+    takes_complex = False
     low: float | None = None
     high: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self.low is not None or self.high is not None, "clamp needs a low or a high end")
+        require(self.low is not None or self.high is not None, "clamp needs a low or a high end")
         if self.low is not None and self.high is not None:
-            _require(self.low <= self.high, f"clamp: low {self.low} is above high {self.high}")
+            require(self.low <= self.high, f"clamp: low {self.low} is above high {self.high}")
 
 
 @dataclass(frozen=True)
@@ -150,7 +112,8 @@ class Noise(Operation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self.scale >= 0, f"noise: scale {self.scale} is negative")
+        require(self.scale >= 0, f"noise: scale {self.scale} is negative")
+        require_seed(self, self.seed)
 
 
 @dataclass(frozen=True)
@@ -167,7 +130,12 @@ class Resample(Operation):
 
     name = "resample"
     takes_integers = True
+    takes_booleans = True
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_seed(self, self.seed)
 
 
 @dataclass(frozen=True)
@@ -181,11 +149,12 @@ class Swap(Operation):
 
     name = "swap"
     takes_integers = True
+    takes_booleans = True
     source: str = ""
     selector: str = ""
 
     def __post_init__(self) -> None:
-        _require(bool(self.source or self.selector), "swap needs a source or a selector")
+        require(bool(self.source or self.selector), "swap needs a source or a selector")
 
 
 @dataclass(frozen=True)
@@ -215,9 +184,14 @@ class Project(Operation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(
+        require(
             len(self.basis.shape) == 2,
             f"{self.name}: basis of shape {self.basis.shape}; it is (vectors, channels)",
+        )
+        vectors, channels = self.basis.shape
+        require(
+            vectors * channels * min(vectors, channels) <= MAX_BASIS_WORK,
+            f"{self.name}: a basis of shape {self.basis.shape} is too large; give fewer vectors",
         )
 
 
@@ -239,7 +213,7 @@ class TopK(Operation):
     is_absolute: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.k >= 1, f"top_k: k is {self.k}; it must be at least 1")
+        require(self.k >= 1, f"top_k: k is {self.k}; it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -252,7 +226,8 @@ class Dropout(Operation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(0 <= self.probability < 1, f"dropout: probability {self.probability}; it is 0 to below 1")
+        require(0 <= self.probability < 1, f"dropout: probability {self.probability}; it is 0 to below 1")
+        require_seed(self, self.seed)
 
 
 @dataclass(frozen=True)
@@ -260,11 +235,12 @@ class Cast(Operation):
     """To a dtype and back: float16, bfloat16, or int8 with one scale for the part."""
 
     name = "cast"
+    takes_complex = False
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
         allowed = (torch.float16, torch.bfloat16, torch.int8)
-        _require(self.dtype in allowed, "cast: to float16, bfloat16 or int8")
+        require(self.dtype in allowed, "cast: to float16, bfloat16 or int8")
 
 
 @dataclass(frozen=True)
@@ -273,6 +249,7 @@ class Skip(Operation):
 
     name = "skip"
     takes_integers = True
+    takes_booleans = True
 
 
 @dataclass(frozen=True)
@@ -286,7 +263,7 @@ class Normalise(Operation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self.max_norm > 0, f"normalise: max_norm {self.max_norm}; it must be above 0")
+        require(self.max_norm > 0, f"normalise: max_norm {self.max_norm}; it must be above 0")
 
 
 @dataclass(frozen=True)
@@ -294,61 +271,7 @@ class NanToNum(Operation):
     """As `torch.nan_to_num`."""
 
     name = "nan_to_num"
+    takes_complex = False
     nan: float = 0.0
     posinf: float | None = None
     neginf: float | None = None
-
-
-@dataclass(frozen=True)
-class Region:
-    """Which part of a value is changed.
-
-    Attributes:
-        index: NumPy's basic indexing, or None for all.
-        takes: Positions of dimensions that the index leaves whole, each dimension once.
-        mask: The form of a bool tensor that is broadcast to the value; without index and takes.
-    """
-
-    index: Index | None = None
-    takes: tuple[Take, ...] = ()
-    mask: ConstantSpec | None = None
-
-    def __post_init__(self) -> None:
-        if self.mask is not None:
-            _require(self.index is None and not self.takes, "an edit has a mask or an index, not both")
-            _require(self.mask.dtype == torch.bool, "the mask of an edit is bool")
-        axes = [take.axis for take in self.takes]
-        _require(len(set(axes)) == len(axes), "positions are given twice for one dimension")
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is the whole value."""
-        return self.index is None and not self.takes and self.mask is None
-
-
-WHOLE = Region()
-
-
-@dataclass(frozen=True)
-class Edit:
-    """An operation and the part of a value that it is for.
-
-    Attributes:
-        operation: What is done.
-        region: To which part.
-        channel_dim: Which dimension of the value holds the channels; None for the default of the rank.
-    """
-
-    operation: Operation
-    region: Region = WHOLE
-    channel_dim: int | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.operation, Skip):
-            _require(self.region.is_whole, "skip takes the whole call; leave the index out")
-
-    @property
-    def constants(self) -> tuple[ConstantSpec, ...]:
-        """The tensors that come along, in the order of their payloads: a mask, then the operation's own."""
-        mask = () if self.region.mask is None else (self.region.mask,)
-        return (*mask, *self.operation.constants())

@@ -7,21 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from PIL import Image
+
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.device import DeviceThread
-from trocar_server.engine.hosting import Host, make_host
-from trocar_server.engine.inputs import (
-    check_images,
-    decode_images,
-)
+from trocar_server.engine.edits import Expansions
+from trocar_server.engine.hosting import Host, SourceForm, SourceForms, make_host
+from trocar_server.engine.inputs import check_images, decode_images, predicted_signature
 from trocar_server.engine.memory import memory_limit
-from trocar_server.engine.passes import FeatureMap, domain_errors
-from trocar_server.engine.plan import ImageInput, Payload, Plan, Signature, TapRequest
-from trocar_server.engine.planner import resolve_taps
+from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors
+from trocar_server.engine.plan import (
+    ArgumentInput,
+    EditRequest,
+    ImageInput,
+    Payload,
+    Payloads,
+    Plan,
+    Signature,
+)
+from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.engine.preview import Preview, assumed_signature, make_preview
 from trocar_server.engine.running import RunningStatistics
-from trocar_server.engine.work import Prepared, known_signature, resolve_plan, run_plan
+from trocar_server.engine.surgery_plan import plan_surgery
+from trocar_server.engine.work import Prepared, known_signature, rehearse_plan, resolve_plan, run_plan
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefetch_weights
 from trocar_server.surgery import PassGuard, Recording
@@ -41,6 +50,8 @@ class Extraction:
     stopped_at: str | None
     queue_s: float
     compute_s: float
+    edit_expansions: Expansions = ()
+    objective_value: float | None = None
 
 
 class Engine:
@@ -119,19 +130,21 @@ class Engine:
         host = self._host(plan.model_id)
         check_images(host.hosted, plan.inputs)
         signature = known_signature(host, plan) or assumed_signature(host, plan.inputs)
-        recording = await self._record(host, signature, plan.taps, deadline)
-        resolved, _ = resolve_plan(host, plan, signature, recording, self.limits)
+        recording = await self._record(host, signature, plan, deadline)
+        forms = await self._source_forms(host, plan, deadline)
+        resolved, _ = resolve_plan(host, plan, signature, recording, self.limits, forms)
+        resolved = await self._rehearsed(host, plan, resolved, signature, forms, deadline)
         return make_preview(resolved, recording, resolved.memory_bytes(signature))
 
     async def check_taps(self, plan: Plan) -> None:
-        """Check a stream's taps against the model's example input, before any batch has come.
+        """Check a stream's taps and edits against the model's example input, before any batch has come.
 
         Raises:
             ServiceError: Anything that can be known without inputs.
         """
         host = self._host(plan.model_id)
         try:
-            resolve_taps(plan.taps, await self._example(host, plan), self.limits.max_reply_bytes)
+            self._resolve_example(plan, await self._example(host, plan))
         except ServiceError as error:
             if error.reason in _KNOWN_BEFORE_INPUTS:
                 raise
@@ -150,35 +163,55 @@ class Engine:
         check_images(host.hosted, plan.inputs)
         signature = known_signature(host, plan)
         if signature is None:
-            resolve_taps(plan.taps, await self._example(host, plan, deadline), self.limits.max_reply_bytes)
+            self._resolve_example(plan, await self._example(host, plan, deadline))
             return
-        recording = await self._record(host, signature, plan.taps, deadline)
+        recording = await self._record(host, signature, plan, deadline)
+        forms = await self._source_forms(host, plan, deadline)
         try:
-            resolve_plan(host, plan, signature, recording, self.limits)
+            resolved, _ = resolve_plan(host, plan, signature, recording, self.limits, forms)
+            await self._rehearsed(host, plan, resolved, signature, forms, deadline)
         except ServiceError as error:
             if not host.may_differ(error):
                 raise
 
-    async def prepare(
-        self, plan: Plan, payloads: Sequence[Payload], constants: Sequence[Payload] = ()
-    ) -> Prepared:
+    async def check_edits(self, model_id: str, edits: Sequence[EditRequest]) -> None:
+        """Check edits against a model's example input, for any later request.
+
+        Raises:
+            ServiceError: What is wrong with them whatever the inputs will be.
+        """
+        host = self._host(model_id)
+        plan = Plan(model_id, (), (), 0, edits=tuple(edits))
+        try:
+            plan_surgery(edits, None, await self._example(host, plan), {})
+        except ServiceError as error:
+            if not host.may_differ(error) and error.reason is not ErrorReason.EDIT_SHAPE_MISMATCH:
+                raise
+
+    async def prepare(self, plan: Plan, payloads: Payloads) -> Prepared:
         """Decode the images of a plan that was checked, on another thread than torch's.
 
         Args:
             plan: What to do.
-            payloads: The bytes of its inputs.
-            constants: The bytes of what its taps' reductions need.
+            payloads: The bytes that came with it.
 
         Raises:
             ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position.
         """
-        if not any(isinstance(entry, ImageInput) for entry in plan.inputs):
-            return Prepared(plan, payloads, [[] for _ in plan.inputs], constants)
+        images = await self._decoded(plan.inputs, payloads.inputs)
+        sources = zip(plan.sources, payloads.sources, strict=True)
+        of_sources = [await self._decoded(source.inputs, own) for source, own in sources]
+        return Prepared(plan, payloads, images, of_sources)
+
+    async def _decoded(
+        self, inputs: Sequence[ArgumentInput], payloads: Sequence[Payload]
+    ) -> list[list[Image.Image]]:
+        if not any(isinstance(entry, ImageInput) for entry in inputs):
+            return [[] for _ in inputs]
         limits = self.limits
-        images = await asyncio.to_thread(
-            decode_images, plan.inputs, payloads, limits.max_image_pixels, limits.max_request_bytes
+        return await asyncio.to_thread(
+            decode_images, inputs, payloads, limits.max_image_pixels, limits.max_request_bytes
         )
-        return Prepared(plan, payloads, images, constants)
 
     async def extract(
         self, prepared: Prepared, deadline: float | None = None, running: RunningStatistics | None = None
@@ -199,7 +232,15 @@ class Engine:
             def work() -> Extraction:
                 resolved, result = run_plan(host, replica, prepared, guard, self.limits)
                 maps = running.add(result) if running else result.feature_maps
-                return Extraction(maps, resolved.expansions, result.stopped_at, queue_s, result.compute_s)
+                return Extraction(
+                    maps,
+                    there(resolved, result),
+                    result.stopped_at,
+                    queue_s,
+                    result.compute_s,
+                    resolved.surgery.expansions,
+                    result.objective,
+                )
 
             return await self._on_owner(work, guard, deadline)
 
@@ -216,25 +257,59 @@ class Engine:
 
     async def _example(self, host: Host, plan: Plan, deadline: float | None = None) -> Recording:
         """Return a recorded pass on the example input, with the nodes and functions that the taps need."""
-        if not host.kinds(plan.taps):
+        if not host.kinds(plan.taps, plan.edits):
             return host.example
-        return await self._record(host, host.example_signature, plan.taps, deadline)
+        return await self._record(host, host.example_signature, plan, deadline)
+
+    def _resolve_example(self, plan: Plan, recording: Recording) -> None:
+        unknown = {source.name: None for source in plan.sources}
+        surgery = plan_surgery(plan.edits, None, recording, unknown)
+        resolve_taps(plan.taps, recording, self.limits.max_reply_bytes, surgery)
+
+    async def _source_forms(self, host: Host, plan: Plan, deadline: float | None) -> SourceForms:
+        """Return the forms of the sources' inputs, recorded where they are known."""
+        found: dict[str, SourceForm] = {}
+        for source in plan.sources:
+            check_images(host.hosted, source.inputs)
+            signature = predicted_signature(host.hosted, source.inputs)
+            recording = await self._record(host, signature, None, deadline) if signature else None
+            found[source.name] = SourceForm(signature, recording)
+        return found
+
+    async def _rehearsed(
+        self,
+        host: Host,
+        plan: Plan,
+        resolved: Resolved,
+        signature: Signature,
+        forms: SourceForms,
+        deadline: float | None,
+    ) -> Resolved:
+        if not resolved.needs_rehearsal:
+            return resolved
+        guard = PassGuard(deadline)
+
+        def rehearse() -> Resolved:
+            with domain_errors(host.hosted):
+                return rehearse_plan(host, plan, resolved, signature, self.limits, forms, guard)
+
+        return await self._on_owner(rehearse, guard, deadline)
 
     async def _record(
         self,
         host: Host,
         signature: Signature,
-        taps: tuple[TapRequest, ...] = (),
+        plan: Plan | None = None,
         deadline: float | None = None,
     ) -> Recording:
-        kinds = host.kinds(taps)
+        kinds = host.kinds(plan.taps, plan.edits) if plan else frozenset[str]()
         found = host.recorded(signature, kinds)
         if found is not None:
             return found
 
         def check(recording: Recording) -> None:
-            if recording.is_symbolic:  # other data may take another way through the model
-                resolve_taps(taps, recording, self.limits.max_reply_bytes)
+            if recording.is_symbolic and plan and not plan.edits:  # other data may take another way
+                resolve_taps(plan.taps, recording, self.limits.max_reply_bytes)
 
         guard = PassGuard(deadline)
 
@@ -252,3 +327,9 @@ class Engine:
     def _host(self, model_id: str) -> Host:
         self.catalogue.loaded(model_id)
         return self._hosts[model_id]
+
+
+def there(resolved: Resolved, result: PassResult) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each tap that came: of a pattern some gradients may not have."""
+    names = {found.output.name for found in result.feature_maps}
+    return tuple(tuple(name for name in expansion if name in names) for expansion in resolved.expansions)

@@ -1,7 +1,7 @@
 """A loaded model at work: its replicas and what was recorded of its passes."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
@@ -11,12 +11,14 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.inputs import signature_of_batch
 from trocar_server.engine.lease import Replica, ReplicaPool
-from trocar_server.engine.plan import Signature, TapRequest
+from trocar_server.engine.plan import EditRequest, Plan, Signature, TapRequest
 from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.engine.recordings import Called, Recorder, record_example
+from trocar_server.engine.rehearsal import rehearse
+from trocar_server.engine.surgery_plan import plan_surgery
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_replica, stages_for
-from trocar_server.surgery import PassGuard, Recording, parse_selector, resolve
+from trocar_server.surgery import PassGuard, Recording, Selector, parse_selector, resolve
 
 _RECORDINGS_KEPT = 64
 _RESOLVED_KEPT = 256
@@ -30,6 +32,20 @@ KINDS = frozenset({"fx", "fn"})
 Check = Callable[[Recording], None]
 
 
+@dataclass(frozen=True)
+class SourceForm:
+    """The inputs of a source: their form and a recorded pass on them; None of each where not known yet."""
+
+    signature: Signature | None
+    recording: Recording | None
+
+
+SourceForms = Mapping[str, SourceForm]
+"""By the source's name."""
+
+_Key = tuple[object, ...]
+
+
 @dataclass
 class Host:
     """What the engine holds for one loaded model. Built and recorded on the owner thread."""
@@ -40,9 +56,7 @@ class Host:
     example: Recording
     _lock: Lock = field(default_factory=Lock)  # the event loop looks up what the owner thread adds
     _recordings: OrderedDict[Signature, Recording] = field(default_factory=OrderedDict)
-    _resolved: OrderedDict[tuple[tuple[TapRequest, ...], Signature], Resolved] = field(
-        default_factory=OrderedDict
-    )
+    _resolved: OrderedDict[_Key, Resolved] = field(default_factory=OrderedDict)
 
     @property
     def meta(self) -> nn.Module | None:
@@ -60,9 +74,9 @@ class Host:
         """The form of the example input, with a batch of one."""
         return signature_of_batch(self.hosted, 1, self.example_dtype)
 
-    def kinds(self, taps: Sequence[TapRequest]) -> frozenset[str]:
+    def kinds(self, taps: Sequence[TapRequest], edits: Sequence[EditRequest] = ()) -> frozenset[str]:
         """Return what has to be recorded beside modules: `fx` nodes, `fn` functions."""
-        selectors = [tap.selector for tap in taps]
+        selectors: list[Selector] = [*(tap.selector for tap in taps), *(edit.selector for edit in edits)]
         stages = [
             parse_selector(self.example.stages[s.path]) for s in selectors if s.path in self.example.stages
         ]
@@ -131,31 +145,77 @@ class Host:
         return self.meta is None and error.reason in _DEPENDS_ON_DATA
 
     def resolve(
-        self, taps: tuple[TapRequest, ...], signature: Signature, recording: Recording, max_reply_bytes: int
+        self,
+        plan: Plan,
+        signature: Signature,
+        recording: Recording,
+        max_reply_bytes: int,
+        sources: SourceForms,
     ) -> Resolved:
-        """Resolve taps for inputs of a form that was recorded; what was asked before is at hand.
+        """Resolve a plan for inputs of a form that was recorded; what was asked before is at hand.
+
+        Args:
+            plan: What is asked for.
+            signature: The form of its inputs.
+            recording: A pass on such inputs.
+            max_reply_bytes: The most bytes of values.
+            sources: The form and recording of the inputs of each source, by name.
 
         Raises:
-            ServiceError: See `resolve_taps`.
+            ServiceError: See `resolve_taps` and `plan_surgery`.
         """
-        key = taps, signature
+        key = _key(plan, signature, sources)
         with self._lock:
             found = self._resolved.get(key)
         if found is None:
-            found = resolve_taps(taps, recording, max_reply_bytes)
-            if _weight(taps, found) <= _MOST_WEIGHT_KEPT:
-                with self._lock:
-                    self._resolved[key] = found
-                    if len(self._resolved) > _RESOLVED_KEPT:
-                        self._resolved.popitem(last=False)
+            recordings = {name: form.recording for name, form in sources.items()}
+            surgery = plan_surgery(plan.edits, plan.objective, recording, recordings)
+            found = resolve_taps(plan.taps, recording, max_reply_bytes, surgery)
+            self._keep(key, plan, found)
         return found
 
+    def rehearse(
+        self, plan: Plan, resolved: Resolved, signature: Signature, sources: SourceForms, guard: PassGuard
+    ) -> Resolved:
+        """Return what a pass with gradients has shown without data, where there is one. Owner thread only.
 
-def _weight(taps: Sequence[TapRequest], resolved: Resolved) -> int:
+        Raises:
+            ServiceError: What is wrong with the objective, `NOT_DIFFERENTIABLE` among it.
+        """
+        if not resolved.needs_rehearsal or self.meta is None:
+            return resolved
+        rehearsal = rehearse(self.meta, plan, resolved, signature, guard)
+        if rehearsal is None:
+            return resolved
+        found = resolved.rehearsed(rehearsal)
+        self._keep(_key(plan, signature, sources), plan, found)
+        return found
+
+    def _keep(self, key: _Key, plan: Plan, resolved: Resolved) -> None:
+        if _weight(plan, resolved) > _MOST_WEIGHT_KEPT:
+            return
+        with self._lock:
+            self._resolved[key] = resolved
+            if len(self._resolved) > _RESOLVED_KEPT:
+                self._resolved.popitem(last=False)
+
+
+def _key(plan: Plan, signature: Signature, sources: SourceForms) -> _Key:
+    """Return what a plan's resolution depends on."""
+    forms = tuple((name, form.signature) for name, form in sources.items())
+    return plan.taps, plan.edits, plan.objective, signature, forms
+
+
+def _weight(plan: Plan, resolved: Resolved) -> int:
     """Count what a request holds in memory: names that it expands to, and numbers that it came with."""
-    names = sum(map(len, resolved.expansions))
-    steps = sum(len(getattr(step, "positions", ())) for tap in taps for step in tap.reductions)
-    return names + steps + sum(len(tap.parameters.edges) + len(tap.parameters.quantiles) for tap in taps)
+    expansions = (*resolved.expansions, *(names for _, names in resolved.surgery.expansions))
+    steps = [step for tap in plan.taps for step in tap.reductions]
+    steps += [take for request in plan.edits for take in request.edit.region.takes]
+    numbers = sum(len(getattr(step, "positions", ())) for step in steps)
+    numbers += sum(len(tap.parameters.edges) + len(tap.parameters.quantiles) for tap in plan.taps)
+    terms = plan.objective.terms if plan.objective else ()
+    numbers += sum(len(getattr(term.score, "classes", ())) for term in terms)
+    return sum(map(len, expansions)) + numbers
 
 
 def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:

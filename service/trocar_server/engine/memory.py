@@ -31,11 +31,18 @@ def pass_bytes(targets: Sequence[TapTarget], recording: Recording) -> int:
     of_pass = [entry.target for entry in targets if entry.target.parameter is None]
     peak = max((_peak(target, recording) for target in of_pass), default=0)
     kept = sum(entry.leaf.byte_count for entry in targets)
+    # What is kept outlives its use in the pass, and reductions start when the pass is over.
+    return max(kept + peak, reducing_bytes(targets))
+
+
+def reducing_bytes(targets: Sequence[TapTarget]) -> int:
+    """Return the most bytes that are held when the pass is over: what was kept, and what is made of it.
+
+    What reductions make of one value after another is there until the last is done.
+    """
+    kept = sum(entry.leaf.byte_count for entry in targets)
     made = sum(entry.byte_count for entry in targets if _is_made(entry))
-    working = max((_working(entry) for entry in targets), default=0)
-    # What is kept outlives its use in the pass, and reductions start when the pass is over. What they make of
-    # one value after another is there until the last is done.
-    return kept + max(peak, made + working)
+    return kept + made + max((_working(entry) for entry in targets), default=0)
 
 
 def input_bytes(signature: Signature) -> int:

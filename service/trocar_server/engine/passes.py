@@ -1,13 +1,14 @@
-"""One forward pass with taps: hooks on, forward, hooks off, always. Owner thread only."""
+"""One pass and what is made of its values on the device. Owner thread only."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.collecting import Arguments, Work, collect
 from trocar_server.engine.hosting import input_rejected
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.outputs import COVARIANCE, Output, TapTarget, companion_output
@@ -17,17 +18,11 @@ from trocar_server.models import HostedModel
 from trocar_server.reductions import CastValue, Reduced, cast_value, reduce_value
 from trocar_server.stats import Accumulator, StatisticsResult
 from trocar_server.surgery import (
-    Collector,
-    FunctionSession,
-    NodeSession,
     PassAborted,
     PassGuard,
     StartMixedError,
-    StartSession,
-    TapSession,
-    Target,
-    TracedGraph,
     ValueMissingError,
+    independent,
 )
 
 Constants = Sequence[Sequence[torch.Tensor]]
@@ -60,6 +55,7 @@ class PassResult:
     """By feature map, what its statistics were made of."""
     stopped_at: str | None
     compute_s: float
+    objective: float | None = None
 
     @property
     def byte_count(self) -> int:
@@ -69,65 +65,47 @@ class PassResult:
 
 def run_pass(
     replica: Replica,
-    arguments: tuple[Sequence[object], Mapping[str, object]],
+    arguments: Arguments,
     targets: Sequence[TapTarget],
+    work: Work,
     guard: PassGuard,
     constants: Constants = (),
-    *,
-    start: StartSession | None = None,
-    graph: TracedGraph | None = None,
 ) -> PassResult:
-    """Run the model until the last needed call and reduce what was collected.
+    """Run the model until the last needed call, and back, and reduce what was collected.
 
     Args:
         replica: Leased by the caller.
         arguments: Positional and keyword arguments of the forward.
-        targets: What to collect.
+        targets: What to collect, values and gradients.
+        work: How.
         guard: Says whether to go on.
         constants: Of each tap, by its position: what its reductions need.
-        start: Where the pass starts, if not at the arguments, which are then without data.
-        graph: The model's traced graph, when nodes of it are wanted: it runs by itself, beside the pass.
 
     Raises:
         StartMixedError: What follows the start needs a value from before it.
-        ServiceError: `MODULE_NOT_CALLED` when this input did not take the model to a tapped module.
+        ServiceError: `MODULE_NOT_CALLED` when this input did not take the model to a tapped module,
+            `NOT_DIFFERENTIABLE` when no gradient came to one.
         Exception: Whatever the model raises; see `domain_errors`.
     """
     started = time.perf_counter()
-    with torch.inference_mode():
-        collected = _collect(replica, arguments, [target.target for target in targets], guard, start, graph)
+    with torch.inference_mode() if work.scoring is None else torch.no_grad():
+        collected = collect(replica.module, arguments, work, guard)
         _check_data(collected.values)
-        finished = [_finish(target, collected.values, constants, guard) for target in targets]
+        finished = [
+            _finish(target, collected.values, constants, guard)
+            for target in targets
+            if not _is_left_out(target, collected.values)
+        ]
     feature_maps = tuple(found for entry in finished for found in entry.feature_maps)
     taken = {entry.feature_maps[0].output.name: entry.taken for entry in finished if entry.taken}
-    return PassResult(feature_maps, taken, collected.stopped_at, time.perf_counter() - started)
+    compute_s = time.perf_counter() - started
+    return PassResult(feature_maps, taken, collected.stopped_at, compute_s, collected.objective)
 
 
-def _collect(
-    replica: Replica,
-    arguments: tuple[Sequence[object], Mapping[str, object]],
-    targets: Sequence[Target],
-    guard: PassGuard,
-    start: StartSession | None,
-    graph: TracedGraph | None,
-) -> Collector:
-    """Run the pass that modules and functions need, then the graph, if any of its nodes are wanted."""
-    of_graph = [target for target in targets if target.kind == "fx"]
-    functions = [target for target in targets if target.kind == "fn"]
-    modules = [target for target in targets if target.kind == "module"]
-    collected = Collector()
-    taps = TapSession(replica.module, modules, collected)
-    calls = FunctionSession(functions, collected, guard)
-    with guard.watching(replica.module), start or nullcontext(), taps, calls:
-        if collected.is_pending:
-            replica.module(*arguments[0], **arguments[1])
-    if graph is None or not of_graph:
-        return collected
-    nodes = NodeSession(graph, of_graph)
-    with guard.watching(replica.module):
-        nodes.run(replica.module, *arguments, guard)
-    stopped_at = collected.stopped_at or nodes.stopped_at
-    return Collector({**collected.values, **nodes.values}, stopped_at)
+def _is_left_out(target: TapTarget, values: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a pattern names it and the objective does not depend on it."""
+    is_missing = target.target.is_gradient and target.target.name not in values
+    return is_missing and target.tap.selector.is_pattern
 
 
 @contextmanager
@@ -179,6 +157,8 @@ def _finish(
     """Reduce one value on the device and bring to the host what was asked for."""
     guard.check()
     name, tap = target.target.name, target.tap
+    if name not in values and target.target.is_gradient:
+        raise independent([name])
     if name not in values:
         raise ServiceError(
             ErrorReason.MODULE_NOT_CALLED,

@@ -110,8 +110,8 @@ class SourceInputs:
 class Plan:
     """One extraction, with everything in it checked that needs no model.
 
-    Its payloads, in order: those of the inputs, then of `tap_constants`, `edit_constants` and
-    `objective_constants`, then those of the inputs of each source.
+    Its payloads travel in this order: those of the inputs, then of `tap_constants`, `edit_constants` (but for
+    stored edits) and `objective_constants`, then those of the inputs of each source. `Payloads` has all.
     """
 
     model_id: str
@@ -137,6 +137,21 @@ class Plan:
     def objective_constants(self) -> list[ConstantSpec]:
         """The tensors that the objective needs."""
         return [] if self.objective is None else list(self.objective.constants)
+
+
+@dataclass(frozen=True)
+class Payloads:
+    """What came with a plan, sorted by what it is for; each part in the order of the plan."""
+
+    inputs: Sequence[Payload] = ()
+    taps: Sequence[Payload] = ()
+    """Of `Plan.tap_constants`."""
+    edits: Sequence[Payload] = ()
+    """Of `Plan.edit_constants`, those of stored edits included."""
+    objective: Sequence[Payload] = ()
+    """Of `Plan.objective_constants`."""
+    sources: Sequence[Sequence[Payload]] = ()
+    """The inputs of each of `Plan.sources`."""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.memory import input_bytes, pass_bytes
+from trocar_server.engine.memory import input_bytes, pass_bytes, reducing_bytes
 from trocar_server.engine.outputs import TapTarget
 from trocar_server.engine.plan import SENDABLE, Signature, TapRequest
+from trocar_server.engine.surgery_plan import NO_SURGERY, SurgeryPlan, that_run, with_gradients
 from trocar_server.errors import ServiceError
 from trocar_server.reductions import constant_specs, dtype_name
-from trocar_server.surgery import Recording, Target, parse_selector, resolve
+from trocar_server.surgery import Recording, Target, independent, parse_selector, resolve
+from trocar_server.surgery.values import Value
 
 _ANY_SELECTOR = parse_selector("/in")
 
@@ -26,27 +28,83 @@ class Resolved:
         expansions: The names that each tap became, in the order of the request.
         byte_count: Bytes of all values wanted.
         pass_bytes: The most bytes that the pass holds at once, inputs and weights aside.
+        surgery: What its edits and objective became.
+        rehearsal: How the pass with gradients went without data; None where there was none.
     """
 
     targets: tuple[TapTarget, ...]
     expansions: tuple[tuple[str, ...], ...]
     byte_count: int
     pass_bytes: int = 0
+    surgery: SurgeryPlan = NO_SURGERY
+    rehearsal: "Rehearsal | None" = None
+
+    @property
+    def needs_rehearsal(self) -> bool:
+        """Whether what the pass needs is known only from a pass with gradients."""
+        return self.surgery.objective is not None and self.rehearsal is None
 
     def memory_bytes(self, signature: Signature) -> int:
         """Return the most bytes that inputs of this form and their pass hold; 0 for parameters alone."""
-        needs_pass = any(entry.target.parameter is None for entry in self.targets)
-        return self.pass_bytes + input_bytes(signature) if needs_pass else 0
+        of_pass = [entry for entry in self.targets if entry.target.parameter is None]
+        if not of_pass and self.surgery.objective is None:
+            return self.surgery.extra_bytes
+        return self.pass_bytes + self.surgery.extra_bytes + input_bytes(signature)
+
+    def rehearsed(self, rehearsal: "Rehearsal") -> "Resolved":
+        """Return the same with what a pass without data has shown.
+
+        Raises:
+            ServiceError: `NOT_DIFFERENTIABLE`, no gradient comes to an exact selector's value.
+        """
+        targets = tuple(
+            entry
+            for entry in self.targets
+            if not (entry.target.is_gradient and entry.target.name in rehearsal.missing)
+            or not entry.tap.selector.is_pattern
+        )
+        lost = [entry.target.name for entry in targets if entry.target.name in rehearsal.missing]
+        if lost or not targets:
+            raise independent(lost or sorted(rehearsal.missing))
+        kept = {entry.target.name for entry in targets}
+        expansions = tuple(tuple(name for name in names if name in kept) for names in self.expansions)
+        return replace(
+            self,
+            targets=targets,
+            expansions=expansions,
+            byte_count=sum(target.byte_count for target in targets),
+            pass_bytes=max(rehearsal.peak_bytes, reducing_bytes(targets)),
+            rehearsal=rehearsal,
+        )
 
 
-def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_bytes: int) -> Resolved:
+@dataclass(frozen=True)
+class Rehearsal:
+    """How a pass with gradients went without data.
+
+    Attributes:
+        peak_bytes: The most bytes that it held at once, inputs and weights aside.
+        missing: The names of the gradients that did not come.
+    """
+
+    peak_bytes: int
+    missing: frozenset[str]
+
+
+def resolve_taps(
+    taps: Sequence[TapRequest],
+    recording: Recording,
+    max_reply_bytes: int,
+    surgery: SurgeryPlan = NO_SURGERY,
+) -> Resolved:
     """Resolve every tap and check the size of the reply.
 
     Raises:
         ServiceError: A selector's error, `DUPLICATE_NAME`, `INVALID_ARGUMENT` for an alias of
             several values or a statistic's scope that does not fit, or `REPLY_TOO_LARGE`.
     """
-    found = resolve((tap.selector for tap in taps), recording)
+    resolved = resolve((tap.selector for tap in taps), recording)
+    found = [_possible(values, tap, surgery) for tap, values in zip(taps, resolved, strict=True)]
     expansions = [
         [
             TapTarget(_named(target, tap, len(values)), leaf, tap, _type_name(target, recording), index)
@@ -58,7 +116,14 @@ def resolve_taps(taps: Sequence[TapRequest], recording: Recording, max_reply_byt
     _check_dtypes(targets)
     byte_count = _checked_byte_count(targets, max_reply_bytes)
     names = tuple(tuple(target.target.name for target in targets) for targets in expansions)
-    return Resolved(targets, names, byte_count, pass_bytes(targets, recording))
+    return Resolved(targets, names, byte_count, pass_bytes(targets, recording), surgery)
+
+
+def _possible(values: list[Value], tap: TapRequest, surgery: SurgeryPlan) -> list[Value]:
+    """Leave out of a pattern what has no gradient, and what is inside of skipped modules."""
+    if tap.selector.is_gradient:
+        values = with_gradients(values, tap.selector)
+    return values if surgery.is_nothing else that_run(values, tap.selector, surgery)
 
 
 def _type_name(target: Target, recording: Recording) -> str:

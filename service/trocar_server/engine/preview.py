@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
+from trocar_server.engine.edits import Expansions
 from trocar_server.engine.hosting import Host
 from trocar_server.engine.inputs import predicted_signature, signature_of_batch
 from trocar_server.engine.outputs import Output
 from trocar_server.engine.plan import ArgumentInput, ImageInput, Signature
 from trocar_server.engine.planner import Resolved
-from trocar_server.surgery import Recording, Target
+from trocar_server.surgery import Recording, Target, moment
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,17 @@ class Preview:
     """The most device memory that the pass needs at once, beside the weights."""
     is_symbolic: bool
     """Whether it holds for any data of this form."""
+    edit_expansions: Expansions = ()
+    """What each edit's selector becomes."""
 
 
 def make_preview(resolved: Resolved, recording: Recording, memory_bytes: int) -> Preview:
     """Put together what is known of a pass before it runs."""
     outputs = tuple(output for target in resolved.targets for output in target.outputs)
-    stop = stop_path([target.target for target in resolved.targets], recording)
-    return Preview(outputs, resolved.expansions, stop, memory_bytes, recording.is_symbolic)
+    forward = [target.target for target in resolved.targets if not target.target.is_gradient]
+    stop = stop_path([*forward, *(target for target, _ in resolved.surgery.scored)], recording)
+    edits = resolved.surgery.expansions
+    return Preview(outputs, resolved.expansions, stop, memory_bytes, recording.is_symbolic, edits)
 
 
 def stop_path(targets: Sequence[Target], recording: Recording) -> str | None:
@@ -45,14 +50,6 @@ def stop_path(targets: Sequence[Target], recording: Recording) -> str | None:
     if len({target.kind for target in of_pass}) != 1:
         return None
     return max(of_pass, key=lambda target: moment(target, recording)).path
-
-
-def moment(target: Target, recording: Recording) -> int:
-    """Return when a target is collected, on the clock of its kind in the recording; 0 for parameters."""
-    if target.parameter is not None:
-        return 0
-    call = recording.of_kind(target.kind)[target.path].calls[target.call]
-    return call.started if target.port.startswith("in") else call.ended
 
 
 def assumed_signature(host: Host, inputs: Sequence[ArgumentInput]) -> Signature:

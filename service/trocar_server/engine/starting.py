@@ -13,10 +13,9 @@ from trocar_server.engine.hosting import Host
 from trocar_server.engine.inputs import predicted_signature
 from trocar_server.engine.plan import Plan, Signature, StartAt, TensorInput
 from trocar_server.engine.planner import Resolved
-from trocar_server.engine.preview import moment
 from trocar_server.errors import ServiceError
 from trocar_server.reductions import dtype_name
-from trocar_server.surgery import Leaf, Recording, Target, resolve
+from trocar_server.surgery import Leaf, Recording, Target, moment, resolve
 
 _WHERE = "it must be a module's whole output, or one of its positional inputs"
 
@@ -78,18 +77,18 @@ def _is_whole(target: Target) -> bool:
 
 
 def check_after_start(resolved: Resolved, start: Start, at: StartAt, recording: Recording) -> None:
-    """Refuse taps on what lies before the start.
+    """Refuse taps and edits on what lies before the start.
 
     Raises:
         ServiceError: `START_NOT_POSSIBLE`, naming the first of them.
     """
     begins = moment(start.target, recording)
-    for entry in resolved.targets:
-        if entry.target.kind == "fx":
+    for target in (*(entry.target for entry in resolved.targets), *resolved.surgery.targets()):
+        if target.kind == "fx":
             raise _impossible(at, "graph nodes are collected in full passes only")
-        is_before = entry.target.kind == "module" and entry.target.parameter is None
-        if is_before and moment(entry.target, recording) < begins:
-            raise _impossible(at, f"'{entry.target.name}' comes before it in the pass")
+        is_before = target.kind == "module" and target.parameter is None
+        if is_before and moment(target, recording) < begins:
+            raise _impossible(at, f"'{target.name}' comes before it in the pass")
 
 
 def needs_more(at: StartAt, operator: str) -> ServiceError:

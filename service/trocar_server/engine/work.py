@@ -1,25 +1,27 @@
 """What one extraction does on the owner thread: arguments, recording, resolving, the pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from PIL import Image
 
 from trocar_server.config import Limits
-from trocar_server.engine.hosting import Host
+from trocar_server.engine.constants import Constants
+from trocar_server.engine.hosting import Host, SourceForms
 from trocar_server.engine.inputs import (
     Argument,
     build_arguments,
     predicted_signature,
     signature_of,
-    tensor_of,
 )
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.memory import check_memory
-from trocar_server.engine.passes import Constants, PassResult, domain_errors, run_pass
-from trocar_server.engine.plan import Payload, Plan, Signature, split_arguments
+from trocar_server.engine.passes import PassResult, domain_errors, run_pass
+from trocar_server.engine.plan import Payloads, Plan, Signature, split_arguments
 from trocar_server.engine.planner import Resolved, check_byte_count, resolve_taps
+from trocar_server.engine.rehearsal import make_work
+from trocar_server.engine.sources import SourcePass, found_values
 from trocar_server.engine.starting import (
     Start,
     check_after_start,
@@ -28,10 +30,12 @@ from trocar_server.engine.starting import (
     needs_more,
     start_signature,
 )
+from trocar_server.engine.surgery_plan import plan_surgery
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import make_replica
-from trocar_server.reductions import constant_specs
 from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession, laid_out
+
+NO_SOURCES: SourceForms = {}
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,10 @@ class Prepared:
     """A checked plan and its inputs, images decoded: what one pass needs."""
 
     plan: Plan
-    payloads: Sequence[Payload]
+    payloads: Payloads
     images: Sequence[list[Image.Image]]
-    constants: Sequence[Payload] = ()
-    """What the taps' reductions need: the payloads of `Plan.tap_constants`."""
+    source_images: Sequence[Sequence[list[Image.Image]]] = ()
+    """The images of each source's arguments."""
 
 
 def known_signature(host: Host, plan: Plan) -> Signature | None:
@@ -59,14 +63,19 @@ def known_signature(host: Host, plan: Plan) -> Signature | None:
 
 
 def resolve_plan(
-    host: Host, plan: Plan, signature: Signature, recording: Recording, limits: Limits
+    host: Host,
+    plan: Plan,
+    signature: Signature,
+    recording: Recording,
+    limits: Limits,
+    sources: SourceForms = NO_SOURCES,
 ) -> tuple[Resolved, Start | None]:
     """Check a plan against a recorded pass on inputs of its form.
 
     Raises:
-        ServiceError: Anything that is wrong with its taps, its start or the size of its reply.
+        ServiceError: Anything that is wrong with its taps, edits, objective, start or the size of its reply.
     """
-    resolved = host.resolve(plan.taps, signature, recording, limits.max_reply_bytes)
+    resolved = host.resolve(plan, signature, recording, limits.max_reply_bytes, sources)
     check_memory(resolved.memory_bytes(signature), limits.max_pass_bytes)
     if plan.start_at is None:
         return resolved, None
@@ -75,10 +84,29 @@ def resolve_plan(
     return resolved, start
 
 
+def rehearse_plan(
+    host: Host,
+    plan: Plan,
+    resolved: Resolved,
+    signature: Signature,
+    limits: Limits,
+    sources: SourceForms,
+    guard: PassGuard,
+) -> Resolved:
+    """Check what only a pass with gradients shows: its memory, and which gradients come. Owner thread only.
+
+    Raises:
+        ServiceError: `PASS_TOO_LARGE`, or what is wrong with the objective.
+    """
+    resolved = host.rehearse(plan, resolved, signature, sources, guard)
+    check_memory(resolved.memory_bytes(signature), limits.max_pass_bytes)
+    return resolved
+
+
 def run_plan(
     host: Host, replica: Replica, prepared: Prepared, guard: PassGuard, limits: Limits
 ) -> tuple[Resolved, PassResult]:
-    """Run one pass on a leased replica. Owner thread only.
+    """Run one pass on a leased replica, and before it those of its sources. Owner thread only.
 
     Raises:
         ServiceError: Whatever is wrong with the request, and what stops a pass.
@@ -87,22 +115,36 @@ def run_plan(
     names = [entry.name for entry in plan.inputs]
     with domain_errors(host.hosted):
         guard.check()
-        arguments = build_arguments(host.hosted, plan.inputs, prepared.payloads, prepared.images, guard)
-        constants = _constants(host, plan, prepared.constants)
+        arguments = build_arguments(
+            host.hosted, plan.inputs, prepared.payloads.inputs, prepared.images, guard
+        )
+        constants = Constants.of(host, plan, prepared.payloads)
+        sources = [
+            SourcePass.of(host, source, prepared.payloads.sources[i], prepared.source_images[i], guard)
+            for i, source in enumerate(plan.sources)
+        ]
+        forms = {source.name: source.form for source in sources}
         if plan.start_at is not None:
-            return _run_from_start(host, replica, plan, arguments, constants, guard, limits)
+            return _run_from_start(host, replica, plan, arguments, constants, sources, guard, limits)
         signature = signature_of(names, arguments) if plan.inputs else host.example_signature
         called = split_arguments(names, arguments)
-        kinds = host.kinds(plan.taps)
+        kinds = host.kinds(plan.taps, plan.edits)
         recording = host.record(signature, guard, kinds)
         try:
-            resolved, _ = resolve_plan(host, plan, signature, recording, limits)
+            resolved, _ = resolve_plan(host, plan, signature, recording, limits, forms)
         except ServiceError as error:
             if not host.may_differ(error):
                 raise
-            resolved = resolve_taps(plan.taps, host.record_data(called, guard, kinds), limits.max_reply_bytes)
-        graph = host.recorder.graph() if "fx" in kinds else None
-        result = run_pass(replica, called, resolved.targets, guard, constants, graph=graph)
+            recording = host.record_data(called, guard, kinds)
+            surgery = plan_surgery(
+                plan.edits, plan.objective, recording, {name: form.recording for name, form in forms.items()}
+            )
+            resolved = resolve_taps(plan.taps, recording, limits.max_reply_bytes, surgery)
+        resolved = rehearse_plan(host, plan, resolved, signature, limits, forms, guard)
+        found = found_values(replica, resolved, sources, guard)
+        work = make_work(resolved, constants.edits, constants.objective, found)
+        work = replace(work, graph=host.recorder.graph() if "fx" in kinds else None)
+        result = run_pass(replica, called, resolved.targets, work, guard, constants.taps)
     check_byte_count(result.byte_count, limits.max_reply_bytes)  # a model may decide on its data
     return resolved, result
 
@@ -113,6 +155,7 @@ def _run_from_start(
     plan: Plan,
     arguments: Sequence[Argument],
     constants: Constants,
+    sources: Sequence[SourcePass],
     guard: PassGuard,
     limits: Limits,
 ) -> tuple[Resolved, PassResult]:
@@ -121,16 +164,19 @@ def _run_from_start(
     signature = start_signature(host, plan, at)
     assert isinstance(value, torch.Tensor)
     assert host.meta is not None  # models without it, and those that take lists, are refused before
-    resolved, start = resolve_plan(
-        host, plan, signature, host.record(signature, guard, host.kinds(plan.taps)), limits
-    )
+    recording = host.record(signature, guard, host.kinds(plan.taps, plan.edits))
+    forms = {source.name: source.form for source in sources}
+    resolved, start = resolve_plan(host, plan, signature, recording, limits, forms)
     assert start is not None
     called = split_arguments([entry.name for entry in signature], [entry.make("meta") for entry in signature])
+    found = found_values(replica, resolved, sources, guard)
+    work = make_work(resolved, constants.edits, constants.objective, found)
     passing = Replica(make_replica(replica.module))  # whose state, half of it without data, goes with it
     session: StartSession | None = None
     try:
         session = StartSession(passing.module, start.target, laid_out(value, start.strides))
-        return resolved, run_pass(passing, called, resolved.targets, guard, constants, start=session)
+        work = replace(work, start=session)
+        return resolved, run_pass(passing, called, resolved.targets, work, guard, constants.taps)
     except StartMixedError as mixed:
         raise needs_more(at, str(mixed)) from None
     except ServiceError:
@@ -139,15 +185,3 @@ def _run_from_start(
         if session is not None and session.has_begun:
             raise
         raise needs_data(at, first_line(error)) from None
-
-
-def _constants(host: Host, plan: Plan, payloads: Sequence[Payload]) -> Constants:
-    """Make the tensors of each tap's reductions, on the model's device."""
-    remaining = iter(payloads)
-    return [
-        [
-            tensor_of(spec.dtype, spec.shape, next(remaining)).to(host.hosted.device)
-            for spec in constant_specs(tap.reductions)
-        ]
-        for tap in plan.taps
-    ]

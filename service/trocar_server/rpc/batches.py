@@ -9,9 +9,9 @@ from trocar_api.wire import Chunk
 from trocar_server.config import Limits
 from trocar_server.engine.plan import Payload, Plan
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.inputs import to_inputs
 from trocar_server.rpc.messages import read_message
 from trocar_server.rpc.payloads import PayloadReceiver
-from trocar_server.rpc.requests import to_inputs
 
 _Message = tuple[pb.ExtractStreamRequest, list[Chunk]]
 

@@ -8,10 +8,21 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.constants import check_constants, constants_of
 from trocar_server.rpc.messages import deadline_of, read_message
 from trocar_server.rpc.payloads import PayloadReceiver
-from trocar_server.rpc.replies import Parts, describe_output, expansions, join_parts, reply_messages
+from trocar_server.rpc.principal import principal_of
+from trocar_server.rpc.replies import (
+    Parts,
+    describe_output,
+    edit_expansions,
+    expansions,
+    join_parts,
+    reply_messages,
+)
 from trocar_server.rpc.requests import to_plan
+from trocar_server.rpc.splitting import split_payloads
+from trocar_server.rpc.stored_lists import StoredLists
 
 _SERVICE = "trocar_api.v1.ExtractionService"
 
@@ -19,8 +30,9 @@ _SERVICE = "trocar_api.v1.ExtractionService"
 class ExtractionService:
     """Runs hosted models for callers of `ExtractionService`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, lists: StoredLists) -> None:
         self._engine = engine
+        self._lists = lists
 
     async def extract(
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
@@ -31,7 +43,8 @@ class ExtractionService:
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
         request, chunks = read_message(pb.ExtractRequest, first)
-        plan, byte_counts = to_plan(request, self._engine.limits)
+        stored = await self._lists.find(principal_of(context), request.model_id, request.edits)
+        plan, byte_counts = to_plan(request, self._engine.limits, stored)
         await self._engine.check(plan, deadline)
         receiver = PayloadReceiver(byte_counts)
         receiver.feed(chunks)
@@ -40,17 +53,20 @@ class ExtractionService:
             if message is None:
                 break
             receiver.feed(read_message(pb.ExtractRequest, message)[1])
-        payloads, count = receiver.finish(), len(byte_counts) - len(plan.tap_constants)
-        prepared = await self._engine.prepare(plan, payloads[:count], payloads[count:])
+        payloads = split_payloads(plan, receiver.finish(), stored)
+        await check_constants(constants_of(plan, payloads))
+        prepared = await self._engine.prepare(plan, payloads)
         extraction = await self._engine.extract(prepared, deadline)
-        del receiver, payloads, prepared, chunks, first
+        del receiver, payloads, prepared, chunks, first, stored
         for parts in reply_messages(plan, extraction):
             await context.write(parts)
 
     async def plan(self, message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """Check a request and describe its reply."""
         request, _ = read_message(pb.PlanRequest, message)
-        plan, byte_counts = to_plan(request.extraction, self._engine.limits, needs_inputs=False)
+        wanted = request.extraction
+        stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits)
+        plan, byte_counts = to_plan(wanted, self._engine.limits, stored, needs_inputs=False)
         preview = await self._engine.preview(plan, deadline_of(context))
         response = pb.PlanResponse(
             feature_maps=map(describe_output, preview.outputs),
@@ -60,6 +76,7 @@ class ExtractionService:
             request_byte_count=sum(byte_counts),
             memory_byte_count=preview.memory_bytes,
             is_symbolic=preview.is_symbolic,
+            edit_expansions=edit_expansions(preview.edit_expansions),
         )
         return response.SerializeToString()
 

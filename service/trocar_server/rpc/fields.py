@@ -1,5 +1,8 @@
 """What is wrong with a field of a request."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 
@@ -10,3 +13,15 @@ MAX_TEXT_CHARACTERS = 1024
 def invalid(field: str, problem: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT) -> ServiceError:
     """Name the field of a request that is wrong."""
     return ServiceError(reason, f"{field}: {problem}", field=field)
+
+
+@contextmanager
+def named(field: str) -> Iterator[None]:
+    """Name the field in errors that do not."""
+    try:
+        yield
+    except ServiceError as error:
+        if "field" in error.details:
+            raise
+        details = {**error.details, "field": field}
+        raise ServiceError(error.reason, f"{field}: {error.message}", **details) from None

@@ -8,7 +8,7 @@ from trocar_server.engine.engine import Engine
 from trocar_server.engine.plan import Signature, TensorSignature
 from trocar_server.models import Entry, Family, HostedModel, ModelState
 from trocar_server.rpc.dtypes import spec_to_wire, to_wire
-from trocar_server.rpc.requests import check_argument_count, check_request_bytes, tensor_input
+from trocar_server.rpc.inputs import check_argument_count, check_request_bytes, tensor_input
 from trocar_server.rpc.text import sendable
 from trocar_server.surgery import Call, ModuleRecord
 from trocar_server.surgery.structure import format_picks

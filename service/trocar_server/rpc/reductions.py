@@ -1,7 +1,6 @@
 """From `Reduction` and `Cast` messages to what the server does with values."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import EllipsisType
 
 from trocar_api.reasons import ErrorReason
@@ -25,7 +24,9 @@ from trocar_server.reductions import (
     check_reductions,
     constant_specs,
 )
+from trocar_server.reductions.reduction import MAX_INDEX_ITEMS
 from trocar_server.rpc.dtypes import from_wire
+from trocar_server.rpc.fields import named
 
 _AXES: dict[pb.Axis.ValueType, Axis] = {
     pb.AXIS_SAMPLES: Axis.SAMPLES,
@@ -49,9 +50,9 @@ def reductions_from_wire(field: str, messages: Sequence[pb.Reduction]) -> tuple[
     found = []
     for i, message in enumerate(messages):
         name = f"{field}[{i}]"
-        with _named(name):
+        with named(name):
             found.append(_reduction(name, message))
-    with _named(field):
+    with named(field):
         check_reductions(found)
     return tuple(found)
 
@@ -63,7 +64,7 @@ def cast_from_wire(field: str, message: pb.Cast) -> Cast:
         ServiceError: `INVALID_ARGUMENT` or `INVALID_TENSOR`, with the field named.
     """
     dtype = from_wire(f"{field}.dtype", message.dtype)
-    with _named(field):
+    with named(field):
         return Cast(dtype, message.is_per_channel)
 
 
@@ -91,11 +92,9 @@ def _reduction(field: str, message: pb.Reduction) -> Reduction:
 def _selection(message: pb.Reduction) -> Reduction:
     kind = message.WhichOneof("kind")
     if kind == "index":
-        return Index(tuple(_index_item(i, item) for i, item in enumerate(message.index.items)))
+        return index_from_wire(message.index)
     if kind == "take":
-        if message.take.axis not in _AXES:
-            raise _invalid(f"axis {message.take.axis} is unset or unknown")
-        return Take(_AXES[message.take.axis], tuple(message.take.positions))
+        return take_from_wire(message.take)
     if kind == "crop":
         crop = message.crop
         return Crop(crop.top, crop.left, crop.height, crop.width)
@@ -103,6 +102,29 @@ def _selection(message: pb.Reduction) -> Reduction:
     if pool.kind not in _POOL_KINDS:
         raise _invalid(f"pool kind {pool.kind} is unset or unknown")
     return Pool(_POOL_KINDS[pool.kind], tuple(pool.size), pool.power if pool.HasField("power") else 3.0)
+
+
+def index_from_wire(message: pb.IndexReduction) -> Index:
+    """Convert an index expression.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`.
+    """
+    count = len(message.items)
+    if count > MAX_INDEX_ITEMS:  # said before millions of them become objects
+        raise _invalid(f"{count} index items; at most {MAX_INDEX_ITEMS} are allowed")
+    return Index(tuple(_index_item(i, item) for i, item in enumerate(message.items)))
+
+
+def take_from_wire(message: pb.TakeReduction) -> Take:
+    """Convert positions of one dimension.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`.
+    """
+    if message.axis not in _AXES:
+        raise _invalid(f"axis {message.axis} is unset or unknown")
+    return Take(_AXES[message.axis], tuple(message.positions))
 
 
 def _index_item(i: int, item: pb.IndexItem) -> int | Slice | EllipsisType:
@@ -140,17 +162,6 @@ def _check_mean(field: str, mean: tensor_pb2.TensorSpec, components: tensor_pb2.
             f"{components.shape[1]:,}; it is of shape {tuple(mean.shape)}",
             field=field,
         )
-
-
-@contextmanager
-def _named(field: str) -> Iterator[None]:
-    """Name the field in errors that do not."""
-    try:
-        yield
-    except ServiceError as error:
-        if "field" in error.details:
-            raise
-        raise ServiceError(error.reason, f"{field}: {error.message}", field=field) from None
 
 
 def _invalid(problem: str) -> ServiceError:

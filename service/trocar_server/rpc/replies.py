@@ -13,6 +13,7 @@ from trocar_server.reductions import CastValue
 from trocar_server.rpc.dtypes import spec_to_wire, to_wire
 from trocar_server.rpc.statistics import fill_statistics
 from trocar_server.rpc.text import sendable
+from trocar_server.surgery.naming import gradient_port
 from trocar_server.surgery.structure import format_picks
 
 Parts = list[bytes | memoryview]
@@ -57,6 +58,8 @@ def reply_head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
         expansions=expansions(plan, extraction.expansions),
         timing=pb.ServerTiming(queue_s=extraction.queue_s, compute_s=extraction.compute_s),
         stopped_at=extraction.stopped_at,
+        edit_expansions=edit_expansions(extraction.edit_expansions),
+        objective_value=extraction.objective_value,
     )
 
 
@@ -66,6 +69,11 @@ def expansions(plan: Plan, names: Sequence[Sequence[str]]) -> list[pb.SelectorEx
         pb.SelectorExpansion(selector=tap.selector.text, names=map(sendable, found))
         for tap, found in zip(plan.taps, names, strict=True)
     ]
+
+
+def edit_expansions(found: Sequence[tuple[str, Sequence[str]]]) -> list[pb.SelectorExpansion]:
+    """Say what the selector of each edit became."""
+    return [pb.SelectorExpansion(selector=text, names=map(sendable, names)) for text, names in found]
 
 
 def describe(feature_map: FeatureMap) -> pb.FeatureMap:
@@ -95,7 +103,7 @@ def describe_output(output: Output) -> pb.FeatureMap:
         path=target.path,
         type=output.source.type_name,
         call_index=target.call,
-        port=target.port,
+        port=gradient_port(target.port) if target.is_gradient else target.port,
         pick=sendable(format_picks(target.picks)),
         tensor=spec_to_wire(output.shape, output.dtype),
         byte_count=output.byte_count,

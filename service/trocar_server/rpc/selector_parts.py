@@ -1,9 +1,10 @@
-"""From a `SelectorParts` message to the selector that says the same, through the one parser."""
+"""From selectors on the wire, as text or in parts, to ours, through the one parser."""
 
 import re
 from collections.abc import Iterable
 
 from trocar_api.v1 import tap_pb2 as pb
+from trocar_api.v1.edit_pb2 import Edit
 from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.surgery import Selector, parse_selector
 from trocar_server.surgery.naming import PLAIN_NAME, quote, shown_path, shown_port
@@ -18,18 +19,25 @@ _KINDS = frozenset(pb.SelectorKind.values())
 _PREFIXES = {pb.SELECTOR_KIND_FX: "fx:", pb.SELECTOR_KIND_FUNCTION: "fn:"}
 
 
-def tap_selector(field: str, tap: pb.Tap) -> Selector:
-    """Parse a tap's selector, whichever way it is written; `field` is the tap's name in errors.
+def selector_of(field: str, message: pb.Tap | Edit) -> Selector:
+    """Parse the selector of a tap or an edit, whichever way it is written; `field` is its name in errors.
 
     Raises:
         ServiceError: `INVALID_SELECTOR`, or `INVALID_ARGUMENT` for a part that is none, with the field named.
     """
-    if not tap.HasField("parts"):
-        text = tap.selector
-    elif tap.selector:
+    if not message.HasField("parts"):
+        return selector_from_text(field, message.selector)
+    if message.selector:
         raise invalid(field, "has a selector as text and in parts; give one of them")
-    else:
-        text = selector_text(f"{field}.parts", tap.parts)
+    return selector_from_text(field, selector_text(f"{field}.parts", message.parts))
+
+
+def selector_from_text(field: str, text: str) -> Selector:
+    """Parse a selector of a length that errors can show.
+
+    Raises:
+        ServiceError: `INVALID_SELECTOR`, or `INVALID_ARGUMENT` with the field named.
+    """
     if len(text) > MAX_TEXT_CHARACTERS:
         raise invalid(field, f"over {MAX_TEXT_CHARACTERS} characters")
     return parse_selector(text)

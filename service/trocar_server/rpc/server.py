@@ -9,14 +9,26 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trocar_api.reasons import ErrorReason
-from trocar_api.v1 import extraction_pb2, model_pb2, model_pb2_grpc, server_pb2, server_pb2_grpc, stream_pb2
+from trocar_api.v1 import (
+    edit_store_pb2,
+    edit_store_pb2_grpc,
+    extraction_pb2,
+    model_pb2,
+    model_pb2_grpc,
+    server_pb2,
+    server_pb2_grpc,
+    stream_pb2,
+)
 from trocar_server.config import Limits
+from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
 from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
 from trocar_server.rpc.server_service import ServerService
+from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.stream_service import StreamService
 from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
 
@@ -30,6 +42,7 @@ _SERVICES = [
         (stream_pb2.DESCRIPTOR, "StreamService"),
         (model_pb2.DESCRIPTOR, "ModelService"),
         (server_pb2.DESCRIPTOR, "ServerService"),
+        (edit_store_pb2.DESCRIPTOR, "EditStoreService"),
     )
 ]
 
@@ -60,12 +73,19 @@ class RpcServer:
 
 
 async def start_server(
-    engine: Engine, host: str, port: int, *, with_reflection: bool = False, log: Any = None
+    engine: Engine,
+    edit_store: EditStore,
+    host: str,
+    port: int,
+    *,
+    with_reflection: bool = False,
+    log: Any = None,
 ) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
 
     Args:
         engine: What answers.
+        edit_store: Where lists of edits are kept.
         host: Address to listen on, or `unix:/path`.
         port: TCP port, 0 for a free one; without meaning for a Unix socket.
         with_reflection: Whether to offer gRPC server reflection.
@@ -77,7 +97,12 @@ async def start_server(
     server = grpc.aio.server(interceptors=[CallInterceptor(log)], options=_options(engine.limits))
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine), server)
-    server.add_generic_rpc_handlers((ExtractionService(engine).handler(), StreamService(engine).handler()))
+    edits = EditStoreService(engine, edit_store)
+    edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
+    lists = StoredLists(engine, edit_store)
+    server.add_generic_rpc_handlers(
+        (ExtractionService(engine, lists).handler(), StreamService(engine, lists).handler())
+    )
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     for name in ("", *_SERVICES):

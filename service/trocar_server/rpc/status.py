@@ -53,6 +53,8 @@ STATUS_CODES: dict[ErrorReason, StatusCode] = {
     ErrorReason.NON_FINITE_VALUE: StatusCode.INVALID_ARGUMENT,
     ErrorReason.UNKNOWN_EDITS: StatusCode.NOT_FOUND,
     ErrorReason.EDITS_EXIST: StatusCode.ALREADY_EXISTS,
+    ErrorReason.EDITS_CORRUPT: StatusCode.DATA_LOSS,
+    ErrorReason.EDITS_UNAVAILABLE: StatusCode.FAILED_PRECONDITION,
     ErrorReason.UNKNOWN_SOURCE: StatusCode.NOT_FOUND,
     ErrorReason.NOT_DIFFERENTIABLE: StatusCode.FAILED_PRECONDITION,
     ErrorReason.OBJECTIVE_OUT_OF_RANGE: StatusCode.OUT_OF_RANGE,

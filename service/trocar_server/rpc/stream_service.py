@@ -3,9 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import structlog
@@ -13,15 +13,20 @@ import structlog
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
 from trocar_server.engine.engine import Engine, Extraction
-from trocar_server.engine.plan import Payload, Plan
+from trocar_server.engine.plan import Payloads, Plan
 from trocar_server.engine.running import MAX_CHECKPOINT_BYTES, RunningStatistics
 from trocar_server.engine.work import Prepared
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.ahead import ahead
 from trocar_server.rpc.batches import Batch, StreamReader
+from trocar_server.rpc.constants import check_constants, constants_of
 from trocar_server.rpc.fields import invalid
+from trocar_server.rpc.inputs import check_request_bytes
+from trocar_server.rpc.principal import principal_of
 from trocar_server.rpc.replies import Parts, describe, framed, join_parts, reply_head, values_of
-from trocar_server.rpc.requests import base_plan, check_request_bytes, plan_constant_bytes
+from trocar_server.rpc.requests import base_plan, plan_constant_bytes, stored_bytes
+from trocar_server.rpc.splitting import split_payloads
+from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.text import sendable
 
 _SERVICE = "trocar_api.v1.StreamService"
@@ -46,7 +51,8 @@ class _Stream:
     plan: Plan
     first_index: int
     timeout_s: float | None
-    constants: Sequence[Payload]
+    payloads: Payloads
+    """Without inputs."""
     running: RunningStatistics | None
     checkpoint_interval: int
 
@@ -59,15 +65,16 @@ class StreamService:
     not read his replies is not read from.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, lists: StoredLists) -> None:
         self._engine = engine
+        self._lists = lists
 
     async def extract_stream(
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
     ) -> None:
         """Answer every batch, then say that all were answered."""
         reader = StreamReader(requests, self._engine.limits)
-        stream = await self._start(reader)
+        stream = await self._start(reader, principal_of(context))
         counts = RunningStatistics(()) if stream.running is None else stream.running
         ready = self._ready(stream, ahead(reader.batches(stream.plan, stream.first_index)))
         results = self._results(stream, counts, ahead(ready))
@@ -78,15 +85,18 @@ class StreamService:
         for parts in await self._engine.owner.run(lambda: _end(stream, counts)):
             await context.write(parts)
 
-    async def _start(self, reader: StreamReader) -> _Stream:
+    async def _start(self, reader: StreamReader, principal: str) -> _Stream:
         start, chunks = await reader.start()
         limits = self._engine.limits
-        plan = base_plan(start, limits)
+        stored = await self._lists.find(principal, start.model_id, start.edits)
+        plan = base_plan(start, limits, stored)
         await self._engine.check_taps(plan)
         byte_counts = [*plan_constant_bytes(plan), *_checkpoint_byte_count(start)]
-        check_request_bytes(byte_counts, limits)
-        payloads = await reader.payloads(byte_counts, chunks)
-        checkpoint = payloads.pop().tobytes() if start.checkpoint_byte_count else b""
+        check_request_bytes([*byte_counts, stored_bytes(plan)], limits)
+        received = await reader.payloads(byte_counts, chunks)
+        checkpoint = received.pop().tobytes() if start.checkpoint_byte_count else b""
+        payloads = split_payloads(plan, received, stored)
+        await check_constants(constants_of(plan, payloads))
         running: RunningStatistics | None = None
         if start.has_running_statistics:
             running = await self._engine.owner.run(lambda: RunningStatistics(plan.taps, checkpoint))
@@ -106,7 +116,7 @@ class StreamService:
             return _Ready(batch.index, None, batch.error)
         try:
             await self._engine.check(batch.plan)
-            prepared = await self._engine.prepare(batch.plan, batch.payloads, stream.constants)
+            prepared = await self._engine.prepare(batch.plan, replace(stream.payloads, inputs=batch.payloads))
             return _Ready(batch.index, prepared)
         except ServiceError as error:
             return _Ready(batch.index, None, error.with_traceback(None))

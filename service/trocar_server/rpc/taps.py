@@ -6,7 +6,7 @@ from trocar_api.v1 import tap_pb2 as pb
 from trocar_server.engine.plan import TapRequest
 from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.reductions import cast_from_wire, reductions_from_wire
-from trocar_server.rpc.selector_parts import tap_selector
+from trocar_server.rpc.selector_parts import selector_of
 from trocar_server.rpc.statistics import SCOPES, STATISTICS, statistics_problem, tap_parameters
 from trocar_server.surgery import Selector
 
@@ -48,7 +48,7 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
 
 
 def _selector(field: str, tap: pb.Tap) -> Selector:
-    selector = tap_selector(field, tap)
+    selector = selector_of(field, tap)
     if not tap.is_gradient or selector.is_gradient:
         return selector
     if selector.kind not in _WITH_GRADIENTS:

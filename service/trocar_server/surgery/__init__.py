@@ -1,4 +1,4 @@
-"""Context managers on a module tree: taps now, edits and gradient rules to come.
+"""Context managers on a module tree: taps, edits, gradients.
 
 Usable alone on any `nn.Module`, with no server:
 
@@ -9,10 +9,14 @@ Usable alone on any `nn.Module`, with no server:
     session.values
 """
 
+from trocar_server.surgery.editing import CallInput, EditSession, EditTarget
 from trocar_server.surgery.functions import FunctionSession, record_functions
+from trocar_server.surgery.gradients import GradientPoint, GradientSession, independent, no_gradient_of
 from trocar_server.surgery.graph import TracedGraph, trace_graph
 from trocar_server.surgery.guard import PassAborted, PassGuard
+from trocar_server.surgery.moments import Skips, moment
 from trocar_server.surgery.nodes import NodeSession, record_nodes
+from trocar_server.surgery.operating import Surgery, operate
 from trocar_server.surgery.parsing import parse_selector
 from trocar_server.surgery.recording import Call, Leaf, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolve import resolve
@@ -22,8 +26,13 @@ from trocar_server.surgery.taps import Collector, TapSession, Target, ValueMissi
 
 __all__ = [
     "Call",
+    "CallInput",
     "Collector",
+    "EditSession",
+    "EditTarget",
     "FunctionSession",
+    "GradientPoint",
+    "GradientSession",
     "Leaf",
     "ModuleRecord",
     "NodeSession",
@@ -31,13 +40,19 @@ __all__ = [
     "PassGuard",
     "Recording",
     "Selector",
+    "Skips",
     "StartMixedError",
     "StartSession",
+    "Surgery",
     "TapSession",
     "Target",
     "TracedGraph",
     "ValueMissingError",
+    "independent",
     "laid_out",
+    "moment",
+    "no_gradient_of",
+    "operate",
     "parse_selector",
     "record_calls",
     "record_functions",

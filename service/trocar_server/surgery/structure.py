@@ -5,6 +5,7 @@ dataclass, a named tuple or a plain object (torchvision's `ImageList`). `[0]["ou
 as the picks `(0, "out")`.
 """
 
+import copy
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -79,3 +80,35 @@ def _children(value: Any) -> dict[int | str, Any] | None:
     if hasattr(value, "__dict__") and not callable(value):
         return {name: child for name, child in vars(value).items() if not name.startswith("_")} or None
     return None
+
+
+def put(value: Any, picks: Picks, new: Any) -> Any:
+    """Return a structure with another element at the end of `picks`; what is around it is copied.
+
+    Raises:
+        KeyError, ValueError: An element on the way does not exist.
+        TypeError: A structure on the way cannot be made anew.
+    """
+    if not picks:
+        return new
+    children = _children(value) or {}
+    key = picks[0]
+    if isinstance(key, int) and key < 0 and key not in children:
+        key += len(children)
+    return _with_child(value, list(children).index(key), key, put(children[key], picks[1:], new))
+
+
+def _with_child(value: Any, position: int, key: int | str, child: Any) -> Any:
+    """Return a copy of a structure with one child replaced."""
+    if isinstance(value, Mapping):
+        copied = copy.copy(value)
+        copied[list(value)[position]] = child  # type: ignore[index]  # what models return can be set
+        return copied
+    if isinstance(value, tuple | list):
+        items = [child if index == position else item for index, item in enumerate(value)]
+        if isinstance(value, tuple):
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return items
+    copied = copy.copy(value)
+    object.__setattr__(copied, str(key), child)  # a frozen dataclass, too
+    return copied

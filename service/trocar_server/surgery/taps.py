@@ -1,7 +1,7 @@
 """Collecting values from a pass with forward hooks."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -9,8 +9,9 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from trocar_server.surgery.hooks import hook_calls, in_ports
 from trocar_server.surgery.naming import split_port
-from trocar_server.surgery.recording import has_raised, own_tensors
+from trocar_server.surgery.recording import own_tensors
 from trocar_server.surgery.structure import Picks, pick
 
 
@@ -69,11 +70,13 @@ class Collector:
     Attributes:
         values: Collected values by the name of their target.
         stopped_at: Path of the module, node or function at which the pass ended, or None.
-        is_busy: Whether a value is being copied: the functions called for that are not the model's.
+        ends_pass: Whether the pass ends with the last value.
+        is_busy: Whether a value is being copied or edited: the functions called for that are not the model's.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     stopped_at: str | None = None
+    ends_pass: bool = True
     is_busy: bool = False
     _pending: int = 0
 
@@ -102,16 +105,22 @@ class Collector:
                 return  # the model decided otherwise on its data; whoever asked misses the value
             self.values[target.name] = self._copy(value) if target.clone else value
         self._pending -= 1
-        if not self._pending:
+        if not self._pending and self.ends_pass:
             self.stopped_at = path
             raise StopForward
 
     def _copy(self, value: torch.Tensor) -> torch.Tensor:
-        self.is_busy = True
-        try:
+        with self.busy():
             return value.clone()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Say that the functions called inside the context are not the model's."""
+        before, self.is_busy = self.is_busy, True
+        try:
+            yield
         finally:
-            self.is_busy = False
+            self.is_busy = before
 
 
 class TapSession:
@@ -180,29 +189,19 @@ class TapSession:
         return isinstance(error, StopForward)
 
     def _register(self, path: str, moments: Moments) -> None:
-        """Count the calls of a module as they start, and collect at the wanted ones."""
-        count = 0
-        open_calls: list[int] = []
+        """Collect at the wanted calls of a module."""
 
-        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            nonlocal count
-            open_calls.append(count)
-            count += 1
-            wanted = moments.get((open_calls[-1], True))
+        def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            wanted = moments.get((index, True))
             if wanted:
-                self._collector.collect(
-                    path, wanted, {"in": args, **{f"in({key})": kwargs[key] for key in kwargs}}
-                )
+                self._collector.collect(path, wanted, in_ports(args, kwargs))
 
-        def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            wanted = moments.get((open_calls.pop(), False))
-            if wanted and not has_raised(output):
+        def leave(index: int, output: Any) -> None:
+            wanted = moments.get((index, False))
+            if wanted:
                 self._collector.collect(path, wanted, {"out": output})
 
-        module = self._modules[path]
-        self._hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-        # Called after an error too (with None), so that a call which a model catches is closed.
-        self._hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        hook_calls(self._modules[path], self._hooks, enter, leave)
 
 
 def by_moment(targets: Sequence[Target]) -> dict[str, Moments]:

@@ -15,7 +15,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.plan import ImageForm, ImageInput, Payload, Plan, TapRequest, TensorInput
+from trocar_server.engine.plan import ImageForm, ImageInput, Payload, Payloads, Plan, TapRequest, TensorInput
 from trocar_server.engine.work import Prepared, run_plan
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, ModelState
@@ -47,7 +47,7 @@ def plan(model_id: str, selector: str = "/out", shape: tuple[int, ...] = (1, 3))
 
 async def test_a_plan_gives_its_values(engine: Engine) -> None:
     await engine.load("identity")
-    result = await engine.extract(await engine.prepare(plan("identity"), [rows(1, 2, 3)]))
+    result = await engine.extract(await engine.prepare(plan("identity"), Payloads([rows(1, 2, 3)])))
     values = result.feature_maps[0].values
     assert values is not None
     assert values.view(np.float32).tolist() == [1, 2, 3]
@@ -56,7 +56,7 @@ async def test_a_plan_gives_its_values(engine: Engine) -> None:
 @pytest.mark.parametrize("model_id", ["identity", "nowhere"])
 async def test_a_model_that_is_not_loaded_runs_nothing(engine: Engine, model_id: str) -> None:
     with pytest.raises(ServiceError) as caught:
-        await engine.extract(await engine.prepare(plan(model_id), [rows(1, 2, 3)]))
+        await engine.extract(await engine.prepare(plan(model_id), Payloads([rows(1, 2, 3)])))
     assert caught.value.reason in (ErrorReason.MODEL_NOT_LOADED, ErrorReason.UNKNOWN_MODEL)
 
 
@@ -76,7 +76,7 @@ async def test_a_call_that_comes_while_its_model_is_unloaded_does_not_wait_forev
 ) -> None:
     """It was checked, then its images were decoded, and in between the model went."""
     await engine.load("identity")
-    prepared = await engine.prepare(plan("identity"), [rows(1, 2, 3)])
+    prepared = await engine.prepare(plan("identity"), Payloads([rows(1, 2, 3)]))
     await engine.unload("identity")
     call = asyncio.ensure_future(engine.extract(prepared))
     done, _ = await asyncio.wait([call], timeout=5)
@@ -92,7 +92,9 @@ async def test_a_cancelled_call_gives_its_replica_back_when_its_pass_has_ended(
 ) -> None:
     await engine.load("gated")
     gate.hold()
-    call = asyncio.ensure_future(engine.extract(await engine.prepare(plan("gated", "last"), [rows(1, 2, 3)])))
+    call = asyncio.ensure_future(
+        engine.extract(await engine.prepare(plan("gated", "last"), Payloads([rows(1, 2, 3)])))
+    )
     await asyncio.to_thread(gate.entered.wait, WAIT_S)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -121,7 +123,9 @@ async def test_a_cancel_while_images_are_prepared_stops_before_the_next_image(
     async with host.pool.lease(None) as replica:
         with pytest.raises(ServiceError) as caught:
             await engine.owner.run(
-                lambda: run_plan(host, replica, Prepared(wanted, payloads, [images]), guard, engine.limits)
+                lambda: run_plan(
+                    host, replica, Prepared(wanted, Payloads(payloads), [images]), guard, engine.limits
+                )
             )
     assert caught.value.reason is ErrorReason.CANCELLED
     assert len(prepared) == 1

@@ -12,7 +12,7 @@ from tests.support.tiny_models import DataDependent, Plain
 from tests.unit.engine.hosts import host, hosted, hosted_by_name
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.hosting import Host, make_host
-from trocar_server.engine.plan import Signature, TapRequest, TensorSignature
+from trocar_server.engine.plan import Plan, Signature, TapRequest, TensorSignature
 from trocar_server.errors import ServiceError
 from trocar_server.stats import Scope, Statistic, StatisticParameters
 from trocar_server.surgery import PassGuard, Recording, parse_selector
@@ -188,5 +188,5 @@ def test_requests_that_are_large_themselves_are_not_kept() -> None:
     small, large = (_edges(4, "small"),), (_edges(50_000, "large"),)
     many = tuple(TapRequest(parse_selector("**")) for _ in range(250)) * 2
     for taps in (small, large, many):
-        plain.resolve(taps, signature, recording, 1 << 30)
-    assert [taps for taps, _ in plain._resolved] == [small]
+        plain.resolve(Plan("plain", taps, (), 0), signature, recording, 1 << 30, {})
+    assert [key[0] for key in plain._resolved] == [small]

@@ -15,6 +15,7 @@ from tests.support.tiny_models import Plain
 from tests.unit.engine.hosts import hosted
 from tests.unit.surgery.recordings import recorded
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.collecting import Work
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.outputs import TapTarget
 from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors, run_pass
@@ -46,8 +47,12 @@ def tap(selector: str, **options: object) -> TapRequest:
     return TapRequest(parse_selector(selector), **options)  # type: ignore[arg-type]
 
 
+def work_of(wanted: tuple[TapTarget, ...]) -> Work:
+    return Work([target.target for target in wanted])
+
+
 def run(replica: Replica, wanted: tuple[TapTarget, ...], inputs: torch.Tensor = IMAGES) -> PassResult:
-    return run_pass(replica, ([inputs], {}), wanted, PassGuard())
+    return run_pass(replica, ([inputs], {}), wanted, work_of(wanted), PassGuard())
 
 
 def tensor_of(feature_map: FeatureMap) -> torch.Tensor:
@@ -115,7 +120,8 @@ def test_the_guard_of_a_pass_leaves_with_it(fails: bool) -> None:
     replica = replica_of(Plain)
     guard = PassGuard()
     try:
-        run_pass(replica, ([IMAGES[:, : 2 if fails else 3]], {}), targets(PLAIN, tap("fc")), guard)
+        wanted = targets(PLAIN, tap("fc"))
+        run_pass(replica, ([IMAGES[:, : 2 if fails else 3]], {}), wanted, work_of(wanted), guard)
     except RuntimeError:
         assert fails
     guard.cancel()
@@ -126,8 +132,9 @@ def test_no_hook_is_left_after_a_pass_that_was_cancelled() -> None:
     replica = replica_of(Plain)
     before, guard = hook_count(replica.module), PassGuard()
     guard.cancel()
+    wanted = targets(PLAIN, tap("fc"))
     with pytest.raises(PassAborted):
-        run_pass(replica, ([IMAGES], {}), targets(PLAIN, tap("fc")), guard)
+        run_pass(replica, ([IMAGES], {}), wanted, work_of(wanted), guard)
     assert hook_count(replica.module) == before
 
 
@@ -143,8 +150,9 @@ def test_a_deadline_that_passes_during_the_reductions_is_noticed() -> None:
     replica = replica_of(Slow)
     guard = PassGuard()
     replica.module.get_submodule("last").register_forward_hook(lambda *_: guard.cancel())
+    wanted = targets(recorded(Slow, (2, 3, 8, 8)), tap("last"))
     with pytest.raises(PassAborted):
-        run_pass(replica, ([IMAGES], {}), targets(recorded(Slow, (2, 3, 8, 8)), tap("last")), guard)
+        run_pass(replica, ([IMAGES], {}), wanted, work_of(wanted), guard)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import tap_pb2 as pb
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.selector_parts import selector_text, tap_selector
+from trocar_server.rpc.selector_parts import selector_of, selector_text
 from trocar_server.rpc.taps import tap_request
 from trocar_server.surgery import parse_selector
 
@@ -20,7 +20,7 @@ def text(**fields: Any) -> str:
 
 def refused(tap: pb.Tap) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
-        tap_selector("taps[0]", tap)
+        selector_of("taps[0]", tap)
     return caught.value
 
 
@@ -47,7 +47,7 @@ def refused(tap: pb.Tap) -> ServiceError:
 )
 def test_parts_are_written_as_the_text_that_says_the_same(fields: dict[str, Any], expected: str) -> None:
     assert text(**fields) == expected
-    assert tap_selector("taps[0]", pb.Tap(parts=pb.SelectorParts(**fields))) == parse_selector(expected)
+    assert selector_of("taps[0]", pb.Tap(parts=pb.SelectorParts(**fields))) == parse_selector(expected)
 
 
 def test_a_tap_in_parts_wants_what_a_tap_in_text_wants() -> None:
@@ -68,7 +68,7 @@ def test_every_name_reaches_the_selector_as_it_is(
     port = "out" if argument is None else f"in({argument})"
     steps = [pb.Pick(key=pick) if isinstance(pick, str) else pb.Pick(position=pick) for pick in picks]
     parts = pb.SelectorParts(path=path, call=call, port=port, picks=steps)
-    selector = tap_selector("taps[0]", pb.Tap(parts=parts))
+    selector = selector_of("taps[0]", pb.Tap(parts=parts))
     assert (selector.path, selector.call, selector.port) == (path, call, port)
     assert selector.picks == tuple(picks)
     assert not selector.is_pattern
@@ -77,7 +77,7 @@ def test_every_name_reaches_the_selector_as_it_is(
 @given(pattern=st.sampled_from(["a", "(x|y)+", r"\d\.", '"', "a b@1/in", "größe"]))
 def test_a_regular_expression_reaches_the_selector_as_it_is(pattern: str) -> None:
     parts = pb.SelectorParts(path=pattern, kind=pb.SELECTOR_KIND_REGEX, port="in")
-    selector = tap_selector("taps[0]", pb.Tap(parts=parts))
+    selector = selector_of("taps[0]", pb.Tap(parts=parts))
     assert (selector.kind, selector.path, selector.port) == ("regex", pattern, "in")
 
 

@@ -1,0 +1,247 @@
+"""The folder of all lists.
+
+    FOLDER/<sha256 of the principal>/<sha256 of model and name>.edits
+
+No text of a client becomes part of a path.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+
+import structlog
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.edit_store.files import (
+    PARTIAL,
+    SUFFIX,
+    DamagedError,
+    Head,
+    StoredEntry,
+    decoded,
+    encoded,
+    head_of,
+    sync_folder,
+    write_durably,
+)
+from trocar_server.errors import ServiceError, unknown
+
+MAX_LISTS = 256
+"""Of one principal."""
+MAX_BYTES = 64 << 20
+"""Of all lists of one principal."""
+MAX_DESCRIPTION_BYTES = 8 << 20
+"""Of the descriptions of all lists of one principal: they travel in one message."""
+MAX_PRINCIPALS = 256
+"""Who have anything stored: without authentication, anybody can be as many as he likes."""
+
+_ABANDONED_AFTER_S = 3600.0
+_SHOWN_CHARACTERS, _SHOWN_NAMES = 80, 20
+_log = structlog.get_logger("trocar")
+
+
+class EditStore:
+    """Keeps lists of edits in a folder, which is made with the first of them.
+
+        store = EditStore(data_dir / "edits")
+        store.put("alice", "resnet18", "ablate-3", description, tensors)
+
+    Every method may block on the disk: not for the event loop. All are safe to call from several threads.
+    Two servers may share a folder; only the limits then hold for each of them alone.
+
+    Args:
+        folder: Where.
+        clock: Returns the seconds since 1970.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._lock = Lock()  # of what looks first and writes then
+
+    def put(
+        self,
+        principal: str,
+        model_id: str,
+        name: str,
+        description: bytes,
+        tensors: bytes = b"",
+        *,
+        is_replacing: bool = False,
+    ) -> StoredEntry:
+        """Store a list, durably: when this returns it is there, when it raises what was there still is.
+
+        Raises:
+            ServiceError: `EDITS_EXIST` when there is one and it is not to be replaced, `REQUEST_TOO_LARGE`
+                when the principal has too much, `EDITS_UNAVAILABLE` when the disk does not take it.
+        """
+        entry = StoredEntry(principal, model_id, name, self._clock(), description, tensors)
+        content, path = encoded(entry), self._path(principal, model_id, name)
+        with self._lock, _disk_errors():
+            if path.exists() and not is_replacing:
+                raise ServiceError(
+                    ErrorReason.EDITS_EXIST,
+                    f"edits '{name}' of model '{model_id}' are stored already; replace or delete them, "
+                    "or take another name",
+                )
+            self._check_room(path, entry, len(content))
+            self._make_folder(path.parent)
+            write_durably(path, content)
+        return entry
+
+    def get(self, principal: str, model_id: str, name: str) -> StoredEntry:
+        """Return one list.
+
+        Raises:
+            ServiceError: `UNKNOWN_EDITS`, with near names of the principal's own; `EDITS_CORRUPT` when the
+                file is damaged, `EDITS_UNAVAILABLE` when it cannot be read.
+        """
+        with _disk_errors():
+            try:
+                entry = decoded(self._path(principal, model_id, name).read_bytes())
+                if (entry.principal, entry.model_id, entry.name) != (principal, model_id, name):
+                    raise DamagedError("it is another list's")
+                return entry
+            except FileNotFoundError:
+                raise self._unknown(principal, model_id, name) from None
+            except DamagedError as error:
+                raise corrupt(model_id, name, str(error)) from None
+
+    def entries(self, principal: str, model_id: str = "") -> list[StoredEntry]:
+        """Return the principal's lists by model and name; damaged ones are logged and left out.
+
+        Args:
+            principal: Whose.
+            model_id: Only those for this model; all when empty.
+
+        Raises:
+            ServiceError: `EDITS_UNAVAILABLE`.
+        """
+        found = []
+        with _disk_errors():
+            for path in self._files(principal):
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    entry = _entry_or_none(path)
+                    if entry and entry.principal == principal and model_id in ("", entry.model_id):
+                        found.append(entry)
+        return sorted(found, key=lambda entry: (entry.model_id, entry.name))
+
+    def delete(self, principal: str, model_id: str, name: str) -> None:
+        """Delete a list, damaged or not.
+
+        Raises:
+            ServiceError: `UNKNOWN_EDITS` or `EDITS_UNAVAILABLE`.
+        """
+        path = self._path(principal, model_id, name)
+        with self._lock, _disk_errors():
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                raise self._unknown(principal, model_id, name) from None
+            sync_folder(path.parent)
+            with suppress(OSError):  # there is something else in it
+                path.parent.rmdir()
+
+    def clean(self) -> None:
+        """Remove what killed servers left half-written; a running one may share the folder."""
+        with suppress(OSError):
+            for path in self._folder.glob(f"*/*{PARTIAL}"):
+                if self._clock() - path.stat().st_mtime > _ABANDONED_AFTER_S:
+                    path.unlink(missing_ok=True)
+
+    def _path(self, principal: str, model_id: str, name: str) -> Path:
+        return self._folder / _digest(principal) / f"{_digest(model_id, name)}{SUFFIX}"
+
+    def _files(self, principal: str) -> list[Path]:
+        return sorted((self._folder / _digest(principal)).glob(f"*{SUFFIX}"))
+
+    def _unknown(self, principal: str, model_id: str, name: str) -> ServiceError:
+        """Build the error for what is absent or somebody else's: nobody can tell which."""
+        heads = [_head_or_none(path) for path in self._files(principal)]
+        names = [
+            head.name for head in heads if head and (head.principal, head.model_id) == (principal, model_id)
+        ]
+        model = f"model '{model_id[:_SHOWN_CHARACTERS]}'"
+        advice = f"for {model} there is {', '.join(sorted(names)[:_SHOWN_NAMES])}"
+        none = f"you have stored none for {model}"
+        shown = name[:_SHOWN_CHARACTERS]
+        return unknown(ErrorReason.UNKNOWN_EDITS, "stored edits", shown, names, advice if names else none)
+
+    def _check_room(self, path: Path, entry: StoredEntry, byte_count: int) -> None:
+        """Refuse what would be too much beside the principal's other lists."""
+        others = [other for other in self._files(entry.principal) if other != path]
+        if len(others) >= MAX_LISTS:
+            raise _too_much(f"{len(others)} lists of edits are stored, the most there can be")
+        total = byte_count + sum(other.stat().st_size for other in others)
+        if total > MAX_BYTES:
+            raise _too_much(f"your stored edits would be {total:,} bytes, the limit is {MAX_BYTES:,}")
+        heads = (_head_or_none(other) for other in others)
+        described = len(entry.description) + sum(head.description_bytes for head in heads if head)
+        if described > MAX_DESCRIPTION_BYTES:
+            raise _too_much(
+                f"your stored edits would be {described:,} bytes without their tensors, the limit is "
+                f"{MAX_DESCRIPTION_BYTES:,}"
+            )
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if sum(1 for _ in self._folder.iterdir()) >= MAX_PRINCIPALS:
+            raise ServiceError(
+                ErrorReason.EDITS_UNAVAILABLE,
+                f"edits of {MAX_PRINCIPALS} callers are stored, the most there can be; ask the operator to "
+                "make room",
+            )
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(self._folder)
+
+
+def corrupt(model_id: str, name: str, problem: str) -> ServiceError:
+    """Build the error for a list that is there and cannot be read."""
+    return ServiceError(
+        ErrorReason.EDITS_CORRUPT,
+        f"the stored edits '{name}' of model '{model_id}' are damaged: {problem}; store them again, "
+        "or delete them",
+    )
+
+
+def _entry_or_none(path: Path) -> StoredEntry | None:
+    try:
+        return decoded(path.read_bytes())
+    except DamagedError as error:
+        _log.warning("stored edits are damaged", file=path.name, problem=str(error))
+        return None
+
+
+def _head_or_none(path: Path) -> Head | None:
+    try:
+        return head_of(path)
+    except (DamagedError, FileNotFoundError):
+        return None
+
+
+def _digest(*texts: str) -> str:
+    """Return the hash of texts; their lengths keep them apart."""
+    joined = "\0".join(f"{len(text)}:{text}" for text in texts)
+    return hashlib.sha256(joined.encode()).hexdigest()
+
+
+def _too_much(problem: str) -> ServiceError:
+    return ServiceError(ErrorReason.REQUEST_TOO_LARGE, f"{problem}; delete some first")
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        _log.warning("stored edits are out of reach", problem=why)
+        raise ServiceError(
+            ErrorReason.EDITS_UNAVAILABLE,
+            f"the server cannot reach its stored edits ({why}); its operator has to see to that",
+        ) from None

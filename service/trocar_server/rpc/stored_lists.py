@@ -1,0 +1,102 @@
+"""Stored edits between the store, which knows bytes alone, and plans."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from trocar_api.v1.edit_pb2 import Edit
+from trocar_api.v1.edit_store_pb2 import StoreEditsRequest
+from trocar_server.edit_store import EditStore, StoredEntry, corrupt
+from trocar_server.engine.engine import Engine
+from trocar_server.engine.plan import EditRequest, Payload
+from trocar_server.errors import ServiceError
+from trocar_server.rpc.edits import StoredList, edits_from_wire
+from trocar_server.rpc.fields import named
+
+
+class StoredLists:
+    """The stored lists that the edits of requests name.
+
+    Args:
+        engine: Says which models there are, and how many edits a call may have.
+        store: Where lists are kept.
+    """
+
+    def __init__(self, engine: Engine, store: EditStore) -> None:
+        self._engine = engine
+        self._store = store
+
+    async def find(self, principal: str, model_id: str, edits: Sequence[Edit]) -> dict[str, StoredList]:
+        """Return what is behind each stored name among the edits of a request.
+
+        Raises:
+            ServiceError: `UNKNOWN_EDITS`, `EDITS_CORRUPT` or `EDITS_UNAVAILABLE` with the field named;
+                `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`.
+        """
+        found: dict[str, StoredList] = {}
+        if len(edits) > self._engine.limits.max_edits:  # refused soon
+            return found
+        for i, edit in enumerate(edits):
+            if edit.WhichOneof("operation") != "stored" or edit.stored in found:
+                continue
+            self._engine.catalogue.loaded(model_id)
+            with named(f"edits[{i}].stored"):
+                found[edit.stored] = await asyncio.to_thread(self._read, principal, model_id, edit.stored)
+        return found
+
+    def _read(self, principal: str, model_id: str, name: str) -> StoredList:
+        return list_of(self._store.get(principal, model_id, name))
+
+
+def description_of(model_id: str, name: str, edits: Sequence[Edit]) -> bytes:
+    """Return what the store keeps of edits, beside the bytes of their tensors."""
+    return StoreEditsRequest(model_id=model_id, name=name, edits=edits).SerializeToString()
+
+
+def edits_of(entry: StoredEntry) -> Sequence[Edit]:
+    """Return the edits of a list as they were sent.
+
+    Raises:
+        ServiceError: `EDITS_CORRUPT`.
+    """
+    try:
+        return StoreEditsRequest.FromString(entry.description).edits
+    except DecodeError:
+        raise _of_another_version(entry) from None
+
+
+def list_of(entry: StoredEntry) -> StoredList:
+    """Return a list as plans take it in.
+
+    Raises:
+        ServiceError: `EDITS_CORRUPT`, it says what this server does not know.
+    """
+    messages = edits_of(entry)
+    try:
+        edits = edits_from_wire("edits", messages, len(messages))
+    except ServiceError:
+        raise _of_another_version(entry) from None
+    counts = [spec.byte_count for request in edits for spec in request.edit.constants]
+    if sum(counts) != len(entry.tensors):
+        raise _of_another_version(entry)
+    return StoredList(_with_name(edits, entry.name), tuple(_split(entry.tensors, counts)))
+
+
+def _with_name(edits: Sequence[EditRequest], name: str) -> tuple[EditRequest, ...]:
+    return tuple(replace(request, stored=name) for request in edits)
+
+
+def _split(content: bytes, counts: Sequence[int]) -> list[Payload]:
+    """Return copies, each with an address of its own: torch views them as numbers, and writes need room."""
+    payloads, start = [], 0
+    for count in counts:
+        payloads.append(np.frombuffer(content, np.uint8, count, start).copy())
+        start += count
+    return payloads
+
+
+def _of_another_version(entry: StoredEntry) -> ServiceError:
+    return corrupt(entry.model_id, entry.name, "another version of the server wrote them")

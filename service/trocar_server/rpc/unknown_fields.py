@@ -1,0 +1,47 @@
+"""Fields that this server does not know. Left out, they would change what an edit means without a word."""
+
+from collections.abc import Iterator, Mapping
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from trocar_server.rpc.fields import invalid
+
+# Far more than 256 edits of any kind have; walking through so many takes some 50 ms.
+_MAX_PARTS = 65_536
+
+
+def refuse_unknown_fields(messages: Mapping[str, Message]) -> None:
+    """Refuse messages with a field, at any depth, that this server does not know.
+
+    Args:
+        messages: By the name of their field in errors.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, with the field named.
+    """
+    room = _MAX_PARTS
+    for field, message in messages.items():
+        for part in _parts(message):
+            room -= 1
+            if room < 0:
+                raise invalid(field, f"over {_MAX_PARTS:,} parts; send fewer edits or terms at once")
+            unknown = UnknownFieldSet(part)
+            if len(unknown):
+                raise invalid(
+                    field,
+                    f"field {unknown[0].field_number} of {part.DESCRIPTOR.name} is not known to this server: "
+                    "sent by a newer client; update the server, or leave out what it does not know",
+                )
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    """Yield a message and every message within it."""
+    waiting = [message]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        for descriptor, value in part.ListFields():
+            if descriptor.message_type is None:
+                continue
+            waiting.extend([value] if isinstance(value, Message) else reversed(value))

@@ -1,0 +1,205 @@
+"""Changing values while a model runs: declared edits with forward hooks.
+
+    with EditSession(model, [EditTarget(target, Edit(Scale(0.5)))]):
+        model(batch)
+
+An edit never writes to what it sees: it makes a new tensor, which takes the place of what the module took or
+returned, or of a parameter for as long as the session is open.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from trocar_server.edits import Edit, Skip, edit_value
+from trocar_server.surgery.hooks import Arguments, hook_calls, in_ports, with_ports
+from trocar_server.surgery.parameter_swaps import ParameterSwaps
+from trocar_server.surgery.structure import Picks, pick, put
+from trocar_server.surgery.taps import Collector, Target, ValueMissingError
+
+
+@dataclass(frozen=True)
+class CallInput:
+    """An input of the same call, which an edit of its output needs.
+
+    Attributes:
+        port: `in` or `in(name)`.
+        picks: The way into it.
+        clone: Whether the module writes to it, so that it has to be copied before the call.
+    """
+
+    port: str
+    picks: Picks
+    clone: bool = True
+
+
+@dataclass(frozen=True)
+class EditTarget:
+    """An edit of one value, with all that it needs.
+
+    Attributes:
+        target: Which value, parameter or gradient.
+        edit: What is done.
+        constants: The tensors that came with the request for it.
+        call_input: What `add_input` adds and `skip` returns.
+        found: The key of what `swap` puts in, in the mapping that the session was given.
+        position: Its place in the request's list of edits.
+    """
+
+    target: Target
+    edit: Edit
+    constants: tuple[torch.Tensor, ...] = field(default=(), compare=False)
+    call_input: CallInput | None = None
+    found: str = ""
+    position: int = 0
+
+
+EditMoments = dict[tuple[int, bool], list[EditTarget]]
+
+
+class EditSession:
+    """Changes values of a model while the context is open: by hooks, and parameters in the tables of modules.
+
+    Edits of one value run in the order of the list. Hooks run in the order in which they are registered: a
+    session that is entered before a `TapSession` lets its taps see the changed values.
+
+    Args:
+        model: A replica, leased by the caller.
+        edits: What to change.
+        found: Values for swaps by key; filled by others while the pass runs.
+        collector: Of the taps of the same pass: it is told of functions called that are not the model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        edits: Sequence[EditTarget],
+        found: Mapping[str, torch.Tensor] | None = None,
+        collector: Collector | None = None,
+    ) -> None:
+        self._model = model
+        self._of_parameters = [entry for entry in edits if entry.target.parameter is not None]
+        self._of_calls = _by_path([entry for entry in edits if entry.target.parameter is None])
+        self._found = {} if found is None else found
+        self._collector = collector or Collector()
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            swaps = ParameterSwaps(self._model, self._undo)
+            for entry in self._of_parameters:
+                self._edit_parameter(swaps, entry)
+            for path, entries in self._of_calls.items():
+                self._register(self._model.get_submodule(path), entries)
+        except BaseException:
+            self._undo.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._undo.close()
+
+    def _edit_parameter(self, swaps: ParameterSwaps, entry: EditTarget) -> None:
+        path, name = entry.target.path, entry.target.parameter or ""
+        try:
+            value = swaps.current(path, name)
+        except KeyError:
+            raise ValueMissingError(entry.target.name) from None
+        swaps.replace(path, name, edit_value(entry.edit, value, entry.constants))
+
+    def _register(self, module: nn.Module, entries: Sequence[EditTarget]) -> None:
+        """Edit at the wanted calls of a module."""
+        skips = {entry.target.call: entry for entry in entries if isinstance(entry.edit.operation, Skip)}
+        moments = _by_moment([entry for entry in entries if not isinstance(entry.edit.operation, Skip)])
+        kept: dict[int, Inputs] = {}
+        forward = _Skippable(module, self._undo) if skips else None
+
+        def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+            ports = in_ports(args, kwargs)
+            wanted = moments.get((index, True), [])
+            for entry in wanted:
+                ports[entry.target.port] = self._edited(entry, ports, {})
+            later = [*moments.get((index, False), ()), *((skips[index],) if index in skips else ())]
+            kept[index] = {
+                entry.call_input: self._kept(entry.call_input, ports) for entry in later if entry.call_input
+            }
+            if forward is not None and index in skips:
+                forward.result = next(iter(kept[index].values()))
+            return with_ports(ports) if wanted else None
+
+        def leave(index: int, output: Any) -> Any:
+            inputs, wanted = kept.pop(index, {}), moments.get((index, False), [])
+            for entry in wanted:
+                output = self._edited(entry, {"out": output}, inputs)
+            return output if wanted else None
+
+        hook_calls(module, self._undo, enter, leave)
+
+    def _edited(self, entry: EditTarget, ports: Mapping[str, Any], inputs: "Inputs") -> Any:
+        """Return a port's value with one edit made."""
+        target = entry.target
+        try:
+            whole = ports[target.port]
+            value = pick(whole, target.picks)
+            other = inputs[entry.call_input] if entry.call_input else None
+            other = self._found[entry.found] if entry.found else other
+        except KeyError:
+            raise ValueMissingError(target.name) from None
+        if not isinstance(value, torch.Tensor):
+            raise ValueMissingError(target.name)
+        with self._collector.busy():
+            return put(whole, target.picks, edit_value(entry.edit, value, entry.constants, other))
+
+    def _kept(self, call_input: CallInput, ports: Mapping[str, Any]) -> torch.Tensor:
+        try:
+            value: torch.Tensor = pick(ports[call_input.port], call_input.picks)
+        except KeyError:
+            raise ValueMissingError(call_input.port) from None
+        with self._collector.busy():
+            return value.clone() if call_input.clone else value
+
+
+Inputs = dict[CallInput, torch.Tensor]
+
+
+class _Skippable:
+    """Lets a module return something without running, once: the call that comes next.
+
+    Attributes:
+        result: What it returns; None lets it run.
+    """
+
+    def __init__(self, module: nn.Module, undo: ExitStack) -> None:
+        self.result: torch.Tensor | None = None
+        self._forward = module.forward
+        own, key = vars(module), "forward"
+        undo.callback(own.__setitem__ if key in own else own.pop, key, own.get(key))
+        own[key] = self._call
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        if self.result is None:
+            return self._forward(*args, **kwargs)
+        result, self.result = self.result, None
+        return result
+
+
+def _by_path(edits: Sequence[EditTarget]) -> dict[str, list[EditTarget]]:
+    found: dict[str, list[EditTarget]] = {}
+    for entry in edits:
+        found.setdefault(entry.target.path, []).append(entry)
+    return found
+
+
+def _by_moment(edits: Sequence[EditTarget]) -> EditMoments:
+    moments: EditMoments = {}
+    for entry in edits:
+        key = entry.target.call, entry.target.port.startswith("in")
+        moments.setdefault(key, []).append(entry)
+    return moments

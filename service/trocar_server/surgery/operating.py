@@ -1,0 +1,82 @@
+"""Everything that is done to one pass: taps, edits, gradients, in one context.
+
+    with operate(replica, Surgery(before=edits), targets, collector) as gradients:
+        replica(batch)
+
+Hooks run in the order in which they are registered, so at each place edits come first, then gradients, then
+taps, then the edits after taps.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from trocar_server.surgery.editing import EditSession, EditTarget
+from trocar_server.surgery.gradients import GradientPoint, GradientSession
+from trocar_server.surgery.guard import PassGuard
+from trocar_server.surgery.taps import Collector, TapSession, Target
+
+
+@dataclass(frozen=True)
+class Surgery:
+    """What is changed and sent back in one pass.
+
+    Attributes:
+        before: Edits that taps see.
+        after: Edits that taps at the same place do not see.
+        points: What is done with gradients.
+        anchors: Values with respect to which the objective itself takes gradients.
+        inner: Values of this pass that swaps put in elsewhere, by their own name.
+        found: Values of other passes that swaps put in, by key.
+    """
+
+    before: tuple[EditTarget, ...] = ()
+    after: tuple[EditTarget, ...] = ()
+    points: tuple[GradientPoint, ...] = ()
+    anchors: tuple[Target, ...] = ()
+    inner: tuple[Target, ...] = ()
+    found: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether anything is sent back."""
+        return bool(self.points or self.anchors)
+
+
+@contextmanager
+def operate(
+    model: nn.Module,
+    surgery: Surgery,
+    targets: Sequence[Target],
+    collector: Collector,
+    guard: PassGuard | None = None,
+) -> Iterator[GradientSession | None]:
+    """Tap and change one pass of a model inside the context; every hook is gone behind it.
+
+    Args:
+        model: A replica, leased by the caller.
+        surgery: What to change and to send back.
+        targets: What to collect: values of modules, and parameters.
+        collector: Where to.
+        guard: Asked during the backward pass.
+
+    Yields:
+        What sends gradients back, or None where none are wanted.
+    """
+    found: dict[str, torch.Tensor] = dict(surgery.found)
+    gradients: GradientSession | None = None
+    with ExitStack() as contexts:
+        if surgery.before:
+            contexts.enter_context(EditSession(model, surgery.before, found, collector))
+        if surgery.has_gradients:
+            gradients = GradientSession(model, surgery.points, surgery.anchors, guard, collector)
+            contexts.enter_context(gradients)
+        if surgery.inner:
+            contexts.enter_context(TapSession(model, surgery.inner, Collector(found, ends_pass=False)))
+        contexts.enter_context(TapSession(model, targets, collector))
+        if surgery.after:
+            contexts.enter_context(EditSession(model, surgery.after, found, collector))
+        yield gradients
