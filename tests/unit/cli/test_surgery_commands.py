@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import trocar
 from tests.unit.cli.surgery_client import GRADIENT, SurgeryClient
