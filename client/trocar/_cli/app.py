@@ -32,7 +32,7 @@ _EPILOG = (
 )
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(models, load, unload, modules, plan, extract, stats, gradients, health),
+    *(models, load, unload, modules, plan, extract, stats, gradients, cam, health),
     *(fid, cka, dead, diff),
 )
 """Those that begin with a client, in the order of the help."""
@@ -58,11 +58,7 @@ def build_app() -> typer.Typer:
     """Put the commands together."""
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
     app.callback(epilog=_EPILOG)(_root)
-<<<<<<< HEAD
     for command in _COMMANDS:
-=======
-    for command in (models, load, unload, modules, plan, extract, stats, fid, cka, dead, diff, cam):
->>>>>>> h-attr
         app.command(epilog=_EPILOG)(connected(command))
     app.add_typer(edits_app(_EPILOG), name="edits")
     app.command(epilog=_EPILOG)(demo)
