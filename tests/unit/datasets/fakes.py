@@ -43,7 +43,7 @@ class FakeClient:
 
     def server_info(self) -> ServerInfo:
         return ServerInfo(
-            "1", "2.14", "cpu", ServerLimits(1 << 30, 1 << 30, 1 << 20, 64, 8, 10_000, 8, 1 << 30)
+            "1", "2.14", "cpu", ServerLimits(1 << 30, 1 << 30, 1 << 20, 64, 8, 10_000, 8, 1 << 30, 256)
         )
 
     def extract(
