@@ -1,7 +1,7 @@
 """What edits and gradients cost: `python -m benchmarks.surgery`.
 
-Edits against the same request without them, gradients against autograd in a process of the caller's own. Each row
-alternates the two ways in rounds and prints the ratio of the medians.
+Edits against the same request without them, gradients against autograd in a process of the caller's own. Each
+row alternates the two ways in rounds and prints the ratio of the medians.
 """
 
 import multiprocessing
@@ -96,13 +96,11 @@ def patching_cost(client: trocar.Client, model: str, shape: tuple[int, ...]) -> 
     return Row(f"{model}, batch {shape[0]}, {note}", _ratio(patched, plain), 1.05)
 
 
-def gradient_cost(
-    client: trocar.Client,
-    own: Callable[[str, tuple[int, ...], str], float],
-    model: str,
-    batch: int,
-    path: str,
-) -> Row:
+Own = Callable[[str, tuple[int, ...], str], float]
+"""Returns the seconds of a local pass, by model, shape and module."""
+
+
+def gradient_cost(client: trocar.Client, own: Own, model: str, batch: int, path: str) -> Row:
     """Compare gradients at one place with autograd in the caller's own process."""
     shape = (batch, 3, 224, 224)
     images = np.random.default_rng(0).standard_normal(shape, np.float32)
@@ -127,9 +125,8 @@ def health_cost(client: trocar.Client) -> Row:
     def plain() -> None:
         client.gradients("resnet50", images, of=trocar.logit(207), at="/in")
 
-    return Row(
-        "resnet50, batch 8, health of every module, against the gradient at `/in`", _ratio(report, plain)
-    )
+    note = "health of every module, against the gradient at `/in`"
+    return Row(f"resnet50, batch 8, {note}", _ratio(report, plain))
 
 
 def _ratio(one: Callable[[], object], other: Callable[[], object]) -> float:
@@ -164,7 +161,8 @@ def main() -> None:
     part = [trocar.edit("layer3", "zero", channels=[1, 2])]
     all_relus = [trocar.edit("**:ReLU", "scale", 0.99)]
     large, small = (8, 3, 224, 224), (1, 3, 224, 224)
-    with served(_MODELS) as client:
+    models = [f"{name}=random:0" for name in _MODELS]
+    with served(models) as address, trocar.connect(address) as client:
         rows = [
             edit_cost(client, "resnet18", small, one, "one edit"),
             edit_cost(client, "resnet50", large, one, "one edit"),
