@@ -8,6 +8,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -50,15 +51,13 @@ def _backward(model: object, batch: object, path: str) -> None:
         found.append(output.detach().requires_grad_())
         return found[0].clone()
 
-    inputs = batch
-    if path:
-        handle = module.register_forward_hook(begin)
-    else:
-        inputs = batch.clone().requires_grad_()
-        found.append(inputs)
-    score = model(inputs)[:, 207].sum()
-    if path:
-        handle.remove()
+    with ExitStack() as hooks:
+        if path:
+            hooks.callback(module.register_forward_hook(begin).remove)
+        else:
+            batch = batch.clone().requires_grad_()
+            found.append(batch)
+        score = model(batch)[:, 207].sum()
     torch.autograd.grad(score, found[0])
 
 
