@@ -109,6 +109,8 @@ def _planned(
     sources: Mapping[str, Recording | None],
 ) -> PlannedEdit:
     (target, leaf), edit = value, request.edit
+    if target.kind == "fn" and target.port == "out" and target.path.endswith("_"):
+        raise _impossible(target.name, edit, "it changes its input in place; edit what comes before it")
     call_input, swap, other = None, None, None
     if isinstance(edit.operation, (AddInput, Skip)):
         call_input, other = _call_input(target, edit, recording)
