@@ -223,9 +223,10 @@ def test_an_edit_runs_where_the_gradient_is_wanted_though_the_node_does_not(
 ) -> None:
     expected, nodes = watched_gradient(at_input=at_input)
     assert nodes == (["node"] if at_input else [])
-    WAYS_BACK.clear()
     at, x = "/in" if at_input else "doubling", np.full((2, 3), 0.5, np.float32)
     edit = trocar.edit("doubling/grad_out", "scale", 2.0)
+    hosted.plan("watched", x, f"{at}/grad_out" if at != "/in" else "/grad_in", of=trocar.value("/out"))
+    WAYS_BACK.clear()
     found = hosted.gradients("watched", x, of=trocar.value("/out"), at=at, edits=[edit])
     assert nodes == WAYS_BACK
     assert same_bits(found[at], expected)
