@@ -32,7 +32,8 @@ class Odd(nn.Module):
         x = self.relu(self.plain_norm(self.norm(self.conv(x)))).mean((2, 3)) + self.token
         x = self.relu(self.shared(self.shared(x)))
         self.aside(x)
-        return self.fc(F.linear(x, self.hidden.weight))
+        result: torch.Tensor = self.fc(F.linear(x, self.hidden.weight))
+        return result
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ def _planned(
         call_input, other = _call_input(target, edit, recording)
     elif isinstance(edit.operation, Swap):
         swap, other = _swap_value(edit.operation, target, recording, sources)
-    with _named(target.name):
+    with named(target.name):
         check_edit(edit, *_form(leaf), other_shape=None if other is None else other.shape)
     return PlannedEdit(position, request, target, leaf, call_input, swap)
 
@@ -188,7 +188,7 @@ def _swap_value(
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def named(name: str) -> Iterator[None]:
     """Say in errors which value they are about."""
     try:
         yield
