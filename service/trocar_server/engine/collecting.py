@@ -121,7 +121,8 @@ def _with_gradients(
         gradients.backward(score)
     names = [target.name for target in work.targets if target.name in collector.values]
     values = {name: collector.values[name].detach() for name in names}
-    return Collected({**values, **gradients.values}, collector.stopped_at, float(score.detach()))
+    number = None if score.is_meta else float(score.detach())  # a rehearsal has no numbers
+    return Collected({**values, **gradients.values}, collector.stopped_at, number)
 
 
 def _score(values: Mapping[str, torch.Tensor], scoring: Scoring, gradients: GradientSession) -> torch.Tensor:
