@@ -145,14 +145,37 @@ def plan_surgery(
         return NO_SURGERY
     planned, expansions = plan_edits(edits, recording, sources)
     skipped = [entry.target for entry in planned if isinstance(entry.request.edit.operation, Skip)]
+    skips = Skips(skipped, recording)
+    if skipped:
+        planned, expansions = _that_happen(planned, expansions, skips)
     for entry in planned:
         if entry.target.is_gradient:
             _check_float(entry.target, entry.leaf)
     scored, anchors = _scored(objective, recording) if objective else ((), ())
-    found = SurgeryPlan(planned, expansions, objective, scored, anchors, Skips(skipped, recording).actual)
+    found = SurgeryPlan(planned, expansions, objective, scored, anchors, skips.actual)
     for target in found.targets():
         found.actual(target)
     return found
+
+
+def _that_happen(
+    planned: Sequence[PlannedEdit], expansions: Expansions, skips: Skips
+) -> tuple[tuple[PlannedEdit, ...], Expansions]:
+    """Leave out of patterns what is inside of skipped modules.
+
+    Raises:
+        ServiceError: `MODULE_NOT_CALLED`, all of a pattern is.
+    """
+    found: list[PlannedEdit] = []
+    names: list[tuple[str, tuple[str, ...]]] = []
+    for position, (text, _) in enumerate(expansions):
+        entries = [entry for entry in planned if entry.position == position]
+        happening = [entry for entry in entries if not skips.is_inside(entry.target)]
+        if not happening or not entries[0].request.selector.is_pattern:
+            happening = entries  # refused like any other target
+        found += happening
+        names.append((text, tuple(entry.target.name for entry in happening)))
+    return tuple(found), tuple(names)
 
 
 def _scored(objective: Objective, recording: Recording) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
