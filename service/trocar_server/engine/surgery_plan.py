@@ -23,6 +23,7 @@ from trocar_server.surgery import (
     Skips,
     Surgery,
     Target,
+    moment,
     no_gradient_of,
     resolve,
 )
@@ -156,6 +157,24 @@ def plan_surgery(
     for target in found.targets():
         found.actual(target)
     return found
+
+
+def edits_due(surgery: SurgeryPlan, wanted: Sequence[Target], recording: Recording) -> frozenset[str]:
+    """Return the names of the edited values that a pass comes to while it collects what is wanted.
+
+    Empty where functions are wanted, whose clock says nothing of modules.
+    """
+    forward = [target for target in wanted if not target.is_gradient and target.parameter is None]
+    ends = [*forward, *(target for target, _ in surgery.scored)]
+    if not ends or any(target.kind != "module" for target in ends):
+        return frozenset()
+    end = max(moment(target, recording) for target in ends)
+    return frozenset(
+        entry.target.name
+        for entry in surgery.edits
+        if entry.target.parameter is None
+        and moment(entry.target, recording) + entry.request.is_after_taps <= end  # taps end the pass
+    )
 
 
 def _that_happen(

@@ -132,6 +132,7 @@ class EditSession:
             }
             if forward is not None and index in skips:
                 forward.result = next(iter(kept[index].values()))
+                self._collector.edited.add(skips[index].target.name)
             return with_ports(ports) if wanted else None
 
         def leave(index: int, output: Any) -> Any:
@@ -154,6 +155,7 @@ class EditSession:
             raise ValueMissingError(target.name) from None
         if not isinstance(value, torch.Tensor):
             raise ValueMissingError(target.name)
+        self._collector.edited.add(target.name)
         with self._collector.busy():
             return put(whole, target.picks, edit_value(entry.edit, value, entry.constants, other))
 
