@@ -19,6 +19,9 @@ FILES = {
     "_aio.py": "_client.py",
     "_aio_analyses.py": "_client_analyses.py",
     "_aio_analysis.py": "_client_analysis.py",
+    "_aio_attribution.py": "_client_attribution.py",
+    "_aio_passes.py": "_client_passes.py",
+    "_aio_attributions.py": "_client_attributions.py",
     "_aio_connection.py": "_client_connection.py",
     "_aio_edit_store.py": "_client_edit_store.py",
     "_aio_extraction.py": "_client_extraction.py",
@@ -32,6 +35,7 @@ DOCSTRING = '"""Part of the sync client: generated from {} by tools/generate_syn
 
 NAMES = {
     "AsyncAnalyses": "Analyses",
+    "AsyncAttributions": "Attributions",
     "AsyncBatches": "Batches",
     "AsyncClient": "Client",
     "AsyncConnection": "Connection",
@@ -47,6 +51,9 @@ NAMES = {
     "_aio": "_client",
     "_aio_analyses": "_client_analyses",
     "_aio_analysis": "_client_analysis",
+    "_aio_attribution": "_client_attribution",
+    "_aio_passes": "_client_passes",
+    "_aio_attributions": "_client_attributions",
     "_aio_connection": "_client_connection",
     "_aio_edit_store": "_client_edit_store",
     "_aio_extraction": "_client_extraction",

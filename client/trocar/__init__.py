@@ -18,6 +18,7 @@ from trocar._analysis.diff import Diff, DiffRow
 from trocar._analysis.fid import Fid, frechet_distance
 from trocar._analysis.health import Health, HealthRow, HealthThresholds
 from trocar._analysis.pca import Pca
+from trocar._attribution.attribution import Attribution
 from trocar._channel import TlsOptions
 from trocar._client import Client, connect
 from trocar._client_stream import ExtractStream
@@ -124,6 +125,7 @@ __all__ = [
     "AmbiguousCallError",
     "AsyncClient",
     "AsyncExtractStream",
+    "Attribution",
     "BadReplyError",
     "BatchResult",
     "CallCancelledError",

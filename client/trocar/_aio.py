@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trocar import _from_wire
-from trocar._aio_analyses import AsyncAnalyses
+from trocar._aio_attributions import AsyncAttributions
 from trocar._channel import (
     LOCAL,
     ConnectOptions,
@@ -77,7 +77,7 @@ def connect(
     return AsyncClient(replace(chosen, target=local.target), local)
 
 
-class AsyncClient(AsyncAnalyses):
+class AsyncClient(AsyncAttributions):
     """A connection to a Trocar server; made by `connect`.
 
     Safe for concurrent calls. Every method that calls the server may raise, beside what it
@@ -110,18 +110,6 @@ class AsyncClient(AsyncAnalyses):
         """Return every model of the catalogue, loaded or not, by id; without categories."""
         reply = await self._call(self._models.ListModels, model_pb2.ListModelsRequest())
         return [_from_wire.model(message) for message in reply.models]
-
-    async def model(self, model_id: str) -> Model:
-        """Return one model, categories included.
-
-        Args:
-            model_id: The id of a catalogue entry, for example "resnet18".
-
-        Raises:
-            UnknownModelError: The catalogue has no model of this id.
-        """
-        reply = await self._call(self._models.GetModel, model_pb2.GetModelRequest(model_id=model_id))
-        return _from_wire.model(reply.model)
 
     async def load(self, model_id: str, weights: str = "", *, timeout_s: float = 600.0) -> Model:
         """Load a model and return it when it can be used; a loaded model stays as it is.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from trocar import _from_wire
 from trocar._channel import (
     AsyncChannel,
     ConnectOptions,
@@ -15,6 +16,7 @@ from trocar._channel import (
 )
 from trocar._local import async_stop, stop_with
 from trocar._rpc_errors import error_from_rpc
+from trocar_api.v1 import model_pb2
 from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from trocar._channel import AsyncDownload, AsyncMethod, AsyncStream, AsyncUpDownload, Reply, Request
     from trocar._local import LocalServer
     from trocar._requests import ExtractCall
+    from trocar._types import Model
 
 _EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
 _EXTRACT_STREAM = "/trocar_api.v1.StreamService/ExtractStream"
@@ -67,6 +70,18 @@ class AsyncConnection:
         await self._channel.close()
         if self._local is not None:
             await async_stop(self._local)
+
+    async def model(self, model_id: str) -> Model:
+        """Return one model, categories included.
+
+        Args:
+            model_id: The id of a catalogue entry, for example "resnet18".
+
+        Raises:
+            UnknownModelError: The catalogue has no model of this id.
+        """
+        reply = await self._call(self._models.GetModel, model_pb2.GetModelRequest(model_id=model_id))
+        return _from_wire.model(reply.model)
 
     def _open(self, request: ExtractCall, request_id: str, timeout_s: float | None) -> AsyncStream:
         metadata, timeout = self._options.metadata(request_id), self._timeout(timeout_s)

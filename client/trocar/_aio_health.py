@@ -77,8 +77,12 @@ def _without(owners: Sequence[str], error: TrocarError) -> list[str]:
     Raises:
         TrocarError: It is about none of them.
     """
-    culprit = error.details.get("selector")
-    kept = [owner for owner in owners if gradients_of_parameters(owner).selector != culprit]
+    selector, name = error.details.get("selector"), error.details.get("name", "")
+    kept = [
+        owner
+        for owner in owners
+        if gradients_of_parameters(owner).selector != selector and not name.startswith(f"{owner}/param_grad(")
+    ]
     if len(kept) == len(owners):
         raise error
     return kept

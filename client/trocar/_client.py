@@ -11,7 +11,7 @@ from trocar._channel import (
     ConnectOptions,
     TlsOptions,
 )
-from trocar._client_analyses import Analyses
+from trocar._client_attributions import Attributions
 from trocar._local import start_local
 from trocar_api.v1 import model_pb2, server_pb2
 from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
@@ -77,7 +77,7 @@ def connect(
     return Client(replace(chosen, target=local.target), local)
 
 
-class Client(Analyses):
+class Client(Attributions):
     """A connection to a Trocar server; made by `connect`.
 
     Safe for concurrent calls. Every method that calls the server may raise, beside what it
@@ -110,18 +110,6 @@ class Client(Analyses):
         """Return every model of the catalogue, loaded or not, by id; without categories."""
         reply = self._call(self._models.ListModels, model_pb2.ListModelsRequest())
         return [_from_wire.model(message) for message in reply.models]
-
-    def model(self, model_id: str) -> Model:
-        """Return one model, categories included.
-
-        Args:
-            model_id: The id of a catalogue entry, for example "resnet18".
-
-        Raises:
-            UnknownModelError: The catalogue has no model of this id.
-        """
-        reply = self._call(self._models.GetModel, model_pb2.GetModelRequest(model_id=model_id))
-        return _from_wire.model(reply.model)
 
     def load(self, model_id: str, weights: str = "", *, timeout_s: float = 600.0) -> Model:
         """Load a model and return it when it can be used; a loaded model stays as it is.

@@ -433,9 +433,14 @@ def test_edits_inside_of_calls_of_itself(near: trocar.Client) -> None:
     np.testing.assert_allclose(found, (rows + 1 + 2) * 2 + 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("operation", ["scale", "skip", "add_input", "swap"])
-@pytest.mark.parametrize("place", ["fn:relu@0", "fn:linear", "fx:conv"])
-def test_functions_and_nodes_are_not_edited(near: trocar.Client, place: str, operation: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "operation"),
+    [
+        *(("fx:conv", operation) for operation in ("scale", "skip", "add_input", "swap")),
+        *(("fn:relu@0", operation) for operation in ("skip", "add_input", "swap")),
+    ],
+)
+def test_edits_that_nodes_and_functions_do_not_have(near: trocar.Client, place: str, operation: str) -> None:
     options: dict[str, Any] = {"scale": {"factor": 2.0}, "swap": {"at": "conv"}}.get(operation, {})
     with pytest.raises(trocar.EditNotPossibleError):
         near.extract("plain", IMAGES, "fc", edits=trocar.edit(place, operation, **options))

@@ -24,3 +24,17 @@ class OnError(StrEnum):
 
     STOP = "stop"
     SKIP = "skip"
+
+
+class CamMethod(StrEnum):
+    """What `trocar cam` draws."""
+
+    GRAD_CAM = "grad_cam"
+    GRAD_CAM_PLUS_PLUS = "grad_cam++"
+    SALIENCY = "saliency"
+    INPUT_X_GRADIENT = "input_x_gradient"
+    INTEGRATED_GRADIENTS = "integrated_gradients"
+    SMOOTHGRAD = "smoothgrad"
+    LAYER_CONDUCTANCE = "layer_conductance"
+    GUIDED_BACKPROP = "guided_backprop"
+    OCCLUSION = "occlusion"

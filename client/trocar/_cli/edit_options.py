@@ -62,6 +62,8 @@ def parse_edits(texts: Sequence[str] | None) -> list[Edit | str]:
             refuse(f"--edit {text!r}: {error}")
         except OSError as error:
             refuse(f"--edit {text!r}: {error.strerror or error}")
+        except RecursionError:
+            refuse(f"--edit {text[:80]!r}: nested too deeply")
     return found
 
 

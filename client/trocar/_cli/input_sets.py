@@ -99,7 +99,7 @@ def analysing(size: int, **sets: Sequence[Sample]) -> Iterator[list[ShownBatches
             refuse("\n".join([str(error), *getattr(error, "__notes__", ())]))
 
 
-def check_plot(path: Path | None) -> None:
+def check_plot(path: Path | None, option: str = "--plot") -> None:
     """Check that a picture could be written, before anything is computed for it.
 
     Raises:
@@ -111,9 +111,9 @@ def check_plot(path: Path | None) -> None:
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
-        fail('--plot needs matplotlib: pip install "trocar[plot]"', USAGE)
+        fail(f'{option} needs matplotlib: pip install "trocar[plot]"', USAGE)
     kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in kinds:
-        refuse(f"--plot: {path.name!r} must end in one of {', '.join(f'.{kind}' for kind in kinds)}")
+        refuse(f"{option}: {path.name!r} must end in one of {', '.join(f'.{kind}' for kind in kinds)}")
     if not path.parent.is_dir():
-        refuse(f"--plot: there is no folder {path.parent}")
+        refuse(f"{option}: there is no folder {path.parent}")

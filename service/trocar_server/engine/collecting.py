@@ -95,7 +95,7 @@ def collect(module: nn.Module, arguments: Arguments, work: Work, guard: PassGuar
     with ExitStack() as contexts:
         contexts.enter_context(guard.watching(module))
         contexts.enter_context(work.start or nullcontext())
-        calls = FunctionSession(work.of_kind("fn"), collector, guard)
+        calls = FunctionSession(work.of_kind("fn"), collector, guard, *work.surgery.of_kind("fn"))
         contexts.enter_context(operate(module, work.surgery, work.of_kind("module"), collector))
         contexts.enter_context(calls)
         if collector.is_pending:
@@ -119,7 +119,7 @@ def _with_gradients(
         contexts.enter_context(torch.enable_grad())
         contexts.enter_context(_kernels(scoring.objective))
         operation = operate(module, work.surgery, targets, collector, guard)
-        calls = FunctionSession(work.of_kind("fn"), collector, guard)
+        calls = FunctionSession(work.of_kind("fn"), collector, guard, *work.surgery.of_kind("fn"))
         with guard.watching(module), operation as gradients, calls:
             module(*arguments[0], **arguments[1])
         assert gradients is not None  # an objective comes with gradients

@@ -54,8 +54,6 @@ class PlannedEdit:
         return edit_bytes(self.request.edit, *_form(self.leaf))
 
 
-_KINDS = {"fx": "nodes of a traced graph", "fn": "functions of torch"}
-
 Expansions = tuple[tuple[str, tuple[str, ...]], ...]
 """Selectors as they were sent, and the names that each became."""
 
@@ -111,14 +109,16 @@ def _planned(
     sources: Mapping[str, Recording | None],
 ) -> PlannedEdit:
     (target, leaf), edit = value, request.edit
-    if target.kind != "module":
-        raise _impossible(target.name, edit, f"{_KINDS[target.kind]} cannot be edited; select the module")
+    if target.kind == "fx":
+        raise _impossible(target.name, edit, "nodes of a traced graph cannot be edited; select the module")
+    if target.kind == "fn" and target.port == "out" and target.path.endswith("_"):
+        raise _impossible(target.name, edit, "it changes its input in place; edit what comes before it")
     call_input, swap, other = None, None, None
     if isinstance(edit.operation, (AddInput, Skip)):
         call_input, other = _call_input(target, edit, recording)
     elif isinstance(edit.operation, Swap):
         swap, other = _swap_value(edit.operation, target, recording, sources)
-    with _named(target.name):
+    with named(target.name):
         other_form = (None, None) if other is None else (other.shape, other.dtype)
         check_edit(edit, *_form(leaf), other_shape=other_form[0], other_dtype=other_form[1])
     return PlannedEdit(position, request, target, leaf, call_input, swap)
@@ -131,11 +131,13 @@ def _form(leaf: Leaf) -> tuple[tuple[int, ...], torch.dtype]:
 
 def _check_place(request: EditRequest) -> None:
     selector, operation = request.selector, request.edit.operation
-    if selector.kind in _KINDS:
-        raise _not_possible(request, f"{_KINDS[selector.kind]} cannot be edited; select the module")
+    if selector.kind == "fx":
+        raise _not_possible(request, "nodes of a traced graph cannot be edited; select the module")
     is_forward = not selector.is_gradient and selector.parameter is None
     if isinstance(operation, (AddInput, Skip)) and not (is_forward and selector.port == "out"):
         raise _not_possible(request, f"{operation} is for outputs of modules; leave the port out")
+    if isinstance(operation, (AddInput, Skip)) and selector.kind == "fn":
+        raise _not_possible(request, f"{operation} is for modules")
     if isinstance(operation, Swap) and not is_forward:
         raise _not_possible(request, "swap is for values of the forward pass")
     if isinstance(operation, Skip) and request.is_after_taps:
@@ -189,7 +191,7 @@ def _swap_value(
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def named(name: str) -> Iterator[None]:
     """Say in errors which value they are about."""
     try:
         yield

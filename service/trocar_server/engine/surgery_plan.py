@@ -172,7 +172,8 @@ def edits_due(surgery: SurgeryPlan, wanted: Sequence[Target], recording: Recordi
     return frozenset(
         entry.target.name
         for entry in surgery.edits
-        if entry.target.parameter is None
+        if entry.target.kind == "module"
+        and entry.target.parameter is None
         and moment(entry.target, recording) + entry.request.is_after_taps <= end  # taps end the pass
     )
 

@@ -132,5 +132,6 @@ def statistics(array: Array, names: Sequence[str] | Iterable[str]) -> Statistics
             "zero_fraction": float((values == 0).sum() / values.size) if values.size else float("nan"),
             "nan_count": int(np.isnan(values).sum()),
             "inf_count": int(np.isinf(values).sum()),
+            "absmax": float(np.abs(values).max()) if values.size else float("nan"),
         }
     return Statistics({name: numbers[name] for name in names})

@@ -1,0 +1,158 @@
+"""What an attribution returned: values, the class they are for, heat maps and pictures."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trocar._attribution.cam import Grid, channels_first
+from trocar._attribution.scaling import min_max_scaled, resized, share_scaled
+from trocar._tensors import Array
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from trocar._types import Preprocessing
+
+_SHOWN_SAMPLES = 4
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attribution:
+    """How much each element speaks for a class; see `Client.attribute` and `Client.grad_cam`.
+
+    cam = client.grad_cam("resnet50", "cat.jpg")
+    cam.values.shape                     # (1, 7, 7)
+    cam.heatmap.shape                    # (1, 224, 224), from 0 to 1
+    cam.plot("cam.png")
+    """
+
+    values: Array
+    """The attributions, not scaled: of the input's or the feature map's shape; of `grad_cam` and
+    `grad_cam_plus_plus` without channels, (batch, height, width)."""
+    method: str
+    """Its name, for example "integrated_gradients"."""
+    at: str
+    """What they are attributed to: "/in" for the model's input, or a module's value."""
+    model_id: str
+    """The model that ran."""
+    inputs: Array
+    """The model's input, (batch, channels, height, width); of images, as they were preprocessed."""
+    classes: tuple[int, ...] | None = None
+    """The class of each sample; None where the objective is not about one class."""
+    class_names: tuple[str, ...] = ()
+    """Their names; empty where the model has none."""
+    scores: Array | None = None
+    """What the objective gives for each sample, (batch,); None where it is no sum over samples."""
+    objective: float | None = None
+    """The objective of the whole batch; None where it was not computed."""
+    delta: Array | None = None
+    """Sum of the attributions - (score of the inputs - score of the baseline), (batch,), where asked for."""
+    is_map: bool = False
+    """Whether the values have positions only, no channels."""
+    channel_dim: int | None = None
+    """The dimension of the channels, where it was given."""
+    grid: Grid = None
+    """How tokens become positions, where it was given."""
+    preprocessing: Preprocessing | None = None
+    """What the server does to the images of this model."""
+
+    @cached_property
+    def heatmap(self) -> Array:
+        """The values as maps from 0 to 1, float32 of shape (batch, height, width), of the input's size.
+
+        Of class activation maps as pytorch-grad-cam makes them: scaled to 0..1, resized bilinearly, and
+        scaled again. Of other methods the channels are added up and absolute values divided as in captum's
+        pictures: by the value below which 98 % of their sum lies.
+
+        Raises:
+            ValueError: The model's input is no image, or the values have no positions.
+        """
+        height, width = self._size()
+        if self.is_map:
+            maps = self.values
+            _check_positions(maps)
+            return min_max_scaled(resized(min_max_scaled(maps), height, width)).astype(np.float32)
+        maps = channels_first(self.values, self.channel_dim, self.grid).sum(axis=1, dtype=np.float64)
+        _check_positions(maps)
+        scaled = share_scaled(maps)
+        same = scaled.shape[1:] == (height, width)
+        return (scaled if same else resized(scaled, height, width)).astype(np.float32)
+
+    def plot(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        image: object = None,
+        sample: int | None = 0,
+        alpha: float = 0.5,
+    ) -> Figure:
+        """Draw the heat map over the image, with a colour bar, the class and its score.
+
+            client.grad_cam("resnet50", "cat.jpg").plot("cam.png")
+
+        Args:
+            path: Where to save the picture; the suffix says the format, for example ".png".
+            image: What to draw under it: a path, a PIL image, or pixels (height, width, 3), from which the
+                input was made; the heat map lies where the server cropped. The model's own input when None.
+            sample: Which sample of the batch; a grid of all of them when None.
+            alpha: How much the heat map covers, 0 to 1.
+
+        Returns:
+            The matplotlib figure. No display is needed.
+
+        Raises:
+            ImportError: matplotlib is missing: pip install "trocar[plot]".
+            IndexError: There is no such sample.
+            ValueError: There is no heat map, or `image` is given for several samples.
+        """
+        from trocar._attribution.pictures import draw, panel  # needs matplotlib, which is an extra
+
+        if sample is None and image is not None:
+            raise ValueError("image is for one sample; say which")
+        chosen = range(len(self.values)) if sample is None else [sample]
+        figure = draw([panel(self, index, image) for index in chosen], self.title, alpha)
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
+
+    @property
+    def title(self) -> str:
+        """What a picture is called."""
+        where = "" if self.at == "/in" else f" at {self.at}"
+        return f"{self.method}{where}, {self.model_id}"
+
+    def label(self, sample: int) -> str:
+        """Name a sample's class and score, as far as they are known: `tabby (281): 12.3`."""
+        parts = []
+        if self.classes is not None:
+            number = self.classes[sample]
+            name = self.class_names[sample] if self.class_names else ""
+            parts.append(f"{name} ({number})" if name else f"class {number}")
+        if self.scores is not None:
+            parts.append(f"{float(self.scores[sample]):.4g}")
+        return ": ".join(parts)
+
+    def __repr__(self) -> str:
+        labels = [self.label(sample) for sample in range(min(len(self.values), _SHOWN_SAMPLES))]
+        of = "; ".join(label for label in labels if label)
+        more = "; ..." if of and len(self.values) > _SHOWN_SAMPLES else ""
+        return f"Attribution({self.title}: {self.values.shape}{' of ' if of else ''}{of}{more})"
+
+    def _size(self) -> tuple[int, int]:
+        if self.inputs.ndim != 4:
+            raise ValueError(
+                f"a heat map needs inputs (batch, channels, height, width), not {self.inputs.shape}; "
+                "`values` has the attributions"
+            )
+        return self.inputs.shape[2], self.inputs.shape[3]
+
+
+def _check_positions(maps: Array) -> None:
+    if maps.ndim != 3 or not maps.size:
+        raise ValueError(
+            f"a heat map needs values with height and width, not {maps.shape}; `values` has the attributions"
+        )

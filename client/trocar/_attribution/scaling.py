@@ -1,0 +1,86 @@
+"""From maps of any range and size to heat maps from 0 to 1 of the input's size."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trocar._tensors import Array
+
+Floats = NDArray[np.float64]
+
+_EPSILON = 1e-7
+"""Added to a map's maximum, as pytorch-grad-cam does."""
+_OUTLIERS = 0.02
+"""The share of the sum that may lie above 1, as in captum's pictures."""
+
+
+def min_max_scaled(maps: Array) -> Floats:
+    """Scale each sample to 0..1: (x - min) / (1e-7 + max - min), as pytorch-grad-cam does; NaN stays NaN.
+
+    Args:
+        maps: Of shape (batch, ...).
+    """
+    rows = _rows(maps)
+    with np.errstate(invalid="ignore"):
+        lowered = rows - _over_finite(np.min, rows)
+        scaled = lowered / (_EPSILON + _over_finite(np.max, lowered))
+    return np.clip(scaled, 0.0, 1.0).reshape(maps.shape)
+
+
+def share_scaled(maps: Array) -> Floats:
+    """Scale absolute values to 0..1 so that few large ones do not hide the others; NaN stays NaN.
+
+    Each sample is divided by the value up to which its values, from the smallest on, make 98 % of their
+    sum; what is larger becomes 1. This is what `captum.attr.visualization` shows as "absolute_value".
+
+    Args:
+        maps: Of shape (batch, ...).
+    """
+    rows = np.abs(_rows(maps))
+    scaled = [row / limit if (limit := _share_limit(row)) > 0 else np.zeros_like(row) for row in rows]
+    values = np.clip(np.reshape(scaled, maps.shape), 0.0, 1.0)
+    return np.where(np.isnan(maps), np.nan, values)
+
+
+def resized(maps: Array, height: int, width: int) -> Floats:
+    """Resize bilinearly, with half-pixel centres and without antialiasing, as OpenCV and torch do.
+
+    Args:
+        maps: Of shape (batch, h, w).
+        height: Rows wanted.
+        width: Columns wanted.
+    """
+    rows = _interpolation(maps.shape[1], height)
+    columns = _interpolation(maps.shape[2], width)
+    result: Floats = rows @ maps.astype(np.float64) @ columns.T
+    return result
+
+
+def _rows(maps: Array) -> Floats:
+    return np.asarray(maps, np.float64).reshape(len(maps), -1)
+
+
+def _over_finite(function: np.ufunc | object, rows: Floats) -> Floats:
+    """Return the smallest or largest finite value of each row; 0 where there is none."""
+    fill = np.inf if function is np.min else -np.inf
+    found = np.where(np.isfinite(rows), rows, fill)
+    ends: Floats = (np.min if function is np.min else np.max)(found, axis=1, keepdims=True, initial=fill)
+    return np.where(np.isfinite(ends), ends, 0.0)
+
+
+def _share_limit(row: Floats) -> float:
+    values = np.sort(row[np.isfinite(row)])
+    if not values.size:
+        return 0.0
+    sums = np.cumsum(values)
+    return float(values[np.searchsorted(sums, sums[-1] * (1 - _OUTLIERS))])
+
+
+def _interpolation(size: int, wanted: int) -> Floats:
+    """Return the matrix of shape (wanted, size) that interpolates linearly; its rows sum to 1."""
+    centres = np.clip((np.arange(wanted) + 0.5) * size / wanted - 0.5, 0, size - 1)
+    lower = np.floor(centres).astype(int)
+    share = centres - lower
+    matrix = np.zeros((wanted, size))
+    matrix[np.arange(wanted), lower] += 1 - share
+    matrix[np.arange(wanted), np.minimum(lower + 1, size - 1)] += share
+    return matrix

@@ -1,0 +1,189 @@
+"""`trocar cam`: where in an image a class comes from, as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trocar import Attribution, Client
+from trocar._attribution.methods import AT_MODULE, METHODS
+from trocar._cli.arguments import AsJson, BatchSize, ModelId
+from trocar._cli.choices import CamMethod
+from trocar._cli.failures import refuse
+from trocar._cli.input_sets import ImagesOrFolders, analysing, check_plot, read_set
+from trocar._cli.output import number_text, show, show_json, table
+from trocar._names import unknown_name
+from trocar._scores import logit
+
+if TYPE_CHECKING:
+    from trocar._attribution.pictures import Panel
+    from trocar._cli.samples import Sample
+    from trocar._objectives import Objective
+
+_DEFAULT_AT = "layer4"
+_MOST_PANELS = 64
+"""Images that one picture holds."""
+
+
+def cam(  # noqa: PLR0913 - one parameter for each option
+    client: Client,
+    model_id: ModelId,
+    images: ImagesOrFolders,
+    *,
+    out: Annotated[
+        Path, typer.Option(help="A picture, for example cam.png; or a folder for one picture of each image.")
+    ],
+    at: Annotated[
+        str | None, typer.Option(help=f"Where: a module, {_DEFAULT_AT} for maps; the input for others.")
+    ] = None,
+    class_: Annotated[
+        str | None, typer.Option("--class", help="Number or name; the predicted class when not given.")
+    ] = None,
+    method: Annotated[CamMethod, typer.Option(help="How.")] = CamMethod.GRAD_CAM,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of the method, for example steps=100, window=32, channel_dim=-1; repeat for more."
+        ),
+    ] = None,
+    alpha: Annotated[float, typer.Option(min=0, max=1, help="How much the heat map covers.")] = 0.5,
+    batch: BatchSize = 16,
+    as_json: AsJson = False,
+) -> None:
+    """Draw where in images a class comes from: a heat map over each image, with class and score.
+
+    Several images become one picture, in a grid, or with a folder one picture each.
+    """
+    is_folder = out.is_dir() or not out.suffix
+    check_plot(out / "x.png" if out.is_dir() else out.with_suffix(".png") if is_folder else out, "--out")
+    name = method.value.replace("++", "_plus_plus")
+    samples = read_set(client, model_id, images)
+    if not is_folder and len(samples) > _MOST_PANELS:
+        refuse(f"--out: {len(samples)} images are too many for one picture; name a folder")
+    asked = {
+        "of": _objective(client, model_id, class_),
+        "at": _DEFAULT_AT if at is None and METHODS[name] in AT_MODULE else at,
+        "batch_size": batch,
+        **_options(option or []),
+    }
+    rows: list[dict[str, Any]] = []
+    panels: list[Panel] = []
+    title = ""
+    for found, sample, position in _attributed(client, model_id, samples, name, batch, asked):
+        rows.append(_row(sample, found, position))
+        panels.append(_panel(found, sample, position))
+        title = found.title
+    written = _write(out, samples, panels, title, alpha, is_folder=is_folder)
+    if as_json:
+        show_json({"model_id": model_id, "method": name, "at": asked["at"], "out": written, "images": rows})
+        return
+    _show(rows, written)
+
+
+def _attributed(
+    client: Client, model_id: str, samples: Sequence[Sample], method: str, batch: int, asked: dict[str, Any]
+) -> Iterator[tuple[Attribution, Sample, int]]:
+    """Yield each sample with the attribution of its batch and its position in it."""
+    done = 0
+    with analysing(batch, **{model_id: samples}) as (batches,):
+        for index, values in enumerate(batches):
+            try:
+                found = client.attribute(model_id, values, method, **asked)
+            except Exception as error:
+                error.add_note(f"in {batches.label(index)}")
+                raise
+            for position in range(len(values)):
+                yield found, samples[done + position], position
+            done += len(values)
+
+
+def _panel(found: Attribution, sample: Sample, position: int) -> Panel:
+    from trocar._attribution.pictures import panel  # needs matplotlib, which is an extra
+
+    return panel(found, position, title=Path(sample.name).name)
+
+
+def _write(
+    out: Path,
+    samples: Sequence[Sample],
+    panels: Sequence[Panel],
+    title: str,
+    alpha: float,
+    *,
+    is_folder: bool,
+) -> list[str]:
+    from trocar._attribution.pictures import draw
+
+    if not is_folder:
+        draw(panels, title, alpha).savefig(out, dpi=120)
+        return [str(out)]
+    out.mkdir(exist_ok=True)
+    written: list[str] = []
+    for sample, one in zip(samples, panels, strict=True):
+        stem = Path(sample.name).stem if isinstance(sample.value, Path) else Path(sample.name).name
+        path, count = out / f"{stem}.png", 2
+        while str(path) in written:
+            path, count = out / f"{stem}-{count}.png", count + 1
+        draw([one], title, alpha).savefig(path, dpi=120)
+        written.append(str(path))
+    return written
+
+
+def _objective(client: Client, model_id: str, wanted: str | None) -> Objective | None:
+    """Read `--class`.
+
+    Raises:
+        typer.BadParameter: No class, or several, have the name.
+    """
+    if wanted is None:
+        return None
+    if wanted.isdecimal():
+        return logit(int(wanted))
+    categories = client.model(model_id).categories
+    numbers = [number for number, name in enumerate(categories) if name.casefold() == wanted.casefold()]
+    if len(numbers) > 1:
+        refuse(f"--class: {wanted!r} is the name of {', '.join(map(str, numbers))}; give a number")
+    if not categories:
+        refuse(f"--class: the classes of {model_id} have no names; give a number")
+    if not numbers:
+        refuse(f"--class: {unknown_name('class', wanted, categories).args[0]}")
+    return logit(numbers[0])
+
+
+def _options(texts: Sequence[str]) -> dict[str, Any]:
+    """Read `steps=100`; values are JSON, or else text."""
+    options = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name.isidentifier() or name in ("of", "at", "batch_size", "method"):
+            refuse(f"--option: {text!r} is no option of a method; write for example steps=100")
+        try:
+            read = json.loads(value)
+        except ValueError:
+            read = value
+        options[name] = tuple(read) if isinstance(read, list) else read
+    return options
+
+
+def _row(sample: Sample, found: Attribution, position: int) -> dict[str, Any]:
+    return {
+        "image": sample.name,
+        "class": None if found.classes is None else found.classes[position],
+        "name": found.class_names[position] if found.class_names else "",
+        "score": None if found.scores is None else float(found.scores[position]),
+    }
+
+
+def _show(rows: Sequence[dict[str, Any]], written: Sequence[str]) -> None:
+    shown = table("image", "class", "name", "score", right=("class", "score"))
+    for row in rows:
+        score = "" if row["score"] is None else number_text(row["score"])
+        shown.add_row(row["image"], str(row["class"]), row["name"], score)
+    show(shown)
+    typer.echo(
+        f"wrote {written[0]}" if len(written) == 1 else f"wrote {len(written)} pictures, {written[0]} first"
+    )

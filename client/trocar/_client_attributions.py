@@ -1,0 +1,141 @@
+"""Part of the sync client: generated from _aio_attributions.py by tools/generate_sync.py, do not edit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trocar import _client_attribution
+from trocar._analysis.inputs import check_batch_size
+from trocar._attribution.methods import AT_INPUT_ONLY, AT_MODULE, method_options
+from trocar._attribution.objectives import INPUT
+from trocar._client_analyses import Analyses
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from trocar._attribution.attribution import Attribution
+    from trocar._attribution.cam import Grid
+    from trocar._inputs import Inputs
+    from trocar._objectives import Objective
+
+
+class Attributions(Analyses):
+    """Methods of attribution, all made of extractions and gradients."""
+
+    def attribute(
+        self,
+        model_id: str,
+        inputs: Inputs,
+        method: str,
+        *,
+        of: Objective | None = None,
+        at: str | None = None,
+        batch_size: int = 16,
+        **options: Any,
+    ) -> Attribution:
+        """Return how much each element of the input, or of a feature map, speaks for a class.
+
+            result = client.attribute("resnet50", "cat.jpg", "integrated_gradients", steps=50)
+            result.values                    # (1, 3, 224, 224)
+            result.plot("cat.png")
+
+        | method | gives |
+        |---|---|
+        | `saliency` | the gradient |
+        | `input_x_gradient` | the value times its gradient |
+        | `integrated_gradients` | (input - baseline) times the mean gradient on the way between them |
+        | `smoothgrad` | the mean of one of these three over noisy copies of the inputs |
+        | `grad_cam`, `grad_cam_plus_plus` | a map of a module's positions |
+        | `layer_conductance` | what flows through each element of a module's value, on the same way |
+        | `guided_backprop` | the gradient, of which each ReLU lets only positive parts pass |
+        | `occlusion` | what the score loses where a window of the input is replaced |
+
+        They are those of captum and pytorch-grad-cam. Many passes go in one stream, several at once.
+
+        Args:
+            model_id: The id of a loaded model with one input.
+            inputs: A batch: an array (batch, ...) as it is, or images as for `extract`.
+            method: Its name.
+            of: What is attributed, for example `trocar.logit(207)`, or `trocar.logit([207, 3])` with a class
+                for each sample. The logit of each sample's most likely class when None, after one pass more.
+            at: What it is attributed to: the model's input when None, or a selector for one value. The class
+                activation maps and `layer_conductance` need one; `integrated_gradients` and `occlusion`
+                are of the input alone.
+            batch_size: The most samples in one of many passes. Methods of one pass take the whole batch.
+            **options: Of the method:
+                `abs=True` of saliency: absolute values.
+                `baseline=0` of integrated_gradients, layer_conductance and occlusion: a number, or an array
+                that is broadcast to the inputs. These are the model's own, in which 0 is a mean colour.
+                `steps=50` of integrated_gradients and layer_conductance: points of the Gauss-Legendre rule.
+                `delta=False` of the same: whether to tell how far the attributions are from adding up.
+                `over="saliency"`, `samples=25`, `sigma=1.0` and `seed=0` of smoothgrad: the method, how many
+                copies, the noise's standard deviation in the inputs' units; and the method's own options.
+                `channel_dim=None` of the maps and layer_conductance: -1 for a Swin, (batch, h, w, channels).
+                `grid=None` of the same: how tokens become positions: (height, width) of the last ones, or a
+                function from (batch, tokens, width) to (batch, channels, height, width); a square, behind
+                one class token at most, when None.
+                `relus="**:ReLU"` of guided_backprop: selectors. A ReLU that is a function, not a module, is
+                not among them, and its gradient stays as it is; captum has the same gap.
+                `window` and `stride` of occlusion: a size along height and width and a distance, or one for
+                each dimension of a sample; a 14th of the input, and half of that, when not given.
+
+        Returns:
+            Values, classes, scores and heat maps; plots.
+
+        Raises:
+            ValueError: There is no such method, an option is out of range or does not fit the inputs, or the
+                method cannot have this objective.
+            TypeError: The method has no such option, or the model's input is no single array of floats.
+            NotDifferentiableError: There is no gradient at this place.
+            TrocarError: What `extract` and `gradients` raise.
+        """
+        check_batch_size(batch_size)
+        chosen = method_options(method, options)
+        if isinstance(chosen, AT_INPUT_ONLY) and at not in (None, INPUT):
+            raise ValueError(f"{method} is of the model's input; at={at!r} has no meaning")
+        if isinstance(chosen, AT_MODULE) and at is None:
+            raise ValueError(f'{method} needs a module: at="layer4", for example')
+        where = INPUT if at is None else at
+        return _client_attribution.attribute(self, model_id, inputs, method, chosen, of, where, batch_size)
+
+    def grad_cam(
+        self,
+        model_id: str,
+        images: Inputs,
+        at: str = "layer4",
+        of: Objective | None = None,
+        *,
+        plus_plus: bool = False,
+        channel_dim: int | None = None,
+        grid: Grid = None,
+    ) -> Attribution:
+        """Return where in an image a class comes from: Grad-CAM, or Grad-CAM++.
+
+            cam = client.grad_cam("resnet50", "cat.jpg", at="layer4")
+            cam.heatmap                      # (1, 224, 224), from 0 to 1
+            cam.plot("cam.png")
+
+        relu(sum of channels x mean gradient), of Selvaraju et al. 2017; the numbers are pytorch-grad-cam's.
+
+        Args:
+            model_id: The id of a loaded model with one input.
+            images: A batch of images as for `extract`, or an array (batch, channels, height, width) as it is.
+            at: Where the feature map is, one value: often the last convolution or block. Of a ViT the last
+                `ln_1`, as nothing but the class token counts behind it.
+            of: What is attributed; the logit of each sample's most likely class when None, after one pass
+                more.
+            plus_plus: Whether channels are weighted as Chattopadhyay et al. 2018 do.
+            channel_dim: The dimension of the channels; 1 when None, -1 for a Swin. Tokens have theirs last.
+            grid: How tokens become positions, see `attribute`.
+
+        Returns:
+            `values` (batch, h, w), not scaled; `heatmap` from 0 to 1, of the input's size.
+
+        Raises:
+            ValueError: The value has no positions, or its tokens make no grid.
+            TypeError: The model has several inputs.
+            NotDifferentiableError: There is no gradient at this place.
+            TrocarError: What `extract` and `gradients` raise.
+        """
+        method = "grad_cam_plus_plus" if plus_plus else "grad_cam"
+        return self.attribute(model_id, images, method, of=of, at=at, channel_dim=channel_dim, grid=grid)
