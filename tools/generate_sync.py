@@ -26,6 +26,7 @@ FILES = {
     "_aio_edit_store.py": "_client_edit_store.py",
     "_aio_extraction.py": "_client_extraction.py",
     "_aio_gradients.py": "_client_gradients.py",
+    "_aio_health.py": "_client_health.py",
     "_aio_stream.py": "_client_stream.py",
 }
 """The sync module made from each asyncio one."""
@@ -57,6 +58,7 @@ NAMES = {
     "_aio_edit_store": "_client_edit_store",
     "_aio_extraction": "_client_extraction",
     "_aio_gradients": "_client_gradients",
+    "_aio_health": "_client_health",
     "_aio_stream": "_client_stream",
     "aclose": "close",
     "anext": "next",

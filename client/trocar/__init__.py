@@ -16,6 +16,7 @@ from trocar._analysis.cka import Cka
 from trocar._analysis.dead_channels import DeadChannels, DeadRow
 from trocar._analysis.diff import Diff, DiffRow
 from trocar._analysis.fid import Fid, frechet_distance
+from trocar._analysis.health import Health, HealthRow, HealthThresholds
 from trocar._analysis.pca import Pca
 from trocar._attribution.attribution import Attribution
 from trocar._channel import TlsOptions
@@ -157,6 +158,9 @@ __all__ = [
     "FeatureMaps",
     "Features",
     "Fid",
+    "Health",
+    "HealthRow",
+    "HealthThresholds",
     "Histogram",
     "HistogramWanted",
     "ImageTooLargeError",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trocar import _aio_analysis
+from trocar import _aio_analysis, _aio_health
 from trocar._aio_edit_store import AsyncEditStore
+from trocar._analysis.health import HealthThresholds
+from trocar._analysis.ordering import EVERYTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,8 +16,12 @@ if TYPE_CHECKING:
     from trocar._analysis.dead_channels import DeadChannels
     from trocar._analysis.diff import Diff
     from trocar._analysis.fid import Fid
+    from trocar._analysis.health import Health
     from trocar._analysis.inputs import AsyncInputSet
     from trocar._analysis.pca import Pca
+    from trocar._edits import Edit
+    from trocar._inputs import Inputs
+    from trocar._objectives import Objective
     from trocar._taps import Tap
 
 
@@ -207,3 +213,54 @@ class AsyncAnalyses(AsyncEditStore):
             TrocarError: What `extract` raises; a note says in which batch.
         """
         return await _aio_analysis.fit_pca(self, model_id, inputs, at, k, batch_size)
+
+    async def health(  # noqa: PLR0913 - options of one call, by keyword
+        self,
+        model_id: str,
+        inputs: Inputs,
+        of: Objective,
+        *,
+        at: str | Tap | Sequence[str | Tap] = EVERYTHING,
+        edits: str | Edit | Sequence[str | Edit] = (),
+        vanishing: float = 1e-6,
+        exploding: float = 1e3,
+        vanishing_ratio: float = 1e-6,
+        exploding_ratio: float = 1e3,
+        timeout_s: float | None = None,
+    ) -> Health:
+        """Report how gradients flow through a model: one forward and one backward pass, statistics only.
+
+            health = await client.health("resnet50", images, of=trocar.loss("cross_entropy", labels))
+            health.flagged
+            health.plot("health.png")
+
+        For every call of every module, the gradient at its output: Euclidean norm, zeros, NaN and infinities;
+        the norm of the gradient of the module's own parameters, the norm of these parameters, and the ratio
+        of the two. Norms grow and shrink with the objective: a loss that is a mean over the batch has smaller
+        gradients at outputs than a sum. What has no gradient is left out.
+
+        A row is flagged `nan` or `inf` where a gradient has such an element, `dead` where one is all zeros,
+        and `vanishing` or `exploding` where a norm or the ratio is beyond its threshold.
+
+        Args:
+            model_id: The id of a loaded model.
+            inputs: As in `extract`: the inputs of one pass.
+            of: What gradients are taken of: a loss, a class, a value.
+            at: Where to look; everywhere by default. "layer4" is the gradient at its output, "layer4/in" that
+                at its input.
+            edits: What is changed on the way, as in `extract`.
+            vanishing: Norms below it are flagged, at outputs and of a module's parameters together.
+            exploding: Norms above it are flagged.
+            vanishing_ratio: Ratios of the parameters' gradient to the parameters below it are flagged.
+            exploding_ratio: Ratios above it are flagged.
+            timeout_s: Overrides the client's timeout for the pass, in seconds.
+
+        Returns:
+            A row for each value, in execution order; prints as a table and plots.
+
+        Raises:
+            ValueError: A threshold is negative or not finite, or a lower one is not below the upper one.
+            TrocarError: What `gradients` raises.
+        """
+        thresholds = HealthThresholds(vanishing, exploding, vanishing_ratio, exploding_ratio)
+        return await _aio_health.health(self, model_id, inputs, of, at, thresholds, edits, timeout_s)

@@ -142,8 +142,8 @@ async def diff(
     limit, collector = check_tolerance(tolerance), DiffCollector(*taps)
     batches = batches_of(inputs, batch_size)
     await _side_by_side(client, models, batches, (collector.taps_a, collector.taps_b), collector.add)
-    executed = await _executed(client, models[0]) if collector.needs_order else []
-    return collector.result(*models, limit, executed)
+    order = await executed(client, models[0]) if collector.needs_order else []
+    return collector.result(*models, limit, order)
 
 
 async def _moments(
@@ -173,7 +173,7 @@ async def _running_statistics(
         return stream.statistics, info
 
 
-async def _executed(client: AsyncExtraction, model_id: str) -> Sequence[FeatureMapInfo]:
+async def executed(client: AsyncExtraction, model_id: str) -> Sequence[FeatureMapInfo]:
     """Return the outputs of every call of a pass, in execution order; none where there is no such order."""
     everything = tap(EVERYTHING, stats=["absmax"], values=False)  # without values no limit is met
     try:

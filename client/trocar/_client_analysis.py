@@ -139,8 +139,8 @@ def diff(
     limit, collector = check_tolerance(tolerance), DiffCollector(*taps)
     batches = batches_of(inputs, batch_size)
     _side_by_side(client, models, batches, (collector.taps_a, collector.taps_b), collector.add)
-    executed = _executed(client, models[0]) if collector.needs_order else []
-    return collector.result(*models, limit, executed)
+    order = executed(client, models[0]) if collector.needs_order else []
+    return collector.result(*models, limit, order)
 
 
 def _moments(client: Extraction, model_id: str, batches: Batches, where: Tap, inputs: str) -> Moments:
@@ -168,7 +168,7 @@ def _running_statistics(
         return stream.statistics, info
 
 
-def _executed(client: Extraction, model_id: str) -> Sequence[FeatureMapInfo]:
+def executed(client: Extraction, model_id: str) -> Sequence[FeatureMapInfo]:
     """Return the outputs of every call of a pass, in execution order; none where there is no such order."""
     everything = tap(EVERYTHING, stats=["absmax"], values=False)  # without values no limit is met
     try:

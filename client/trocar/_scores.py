@@ -132,9 +132,7 @@ def value(  # noqa: PLR0913 - one keyword for each thing that it can say
         selector=text("the selector", selector),
         reductions=[entry.to_wire() for entry in chosen],
         channel_dim=None if channel_dim is None else dimension("channel_dim", channel_dim),
-        function=FUNCTIONS[one_of("function", function, FUNCTIONS)]
-        if function
-        else pb.ELEMENT_FUNCTION_UNSPECIFIED,
+        function=_function(function),
         aggregate=AGGREGATES[one_of("reduce", reduce, AGGREGATES)],
     )
     words = [repr(selector), *(f"{name}={what!r}" for name, what in said.items() if what is not None)]
@@ -251,6 +249,12 @@ def _labels(name: str, labels: ArrayLike | Numbers | float) -> WireTensor:
 def _converted(sent: WireTensor, dtype: str) -> WireTensor:
     array = np.frombuffer(sent.payload, wire_numpy_dtype(DTYPE_NAMES[sent.dtype])).reshape(sent.shape)
     return tensor("labels", array.astype(dtype))
+
+
+def _function(name: str | None) -> pb.ElementFunction.ValueType:
+    if name is None:
+        return pb.ELEMENT_FUNCTION_UNSPECIFIED
+    return FUNCTIONS[one_of("function", name, FUNCTIONS)]
 
 
 def _optional_text(label: str, value: str | None) -> str:

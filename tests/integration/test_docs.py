@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CHECKED = [page for page in PAGES if page.name != "performance.md"]
 ADDRESS = "localhost:50051"
-FILES = (".npy", ".pth", ".toml", ".pem", ".jpg", ".png")
+FILES = (".npy", ".pth", ".toml", ".pem", ".jpg", ".png", ".json")
 """What the commands of the pages are given; such files are made before."""
 
 MODELS = {
@@ -141,6 +141,9 @@ def parse(words: list[str]) -> None:
         command: Any = typer.main.get_command(plugin_app(plugins[name]))
     else:
         command = root.commands[name]
+    if arguments and arguments[0] in getattr(command, "commands", {}):  # of a group
+        name, *arguments = arguments
+        command = command.commands[name]
     command.make_context(name, arguments)
 
 
@@ -211,7 +214,8 @@ def test_every_command_and_option_is_explained() -> None:
     commands |= {e.name: typer.main.get_command(plugin_app(e)) for e in entry_points(group=GROUP)}
     for name, command in commands.items():
         assert f"## trocar {name}" in page
-        options = [
-            option for parameter in command.params for option in parameter.opts if option.startswith("--")
-        ]
+        of_group = getattr(command, "commands", {})
+        assert [inner for inner in of_group if f"trocar {name} {inner}" not in page] == []
+        parameters = [p for one in (command, *of_group.values()) for p in one.params]
+        options = [option for parameter in parameters for option in parameter.opts if option.startswith("--")]
         assert [option for option in options if f"`{option}" not in page] == []

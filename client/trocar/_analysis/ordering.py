@@ -53,4 +53,4 @@ def _place(info: FeatureMapInfo, ended: Mapping[tuple[str, int], int]) -> float 
 
 
 def _is_input(info: FeatureMapInfo) -> bool:
-    return info.port.startswith("in")
+    return info.port.removeprefix("grad_").startswith("in")

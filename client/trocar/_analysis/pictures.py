@@ -44,8 +44,8 @@ def draw_cka(cka: Cka) -> Figure:
     axes = figure.subplots()
     low = min(0.0, float(np.nanmin(cka.matrix, initial=0.0)))
     image = axes.imshow(cka.matrix, cmap="viridis", vmin=low, vmax=1.0, interpolation="nearest")
-    _name_ticks(axes, cka.rows, "y")
-    _name_ticks(axes, cka.columns, "x")
+    name_ticks(axes, cka.rows, "y")
+    name_ticks(axes, cka.columns, "x")
     axes.set_ylabel(cka.model_id)
     axes.set_xlabel(cka.other)
     if max(height, width) <= _MOST_NUMBERS:
@@ -68,7 +68,7 @@ def draw_diff(diff: Diff) -> Figure:
     lower.ticklabel_format(axis="y", useOffset=False)
     if not np.isfinite([row.cosine for row in rows]).any():
         lower.set_ylim(-1, 1)
-    _name_ticks(lower, [row.name for row in rows], "x")
+    name_ticks(lower, [row.name for row in rows], "x")
     lower.set_xlim(-0.8, len(rows) - 0.2)
     first = diff.first_diverging
     if first is not None:
@@ -92,7 +92,7 @@ def draw_dead(report: DeadChannels) -> Figure:
         axes.legend()
     axes.set_ylabel("channels, %")
     axes.set_ylim(0, 1.1 * max([1.0, *(100 * row.share + part for row, part in zip(rows, nan, strict=True))]))
-    _name_ticks(axes, [row.name for row in rows], "x")
+    name_ticks(axes, [row.name for row in rows], "x")
     axes.set_xlim(-0.8, len(rows) - 0.2)
     figure.suptitle(f"{report.model_id}: {report.dead_count:,} of {report.channel_count:,} channels are dead")
     return figure
@@ -138,9 +138,9 @@ def _draw_errors(axes: Axes, places: Array, errors: Array, diff: Diff) -> None:
     axes.legend(fontsize=8, loc="best")
 
 
-def _name_ticks(axes: Axes, names: list[str] | tuple[str, ...], side: str) -> None:
-    """Name every feature map, or every n-th of many."""
-    step = -(-len(names) // _MOST_NAMES) or 1
+def name_ticks(axes: Axes, names: list[str] | tuple[str, ...], side: str, *, most: int = _MOST_NAMES) -> None:
+    """Name every feature map, or every n-th of more than `most`."""
+    step = -(-len(names) // most) or 1
     places = range(0, len(names), step)
     labels = [_short(names[place]) for place in places]
     if side == "x":

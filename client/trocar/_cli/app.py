@@ -1,7 +1,7 @@
 """The `trocar` command: which commands there are, and how a failure ends."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -13,9 +13,12 @@ from trocar._cli.connection import connected
 from trocar._cli.dead import dead
 from trocar._cli.demo.command import demo
 from trocar._cli.diff import diff
+from trocar._cli.edits import edits_app
 from trocar._cli.extract import extract
 from trocar._cli.failures import exit_code, failure_text
 from trocar._cli.fid import fid
+from trocar._cli.gradients import gradients
+from trocar._cli.health import health
 from trocar._cli.loading import load, unload
 from trocar._cli.models import models
 from trocar._cli.modules import modules
@@ -27,6 +30,12 @@ _EPILOG = (
     "Exit codes: 0 done; 1 the call failed, the reason is on stderr; 2 the command line is wrong or an "
     "extra is not installed; 3 no server answers."
 )
+
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(models, load, unload, modules, plan, extract, stats, gradients, cam, health),
+    *(fid, cka, dead, diff),
+)
+"""Those that begin with a client, in the order of the help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,8 +58,9 @@ def build_app() -> typer.Typer:
     """Put the commands together."""
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
     app.callback(epilog=_EPILOG)(_root)
-    for command in (models, load, unload, modules, plan, extract, stats, fid, cka, dead, diff, cam):
+    for command in _COMMANDS:
         app.command(epilog=_EPILOG)(connected(command))
+    app.add_typer(edits_app(_EPILOG), name="edits")
     app.command(epilog=_EPILOG)(demo)
     add_plugins(app)
     return app

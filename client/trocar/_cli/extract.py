@@ -11,6 +11,7 @@ from trocar import Client
 from trocar._cli.arguments import AsJson, BatchSize, ModelId, Taps, parse_statistics, statistics_taps
 from trocar._cli.choices import Decode, Format, OnError
 from trocar._cli.dataset_run import refuse_missing, run_dataset
+from trocar._cli.edit_options import EditTexts, parse_edits
 from trocar._cli.failures import refuse
 from trocar._cli.feature_file import FeatureFile
 from trocar._cli.output import shape_text, show, show_json, size_text, table
@@ -20,6 +21,7 @@ from trocar._cli.statistics_view import StatisticsTable, show_statistics
 from trocar._datasets.options import MAX_SHARD_SIZE
 from trocar._datasets.sources.files import SERVER_SUFFIXES, list_images
 from trocar._datasets.sources.opening import kind_of
+from trocar._edits import Edit
 
 _SUFFIX = ".safetensors"
 _FILE_SUFFIXES = (".pt", ".pth", ".npz", ".npy", ".h5", ".hdf5", ".parquet", ".zarr", ".pkl", ".csv", ".json")
@@ -52,6 +54,7 @@ def extract(  # noqa: PLR0913 - options of a command
     limit: Annotated[int | None, typer.Option(min=1, help="Take so many samples.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what the folder holds.")] = False,
     stats: Annotated[str, typer.Option(help="Print these as well, for example mean,std.")] = "",
+    edit: EditTexts = None,
     as_json: AsJson = False,
 ) -> None:
     """Save what modules compute on images or on a whole data set.
@@ -60,13 +63,13 @@ def extract(  # noqa: PLR0913 - options of a command
     are those of a run that was never stopped. Into one .safetensors file: it appears when it is whole.
     Rows are in the order of the source. Memory holds a few batches at a time.
     """
-    names = parse_statistics(stats)
+    names, edits = parse_statistics(stats), parse_edits(edit)
     if out.suffix == _SUFFIX:
         is_plain = (format, decode, on_error) == (Format.SAFETENSORS, Decode.SERVER, OnError.STOP)
         if not is_plain or restart:
             refuse("--format, --decode, --on-error and --restart need a folder: --out FOLDER")
         samples = samples_for(client, model_id, _paths(source))[:limit]
-        _extract_to_file(client, model_id, samples, tap, out, batch, names, as_json=as_json)
+        _extract_to_file(client, model_id, samples, tap, out, batch, names, edits, as_json=as_json)
         return
     if out.suffix in _FILE_SUFFIXES or out.is_file():
         refuse(f"--out: {out.name!r} must end in {_SUFFIX}, or be a folder (with --format)")
@@ -79,6 +82,7 @@ def extract(  # noqa: PLR0913 - options of a command
         tap,
         out,
         as_json=as_json,
+        edits=edits,
         format=format.value,
         batch=batch,
         shard_size=shard_size,
@@ -106,7 +110,7 @@ def _paths(sources: list[str]) -> list[Path]:
     return paths
 
 
-def _extract_to_file(
+def _extract_to_file(  # noqa: PLR0913 - the options that a file has
     client: Client,
     model_id: str,
     samples: list[Sample],
@@ -114,6 +118,7 @@ def _extract_to_file(
     out: Path,
     batch: int,
     names: tuple[str, ...],
+    edits: list[Edit | str],
     *,
     as_json: bool,
 ) -> None:
@@ -121,12 +126,12 @@ def _extract_to_file(
     taps = statistics_taps(selectors, names, values=True)
     is_whole = is_one_batch(samples, batch)
     with FeatureFile(out, sample_count=len(samples), is_one_batch=is_whole) as file:
-        for one in run_passes(client, model_id, samples, taps, batch, statistics):
+        for one in run_passes(client, model_id, samples, taps, batch, statistics, edits):
             file.append(
                 one.maps,
                 batch_size=len(one.samples),
                 batch_name=span(one.samples),
-                metadata=_metadata(one, samples),
+                metadata=_metadata(one, samples, edits),
             )
     report = {
         "out": str(out),
@@ -142,8 +147,8 @@ def _extract_to_file(
         show_statistics(statistics)
 
 
-def _metadata(first: Pass, samples: list[Sample]) -> dict[str, str]:
-    """Return what `FeatureMaps.save` writes, for all images, and their names."""
+def _metadata(first: Pass, samples: list[Sample], edits: list[Edit | str]) -> dict[str, str]:
+    """Return what `FeatureMaps.save` writes, for all images, their names, and what was edited."""
     is_all = len(first.samples) == len(samples)
     info = {
         name: asdict(entry if is_all else replace(entry, shape=(len(samples), *entry.shape[1:])))
@@ -154,6 +159,7 @@ def _metadata(first: Pass, samples: list[Sample]) -> dict[str, str]:
         "trocar.expansions": json.dumps(first.maps.expansions),
         "trocar.info": json.dumps(info),
         "trocar.images": json.dumps([sample.name for sample in samples]),
+        **({"trocar.edits": json.dumps([str(entry) for entry in edits])} if edits else {}),
     }
 
 

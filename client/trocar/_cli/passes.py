@@ -20,6 +20,7 @@ from trocar._datasets.decoding import Loaded, keep_encoded, load
 from trocar._datasets.results import Outcome, outcomes
 from trocar._datasets.sources.arrays import ARRAY_SUFFIX
 from trocar._datasets.sources.files import read_file
+from trocar._edits import Edit
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def run_passes(
     taps: Sequence[Tap],
     batch_size: int,
     statistics: StatisticsTable,
+    edits: Sequence[str | Edit] = (),
 ) -> Iterator[Pass]:
     """Yield what each batch gave, in order; a bar on the terminal shows how far it is.
 
@@ -71,6 +73,7 @@ def run_passes(
         taps: What to collect.
         batch_size: Samples per batch.
         statistics: Takes the statistics: of samples with each batch, others at the end, over all.
+        edits: What is changed in every pass.
 
     Raises:
         TrocarError: A call failed, or arrays of a batch differ; its notes say for which files.
@@ -84,7 +87,8 @@ def run_passes(
     ):
         task = progress.add_task(model_id, total=len(samples))
         batches = cut(loaded, batch_size)
-        for outcome in outcomes(client, model_id, batches, taps, at_end=_finishing(statistics)):
+        at_end = _finishing(statistics)
+        for outcome in outcomes(client, model_id, batches, taps, edits=edits, at_end=at_end):
             batch, maps = outcome.batch, _maps(outcome)
             statistics.add(maps)
             yield Pass([samples[sample.index] for sample in batch.samples], maps)

@@ -6,6 +6,7 @@ import typer
 
 from trocar import Client
 from trocar._cli.arguments import AsJson, ModelId, Taps, parse_shape
+from trocar._cli.edit_options import EditTexts, parse_edits
 from trocar._cli.output import shape_text, show, show_json, size_text, table
 
 
@@ -17,10 +18,11 @@ def plan(
         str | None,
         typer.Option("--input", metavar="SHAPE", help="The input to assume, batch included: 8,3,224,224."),
     ] = None,
+    edit: EditTexts = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what extract would return: names, shapes, bytes, memory. Nothing is computed."""
-    found = client.plan(model_id, parse_shape(input_shape), tap)
+    found = client.plan(model_id, parse_shape(input_shape), tap, edits=parse_edits(edit))
     if as_json:
         show_json(found)
         return

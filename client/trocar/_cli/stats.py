@@ -15,6 +15,7 @@ from trocar._cli.arguments import (
     parse_statistics,
     statistics_taps,
 )
+from trocar._cli.edit_options import EditTexts, parse_edits
 from trocar._cli.failures import refuse
 from trocar._cli.input_sets import ImagesOrFolders, read_set
 from trocar._cli.output import show_json
@@ -30,17 +31,19 @@ class Over(StrEnum):
     SAMPLE = "sample"
 
 
-def stats(
+def stats(  # noqa: PLR0913 - one parameter for each option
     client: Client,
     model_id: ModelId,
     images: ImagesOrFolders,
     tap: Taps,
+    *,
     over: Annotated[
         Over, typer.Option(help="One number for all images, per channel or per image.")
     ] = Over.ALL,
     stats: Annotated[
         str, typer.Option(help=f"Which, of {', '.join(NUMBERS)}.")
     ] = "mean,std,min,max,zero_fraction",
+    edit: EditTexts = None,
     batch: BatchSize = 16,
     as_json: AsJson = False,
 ) -> None:
@@ -51,10 +54,10 @@ def stats(
     names = parse_statistics(stats)
     if not names:
         refuse("--stats: name at least one statistic")
-    taps = statistics_taps(tap, names, values=False, over=over.value)
+    taps, edits = statistics_taps(tap, names, values=False, over=over.value), parse_edits(edit)
     samples = read_set(client, model_id, images)
     statistics = StatisticsTable(names)
-    for _ in run_passes(client, model_id, samples, taps, batch, statistics):
+    for _ in run_passes(client, model_id, samples, taps, batch, statistics, edits):
         pass
     sample_names = [sample.name for sample in samples]
     if as_json:

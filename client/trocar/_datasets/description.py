@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trocar._datasets.edit_descriptions import describe_edits
 from trocar._datasets.options import Options
 from trocar._datasets.sample import Source
 
 if TYPE_CHECKING:
+    from trocar._stored_edits import StoredEdits
     from trocar._taps import Tap
     from trocar._types import Model, ServerInfo
 
 
 def describe(
-    model: "Model", server: "ServerInfo", taps: "Sequence[str | Tap]", source: Source, options: Options
+    model: "Model",
+    server: "ServerInfo",
+    taps: "Sequence[str | Tap]",
+    source: Source,
+    options: Options,
+    stored: "Sequence[StoredEdits]" = (),
 ) -> dict[str, Any]:
-    """Describe a job: model and weights, where they run, taps, source and options.
+    """Describe a job: model and weights, where they run, taps, edits, source and options.
 
     What to do with samples that fail is no part of it: a run that stopped at one may go on with "skip",
     and its output is that of a run that had skipped from the beginning.
@@ -42,6 +49,8 @@ def describe(
         "decode": options.decode,
         "limit": options.limit,
     }
+    if options.edits:  # folders that were begun before there were edits go on
+        found["edits"] = describe_edits(options.edits, stored)
     normal: dict[str, Any] = json.loads(json.dumps(found))
     return normal
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -13,10 +13,11 @@ from trocar._datasets.ahead import BATCHES_AHEAD, ReadAhead
 from trocar._datasets.batches import Batch, cut
 from trocar._datasets.decoding import Decoder, Loaded, client_decoder, keep_encoded, load
 from trocar._datasets.description import describe
+from trocar._datasets.edit_descriptions import names_in
 from trocar._datasets.open_shard import Failure
 from trocar._datasets.options import FormatName, OnError, Options
 from trocar._datasets.output import Output, open_output
-from trocar._datasets.results import outcomes
+from trocar._datasets.results import Outcome, outcomes
 from trocar._datasets.rows import RowMaker
 from trocar._datasets.sample import Sample, Source
 from trocar._datasets.sources.opening import Decode, open_source
@@ -25,6 +26,7 @@ from trocar.errors import DatasetError, ModelNotLoadedError, SourceError, Trocar
 
 if TYPE_CHECKING:
     from trocar._client import Client
+    from trocar._edits import Edit
     from trocar._taps import Tap
 
 
@@ -73,6 +75,7 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
     taps: "str | Tap | Sequence[str | Tap]",
     out: str | os.PathLike[str],
     *,
+    edits: "str | Edit | Sequence[str | Edit]" = (),
     format: FormatName = "safetensors",
     batch: int = 16,
     shard_size: int = 10_000,
@@ -101,6 +104,8 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
             array, a torch dataset (map-style or iterable), a Hugging Face dataset, a list of images.
         taps: As in `Client.extract`.
         out: The folder to write to; made where it is not there.
+        edits: What is changed in every pass, as in `Client.extract`; without swaps from a source. A run with
+            other edits does not go on in the same folder.
         format: "safetensors", "zarr", "parquet" or "npy".
         batch: Samples in one pass.
         shard_size: The most samples in one shard.
@@ -120,9 +125,11 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
         SourceError: The source, or with on_error="stop" a sample of it, cannot be read.
         OutputError: `out` holds something else, or the feature maps cannot be written as rows.
         TrocarError: A call failed; see `Client.extract`. What was done stays.
+        UnknownEditsError: You have stored no edits of a name in `edits` for the model.
         ValueError: An option is out of range.
     """
-    options = Options(format, batch, shard_size, decode, on_error, limit, restart, timeout_s)
+    changes = (edits,) if isinstance(edits, str) or not isinstance(edits, Sequence) else tuple(edits)
+    options = Options(format, batch, shard_size, decode, on_error, limit, restart, timeout_s, changes)
     listed = [taps] if not isinstance(taps, Sequence) or isinstance(taps, str) else list(taps)
     return _Job(client, model_id, listed, options, progress or _silent).run(source, Path(out))
 
@@ -161,7 +168,8 @@ class _Job:
         decoder: Decoder = keep_encoded
         if options.decode == "client":
             decoder = client_decoder(server.limits.max_image_pixels)
-        job = describe(model, server, self._taps, source, options)
+        stored = self._client.stored_edits(model.model_id) if names_in(options.edits) else ()
+        job = describe(model, server, self._taps, source, options, stored)
         with open_output(out, job, FORMATS[options.format], is_restart=options.is_restart) as output:
             resumed_at = output.position
             if not output.manifest.is_done:
@@ -171,16 +179,14 @@ class _Job:
 
     def _fill(self, output: Output, source: Source, decoder: Decoder) -> None:
         """Write every sample that is not on disk yet."""
-        options, total = self._options, _total(source, self._options.limit)
+        total = _total(source, self._options.limit)
         output.complete_if_full()
         self._tell(output, None, total)
-        rows = RowMaker(self._client, self._model_id, self._taps, options, output)
+        rows = RowMaker(self._client, self._model_id, self._taps, self._options, output)
         try:
             with (
                 self._batches(source, output.position, decoder) as batches,
-                closing(
-                    outcomes(self._client, self._model_id, batches, self._taps, timeout_s=options.timeout_s)
-                ) as found,
+                closing(self._outcomes(batches)) as found,
             ):
                 for outcome in found:
                     output.append(rows.of(outcome))
@@ -192,6 +198,17 @@ class _Job:
         if not output.position:
             raise SourceError("the source has no sample")
         output.finish()
+
+    def _outcomes(self, batches: Iterator[Batch]) -> Generator[Outcome]:
+        options = self._options
+        return outcomes(
+            self._client,
+            self._model_id,
+            batches,
+            self._taps,
+            edits=options.edits,
+            timeout_s=options.timeout_s,
+        )
 
     def _tell(self, output: Output, fraction: float | None, total: int | None) -> None:
         done = output.position

@@ -1,9 +1,12 @@
 """How a data set is taken through a model."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from trocar._datasets.sources.opening import Decode
+
+if TYPE_CHECKING:
+    from trocar._edits import Edit
 
 FormatName = Literal["safetensors", "zarr", "parquet", "npy"]
 OnError = Literal["stop", "skip"]
@@ -28,6 +31,8 @@ class Options:
     is_restart: bool = False
     timeout_s: float | None = None
     """Deadline of each call, in seconds; the client's when None."""
+    edits: "tuple[str | Edit, ...]" = ()
+    """What is changed in every pass, in this order; names are those of stored edits."""
 
     def __post_init__(self) -> None:
         for name, allowed in (("format", FormatName), ("decode", Decode), ("on_error", OnError)):

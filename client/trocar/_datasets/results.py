@@ -19,6 +19,7 @@ from trocar.errors import (
 if TYPE_CHECKING:
     from trocar._client import Client
     from trocar._client_stream import ExtractStream
+    from trocar._edits import Edit
     from trocar._feature_maps import FeatureMaps
     from trocar._taps import Tap
 
@@ -50,6 +51,7 @@ def outcomes(
     batches: Iterable[Batch],
     taps: "Sequence[str | Tap]",
     *,
+    edits: "Sequence[str | Edit]" = (),
     timeout_s: float | None = None,
     at_end: "Callable[[ExtractStream], None] | None" = None,
 ) -> Generator[Outcome]:
@@ -60,6 +62,7 @@ def outcomes(
         model_id: The model.
         batches: What to send.
         taps: What to collect.
+        edits: What is changed in every pass.
         timeout_s: How long one batch may take, in seconds; the client's timeout when None.
         at_end: Called with the stream after its last result; the statistics are then over all of it.
 
@@ -70,7 +73,8 @@ def outcomes(
     under_way: deque[_UnderWay] = deque()
     failures: list[BaseException] = []
     inputs = _inputs(batches, under_way, failures)
-    results = _results(client, model_id, inputs, taps, timeout_s, at_end)
+    options = {"edits": edits, "timeout_s": timeout_s}
+    results = _results(client, model_id, inputs, taps, options, at_end)
     for result in _named(results, under_way):
         while not (entry := under_way.popleft()).is_sent:
             yield Outcome(entry.batch, None, entry.error)
@@ -127,13 +131,12 @@ def _results(
     model_id: str,
     inputs: Iterable[Any],
     taps: "Sequence[str | Tap]",
-    timeout_s: float | None,
+    options: dict[str, Any],
     at_end: "Callable[[ExtractStream], None] | None",
 ) -> Iterator[Result]:
     """Yield what comes of each batch, in order."""
     is_running = at_end is not None
-    options: dict[str, Any] = {"timeout_s": timeout_s, "running_statistics": is_running}
-    with client.extract_stream(model_id, inputs, taps, **options) as stream:
+    with client.extract_stream(model_id, inputs, taps, running_statistics=is_running, **options) as stream:
         for result in stream:
             yield Result(result.maps, result.error)
         if at_end is not None:

@@ -99,7 +99,11 @@ class RowMaker:
         for sample in samples:
             try:
                 maps = self._client.extract(
-                    self._model_id, cutting.inputs([sample]), self._taps, timeout_s=self._options.timeout_s
+                    self._model_id,
+                    cutting.inputs([sample]),
+                    self._taps,
+                    edits=self._options.edits,
+                    timeout_s=self._options.timeout_s,
                 )
             except FAULTS_OF_DATA as error:
                 failed.append(_failure(sample, error))

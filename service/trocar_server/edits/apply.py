@@ -80,12 +80,13 @@ def edit_value(
         value: A dense tensor on any device.
         constants: The tensors of `edit.constants`, in order, on any device; see `check_constants`.
         other: For a swap the value from elsewhere, of the whole value's shape or with a batch of 1; for
-            `add_input` the module's input.
+            `add_input` the module's input; other operations do not look at it.
 
     Raises:
         ServiceError: `EDIT_SHAPE_MISMATCH` or `EDIT_DTYPE_REJECTED`, as `check_edit`.
         ValueError: `constants` are not those of the edit, there is no other value, or it is a skip.
     """
+    other = other if isinstance(edit.operation, Swap | AddInput) else None
     _check_arguments(edit, value, constants, other)
     other_form = (None, None) if other is None else (tuple(other.shape), other.dtype)
     selection = resolve(edit, tuple(value.shape), value.dtype, *other_form)
@@ -110,7 +111,7 @@ def _work(
     other: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return what the operation makes of the part."""
-    own = None if other is None else selection.read(other.expand(value.shape))
+    own = None if other is None else selection.read(other.expand(value.shape))  # of a batch of 1
     part = Part(selection.read(value), selection.form, tuple(constants), own)
     return _WORK[type(operation)](part, operation)
 

@@ -84,7 +84,8 @@ def _check_dtype(operation: Operation, form: Form) -> None:
 
 def _check_other_shape(operation: Operation, whole: Form, found: tuple[int, ...]) -> None:
     if isinstance(operation, Swap):
-        if found != whole.shape and (not found or found != (1, *whole.shape[1:])):
+        is_one_sample = whole.shape != () and found == (1, *whole.shape[1:])
+        if found != whole.shape and not is_one_sample:
             raise whole.mismatch(
                 f"the other value is of shape {found}; take one of that shape, or a batch of 1"
             )

@@ -27,7 +27,7 @@ def _through_int8(value: torch.Tensor) -> torch.Tensor:
     scale = absmax / _INT8_MAX
     # 0, also of a tiny absmax: nothing is divided then, and everything is rounded to 0.
     scale = torch.where(scale > 0, scale, 1)
-    limited = value.clamp(-absmax, absmax)
+    limited = torch.where(value.isinf(), value.sign() * absmax, value)
     rounded = (limited / scale).round() * scale
     # Exact: a value lies within a factor of 2 of what it was rounded to, or was rounded to 0.
     return limited + (rounded - limited).detach()

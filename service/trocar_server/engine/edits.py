@@ -109,13 +109,18 @@ def _planned(
     sources: Mapping[str, Recording | None],
 ) -> PlannedEdit:
     (target, leaf), edit = value, request.edit
+    if target.kind == "fx":
+        raise _impossible(target.name, edit, "nodes of a traced graph cannot be edited; select the module")
+    if target.kind == "fn" and target.port == "out" and target.path.endswith("_"):
+        raise _impossible(target.name, edit, "it changes its input in place; edit what comes before it")
     call_input, swap, other = None, None, None
     if isinstance(edit.operation, (AddInput, Skip)):
         call_input, other = _call_input(target, edit, recording)
     elif isinstance(edit.operation, Swap):
         swap, other = _swap_value(edit.operation, target, recording, sources)
-    with _named(target.name, edit):
-        check_edit(edit, *_form(leaf), other_shape=None if other is None else other.shape)
+    with named(target.name):
+        other_form = (None, None) if other is None else (other.shape, other.dtype)
+        check_edit(edit, *_form(leaf), other_shape=other_form[0], other_dtype=other_form[1])
     return PlannedEdit(position, request, target, leaf, call_input, swap)
 
 
@@ -186,12 +191,12 @@ def _swap_value(
 
 
 @contextmanager
-def _named(name: str, edit: Edit) -> Iterator[None]:
-    """Say in errors which value and operation they are about."""
+def named(name: str) -> Iterator[None]:
+    """Say in errors which value they are about."""
     try:
         yield
     except ServiceError as error:
-        message = f"{edit.operation.name} at '{name}': {error.message}"
+        message = f"'{name}': {error.message}"
         raise ServiceError(error.reason, message, **{**error.details, "name": name}) from None
 
 

@@ -181,7 +181,8 @@ def _output(taps: Sequence[TapRequest], described: Any) -> Output:
     if not (all(map(_is_text, (name, path, port, type_name))) and _is_number(call, _MAX_CALLS) and dtype):
         raise _damaged()
     leaf = Leaf(port, tuple(picks), "Tensor", tuple(shape), dtype)
-    source = TapTarget(Target(name, path, call, port, tuple(picks)), leaf, taps[index], type_name, index)
+    target = Target(name, path, call, port, tuple(picks), is_gradient=taps[index].selector.is_gradient)
+    source = TapTarget(target, leaf, taps[index], type_name, index)
     return Output(name, source, tuple(shape), dtype, False)
 
 

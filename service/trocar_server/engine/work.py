@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from trocar_server.config import Limits
-from trocar_server.engine.constants import Constants
+from trocar_server.engine.constants import Constants, check_constants
 from trocar_server.engine.hosting import Host, SourceForms
 from trocar_server.engine.inputs import (
     Argument,
@@ -141,6 +141,7 @@ def run_plan(
             )
             resolved = resolve_taps(plan.taps, recording, limits.max_reply_bytes, surgery)
         resolved = rehearse_plan(host, plan, resolved, signature, limits, forms, guard)
+        check_constants(resolved, constants)
         found = found_values(replica, resolved, sources, guard)
         work = make_work(resolved, constants.edits, constants.objective, found)
         work = replace(work, graph=host.recorder.graph() if "fx" in kinds else None)
@@ -169,6 +170,7 @@ def _run_from_start(
     resolved, start = resolve_plan(host, plan, signature, recording, limits, forms)
     assert start is not None
     called = split_arguments([entry.name for entry in signature], [entry.make("meta") for entry in signature])
+    check_constants(resolved, constants)
     found = found_values(replica, resolved, sources, guard)
     work = make_work(resolved, constants.edits, constants.objective, found)
     passing = Replica(make_replica(replica.module))  # whose state, half of it without data, goes with it

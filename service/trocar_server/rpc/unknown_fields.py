@@ -36,12 +36,14 @@ def refuse_unknown_fields(messages: Mapping[str, Message]) -> None:
 
 
 def _parts(message: Message) -> Iterator[Message]:
-    """Yield a message and every message within it."""
-    waiting = [message]
+    """Yield a message and every message within it; none is looked at before it is asked for."""
+    waiting: list[Iterator[Message]] = [iter((message,))]
     while waiting:
-        part = waiting.pop()
+        part = next(waiting[-1], None)
+        if part is None:
+            waiting.pop()
+            continue
         yield part
         for descriptor, value in part.ListFields():
-            if descriptor.message_type is None:
-                continue
-            waiting.extend([value] if isinstance(value, Message) else reversed(value))
+            if descriptor.message_type is not None:
+                waiting.append(iter((value,)) if isinstance(value, Message) else iter(value))

@@ -53,3 +53,27 @@ def attention_scores(
     if attn_mask is not None:
         scores = scores.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0)
     return scores.to(query.dtype)
+
+
+def attention_output(
+    scores: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *_: object,
+    enable_gqa: bool = False,
+    **__: object,
+) -> torch.Tensor:
+    """Return what attention with these scores returns: scores value, of the dtype of `query`.
+
+    Args:
+        scores: Shape (batch, heads, queries, keys).
+        query: Not changed by the scores.
+        key: Not used.
+        value: Shape (batch, heads, keys, width).
+        enable_gqa: Whether `value` has fewer heads, each for a group of heads of `query`.
+    """
+    del key
+    if enable_gqa:
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    return (scores @ value).to(query.dtype)

@@ -17,17 +17,24 @@ from typing import Any, Protocol
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from trocar_server.surgery.hooks import Arguments
+
 
 class CallListener(Protocol):
     """Is told of every call. What it does itself with tensors is not noticed."""
 
-    def enter(self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A call starts. `index` counts the calls of this name from 0."""
+    def enter(
+        self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Arguments | None:
+        """A call starts; it takes what is returned instead, if that is not None.
+
+        `index` counts the calls of this name from 0.
+        """
 
     def leave(
         self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        """A call has returned."""
+    ) -> Any:
+        """A call has returned; what is returned here takes its place, if that is not None."""
 
     def fail(self, name: str, index: int) -> None:
         """A call has raised."""
@@ -64,14 +71,14 @@ class FunctionWatch(TorchFunctionMode):
             return func(*args, **kwargs)
         index = self._counts[name]
         self._counts[name] += 1
-        self._listener.enter(name, index, args, kwargs)
+        args, kwargs = self._listener.enter(name, index, args, kwargs) or (args, kwargs)
         try:
             result = self._call(func, args, kwargs)
         except BaseException:
             self._listener.fail(name, index)
             raise
-        self._listener.leave(name, index, args, kwargs, result)
-        return result
+        other = self._listener.leave(name, index, args, kwargs, result)
+        return result if other is None else other
 
     def _call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         opened = _OPENED.get(func)

@@ -84,7 +84,7 @@ class EditSession:
     ) -> None:
         self._model = model
         self._of_parameters = [entry for entry in edits if entry.target.parameter is not None]
-        self._of_calls = _by_path([entry for entry in edits if entry.target.parameter is None])
+        self._of_calls = edits_by_path([entry for entry in edits if entry.target.parameter is None])
         self._found = {} if found is None else found
         self._collector = collector or Collector()
         self._undo = ExitStack()
@@ -117,7 +117,7 @@ class EditSession:
     def _register(self, module: nn.Module, entries: Sequence[EditTarget]) -> None:
         """Edit at the wanted calls of a module."""
         skips = {entry.target.call: entry for entry in entries if isinstance(entry.edit.operation, Skip)}
-        moments = _by_moment([entry for entry in entries if not isinstance(entry.edit.operation, Skip)])
+        moments = edits_by_moment([entry for entry in entries if not isinstance(entry.edit.operation, Skip)])
         kept: dict[int, Inputs] = {}
         forward = _Skippable(module, self._undo) if skips else None
 
@@ -132,6 +132,7 @@ class EditSession:
             }
             if forward is not None and index in skips:
                 forward.result = next(iter(kept[index].values()))
+                self._collector.edited.add(skips[index].target.name)
             return with_ports(ports) if wanted else None
 
         def leave(index: int, output: Any) -> Any:
@@ -144,18 +145,14 @@ class EditSession:
 
     def _edited(self, entry: EditTarget, ports: Mapping[str, Any], inputs: "Inputs") -> Any:
         """Return a port's value with one edit made."""
-        target = entry.target
-        try:
-            whole = ports[target.port]
-            value = pick(whole, target.picks)
-            other = inputs[entry.call_input] if entry.call_input else None
-            other = self._found[entry.found] if entry.found else other
-        except KeyError:
-            raise ValueMissingError(target.name) from None
-        if not isinstance(value, torch.Tensor):
-            raise ValueMissingError(target.name)
+        self._collector.edited.add(entry.target.name)
+        other = inputs[entry.call_input] if entry.call_input else None
+        if entry.found:
+            if entry.found not in self._found:
+                raise ValueMissingError(entry.found)
+            other = self._found[entry.found]
         with self._collector.busy():
-            return put(whole, target.picks, edit_value(entry.edit, value, entry.constants, other))
+            return edited_port(entry, ports, other)
 
     def _kept(self, call_input: CallInput, ports: Mapping[str, Any]) -> torch.Tensor:
         try:
@@ -164,6 +161,23 @@ class EditSession:
             raise ValueMissingError(call_input.port) from None
         with self._collector.busy():
             return value.clone() if call_input.clone else value
+
+
+def edited_port(entry: EditTarget, ports: Mapping[str, Any], other: torch.Tensor | None = None) -> Any:
+    """Return what is at the port of an edit, with the edit made.
+
+    Raises:
+        ValueMissingError: The call has no such tensor.
+    """
+    target = entry.target
+    try:
+        whole = ports[target.port]
+        value = pick(whole, target.picks)
+    except KeyError:
+        raise ValueMissingError(target.name) from None
+    if not isinstance(value, torch.Tensor):
+        raise ValueMissingError(target.name)
+    return put(whole, target.picks, edit_value(entry.edit, value, entry.constants, other))
 
 
 Inputs = dict[CallInput, torch.Tensor]
@@ -190,14 +204,16 @@ class _Skippable:
         return result
 
 
-def _by_path(edits: Sequence[EditTarget]) -> dict[str, list[EditTarget]]:
+def edits_by_path(edits: Sequence[EditTarget]) -> dict[str, list[EditTarget]]:
+    """Group edits by what they belong to, each group in their order."""
     found: dict[str, list[EditTarget]] = {}
     for entry in edits:
         found.setdefault(entry.target.path, []).append(entry)
     return found
 
 
-def _by_moment(edits: Sequence[EditTarget]) -> EditMoments:
+def edits_by_moment(edits: Sequence[EditTarget]) -> EditMoments:
+    """Group edits by call index and whether they come before the call, each group in their order."""
     moments: EditMoments = {}
     for entry in edits:
         key = entry.target.call, entry.target.port.startswith("in")

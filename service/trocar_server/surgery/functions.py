@@ -9,7 +9,7 @@
 Functions have the names that `calls.function_name` gives them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -17,9 +17,17 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from trocar_server.surgery.attention import ATTENTION, attention_scores
+from trocar_server.surgery.attention import ATTENTION, attention_output, attention_scores
 from trocar_server.surgery.calls import FunctionWatch
+from trocar_server.surgery.editing import (
+    EditMoments,
+    EditTarget,
+    edited_port,
+    edits_by_moment,
+    edits_by_path,
+)
 from trocar_server.surgery.guard import PassGuard
+from trocar_server.surgery.hooks import Arguments, in_ports, with_ports
 from trocar_server.surgery.recording import Leaf, ModuleRecord, Recorder
 from trocar_server.surgery.taps import Collector, StopForward, Target, by_moment
 from trocar_server.surgery.writes import WriteWatch
@@ -29,7 +37,7 @@ SCORES = "scores"
 
 
 class FunctionSession:
-    """Collects values from the functions that are called for as long as the context is open.
+    """Collects and changes values of the functions that are called for as long as the context is open.
 
     Ports are those of modules, and `scores` of `scaled_dot_product_attention`: see
     `attention_scores`. The pass ends, without an error, after the last call that is needed.
@@ -51,8 +59,12 @@ class FunctionSession:
         targets: Sequence[Target],
         collector: Collector | None = None,
         guard: PassGuard | None = None,
+        before: Sequence[EditTarget] = (),
+        after: Sequence[EditTarget] = (),
     ) -> None:
         self._wanted = by_moment(targets)
+        self._before = _by_name(before)
+        self._after = _by_name(after)
         self._collector = collector or Collector()
         self._collector.expect(self._wanted)
         self._guard = guard or PassGuard()
@@ -69,7 +81,7 @@ class FunctionSession:
         return self._collector.stopped_at
 
     def __enter__(self) -> Self:
-        if self._wanted:
+        if self._wanted or self._before or self._after:
             self._context.enter_context(FunctionWatch(self, lambda: self._collector.is_busy))
         return self
 
@@ -79,27 +91,64 @@ class FunctionSession:
         self._context.close()
         return isinstance(error, StopForward)
 
-    def enter(self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Collect what a call takes."""
+    def enter(
+        self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Arguments | None:
+        """Edit and collect what a call takes."""
         self._guard.check()
-        wanted = self._wanted.get(name, {}).get((index, True))
+        key = index, True
+        wanted = self._wanted.get(name, {}).get(key)
+        before, after = (edits.get(name, {}).get(key, []) for edits in (self._before, self._after))
+        if not (wanted or before or after):
+            return None
+        ports = in_ports(args, kwargs)
+        self._edit(before, ports)
         if wanted:
-            ports = {"in": args, **{f"in({key})": value for key, value in kwargs.items()}}
             self._collector.collect(name, wanted, ports)
+        self._edit(after, ports)
+        return with_ports(ports)
 
     def leave(
         self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        """Collect what a call returned."""
-        wanted = self._wanted.get(name, {}).get((index, False))
+    ) -> Any:
+        """Edit and collect what a call returned; returns what takes its place, or None."""
+        key = index, False
+        wanted = self._wanted.get(name, {}).get(key)
+        before, after = (edits.get(name, {}).get(key, []) for edits in (self._before, self._after))
+        if not (wanted or before or after):
+            return None
+        ports = {"out": result}
+        if name == ATTENTION and any(t.port == SCORES for t in (*(wanted or ()), *_targets(before, after))):
+            ports[SCORES] = attention_scores(*args, **kwargs)
+        self._edit(before, ports, lambda scores: attention_output(scores, *args, **kwargs))
         if wanted:
-            ports = {"out": result}
-            if name == ATTENTION and any(target.port == SCORES for target in wanted):
-                ports[SCORES] = attention_scores(*args, **kwargs)
             self._collector.collect(name, wanted, ports)
+        self._edit(after, ports, lambda scores: attention_output(scores, *args, **kwargs))
+        return ports["out"] if before or after else None
+
+    def _edit(
+        self,
+        edits: Sequence[EditTarget],
+        ports: dict[str, Any],
+        from_scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        """Make edits in their order; what changes scores changes the output that they lead to."""
+        for entry in edits:
+            with self._collector.busy():
+                ports[entry.target.port] = edited_port(entry, ports)
+                if entry.target.port == SCORES and from_scores is not None:
+                    ports["out"] = from_scores(ports[SCORES])
 
     def fail(self, name: str, index: int) -> None:
         """Nothing comes of a call that raised."""
+
+
+def _by_name(edits: Sequence[EditTarget]) -> dict[str, EditMoments]:
+    return {name: edits_by_moment(entries) for name, entries in edits_by_path(edits).items()}
+
+
+def _targets(*edits: Sequence[EditTarget]) -> Iterator[Target]:
+    yield from (entry.target for some in edits for entry in some)
 
 
 def record_functions(

@@ -31,6 +31,8 @@ class Surgery:
         anchors: Values with respect to which the objective itself takes gradients.
         inner: Values of this pass that swaps put in elsewhere, by their own name.
         found: Values of other passes that swaps put in, by key.
+
+    Edits of functions are in `before` and `after`, too; whoever watches functions makes them.
     """
 
     before: tuple[EditTarget, ...] = ()
@@ -39,6 +41,11 @@ class Surgery:
     anchors: tuple[Target, ...] = ()
     inner: tuple[Target, ...] = ()
     found: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def of_kind(self, kind: str) -> tuple[list[EditTarget], list[EditTarget]]:
+        """Return the edits of one kind of target: those before taps and those after."""
+        before, after = ([e for e in edits if e.target.kind == kind] for edits in (self.before, self.after))
+        return before, after
 
     @property
     def has_gradients(self) -> bool:
@@ -68,15 +75,16 @@ def operate(
     """
     found: dict[str, torch.Tensor] = dict(surgery.found)
     gradients: GradientSession | None = None
+    before, after = surgery.of_kind("module")
     with ExitStack() as contexts:
-        if surgery.before:
-            contexts.enter_context(EditSession(model, surgery.before, found, collector))
+        if before:
+            contexts.enter_context(EditSession(model, before, found, collector))
         if surgery.has_gradients:
             gradients = GradientSession(model, surgery.points, surgery.anchors, guard, collector)
             contexts.enter_context(gradients)
         if surgery.inner:
             contexts.enter_context(TapSession(model, surgery.inner, Collector(found, ends_pass=False)))
         contexts.enter_context(TapSession(model, targets, collector))
-        if surgery.after:
-            contexts.enter_context(EditSession(model, surgery.after, found, collector))
+        if after:
+            contexts.enter_context(EditSession(model, after, found, collector))
         yield gradients

@@ -11,8 +11,8 @@ import numpy as np
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2  # ships no types
 
+from trocar_api.v1 import edit_pb2, edit_store_pb2, model_pb2, server_pb2, tensor_pb2
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.v1 import model_pb2, server_pb2, tensor_pb2
 
 DTYPES = {
     "float32": tensor_pb2.DTYPE_FLOAT32,
@@ -43,7 +43,7 @@ class Received:
         specs = [entry.tensor for entry in self.head.inputs]
         return [
             np.frombuffer(payload, names[spec.dtype]).reshape(spec.shape)
-            for spec, payload in zip(specs, self.payloads, strict=True)
+            for spec, payload in zip(specs, self.payloads, strict=False)
         ]
 
 
@@ -117,9 +117,11 @@ class FakeServer:
                     {
                         "Extract": grpc.stream_stream_rpc_method_handler(
                             self._extract, pb.ExtractRequest.FromString, None
-                        )
+                        ),
+                        "Plan": self._handler(pb, "Plan", pb.PlanResponse()),
                     },
                 ),
+                self._unary("EditStoreService", edit_store_pb2, _stored_edits()),
                 self._unary("ModelService", model_pb2, self._model_replies()),
                 self._unary("ServerService", server_pb2, {"GetServerInfo": _server_info()}),
             )
@@ -155,10 +157,10 @@ class FakeServer:
         context.add_callback(lambda: None if ended else self.cancelled.set())
         messages = list(requests)
         metadata = dict(context.invocation_metadata())
-        sizes = [_payload_count(entry) for entry in messages[0].inputs]
-        payloads = [b""] * sum(sizes)
+        payloads = [b""] * sum(_payload_count(entry) for entry in messages[0].inputs)
         for message in messages:
             for chunk in message.chunks:
+                payloads += [b""] * (chunk.payload_index + 1 - len(payloads))  # of taps, edits and so on
                 assert chunk.offset_bytes == len(payloads[chunk.payload_index])
                 payloads[chunk.payload_index] += chunk.data
         received = Received(messages[0], payloads, len(messages), metadata)
@@ -168,19 +170,19 @@ class FakeServer:
         ended.append(True)
 
     def _unary(self, service: str, module: Any, replies: dict[str, Any]) -> grpc.GenericRpcHandler:
-        def handler(name: str, answer: Any) -> Any:
-            def call(request: Any, context: grpc.ServicerContext) -> Any:
-                self._check(context)
-                self.calls.append((name, request))
-                return answer
-
-            request_type = getattr(module, f"{name}Request")
-            return grpc.unary_unary_rpc_method_handler(
-                call, request_type.FromString, type(answer).SerializeToString
-            )
-
-        handlers = {name: handler(name, answer) for name, answer in replies.items()}
+        handlers = {name: self._handler(module, name, answer) for name, answer in replies.items()}
         return grpc.method_handlers_generic_handler(f"trocar_api.v1.{service}", handlers)
+
+    def _handler(self, module: Any, name: str, answer: Any) -> Any:
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            self._check(context)
+            self.calls.append((name, request))
+            return answer
+
+        request_type = getattr(module, f"{name}Request")
+        return grpc.unary_unary_rpc_method_handler(
+            call, request_type.FromString, type(answer).SerializeToString
+        )
 
     def _model_replies(self) -> dict[str, Any]:
         model = resnet()
@@ -232,6 +234,18 @@ def modules() -> model_pb2.ListModulesResponse:
         ],
         is_symbolic=True,
     )
+
+
+def _stored_edits() -> dict[str, Any]:
+    scaled = edit_pb2.Edit(selector="layer3", scale=edit_pb2.Operand(constant=0.0))
+    stored = edit_store_pb2.StoredEdits(
+        model_id="resnet18", name="ablate-3", edits=[scaled], byte_count=2048, stored_at_s=1.5
+    )
+    return {
+        "StoreEdits": edit_store_pb2.StoreEditsResponse(stored=stored),
+        "ListEdits": edit_store_pb2.ListEditsResponse(stored=[stored]),
+        "DeleteEdits": edit_store_pb2.DeleteEditsResponse(),
+    }
 
 
 def _server_info() -> server_pb2.GetServerInfoResponse:

@@ -32,6 +32,12 @@ _PICKS = st.lists(st.integers(-999, 999) | st.text(st.characters(codec="utf-8"),
         ("sdpa", {"kind": "fn", "call": 3, "port": "scores"}, "fn:sdpa@3/scores"),
         ("fc", {"port": "param(weight)"}, "fc/param(weight)"),
         ("fc", {"port": "param(a b)"}, 'fc/param("a b")'),
+        ("fc", {"port": "param(*)"}, "fc/param(*)"),
+        ("fc", {"port": "param_grad(*)"}, "fc/param_grad(*)"),
+        ("fc", {"port": "in(*)"}, 'fc/in("*")'),
+        ("fc", {"port": "grad_out", "call": 1}, "fc@1/grad_out"),
+        ("", {"port": "grad_in"}, "/grad_in"),
+        ("fc", {"port": "grad_in(a b)"}, 'fc/grad_in("a b")'),
         ("head", {"picks": ["out", 0]}, 'head["out"][0]'),
         ("head", {"picks": "out"}, 'head["out"]'),
         ("re", {"type": "ReLU"}, '"re":ReLU'),
@@ -60,10 +66,17 @@ def test_the_server_reads_what_was_said(
     assert selector.is_pattern is (class_name is not None)
 
 
-@given(path=_PATH, name=_NAME)
-def test_the_server_reads_the_parameter_that_was_said(path: str, name: str) -> None:
-    selector = parse_selector(trocar.selector(path, port=f"param({name})"))
+@given(path=_PATH, name=_NAME.filter(lambda name: name != "*"), word=st.sampled_from(["param", "param_grad"]))
+def test_the_server_reads_the_parameter_that_was_said(path: str, name: str, word: str) -> None:
+    selector = parse_selector(trocar.selector(path, port=f"{word}({name})"))
     assert (selector.path, selector.parameter) == (path, name)
+    assert selector.is_gradient is (word == "param_grad")
+
+
+@given(path=_PATH, name=_NAME)
+def test_the_server_reads_the_gradient_of_an_argument(path: str, name: str) -> None:
+    selector = parse_selector(trocar.selector(path, port=f"grad_in({name})"))
+    assert (selector.path, selector.port, selector.is_gradient) == (path, f"in({name})", True)
 
 
 @given(pattern=st.sampled_from([r"layer[34]\.\d+", '"', "a|b", "größe@1", "\\\\"]), call=st.integers(-9, 9))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trocar import FeatureMapInfo, FeatureMaps, Model, ServerInfo, ServerLimits, ServerTiming
+from trocar._stored_edits import StoredEdits
 from trocar._tensors import Array
 from trocar.errors import InvalidImageError, TrocarError
 
@@ -33,6 +34,8 @@ class FakeClient:
 
     def __init__(self, *, fail_at: int | None = None, error: TrocarError | None = None) -> None:
         self.calls: list[int] = []
+        self.edits: list[Any] = []
+        self.stored: list[StoredEdits] = []
         self._fail_at = fail_at
         self._error = error
 
@@ -46,12 +49,22 @@ class FakeClient:
             "1", "2.14", "cpu", ServerLimits(1 << 30, 1 << 30, 1 << 20, 64, 8, 10_000, 8, 1 << 30, 256)
         )
 
+    def stored_edits(self, model_id: str) -> list[StoredEdits]:
+        return self.stored
+
     def extract(
-        self, model_id: str, inputs: Any, taps: Sequence[Any], *, timeout_s: float | None = None
+        self,
+        model_id: str,
+        inputs: Any,
+        taps: Sequence[Any],
+        *,
+        edits: Sequence[Any] = (),
+        timeout_s: float | None = None,
     ) -> FeatureMaps:
         if self._error is not None and len(self.calls) == self._fail_at:
             raise self._error
         self.calls.append(len(inputs))
+        self.edits.append(edits)
         return computed(inputs, taps)
 
     @contextmanager
@@ -61,13 +74,14 @@ class FakeClient:
         batches: Iterable[Any],
         taps: Sequence[Any],
         *,
+        edits: Sequence[Any] = (),
         timeout_s: float | None = None,
         running_statistics: bool = False,
     ) -> Iterator[Iterator[StreamResult]]:
         def results() -> Iterator[StreamResult]:
             for index, batch in enumerate(batches):
                 try:
-                    result = StreamResult(index, self.extract(model_id, batch, taps), None)
+                    result = StreamResult(index, self.extract(model_id, batch, taps, edits=edits), None)
                 except InvalidImageError as error:
                     result = StreamResult(index, None, error)
                 yield result

@@ -13,9 +13,19 @@ from tests.support.gated_models import WAIT_S, Gate, Gated
 from tests.support.odd_models import Identity
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
+from trocar_server.edits import Edit, Zero
 from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.plan import ImageForm, ImageInput, Payload, Payloads, Plan, TapRequest, TensorInput
+from trocar_server.engine.plan import (
+    EditRequest,
+    ImageForm,
+    ImageInput,
+    Payload,
+    Payloads,
+    Plan,
+    TapRequest,
+    TensorInput,
+)
 from trocar_server.engine.work import Prepared, run_plan
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, ModelState
@@ -129,3 +139,11 @@ async def test_a_cancel_while_images_are_prepared_stops_before_the_next_image(
             )
     assert caught.value.reason is ErrorReason.CANCELLED
     assert len(prepared) == 1
+
+
+async def test_edits_that_are_to_be_stored_must_be_of_modules_that_run(engine: Engine) -> None:
+    await engine.load("identity")
+    await engine.check_edits("identity", [EditRequest(parse_selector("/in"), Edit(Zero()))])
+    with pytest.raises(ServiceError) as caught:
+        await engine.check_edits("identity", [EditRequest(parse_selector("fc"), Edit(Zero()))])
+    assert caught.value.reason is ErrorReason.UNKNOWN_MODULE

@@ -1,5 +1,7 @@
 """From an extraction to messages: head first, chunks in order, bytes as protobuf would write them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from trocar_server.engine.engine import Extraction
 from trocar_server.engine.outputs import Output, TapTarget
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan, TapRequest
-from trocar_server.rpc.replies import join_parts, reply_messages
+from trocar_server.rpc.replies import describe_output, join_parts, reply_head, reply_messages
 from trocar_server.stats import Scope, Statistic, StatisticsResult
 from trocar_server.surgery import Leaf, Target, parse_selector
 
@@ -124,3 +126,30 @@ def test_time_and_expansions_are_in_the_head() -> None:
     (message,) = messages(feature_map("a", b"x"))
     assert message.timing == pb.ServerTiming(queue_s=0.25, compute_s=0.5)
     assert list(message.expansions) == [pb.SelectorExpansion(selector="layer4", names=["a"])]
+
+
+@pytest.mark.parametrize(
+    ("port", "expected"),
+    [
+        ("out", "grad_out"),
+        ("in", "grad_in"),
+        ("in(x)", "grad_in(x)"),
+        ("param(weight)", "param_grad(weight)"),
+    ],
+)
+def test_the_port_of_a_gradient_says_so(port: str, expected: str) -> None:
+    output = feature_map("a", b"x").output
+    for is_gradient, shown in ((True, expected), (False, port)):
+        target = Target("a", "fc", 0, port, is_gradient=is_gradient)
+        source = replace(output.source, target=target)
+        assert describe_output(replace(output, source=source)).port == shown
+
+
+def test_what_edits_became_and_the_objective_are_in_the_head() -> None:
+    plan = Plan("m", (), (), 1)
+    edits = (("conv*", ("conv1", "conv2")), ("fc", ("fc",)))
+    extraction = Extraction((), (), None, 0, 0, edit_expansions=edits, objective_value=0.0)
+    head = reply_head(plan, extraction)
+    assert [(found.selector, tuple(found.names)) for found in head.edit_expansions] == list(edits)
+    assert head.HasField("objective_value")
+    assert not reply_head(plan, replace(extraction, objective_value=None)).HasField("objective_value")

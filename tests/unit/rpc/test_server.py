@@ -22,7 +22,7 @@ from trocar_server import app
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.errors import ServiceError
 
-SERVICES = ["", *(f"trocar_api.v1.{name}Service" for name in ("Model", "Extraction", "Server"))]
+SERVICES = ["", *(f"trocar_api.v1.{name}Service" for name in ("Model", "Extraction", "Server", "EditStore"))]
 
 
 @pytest.fixture

@@ -1,0 +1,84 @@
+"""`trocar edits`: lists of edits that the server keeps under a name."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from trocar import Client
+from trocar._cli.arguments import AsJson, ModelId
+from trocar._cli.connection import connected
+from trocar._cli.edit_options import EditTexts, parse_edits
+from trocar._cli.failures import refuse
+from trocar._cli.output import show_json
+from trocar._edits import Edit
+from trocar._stored_edits import StoredEdits, check_edits_name
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What `--edit NAME` then stands for.")]
+
+
+def edits_app(epilog: str) -> typer.Typer:
+    """Make the group of commands."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        epilog=epilog,
+        help="Keep edits on the server under a name; every caller has its own.",
+    )
+    for name, command in (("add", add), ("list", list_edits), ("remove", remove)):
+        app.command(name, epilog=epilog)(connected(command))
+    return app
+
+
+def add(
+    client: Client,
+    name: Name,
+    model_id: ModelId,
+    *,
+    edit: EditTexts = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what has this name.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Store edits for a model; they are checked on its example input first."""
+    _check_name(name)
+    edits = parse_edits(edit)
+    if not edits:
+        refuse("there is nothing to store; give at least one --edit")
+    chosen = [entry for entry in edits if isinstance(entry, Edit)]
+    if len(chosen) < len(edits):
+        refuse("--edit: stored edits cannot hold the names of others")
+    stored = client.store_edits(model_id, name, chosen, replace=replace)
+    show_json(_plain(stored)) if as_json else typer.echo(str(stored))
+
+
+def list_edits(
+    client: Client,
+    model_id: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Only those for this model.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List your stored edits, by model and name."""
+    found = client.stored_edits(model_id)
+    if as_json:
+        show_json([_plain(stored) for stored in found])
+        return
+    typer.echo("\n".join(map(str, found)) or "there are no stored edits; `trocar edits add` stores some")
+
+
+def remove(client: Client, name: Name, model_id: ModelId) -> None:
+    """Delete stored edits."""
+    _check_name(name)
+    client.delete_edits(model_id, name)
+    typer.echo(f"removed {name} of {model_id}")
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_edits_name(name)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def _plain(stored: StoredEdits) -> dict[str, Any]:
+    return {**asdict(stored), "stored_at": stored.stored_at.isoformat()}

@@ -1,0 +1,105 @@
+"""One list as a file."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from trocar_server.edit_store.files import DamagedError, StoredEntry, decoded, encoded, head_of, write_durably
+
+ENTRY = StoredEntry("alice", "resnet18", "ablate-3", 1234.5, b"what \n it does", b"\x00\xff\n" * 9)
+
+
+def test_a_file_says_what_was_written() -> None:
+    assert decoded(encoded(ENTRY)) == ENTRY
+
+
+@pytest.mark.parametrize("name", ["", "é\ud7ff\U0001f600", '"}\n{', "x" * 1000])
+def test_odd_names_come_back(name: str) -> None:
+    entry = StoredEntry(name, name, name, 0.0, b"", b"")
+    assert decoded(encoded(entry)) == entry
+
+
+def test_every_bit_counts() -> None:
+    content = encoded(ENTRY)
+    for position in range(len(content)):
+        bent = bytearray(content)
+        bent[position] ^= 1
+        with pytest.raises(DamagedError):
+            decoded(bytes(bent))
+
+
+def test_no_beginning_of_a_file_is_taken_for_the_whole() -> None:
+    content = encoded(ENTRY)
+    for length in range(len(content)):
+        with pytest.raises(DamagedError):
+            decoded(content[:length])
+    with pytest.raises(DamagedError):
+        decoded(content + b"x")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"null", b"[]", b"{}", b"[" * 10_000, b'{"principal": 1}', b"\xff"],
+)
+def test_a_head_that_says_something_else_is_damaged(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "x.edits"
+    path.write_bytes(encoded(ENTRY)[:80] + line + b"\n")
+    with pytest.raises(DamagedError):
+        head_of(path)
+
+
+def test_a_head_of_other_types_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "x.edits"
+    path.write_bytes(encoded(ENTRY).replace(b'"tensor_bytes": 27', b'"tensor_bytes": "27"'))
+    with pytest.raises(DamagedError):
+        head_of(path)
+
+
+def test_a_head_is_read_without_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "x.edits"
+    path.write_bytes(encoded(ENTRY)[: -len(ENTRY.tensors)])
+    head = head_of(path)
+    assert (head.principal, head.model_id, head.name) == ("alice", "resnet18", "ablate-3")
+    assert (head.description_bytes, head.tensor_bytes) == (len(ENTRY.description), len(ENTRY.tensors))
+
+
+def test_only_its_owner_may_read_a_file(tmp_path: Path) -> None:
+    write_durably(tmp_path / "x.edits", b"abc")
+    assert (tmp_path / "x.edits").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.edits"
+    write_durably(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="space"):
+        write_durably(path, b"new")
+    assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], b"old")
+
+
+def test_the_bytes_are_on_disk_before_the_name_is_and_the_name_before_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        events.append("folder" if Path(f"/proc/self/fd/{descriptor}").resolve() == tmp_path else "file")
+        fsync(descriptor)
+
+    def noted_replace(source: Path, target: Path) -> Path:
+        events.append("rename")
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    write_durably(tmp_path / "x.edits", b"abc")
+    assert events == ["file", "rename", "folder"]
