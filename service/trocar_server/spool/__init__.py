@@ -1,0 +1,28 @@
+"""Saved tensors on disk, within a memory budget; usable alone on any `nn.Module`.
+
+from trocar_server.spool import Spool
+
+spool = Spool("/scratch", budget_bytes=256 << 20)
+with spool:
+    loss = criterion(model(x), y)
+loss.backward()
+spool.report()
+"""
+
+from trocar_server.spool.entries import Report
+from trocar_server.spool.errors import (
+    SavedTensorChangedError,
+    SpoolError,
+    SpoolFullError,
+    SpoolReadError,
+)
+from trocar_server.spool.spool import Spool
+
+__all__ = [
+    "Report",
+    "SavedTensorChangedError",
+    "Spool",
+    "SpoolError",
+    "SpoolFullError",
+    "SpoolReadError",
+]
