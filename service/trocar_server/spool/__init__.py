@@ -9,13 +9,13 @@ loss.backward()
 spool.report()
 """
 
-from trocar_server.spool.entries import Report
 from trocar_server.spool.errors import (
     SavedTensorChangedError,
     SpoolError,
     SpoolFullError,
     SpoolReadError,
 )
+from trocar_server.spool.report import Report
 from trocar_server.spool.spool import Spool
 
 __all__ = [

@@ -1,165 +1,193 @@
 """Files of many tensors, each a valid safetensors file, written piece by piece.
 
 # Note: [A safetensors file that grows]
-The header of the format comes first and names every tensor, but the tensors come one by one. So room is kept for
-it: 64 KiB, filled up with spaces, which the format allows. Data begins behind it and each block at a multiple of
-4096, which direct I/O wants; the format allows no holes, so the gaps are tensors, too, called `gap.N`. The header is
-written when the file is sealed.
+The header of the format comes first and names every tensor, but the tensors come one by one. So room is kept
+for it, filled up with spaces. It is written when the file is sealed, and when the writer has nothing else to
+do.
+
+# Note: [A block lies as in memory]
+Direct I/O wants addresses, sizes and offsets at multiples of a page. Memory of torch begins at multiples of
+64. So a block is put at the same distance from a page in the file as in memory: its whole pages are written
+from where they are, without a copy, and only its first and last piece go through a page of ours. Read into
+whole pages, it has the same alignment as before.
 """
 
-import contextlib
 import errno
-import json
-import mmap
+import fcntl
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trocar_server.spool.errors import SpoolError, SpoolFullError, SpoolReadError
+from trocar_server.spool.errors import SpoolReadError
+from trocar_server.spool.header import Item, header, most_bytes
+from trocar_server.spool.memory import aligned, padded
 
-ALIGNMENT = 4096
-HEADER_BYTES = 64 << 10
-_BYTES_PER_NAME = 160
-_MAX_BLOCKS = HEADER_BYTES // (2 * _BYTES_PER_NAME)
-_PIECE_BYTES = 4 << 20
+HEADER_BYTES = 128 << 10
 
 
-def padded(byte_count: int) -> int:
-    """Round up to whole pages."""
-    return -(-byte_count // ALIGNMENT) * ALIGNMENT
+class Descriptor:
+    """A file descriptor that is open as long as somebody has it: no thread reads a stranger's file."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
 
 
-@dataclass
+@dataclass(eq=False)
 class ChunkFile:
     """One file and what is in it.
 
     Attributes:
         path: Where it is.
-        descriptor: Open for reading and writing as long as the object lives.
-        capacity: Bytes that blocks may take.
+        is_direct: Whether the page cache is left out.
+        capacity: Bytes that blocks may take at present.
+        size: Bytes behind the header that the file has.
         used: Bytes taken, whole pages.
         live: Blocks that somebody still needs.
-        is_sealed: Whether nothing more comes.
-        is_direct: Whether the page cache is left out.
+        is_condemned: Whether it must go when nobody needs it, after a fault.
     """
 
     path: Path
-    descriptor: int
     capacity: int
     is_direct: bool
+    _descriptor: Descriptor | None
+    size: int = 0
     used: int = 0
     live: int = 0
-    is_sealed: bool = False
-    blocks: list[tuple[str, int, int]] = field(default_factory=list)
+    is_condemned: bool = False
+    _items: list[Item] = field(default_factory=list)
+    _header_bytes: int = 64
+    _is_named: bool = False
 
     @classmethod
     def create(cls, path: Path, capacity: int) -> "ChunkFile":
         """Make a new file for its owner only.
 
         Raises:
-            SpoolError: It cannot be made.
+            OSError: It cannot be made.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with _named("cannot make a file for saved tensors"):
-            try:
-                return cls(path, os.open(path, flags | os.O_DIRECT, 0o600), capacity, True)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # a filesystem without direct I/O, tmpfs for example
-                    raise
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()  # some leave it behind when they refuse the flag
-            return cls(path, os.open(path, flags, 0o600), capacity, False)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return cls(
+                path, capacity, True, Descriptor(os.open(path, flags | os.O_EXCL | os.O_DIRECT, 0o600))
+            )
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a filesystem without direct I/O
+                raise
+        # Not exclusive: some filesystems make the file before they refuse the flag. The folder is ours alone.
+        return cls(path, capacity, False, Descriptor(os.open(path, flags, 0o600)))
 
-    def has_room(self, byte_count: int) -> bool:
-        """Whether another block fits."""
-        is_open = not self.is_sealed and len(self.blocks) < _MAX_BLOCKS
-        return is_open and self.used + padded(byte_count) <= self.capacity
+    def has_room(self, page_bytes: int, item: Item) -> bool:
+        """Whether another block fits, in so many bytes of whole pages."""
+        has_bytes = self.used + page_bytes <= self.capacity
+        return has_bytes and self._header_bytes + most_bytes(item) <= HEADER_BYTES
 
-    def place(self, name: str, byte_count: int) -> int:
-        """Take room for a block; returns where it begins in the file."""
-        offset = self.used
-        self.used += padded(byte_count)
+    def place(self, item: Item, phase: int) -> int:
+        """Take room for a block, `phase` bytes behind the begin of a page; returns its offset in the file."""
+        start = self.used + phase
+        self.used += padded(phase + item.byte_count)
+        self.size = max(self.size, self.used)
         self.live += 1
-        self.blocks.append((name, offset, byte_count))
-        return HEADER_BYTES + offset
+        placed = Item(item.name, item.dtype, start, item.byte_count, item.remark)
+        self._items.append(placed)
+        self._header_bytes += most_bytes(placed)
+        self._is_named = False
+        return HEADER_BYTES + start
 
-    def write(self, offset: int, source: memoryview, staging: mmap.mmap) -> None:
-        """Write a block, in whole pages through an aligned buffer.
+    def write(self, offset: int, pieces: list[memoryview]) -> None:
+        """Write whole pages, from page-aligned memory, at a page of the file.
 
         Raises:
-            SpoolFullError: The disk is full.
-            SpoolError: Another error of the disk.
+            OSError: The disk is full or failing.
         """
-        with _named("cannot write saved tensors"):
-            for start in range(0, source.nbytes, _PIECE_BYTES):
-                piece = source[start : start + _PIECE_BYTES]
-                size = padded(piece.nbytes)
-                staging[: piece.nbytes] = piece
-                self._write_all(memoryview(staging)[:size], offset + start)
+        descriptor = self._open_descriptor()
+        pieces = list(pieces)
+        while pieces:
+            done = self._directly(lambda: os.pwritev(descriptor.number, pieces, offset))  # noqa: B023
+            offset += done
+            pieces = _behind(pieces, done)
 
     def read(self, offset: int, target: memoryview) -> None:
-        """Fill an aligned buffer of whole pages.
+        """Fill a page-aligned buffer of whole pages from a page of the file.
 
         Raises:
-            SpoolReadError: The file is shorter than it was, or cannot be read.
+            OSError: The disk is failing.
+            SpoolReadError: The file is shorter than it was, or gone.
         """
-        done = 0
-        try:
-            while done < target.nbytes:
-                count = os.preadv(self.descriptor, [target[done:]], offset + done)
-                if not count:
-                    raise SpoolReadError(f"{self.path.name} is shorter than it was: saved tensors are lost")
-                done += count
-        except OSError as error:
-            raise SpoolReadError(f"cannot read saved tensors: {error.strerror}") from error
+        descriptor = self._open_descriptor()
+        while target.nbytes:
+            done = self._directly(lambda: os.preadv(descriptor.number, [target], offset))  # noqa: B023
+            if not done:
+                raise SpoolReadError(f"{self.path.name} is shorter than it was: saved tensors are lost")
+            target, offset = target[done:], offset + done
 
-    def seal(self) -> None:
-        """Write the header: from now on it is a safetensors file."""
-        if self.is_sealed:
+    def name_tensors(self) -> None:
+        """Write the header: now it is a safetensors file, until more comes.
+
+        Raises:
+            OSError: The disk is full or failing.
+        """
+        if self._is_named:
             return
-        self.is_sealed = True
-        header = json.dumps(self._header(), separators=(",", ":")).encode()
-        size = HEADER_BYTES - 8
-        page = mmap.mmap(-1, HEADER_BYTES)
-        page[:] = size.to_bytes(8, "little") + header.ljust(size)
-        with _named("cannot write saved tensors"):
-            self._write_all(memoryview(page), 0)
+        page, start = aligned(HEADER_BYTES)
+        view = page.data[start : start + HEADER_BYTES]
+        view[:] = header(self._items, self.size, HEADER_BYTES)
+        self.write(0, [view])
+        self._is_named = True
 
-    def reset(self) -> None:
-        """Forget what is in it, to be written anew."""
-        self.used, self.live, self.is_sealed = 0, 0, False
-        self.blocks.clear()
+    def reset(self, capacity: int) -> None:
+        """Forget what is in it, to be written anew; its room on disk stays."""
+        self.used, self.live, self.capacity = 0, 0, capacity
+        self._items.clear()
+        self._header_bytes, self._is_named = 64, False
+
+    def is_whole(self) -> bool:
+        """Whether the file is still there and as long as it was."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            return False
+        found = os.fstat(descriptor.number)
+        return found.st_nlink > 0 and found.st_size >= HEADER_BYTES + self.size
+
+    def forget(self) -> None:
+        """Let go of the file without removing it."""
+        self._descriptor = None
 
     def remove(self) -> None:
-        """Close and delete it."""
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
-        with contextlib.suppress(OSError):
+        """Delete the file; reads that are under way end as they would."""
+        self.forget()
+        try:
             self.path.unlink()
+        except OSError:  # gone already, or the disk is: nothing to be done here
+            return
 
-    def _header(self) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for name, start, byte_count in self.blocks:
-            end = start + byte_count
-            found[name] = _entry(start, end)
-            if end % ALIGNMENT:
-                found[f"gap.{len(found)}"] = _entry(end, padded(end))
-        return found
+    def _open_descriptor(self) -> Descriptor:
+        if self._descriptor is None:
+            raise SpoolReadError(
+                "the spool was closed, or belongs to another process: saved tensors are lost"
+            )
+        return self._descriptor
 
-    def _write_all(self, source: memoryview, offset: int) -> None:
-        done = 0
-        while done < source.nbytes:
-            done += os.pwritev(self.descriptor, [source[done:]], offset + done)
+    def _directly(self, transfer: Callable[[], int]) -> int:
+        """Do direct I/O; do it through the page cache where the filesystem does not take it after all."""
+        try:
+            return transfer()
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self.is_direct:
+                raise
+        number = self._open_descriptor().number
+        fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) & ~os.O_DIRECT)
+        self.is_direct = False
+        return transfer()
 
 
-def _entry(start: int, end: int) -> dict[str, object]:
-    return {"dtype": "U8", "shape": [end - start], "data_offsets": [start, end]}
-
-
-@contextlib.contextmanager
-def _named(what: str):  # type: ignore[no-untyped-def]
-    try:
-        yield
-    except OSError as error:
-        kind = SpoolFullError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else SpoolError
-        raise kind(f"{what}: {error.strerror}") from error
+def _behind(pieces: list[memoryview], done: int) -> list[memoryview]:
+    """Return what is left of pieces when the first `done` bytes are away."""
+    while pieces and done >= pieces[0].nbytes:
+        done -= pieces.pop(0).nbytes
+    return [pieces[0][done:], *pieces[1:]] if pieces else []

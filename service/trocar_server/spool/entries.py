@@ -1,13 +1,13 @@
 """What is saved: blocks of bytes, each once, and the tensors that autograd made of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from trocar_server.spool.chunks import ChunkFile
 from trocar_server.spool.errors import SavedTensorChangedError
+from trocar_server.spool.transfer import Place
 
 
 class State(Enum):
@@ -45,6 +45,9 @@ class Block:
         storage: The bytes, where they are in memory.
         start: Where the block begins in `storage`, in bytes; not 0 where it was read back.
         users: Saved tensors that need it.
+        generation: Counts forks: blocks of the parent process are not managed in its child.
+        place: Where it is on disk.
+        error: What came of reading it.
     """
 
     number: int
@@ -56,8 +59,8 @@ class Block:
     state: State = State.HELD
     start: int = 0
     users: int = 0
-    chunk: ChunkFile | None = None
-    offset: int = 0
+    generation: int = 0
+    place: Place | None = None
     error: BaseException | None = None
 
 
@@ -65,8 +68,8 @@ class VersionWatch:
     """Says whether a tensor was changed in place since, without keeping its memory.
 
     # Note: [A version without its tensor]
-    Under saved-tensor hooks torch does not compare versions (DESIGN 5.5). A detached tensor shares the version
-    counter of its origin, and keeps it when its data is replaced by nothing (torch 2.14).
+    Under saved-tensor hooks torch does not compare versions (DESIGN 5.5). A detached tensor shares the
+    version counter of its origin, and keeps it when its data is replaced by nothing (torch 2.14).
     """
 
     __slots__ = ("_shadow", "_version")
@@ -144,33 +147,3 @@ class Kept:
                 f"version {self.version} instead"
             )
         return self.tensor
-
-
-@dataclass
-class Report:
-    """What a spool has done so far.
-
-    Attributes:
-        saved_bytes: Of all tensors that autograd saved, each time counted.
-        unique_bytes: Of their blocks, each once.
-        kept_bytes: Of what always stays: parameters, small tensors, kinds that cannot be written.
-        written_bytes: To disk.
-        read_bytes: From disk.
-        peak_bytes: The most that blocks took in memory at once, those read ahead included.
-        stall_count: How often forward or backward waited for the disk.
-        stall_s: How long.
-        file_count: The most files at once.
-        step_count: How often the context was entered.
-    """
-
-    saved_bytes: int = 0
-    unique_bytes: int = 0
-    kept_bytes: int = 0
-    written_bytes: int = 0
-    read_bytes: int = 0
-    peak_bytes: int = 0
-    stall_count: int = 0
-    stall_s: float = 0.0
-    file_count: int = 0
-    step_count: int = 0
-    notes: list[str] = field(default_factory=list)

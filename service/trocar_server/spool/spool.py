@@ -10,7 +10,7 @@ See `store` for what is written and when, and `chunks` for the files.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +22,16 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from trocar_server.spool.entries import Block, Kept, Report, VersionWatch, View
+from trocar_server.spool.choice import Choice, all_of, made_by
+from trocar_server.spool.encoding import EncodingOptions, StoreDtype
+from trocar_server.spool.entries import Block, Kept, VersionWatch, View
+from trocar_server.spool.options import DiskOptions
+from trocar_server.spool.report import Report
 from trocar_server.spool.store import BlockStore
 
 MIN_BYTES = 32 << 10
 AHEAD_BYTES = 64 << 20
 _COMPACT_SHARE = 2
-
-Choice = Callable[[torch.Tensor], bool]
-"""Says of a tensor that autograd saves whether it may be written."""
 
 
 class Saved:
@@ -59,27 +60,35 @@ class Saved:
 class Spool(AbstractContextManager["Spool"]):
     """Keeps what autograd saves within a budget of memory, and the rest on disk.
 
-    A context, to be entered for every forward pass, also in several threads at once: hooks of saved tensors belong to
-    the thread that enters. Of nested contexts the innermost counts. The backward pass may run anywhere, later, twice or
-    never; files go when the graph does. Gradients are bit-equal to those without it.
+    A context, to be entered for every forward pass, also in several threads at once: hooks of saved tensors
+    belong to the thread that enters. Of nested contexts the innermost counts. The backward pass may run
+    anywhere, later, twice or never; files go when the graph does. Gradients are bit-equal to those without
+    it.
 
     Parameters are never written, nor are the tensors of `keep` and tensors below `min_bytes`, of other
     devices than the CPU, sparse, quantised or of subclasses: they stay in memory as without a spool.
 
     Args:
-        directory: Where the process gets a folder of its own, which goes with it. Made when it is first needed.
+        directory: Where the process gets a folder of its own, which goes with it. Made when it is first
+            needed.
         budget_bytes: The most bytes of saved tensors in memory, but for the largest one.
         min_bytes: Smaller tensors stay in memory, uncounted.
         ahead_bytes: The most bytes that are read ahead of the backward pass, within the budget.
         quota_bytes: The most bytes on disk; no limit when None.
         keep: Modules or tensors whose memory is never written.
         choose: Says which tensors may be written; all that can be when None.
+        operations: Only what these operations made may be written, for example ["ConvolutionBackward0"]; see
+            `choice.made_by`.
+        checksum: Whether what is read from disk is compared with a checksum of what was written.
+        bits: Whether booleans are written as bits, without loss.
+        store_dtype: "bf16" or "int8" to write float32 and float64 with less precision: the gradients are not
+            exact, and the report says so.
 
     Raises:
         ValueError: A number is negative.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options by keyword
         self,
         directory: str | Path,
         budget_bytes: int,
@@ -89,14 +98,19 @@ class Spool(AbstractContextManager["Spool"]):
         quota_bytes: int | None = None,
         keep: Iterable[nn.Module | torch.Tensor] = (),
         choose: Choice | None = None,
+        operations: Collection[str] | None = None,
+        checksum: bool = False,
+        bits: bool = True,
+        store_dtype: StoreDtype | None = None,
     ) -> None:
-        if min(budget_bytes, min_bytes, ahead_bytes, quota_bytes or 0) < 0:
-            raise ValueError("budget_bytes, min_bytes, ahead_bytes and quota_bytes cannot be negative")
-        self._store = BlockStore(Path(directory), budget_bytes, ahead_bytes, quota_bytes)
+        if min(budget_bytes, min_bytes, ahead_bytes) < 0:
+            raise ValueError("budget_bytes, min_bytes and ahead_bytes cannot be negative")
+        options = DiskOptions(quota_bytes, checksum, EncodingOptions(store_dtype, bits))
+        self._store = BlockStore(Path(directory), budget_bytes, ahead_bytes, options)
+        self._is_lossy = store_dtype is not None
         self._min_bytes = min_bytes
-        self._choose = choose
+        self._choose = all_of(choose, None if operations is None else made_by(operations))
         self._keep = frozenset(_keys(keep))
-        self._lock = threading.Lock()
         self._blocks: dict[tuple[object, ...], weakref.ref[Block]] = {}
         self._contexts = threading.local()
         self._kept_bytes = self._saved_bytes = 0
@@ -121,7 +135,7 @@ class Spool(AbstractContextManager["Spool"]):
 
     def report(self) -> Report:
         """Return what has been done so far."""
-        return replace(self._store.report, saved_bytes=self._saved_bytes, kept_bytes=self._kept_bytes)
+        return replace(self._store.snapshot(), saved_bytes=self._saved_bytes, kept_bytes=self._kept_bytes)
 
     def close(self) -> None:
         """Stop the threads and remove the files; tensors that are on disk are lost."""
@@ -142,7 +156,9 @@ class Spool(AbstractContextManager["Spool"]):
         view = View.of(tensor)
         if byte_count * _COMPACT_SHARE < storage.nbytes():
             return self._saved_compact(tensor, byte_count, view, watch)
-        key = (storage._cdata, tensor._version)
+        key: tuple[object, ...] = (storage._cdata, tensor._version)
+        if self._is_lossy:  # bytes seen as two dtypes are two blocks: each loses another part
+            key = (*key, view.dtype)
         return self._saved(key, storage, storage.nbytes(), view, watch)
 
     def _saved_compact(self, tensor: torch.Tensor, byte_count: int, view: View, watch: VersionWatch) -> Saved:
@@ -163,7 +179,7 @@ class Spool(AbstractContextManager["Spool"]):
         watch: VersionWatch,
         origin: torch.UntypedStorage | None = None,
     ) -> Saved:
-        with self._lock:
+        with self._store.packing:
             known = self._blocks.get(key)
             block = known() if known is not None else None
             if block is not None and not block.alive.expired() and self._store.adopt(block):

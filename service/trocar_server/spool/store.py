@@ -1,33 +1,39 @@
 """Blocks in memory and on disk, within a budget: one writer and one reader thread.
 
-All state is under one lock. Packing threads add blocks, and wait while memory is over the budget; the writer takes the
-oldest. Unpacking threads ask for blocks, newest first, and the reader brings what comes next.
+All state is under one lock. Packing threads add blocks, and wait while memory is over the budget; the writer
+takes the oldest. Unpacking threads ask for blocks, newest first, and the reader brings what comes next.
 
 # Note: [What cannot stay]
-Backward needs the newest blocks first. So of a step whose blocks come to T bytes the first T - budget are written, and
-the rest never is. T is known from the step before; in the first step blocks are written when memory runs over.
+Backward needs the newest blocks first. So of a step whose blocks come to T bytes the first T - budget are
+written, and the rest never is. T is known from the step before; in the first step blocks are written when
+memory runs over.
 """
 
-import mmap
+import os
 import threading
 import time
 import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from trocar_server.spool.chunks import ChunkFile, padded
-from trocar_server.spool.directory import SpoolDirectory
-from trocar_server.spool.entries import IN_MEMORY, Block, Report, State
-from trocar_server.spool.errors import SpoolError, SpoolFullError
-from trocar_server.spool.memory import aligned_buffer, as_storage, storage_bytes
+from trocar_server.spool.directory import remove_leftovers
+from trocar_server.spool.encoding import Encoding, Kind
+from trocar_server.spool.entries import IN_MEMORY, Block, State
+from trocar_server.spool.errors import SpoolError, SpoolFullError, read_error, write_error
+from trocar_server.spool.header import Item
+from trocar_server.spool.memory import BufferPool, padded, storage_bytes
+from trocar_server.spool.options import DiskOptions
+from trocar_server.spool.pool import ChunkPool
+from trocar_server.spool.report import Report
+from trocar_server.spool.transfer import Place, Transfer, phase_of
 
-_PIECE_BYTES = 4 << 20
-_CHUNK_BYTES = 64 << 20
-_FREE_CHUNKS = 64
+_REST_S = 1.0
+_STORES: "weakref.WeakSet[BlockStore]" = weakref.WeakSet()
 
 
 class BlockStore:
@@ -37,42 +43,60 @@ class BlockStore:
         parent: Where the process's own folder is made.
         budget_bytes: The most bytes of blocks in memory, but for the largest one.
         ahead_bytes: The most bytes that are read ahead.
-        quota_bytes: The most bytes of files; None for no limit.
+        options: How blocks are kept on disk.
     """
 
-    def __init__(
-        self, parent: Path, budget_bytes: int, ahead_bytes: int, quota_bytes: int | None = None
-    ) -> None:
-        self.report = Report()
+    def __init__(self, parent: Path, budget_bytes: int, ahead_bytes: int, options: DiskOptions) -> None:
+        self.report = Report(notes=options.notes())
         self._parent = parent
         self._budget = budget_bytes
         self._ahead = ahead_bytes
-        self._quota = quota_bytes
+        self._options = options
+        self._number = self._generation = 0
+        self._is_closed = False
+        remove_leftovers(parent)
+        self._reset()
+        _STORES.add(self)
+
+    def _reset(self) -> None:
         self._lock = threading.Condition(threading.RLock())
+        self.packing = threading.Lock()
+        self._pool = ChunkPool(self._parent, self._options.quota_bytes, self.report.note)
+        self._buffers = BufferPool(self._ahead)
         self._held: dict[int, Block] = {}  # in memory, by number: oldest first
         self._queue: deque[Block] = deque()
         self._stored: list[Block] = []  # by number
         self._loaded: dict[int, Block] = {}
         self._released: deque[Block] = deque()  # from __del__, which must take no lock
-        self._held_bytes = self._loaded_bytes = self._disk_bytes = 0
-        self._number = 0
+        self._held_bytes = self._loaded_bytes = 0
         self._largest = 0
         self._cursor = 0
         self._step_bytes = self._last_step_bytes = 0
         self._is_backward = False
-        self._error: BaseException | None = None
-        self._directory: SpoolDirectory | None = None
-        self._chunks: list[ChunkFile] = []
-        self._free: list[ChunkFile] = []
-        self._open: ChunkFile | None = None
-        self._is_closed = False
+        self._error: SpoolError | None = None
+        self._failed: Block | None = None
         self._threads: list[threading.Thread] = []
+
+    def _begin_anew(self) -> None:
+        """In a forked process: leave the files, the threads and the locks to the parent.
+
+        Blocks of before can still be used here if they are in memory.
+        """
+        self._pool.forget()
+        for block in self._loaded.values():
+            if block.state is State.READING:
+                block.state = State.STORED
+        self._generation += 1
+        self._reset()
 
     def begin_step(self) -> None:
         """Note that a forward pass begins."""
         with self._lock:
             self._collect()
             self._is_backward = False
+            self._buffers.clear()
+            if self._failed is not None and self._failed.state is State.GONE:
+                self._error = self._failed = None  # its graph was dropped before it could come out
             self.report.step_count += 1
 
     def end_step(self) -> None:
@@ -88,29 +112,35 @@ class BlockStore:
         """
         with self._lock:
             self._collect()
-            self._raise_error()
             self._number += 1
-            block.number, block.users = self._number, 1
+            block.number, block.users, block.generation = self._number, 1, self._generation
             self._held[block.number] = block
             self._held_bytes += block.byte_count
             self._largest = max(self._largest, block.byte_count)
             self.report.unique_bytes += block.byte_count
             self._step_bytes += block.byte_count
             self._is_backward = False
-            if self._step_bytes <= self._last_step_bytes - self._budget:  # see Note: [What cannot stay]
-                self._enqueue(block)
-            self._make_room()
-            self._measure()
-            self._wait(
-                lambda: self._held_bytes <= self._budget + block.byte_count or not self._queue_is_busy()
-            )
-            self._raise_error()
+            try:
+                self._raise_error()
+                if self._step_bytes <= self._last_step_bytes - self._budget:  # see Note: [What cannot stay]
+                    self._enqueue(block)
+                self._make_room()
+                self._measure()
+                self._wait(lambda: self._has_room_for(block) or self._error is not None or self._is_closed)
+                self._raise_error()
+            except BaseException:
+                self.release(block)
+                self._collect()
+                raise
+
+    def _has_room_for(self, block: Block) -> bool:
+        return self._held_bytes <= self._budget + block.byte_count or not self._queue_is_busy()
 
     def adopt(self, block: Block) -> bool:
         """Take another user of a block; False when it is gone."""
         with self._lock:
             self._collect()
-            if block.state is State.GONE:
+            if block.state is State.GONE or block.generation != self._generation:
                 return False
             block.users += 1
             return True
@@ -127,20 +157,43 @@ class BlockStore:
                 self._is_backward = True
                 self._take_back_queue()
             self._cursor = block.number
-            if block.state is State.STORED:
-                self._read_now(block)
-            self._wait(lambda: block.state is not State.READING)
-            if block.error is not None:
-                error, block.error = block.error, None
-                raise error
-            storage = block.storage
-            assert storage is not None
+            self._raise_error()
+            while block.storage is None:
+                if block.error is not None:
+                    error, block.error = block.error, None
+                    raise error
+                if block.state is State.READING:
+                    self._wait(lambda: block.state is not State.READING)
+                else:
+                    self._read_now(block)
             self._lock.notify_all()  # the reader may go on behind it
-            return storage, block.start
+            return block.storage, block.start
 
     def release(self, block: Block) -> None:
         """Say that a user of a block is gone. Takes no lock: it may be called by the garbage collector."""
         self._released.append(block)
+
+    def rest(self) -> None:
+        """Say that nothing has happened for a while."""
+        with self._lock:
+            self._collect()
+            if not self._loaded:
+                self._buffers.clear()
+        try:
+            self._pool.rest(time.monotonic())
+        except OSError as error:
+            self.report.note(str(write_error(error)))
+
+    def snapshot(self) -> Report:
+        """Return what has been done so far."""
+        with self._lock:
+            self._collect()
+            return replace(
+                self.report,
+                file_count=self._pool.peak_files,
+                disk_peak_bytes=self._pool.peak_bytes,
+                notes=list(self.report.notes),
+            )
 
     def close(self) -> None:
         """Stop the threads and remove the files."""
@@ -150,13 +203,7 @@ class BlockStore:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=10)
-        with self._lock:
-            for chunk in (*self._chunks, *self._free):
-                chunk.remove()
-            self._chunks, self._free, self._open = [], [], None
-            if self._directory is not None:
-                self._directory.close()
-                self._directory = None
+        self._pool.close()
 
     # --- under the lock ---------------------------------------------------------------------------
 
@@ -165,7 +212,7 @@ class BlockStore:
         while self._released:
             block = self._released.popleft()
             block.users -= 1
-            if block.users == 0:
+            if block.users == 0 and block.generation == self._generation:
                 self._drop(block)
 
     def _drop(self, block: Block) -> None:
@@ -176,25 +223,13 @@ class BlockStore:
             self._unload(block)
         was_writing = block.state is State.WRITING
         block.state, block.storage = State.GONE, block.storage if was_writing else None
-        if block.chunk is not None and not was_writing:
-            self._leave_chunk(block)
+        self._leave_disk(block)
         self._lock.notify_all()
 
-    def _leave_chunk(self, block: Block) -> None:
-        chunk, block.chunk = block.chunk, None
-        assert chunk is not None
-        chunk.live -= 1
-        if chunk.live == 0 and chunk is not self._open:
-            self._recycle(chunk)
-
-    def _recycle(self, chunk: ChunkFile) -> None:
-        self._chunks.remove(chunk)
-        chunk.reset()
-        if len(self._free) < _FREE_CHUNKS:
-            self._free.append(chunk)
-        else:
-            self._disk_bytes -= chunk.capacity
-            chunk.remove()
+    def _leave_disk(self, block: Block) -> None:
+        place, block.place = block.place, None
+        if place is not None:
+            self._pool.leave(place.chunk)
 
     def _unload(self, block: Block) -> None:
         if self._loaded.pop(block.number, None) is not None:
@@ -238,13 +273,13 @@ class BlockStore:
         if is_ready():
             return
         started = time.perf_counter()
-        self._lock.wait_for(lambda: is_ready() or self._error is not None or self._is_closed)
+        self._lock.wait_for(is_ready)
         self.report.stall_count += 1
         self.report.stall_s += time.perf_counter() - started
 
     def _raise_error(self) -> None:
         if self._error is not None:
-            error, self._error = self._error, None
+            error, self._error, self._failed = self._error, None, None
             raise error
 
     def _start_threads(self) -> None:
@@ -262,7 +297,7 @@ class BlockStore:
         started = time.perf_counter()
         self._lock.release()
         try:
-            self._load(block)
+            self._load(block, Transfer())
         finally:
             self._lock.acquire()
         self.report.stall_count += 1
@@ -291,6 +326,8 @@ class BlockStore:
         index = bisect_left(self._stored, self._cursor, key=lambda block: block.number)
         for position in range(index - 1, -1, -1):
             block = self._stored[position]
+            if block.error is not None:
+                return None
             if block.state is State.STORED:
                 room = min(self._ahead, self._budget - self._held_bytes) - self._loaded_bytes
                 return block if block.byte_count <= room else None
@@ -305,26 +342,45 @@ class BlockStore:
 
     # --- on the threads ---------------------------------------------------------------------------
 
-    def _write(self, block: Block, staging: mmap.mmap) -> None:
+    def _write(self, block: Block, transfer: Transfer) -> None:
+        storage = block.storage
+        assert storage is not None
         try:
-            with self._lock:
-                chunk = self._chunk_for(block)
-                block.chunk = chunk
-                block.offset = chunk.place(f"{block.number}", block.byte_count)
-                storage = block.storage
-            assert storage is not None
-            chunk.write(block.offset, storage_bytes(storage, block.byte_count), staging)
-            with self._lock:
-                self._written(block)
+            source = storage_bytes(storage, block.byte_count)
+            encoding = self._options.encoding.choose(source, block.dtype)
+            place = self._placed(block, source, storage.data_ptr(), encoding, transfer)
         except BaseException as error:  # noqa: BLE001 - it comes out of forward or backward
             with self._lock:
-                self._not_written(block, error)
+                self._not_written(block, write_error(error))
+        else:
+            with self._lock:
+                block.place = place
+                self._written(block)
+
+    def _placed(
+        self, block: Block, source: memoryview, address: int, encoding: Encoding, transfer: Transfer
+    ) -> Place:
+        size = encoding.stored_bytes(block.byte_count)
+        item = Item(f"{block.number}", encoding.stored_dtype, 0, size, encoding.remark)
+        chunk, offset = self._pool.place(item, phase_of(address, encoding))
+        try:
+            try:
+                return transfer.write(chunk, offset, source, address, encoding)
+            except OSError as error:
+                if not isinstance(write_error(error), SpoolFullError) or not self._pool.drop_free():
+                    raise
+            return transfer.write(chunk, offset, source, address, encoding)  # in the room of free files
+        except BaseException:
+            self._pool.leave(chunk)
+            raise
 
     def _written(self, block: Block) -> None:
-        self.report.written_bytes += padded(block.byte_count)
+        assert block.place is not None
+        self.report.written_bytes += padded(block.place.byte_count)
+        self._count_encoded(block.place.encoding, block.byte_count)
         block.storage = None
         if block.state is State.GONE:
-            self._leave_chunk(block)
+            self._leave_disk(block)
         else:
             self._held.pop(block.number, None)
             self._held_bytes -= block.byte_count
@@ -335,9 +391,14 @@ class BlockStore:
                 self._stored = [stored for stored in self._stored if stored.state is not State.GONE]
         self._lock.notify_all()
 
-    def _not_written(self, block: Block, error: BaseException) -> None:
-        if block.chunk is not None:
-            self._leave_chunk(block)
+    def _count_encoded(self, encoding: Encoding, byte_count: int) -> None:
+        if encoding.is_lossy:
+            self.report.lossy_bytes += byte_count
+        elif encoding.kind is Kind.BITS:
+            self.report.packed_bytes += byte_count
+
+    def _not_written(self, block: Block, error: SpoolError) -> None:
+        """After a fault: everything that waits stays in memory, and the files go with their graphs."""
         if block.state is State.WRITING:
             block.state = State.HELD
         elif block.state is State.GONE:
@@ -346,68 +407,45 @@ class BlockStore:
             if queued.state is State.QUEUED:
                 queued.state = State.HELD
         self._queue.clear()
-        self._error = error if isinstance(error, SpoolError) else SpoolError(str(error))
+        self._pool.condemn()
+        self._error, self._failed = error, block
+        self.report.note(str(error))
         self._lock.notify_all()
 
-    def _chunk_for(self, block: Block) -> ChunkFile:
-        if self._open is not None and self._open.has_room(block.byte_count):
-            return self._open
-        if self._open is not None:
-            sealed, self._open = self._open, None
-            sealed.seal()
-            if sealed.live == 0:
-                self._recycle(sealed)
-        needed = padded(block.byte_count)
-        chunk = next((free for free in self._free if free.capacity >= needed), None)
-        if chunk is not None:
-            self._free.remove(chunk)
-        else:
-            chunk = self._new_chunk(max(_CHUNK_BYTES, needed))
-        self._chunks.append(chunk)
-        self._open = chunk
-        self.report.file_count = max(self.report.file_count, len(self._chunks) + len(self._free))
-        return chunk
-
-    def _new_chunk(self, capacity: int) -> ChunkFile:
-        while self._free and self._quota is not None and self._disk_bytes + capacity > self._quota:
-            dropped = self._free.pop()
-            self._disk_bytes -= dropped.capacity
-            dropped.remove()
-        if self._quota is not None and self._disk_bytes + capacity > self._quota:
-            raise SpoolFullError(
-                f"saved tensors would take over {self._quota:,} bytes on disk, the quota of this spool"
-            )
-        if self._directory is None:
-            self._directory = SpoolDirectory(self._parent)
-        chunk = ChunkFile.create(self._directory.path / f"{self._number:08d}.safetensors", capacity)
-        self._disk_bytes += capacity
-        return chunk
-
-    def _load(self, block: Block) -> None:
+    def _load(self, block: Block, transfer: Transfer) -> None:
         """Read a block that is in state READING."""
         error: BaseException | None = None
-        storage, start = None, 0
+        storage, start, place = None, 0, block.place
         try:
-            raw, start = aligned_buffer(block.byte_count)
-            assert block.chunk is not None
-            size = padded(block.byte_count)
-            block.chunk.read(block.offset, memoryview(raw)[start : start + size])
-            storage = as_storage(raw)
-        except BaseException as raised:  # noqa: BLE001 - it comes out of backward
-            error = raised if isinstance(raised, SpoolError) else SpoolError(str(raised))
+            if place is not None:
+                storage, start = transfer.read(place, block.byte_count, self._buffers)
+        except Exception as raised:  # noqa: BLE001 - it comes out of backward
+            error = read_error(raised)
+        except BaseException as raised:  # noqa: BLE001 - an interrupt comes out as it is
+            error = raised
         with self._lock:
-            self.report.read_bytes += padded(block.byte_count)
-            if block.state is State.READING:
-                block.storage, block.start, block.error = storage, start, error
-                block.state = State.LOADED if error is None else State.STORED
-                if error is not None:
-                    self._unload(block)
+            if block.state is State.READING and place is not None:
+                self._loaded_now(block, storage, start, error)
             self._lock.notify_all()
+
+    def _loaded_now(
+        self, block: Block, storage: torch.UntypedStorage | None, start: int, error: BaseException | None
+    ) -> None:
+        place = block.place
+        assert place is not None
+        self.report.read_bytes += padded(place.byte_count)
+        block.storage, block.start, block.error = storage, start, error
+        block.state = State.LOADED if error is None else State.STORED
+        if error is not None:
+            self._unload(block)
+            self._pool.condemn(place.chunk)
+            self.report.note(str(error))
 
 
 def _write_forever(me: "weakref.ref[BlockStore]", lock: threading.Condition) -> None:
-    staging = mmap.mmap(-1, _PIECE_BYTES)
+    transfer: Transfer | None = None
     while True:
+        is_idle = False
         with lock:
             store = me()
             if store is None or store._is_closed:
@@ -415,14 +453,20 @@ def _write_forever(me: "weakref.ref[BlockStore]", lock: threading.Condition) -> 
             block = store._next_to_write()
             if block is None:
                 del store
-                lock.wait(timeout=1)
-                continue
-            block.state = State.WRITING
-        store._write(block, staging)
+                is_idle = not lock.wait(timeout=_REST_S)
+                store = me()
+            else:
+                block.state = State.WRITING
+        if store is not None and block is not None:
+            transfer = transfer or Transfer(store._options.checksum)
+            store._write(block, transfer)
+        elif store is not None and is_idle:
+            store.rest()
         del store, block
 
 
 def _read_forever(me: "weakref.ref[BlockStore]", lock: threading.Condition) -> None:
+    transfer: Transfer | None = None
     while True:
         with lock:
             store = me()
@@ -432,8 +476,17 @@ def _read_forever(me: "weakref.ref[BlockStore]", lock: threading.Condition) -> N
             block = store._next_to_read()
             if block is None:
                 del store
-                lock.wait(timeout=1)
+                lock.wait(timeout=_REST_S)
                 continue
             store._begin_reading(block)
-        store._load(block)
+        transfer = transfer or Transfer()
+        store._load(block, transfer)
         del store, block
+
+
+def _begin_anew_in_fork() -> None:
+    for store in list(_STORES):
+        store._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_fork)

@@ -1,0 +1,33 @@
+"""How a spool keeps blocks on disk: what its user may choose."""
+
+from dataclasses import dataclass, field
+
+from trocar_server.spool.encoding import EncodingOptions
+
+
+@dataclass(frozen=True)
+class DiskOptions:
+    """How blocks are kept on disk.
+
+    Attributes:
+        quota_bytes: The most bytes of files, their headers included; None for no limit.
+        checksum: Whether what is read is compared with a checksum of what was written.
+        encoding: What may be done to the bytes.
+    """
+
+    quota_bytes: int | None = None
+    checksum: bool = False
+    encoding: EncodingOptions = field(default_factory=EncodingOptions)
+
+    def __post_init__(self) -> None:
+        if self.quota_bytes is not None and self.quota_bytes < 0:
+            raise ValueError("quota_bytes cannot be negative")
+
+    def notes(self) -> list[str]:
+        """Return what a report must say of these options."""
+        if self.encoding.store_dtype is None:
+            return []
+        return [
+            f"store_dtype={self.encoding.store_dtype}: what is read from disk has lost precision, and so have "
+            "gradients"
+        ]
