@@ -1,8 +1,9 @@
 """The spool's way to the disk and back against plain direct I/O: `python -m benchmarks.spool_io [folder]`.
 
-Plain is what a disk gives a careful program: pieces of 4 MiB, from and into one aligned buffer, over and over. The
-spool writes tensors from where they are, with a header, into files used before, and reads each into memory of its
-own, which is dropped before the next comes but one. Each figure is the median of rounds in turn.
+Plain is what a disk gives a careful program: pieces of 4 MiB, from and into one aligned buffer, over and
+over. The spool writes tensors from where they are, with a header, into files used before, and reads each into
+memory of its own, which is dropped before the next comes but one. Each figure is the median of rounds in
+turn.
 """
 
 import mmap

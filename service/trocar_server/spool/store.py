@@ -161,7 +161,10 @@ class BlockStore:
             while block.storage is None:
                 if block.error is not None:
                     error, block.error = block.error, None
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # as in _raise_error
                 if block.state is State.READING:
                     self._wait(lambda: block.state is not State.READING)
                 else:
@@ -280,7 +283,10 @@ class BlockStore:
     def _raise_error(self) -> None:
         if self._error is not None:
             error, self._error, self._failed = self._error, None, None
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # or this frame, the error and all tensors of the caller hold each other
 
     def _start_threads(self) -> None:
         if self._threads:
