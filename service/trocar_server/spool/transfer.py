@@ -69,8 +69,8 @@ class Transfer:
             checksum = self._write_encoded(chunk, offset, source, encoding)
         return Place(chunk, offset, size, encoding, checksum)
 
-    def read(self, place: Place, byte_count: int, buffers: BufferPool) -> tuple[torch.UntypedStorage, int]:
-        """Bring a block of `byte_count` bytes back; returns a storage and where the block begins in it.
+    def read(self, place: Place, byte_count: int, buffers: BufferPool) -> torch.UntypedStorage:
+        """Bring a block of `byte_count` bytes back; returns a storage of that size.
 
         Raises:
             OSError: The disk is failing.
@@ -90,7 +90,7 @@ class Transfer:
             raise SpoolReadError(
                 f"{place.chunk.path.name} was altered: the checksum of saved tensors is wrong"
             )
-        return as_storage(buffer), start + phase
+        return as_storage(buffer[start + phase : start + phase + byte_count])
 
     def _whole_pages(self, source: memoryview, phase: int) -> list[memoryview]:
         """Cut a block into pages; the first and the last go through ours where they are not whole."""
