@@ -62,18 +62,24 @@ class BufferPool:
         self._free: dict[int, list[Bytes]] = {}
         self._free_bytes = 0
 
-    def take(self, byte_count: int) -> Bytes:
-        """Return an aligned buffer of at least so many bytes; what is in it is undefined."""
-        size = -(-max(byte_count, 1) // _STEP_BYTES) * _STEP_BYTES
+    def take(self, phase: int, byte_count: int) -> tuple[memoryview, Bytes]:
+        """Return whole pages, and `byte_count` bytes in them, `phase` behind the begin of the first.
+
+        The pages are lent for as long as somebody has these bytes. What is in them is undefined.
+        """
+        page_bytes = padded(phase + byte_count)
+        size = -(-max(page_bytes, 1) // _STEP_BYTES) * _STEP_BYTES
         with self._lock:
             self._sort()
             if not self._free.get(size):
                 self._add(_slab(size))
             slot = self._free[size].pop()
             self._free_bytes -= size
-        lent = slot[:]  # an object of its own, whose end says that the slot is free
+        lent = slot[
+            phase : phase + byte_count
+        ]  # its end says that the slot is free; a view of it has another base
         weakref.finalize(lent, self._returned.append, slot).atexit = False
-        return lent
+        return slot.data[:page_bytes], lent
 
     def clear(self) -> None:
         """Give the memory back that nobody has."""

@@ -41,7 +41,7 @@ class ChunkPool:
         self._free: list[ChunkFile] = []
         self._number = 0
         self._idle_since: float | None = None
-        self._is_closed = False
+        self._is_closed = self._is_failing = False
 
     @property
     def file_count(self) -> int:
@@ -68,6 +68,7 @@ class ChunkPool:
         with self._lock:
             self._used.append(chunk)
             self._open = chunk
+            chunk.is_condemned = chunk.is_condemned or self._is_failing
             return chunk, self._placed(chunk, item, phase)
 
     def leave(self, chunk: ChunkFile) -> None:
@@ -78,8 +79,9 @@ class ChunkPool:
                 self._recycle(chunk)
 
     def condemn(self, chunk: ChunkFile | None = None) -> None:
-        """After a fault: let a file go when nobody needs it, or all of them."""
+        """After a fault: let a file go when nobody needs it, or all of them, and those to come."""
         with self._lock:
+            self._is_failing = self._is_failing or chunk is None
             for doomed in self._used if chunk is None else [chunk]:
                 doomed.is_condemned = True
             if self._open is not None and self._open.is_condemned:
@@ -87,6 +89,10 @@ class ChunkPool:
             self._remove_free()
             for doomed in [c for c in self._used if c.is_condemned and c.live == 0]:
                 self._recycle(doomed)
+
+    def forgive(self) -> None:
+        """Say that a new step begins, behind a fault: its files may be used again."""
+        self._is_failing = False
 
     def drop_free(self) -> bool:
         """Remove the files that nobody needs, for their room; False where there were none."""

@@ -69,8 +69,8 @@ class Transfer:
             checksum = self._write_encoded(chunk, offset, source, encoding)
         return Place(chunk, offset, size, encoding, checksum)
 
-    def read(self, place: Place, byte_count: int, buffers: BufferPool) -> tuple[torch.UntypedStorage, int]:
-        """Bring a block of `byte_count` bytes back; returns a storage and where the block begins in it.
+    def read(self, place: Place, byte_count: int, buffers: BufferPool) -> torch.UntypedStorage:
+        """Bring a block of `byte_count` bytes back; returns a storage of that size.
 
         Raises:
             OSError: The disk is failing.
@@ -78,11 +78,10 @@ class Transfer:
         """
         is_raw = place.encoding.kind is Kind.RAW
         phase = place.offset % PAGE_BYTES if is_raw else 0
-        buffer = buffers.take(padded(phase + byte_count))
-        block = buffer.data[phase : phase + byte_count]
+        pages, array = buffers.take(phase, byte_count)
+        block = array.data
         if is_raw:
-            size = padded(phase + byte_count)
-            place.chunk.read(place.offset - phase, buffer.data[:size])
+            place.chunk.read(place.offset - phase, pages)
             checksum = zlib.crc32(block) if place.checksum is not None else None
         else:
             checksum = self._read_encoded(place, block)
@@ -90,7 +89,7 @@ class Transfer:
             raise SpoolReadError(
                 f"{place.chunk.path.name} was altered: the checksum of saved tensors is wrong"
             )
-        return as_storage(buffer), phase
+        return as_storage(array)
 
     def _whole_pages(self, source: memoryview, phase: int) -> list[memoryview]:
         """Cut a block into pages; the first and the last go through ours where they are not whole."""

@@ -9,7 +9,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.unit.spool.steps import are_equal, batch, files, gradients, open_spool, small_model
+from tests.unit.spool.steps import (
+    are_equal,
+    batch,
+    files,
+    gradients,
+    open_spool,
+    small_model,
+    wait_until_written,
+)
 from trocar_server.spool import Spool
 from trocar_server.spool import pool as pool_module
 
@@ -18,14 +26,6 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
     """What the library finds in a file, without the gaps."""
     with safe_open(path, "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys() if not name.startswith("gap")}  # noqa: SIM118
-
-
-def settled(spool: Spool) -> None:
-    """Wait until everything is written and named."""
-    store = spool._store
-    with store._lock:
-        assert store._lock.wait_for(lambda: not store._queue_is_busy(), timeout=60)
-    store._pool.rest(0.0)
 
 
 def test_the_library_reads_what_autograd_saved(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_the_library_reads_what_autograd_saved(tmp_path: Path) -> None:
         with spool:
             made = [value * 2 for value in values]
             results = [value.pow(3) for value in made]
-        settled(spool)
+        wait_until_written(spool)
         found = [tensor for path in files(tmp_path) for tensor in tensors(path).values()]
         assert {(tensor.dtype, tensor.numel()) for tensor in found} == {(v.dtype, v.numel()) for v in values}
         for value in made:
@@ -55,7 +55,7 @@ def test_a_full_file_is_valid_while_the_graph_goes_on(
     with open_spool(tmp_path, keep=[model]) as spool:
         with spool:
             loss = model(batch()).square().sum()
-        settled(spool)
+        wait_until_written(spool)
         paths = files(tmp_path)
         assert len(paths) > 2
         assert all(tensors(path) for path in paths)
@@ -69,7 +69,7 @@ def test_booleans_are_bits_on_disk(tmp_path: Path) -> None:
     with open_spool(tmp_path) as spool:
         with spool:
             loss = torch.where(mask, x, 0.0).sum()
-        settled(spool)
+        wait_until_written(spool)
         (found,) = tensors(files(tmp_path)[0]).values()
         assert found.numel() == 2500
         loss.backward()
@@ -110,7 +110,7 @@ def test_bytes_seen_as_two_dtypes_keep_both_meanings(tmp_path: Path) -> None:
         with spool:
             first = (x * bits.view(torch.float32)).sum()
             second = x[bits.remainder(4000)].sum()
-        settled(spool)
+        wait_until_written(spool)
         (first + second).backward()
     assert x.grad is not None
     seen = bits.view(torch.float32).bfloat16().float()

@@ -8,7 +8,7 @@ HEAD = """
 import gc, os, sys, warnings
 from pathlib import Path
 import torch
-from tests.unit.spool.steps import are_equal, batch, files, gradients, open_spool, small_model
+from tests.unit.spool.steps import are_equal, batch, files, gradients, open_spool, small_model, wait_until_written
 from trocar_server.spool import Spool, SpoolReadError
 
 torch.set_num_threads(1)
@@ -28,11 +28,6 @@ def in_child(work):
             os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-
-def written(spool):
-    store = spool._store
-    with store._lock:
-        store._lock.wait_for(lambda: not store._queue_is_busy())
 """
 
 
@@ -65,7 +60,7 @@ def test_a_child_that_ends_takes_nothing_of_its_parents(tmp_path: Path) -> None:
 spool = Spool(parent, 0, min_bytes=1024)
 with spool:
     loss = model(batch()).square().sum()
-written(spool)
+wait_until_written(spool)
 count = len(files(parent))
 def work():
     global spool, loss
@@ -89,12 +84,12 @@ with open_spool(parent) as spool, open_spool(parent, 1 << 30) as roomy:
         loss = model(batch()).square().sum()
     with roomy:
         held = model(batch()).square().sum()
-    written(spool)
+    wait_until_written(spool)
     def work():
         try:
             loss.backward()
         except SpoolReadError as error:
-            assert "belongs to another process" in str(error)
+            assert "belong to the process that was forked" in str(error)
         else:
             raise AssertionError("no error")
         model.zero_grad()

@@ -146,13 +146,15 @@ def test_condemned_files_go_with_their_last_block(pool: ChunkPool, tmp_path: Pat
     pool.leave(put(pool, 40 * MIB))
     pool.condemn()
     assert len(files(tmp_path)) == 2  # the free one is gone
-    third = put(pool, 40 * MIB)
+    third = put(pool, 40 * MIB)  # of the same step
     assert third not in (first, second)
-    pool.leave(first)
-    pool.leave(second)
-    assert files(tmp_path) == [third.path]
-    pool.leave(third)
-    assert files(tmp_path) == [third.path]  # made after the fault: used again
+    for chunk in (first, second, third):
+        pool.leave(chunk)
+    assert files(tmp_path) == []
+    pool.forgive()
+    fourth = put(pool, 40 * MIB)
+    pool.leave(fourth)
+    assert files(tmp_path) == [fourth.path]
 
 
 def test_one_file_can_be_condemned(pool: ChunkPool, tmp_path: Path) -> None:

@@ -1,0 +1,274 @@
+"""Which blocks are in memory, which must be written, which should be read next: the rules, without locks and disks.
+
+# Note: [What cannot stay]
+Backward needs the newest blocks first. So of a step whose blocks come to T bytes the first T - budget are written, and
+the rest never is. T is known from the step before; in the first step blocks are written when memory runs over.
+
+# Note: [The bound]
+Blocks that stay in memory never take more than the budget. Those that wait for the writer, and those that were read,
+may take it over the budget by no more than the largest block: who brings another one waits. So someone waits only while
+a block is written or read, and there is always an end to it.
+
+Every method takes the same time however many blocks there are, on average.
+"""
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+
+import torch
+
+from trocar_server.spool.entries import Block, State
+
+_NEW_STEP_SHARE = 4
+
+
+class Ledger:
+    """Keeps count of blocks in memory and on disk. Not for several threads at once.
+
+    Args:
+        budget_bytes: The most bytes of blocks that stay in memory.
+        ahead_bytes: The most bytes that are read ahead, but for a single block larger than that.
+
+    Attributes:
+        held_bytes: Of blocks that are in memory since they were saved.
+        loaded_bytes: Of blocks that are in memory because they were read, or are being read.
+        peak_bytes: The most that both came to.
+        is_backward: Whether blocks were asked for since the last one was saved.
+    """
+
+    def __init__(self, budget_bytes: int, ahead_bytes: int) -> None:
+        self.held_bytes = self.loaded_bytes = self.peak_bytes = 0
+        self.is_backward = False
+        self._budget, self._ahead = budget_bytes, ahead_bytes
+        self._pending_bytes = 0  # of held ones: what is to be written, or being written
+        self._staying: OrderedDict[int, Block] = OrderedDict()  # oldest first, as all of these
+        self._queue: OrderedDict[int, Block] = OrderedDict()
+        self._loaded: OrderedDict[int, Block] = OrderedDict()  # in the order of reading
+        self._stored: dict[int, Block] = {}
+        self._numbers: list[int] = []  # of stored blocks, sorted; some are gone
+        self._live_bytes = self._step_bytes = self._last_step_bytes = 0
+        self._largest = 0
+        self._cursor = 0  # the block that was asked for last
+        self._top = 0  # where the present backward pass began
+        self._read_below = 0  # those above it were read ahead, or passed by
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of blocks in memory."""
+        return self.held_bytes + self.loaded_bytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody needs any block."""
+        return self._live_bytes == 0
+
+    def has_queue(self) -> bool:
+        """Whether blocks wait to be written."""
+        return bool(self._queue)
+
+    # --- Forward ----------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Note that a forward pass begins; blocks of an earlier one may still be there."""
+        self.is_backward = False
+        if self._live_bytes * _NEW_STEP_SHARE <= self._step_bytes and self._step_bytes > self._live_bytes:
+            self._last_step_bytes, self._step_bytes = self._step_bytes, self._live_bytes
+        if not self._live_bytes:
+            self._largest = 0
+
+    def make_room(self, byte_count: int) -> bool:
+        """Let go of what need not be in memory when another block comes; returns whether there is room for it now.
+
+        Where there is none, it comes when a block has been written or read.
+        """
+        self._queue_oldest(byte_count)
+        largest = max(self._largest, byte_count)
+        self._forget_until(self._budget - byte_count)
+        return self.memory_bytes + byte_count <= self._budget + largest
+
+    def add(self, block: Block) -> None:
+        """Take a new block, which is in memory; see `make_room`."""
+        if self.is_empty and self.is_backward:
+            self.begin_step()
+        self.is_backward = False
+        self._staying[block.number] = block
+        self.held_bytes += block.byte_count
+        self._live_bytes += block.byte_count
+        self._step_bytes = max(self._step_bytes, self._live_bytes)
+        self._largest = max(self._largest, block.byte_count)
+        if self._live_bytes <= self._last_step_bytes - self._budget:  # see Note: [What cannot stay]
+            self._enqueue(block)
+        self._queue_oldest(0)
+        self._measure()
+
+    def next_to_write(self) -> Block | None:
+        """Return the oldest block that waits, now being written; None when none waits."""
+        if not self._queue:
+            return None
+        _, block = self._queue.popitem(last=False)
+        block.state = State.WRITING
+        return block
+
+    def written(self, block: Block) -> None:
+        """Say that a block is on disk: its memory is free."""
+        self._leave_memory(block, is_pending=True)
+        if block.state is State.GONE:
+            return
+        block.state = State.STORED
+        self._stored[block.number] = block
+        if not self._numbers or block.number > self._numbers[-1]:
+            self._numbers.append(block.number)
+        else:
+            insort(self._numbers, block.number)
+        if len(self._numbers) > 2 * len(self._stored) + 64:
+            self._numbers = sorted(self._stored)
+        if self.is_backward and block.number < self._cursor:
+            self._read_below = max(self._read_below, block.number + 1)
+
+    def not_written(self, block: Block) -> None:
+        """Say that writing has failed: what was to be written stays in memory for now."""
+        while self._queue:
+            self._stay(self._queue.popitem()[1])
+        if block.state is State.GONE:
+            self._leave_memory(block, is_pending=True)
+        else:
+            self._stay(block)
+
+    # --- Backward ---------------------------------------------------------------------------------
+
+    def ask(self, block: Block) -> None:
+        """Note that a block is needed. When backward begins, what waits for the writer is used from memory."""
+        if not self.is_backward:
+            self.is_backward = True
+            self._top = 0
+            self._take_back_queue()
+        self._cursor = block.number
+        if block.number > self._top:
+            self._top = self._read_below = block.number
+        elif block.state is State.STORED or block.number < self._read_below:
+            self._read_below = block.number
+
+    def make_room_to_read(self, block: Block) -> bool:
+        """Let go of what was read before another block is read; returns whether there is room for it now."""
+        limit = self._budget + max(self._largest, block.byte_count) - block.byte_count
+        self._queue_oldest(0)  # more than the budget stays after a fault of the disk
+        self._forget_used(block.byte_count)
+        self._forget_until(limit)
+        return self.memory_bytes <= limit
+
+    def next_to_read(self) -> Block | None:
+        """Return the block that is needed next, if it is on disk and there is room for it."""
+        if not self.is_backward or not self._stored:
+            return None
+        position = bisect_left(self._numbers, self._read_below)
+        while position:
+            position -= 1
+            block = self._stored.get(self._numbers[position])
+            if block is not None and block.state is State.STORED:
+                return block if self._has_room_ahead(block.byte_count) else None
+            self._read_below = self._numbers[position]
+        return None
+
+    def begin_reading(self, block: Block) -> None:
+        """Say that a block is being read: it takes memory from now on."""
+        block.state = State.READING
+        self._loaded[block.number] = block
+        self.loaded_bytes += block.byte_count
+        self._read_below = min(self._read_below, block.number)
+        self._measure()
+
+    def loaded(self, block: Block, storage: torch.UntypedStorage | None) -> None:
+        """Say what came of reading a block: its bytes, or None."""
+        if storage is None or block.state is State.GONE:
+            self._unload(block)
+        if block.state is State.READING:
+            block.storage = storage
+            block.state = State.STORED if storage is None else State.LOADED
+
+    # --- The end ----------------------------------------------------------------------------------
+
+    def drop(self, block: Block) -> None:
+        """Take away a block that nobody needs. While it is written or read it takes memory still."""
+        if block.state in (State.HELD, State.QUEUED):
+            is_pending = self._queue.pop(block.number, None) is not None
+            self._staying.pop(block.number, None)
+            self._leave_memory(block, is_pending)
+        elif block.state is State.LOADED:
+            self._unload(block)
+            block.storage = None
+        self._stored.pop(block.number, None)
+        self._live_bytes -= block.byte_count
+        block.state = State.GONE
+
+    # --- Within -----------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
+
+    def _enqueue(self, block: Block) -> None:
+        del self._staying[block.number]
+        self._queue[block.number] = block
+        self._pending_bytes += block.byte_count
+        block.state = State.QUEUED
+
+    def _stay(self, block: Block) -> None:
+        block.state = State.HELD
+        self._pending_bytes -= block.byte_count
+        self._staying[block.number] = block
+        self._staying.move_to_end(block.number, last=False)
+
+    def _leave_memory(self, block: Block, is_pending: bool) -> None:
+        block.storage = None
+        self.held_bytes -= block.byte_count
+        if is_pending:
+            self._pending_bytes -= block.byte_count
+
+    def _queue_oldest(self, byte_count: int) -> None:
+        """Queue blocks until the rest and a new one fit."""
+        excess = self.held_bytes - self._pending_bytes + byte_count - self._budget
+        while excess > 0 and self._staying:
+            block = next(iter(self._staying.values()))
+            excess -= block.byte_count
+            self._enqueue(block)
+
+    def _take_back_queue(self) -> None:
+        room = self._budget - (self.held_bytes - self._pending_bytes)
+        while self._queue:
+            number, block = next(reversed(self._queue.items()))
+            room -= block.byte_count
+            if room < 0:
+                return
+            del self._queue[number]
+            self._stay(block)
+
+    def _has_room_ahead(self, byte_count: int) -> bool:
+        self._forget_used(byte_count)
+        room = self._budget - self.held_bytes - self.loaded_bytes
+        is_within = self.loaded_bytes + byte_count <= self._ahead or not self.loaded_bytes
+        return byte_count <= room and is_within
+
+    def _forget_used(self, byte_count: int) -> None:
+        """Let go of blocks that were asked for before and are needed by another graph's end only."""
+        while self._loaded and self.loaded_bytes + byte_count > self._ahead:
+            block = next(iter(self._loaded.values()))
+            if block.number <= self._cursor or block.state is not State.LOADED:
+                return
+            self._forget(block)
+
+    def _forget_until(self, most_bytes: int) -> None:
+        """Let go of what was read, first read first, while blocks in memory take more than that."""
+        if self.memory_bytes <= most_bytes or not self._loaded:
+            return
+        for block in list(self._loaded.values()):
+            if block.state is State.LOADED:
+                self._forget(block)
+            if self.memory_bytes <= most_bytes:
+                return
+
+    def _forget(self, block: Block) -> None:
+        self._unload(block)
+        block.state, block.storage = State.STORED, None
+
+    def _unload(self, block: Block) -> None:
+        del self._loaded[block.number]
+        self.loaded_bytes -= block.byte_count

@@ -1,0 +1,62 @@
+"""Saved-tensor hooks for the calls of some modules, in whichever thread they are called.
+
+Hooks of saved tensors belong to a thread, hooks of modules do not. So a module that is wrapped brings its own: they are
+set when it is called and taken away behind its forward pass, also when that fails. Of nested ones the innermost counts.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+Pack = Callable[[torch.Tensor], Any]
+Unpack = Callable[[Any], torch.Tensor]
+
+
+class Wrapped(AbstractContextManager["Wrapped"]):
+    """Modules whose calls save their tensors through a pair of hooks, until it is removed.
+
+        with Wrapped(model.layers, pack, unpack):
+            loss = model(x).sum()
+
+    Args:
+        modules: Each once or several times; what they contain is covered.
+        pack: Takes a tensor that autograd saves.
+        unpack: Gives it back.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], pack: Pack, unpack: Unpack) -> None:
+        self._pack, self._unpack = pack, unpack
+        self._calls = threading.local()
+        self._handles = []
+        for module in dict.fromkeys(modules):
+            self._handles.append(module.register_forward_pre_hook(self._before))
+            # First among the hooks behind the module, so that what the others do is not covered.
+            after = module.register_forward_hook(self._after, prepend=True, always_call=True)
+            self._handles.append(after)
+
+    def remove(self) -> None:
+        """Let the modules be as before. What was saved stays."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _before(self, module: nn.Module, _: Any) -> None:
+        hooks = saved_tensors_hooks(self._pack, self._unpack)
+        stack: list[tuple[nn.Module, saved_tensors_hooks]] = self._calls.__dict__.setdefault("stack", [])
+        hooks.__enter__()
+        stack.append((module, hooks))
+
+    def _after(self, module: nn.Module, *_: Any) -> None:
+        stack: list[tuple[nn.Module, saved_tensors_hooks]] = self._calls.__dict__.get("stack", [])
+        if stack and stack[-1][0] is module:  # not where the call failed before `_before`
+            stack.pop()[1].__exit__()
