@@ -3,7 +3,7 @@
     python -m tests.sweeps.spool_graphs --count 10000
     python -m tests.sweeps.spool_graphs --first 4711 --count 1
 
-Ten thousand take some ten minutes, so not part of the suite, which tries two hundred. Every tenth is three programs at
+Ten thousand take some ten minutes, so not part of the suite, which tries two hundred. Every fifth is three programs at
 once, in threads of their own. Prints one line a failure and exits with 1 if there is any.
 """
 
@@ -31,7 +31,7 @@ def main() -> int:
     failures = 0
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         for seed in range(arguments.first, arguments.first + arguments.count):
-            found = failure(seed, Path(directory), thread_count=3 if seed % 10 == 0 else 1)
+            found = failure(seed, Path(directory), thread_count=3 if seed % 5 == 0 else 1)
             if found is not None:
                 failures += 1
                 print(f"seed {seed}: {found}", flush=True)
