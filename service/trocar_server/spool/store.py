@@ -159,7 +159,7 @@ class BlockStore:
             self._collect()
             self._ledger.ask(block)
             self._raise_failure()
-            while block.storage is None:
+            while (storage := block.storage) is None:
                 self._raise_error()
                 has_room = self._ledger.make_room_to_read(block)
                 self._poke_writer()
@@ -167,8 +167,8 @@ class BlockStore:
                     self._wait()
                 else:
                     self._read_now(block)
-            self._poke_reader()
-            return block.storage
+            self._poke_reader()  # may forget the block again, if another thread asked for an older one
+            return storage
 
     def release(self, block: Block) -> None:
         """Say that a user of a block is gone. Waits for no lock."""
