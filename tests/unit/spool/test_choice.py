@@ -51,7 +51,8 @@ def test_only_what_the_operations_made_is_written(tmp_path: Path) -> None:
     model = small_model()
     expected = gradients(model)
     # Tanh and GELU: autograd saves Tanh's output, and GELU's input, which a convolution made.
-    for names, count in ([["TanhBackward0"], 1], [["TanhBackward0", "ConvolutionBackward0"], 2], [["?"], 0]):
+    cases = {("TanhBackward0",): 1, ("TanhBackward0", "ConvolutionBackward0"): 2, ("?",): 0}
+    for names, count in cases.items():
         with open_spool(tmp_path, operations=names, keep=[model]) as spool:
             assert are_equal(gradients(model, spool), expected)
             assert spool.report().unique_bytes == count * VALUE_BYTES

@@ -188,6 +188,6 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(path: Path) -> None:
     target = path.with_name("precious")
     target.write_bytes(b"data")
     path.symlink_to(target)
-    with pytest.raises(OSError, match="exist|symbolic"):
+    with pytest.raises(OSError, match=r"exist|symbolic"):
         ChunkFile.create(path, 1 << 20)
     assert target.read_bytes() == b"data"

@@ -1,8 +1,5 @@
 import fcntl
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,23 +9,16 @@ from trocar_server.spool import directory
 from trocar_server.spool.directory import SpoolDirectory, remove_leftovers
 
 NAME = "trocar-spool-4242-0123abcd"
-DIE = """
-import os, signal, sys
-from pathlib import Path
-from trocar_server.spool.directory import SpoolDirectory
-folder = SpoolDirectory(Path(sys.argv[1]))
-for number in range(3):
-    (folder.path / f"{number:08d}.safetensors").write_bytes(b"data")
-os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 @pytest.fixture
 def leftover(tmp_path: Path) -> Path:
-    """The folder of a process that was killed."""
-    assert subprocess.run([sys.executable, "-c", DIE, tmp_path], check=False).returncode == -signal.SIGKILL
-    (folder,) = tmp_path.iterdir()
-    return folder
+    """The folder of a process that was killed: nobody holds the lock any more (test_kill has real ones)."""
+    made = SpoolDirectory(tmp_path)
+    for number in range(3):
+        (made.path / f"{number:08d}.safetensors").write_bytes(b"data")
+    made.forget()
+    return made.path
 
 
 def test_a_folder_and_its_lock_are_the_owners_alone(tmp_path: Path) -> None:
@@ -180,7 +170,8 @@ def test_the_folders_of_other_users_stay(leftover: Path, tmp_path: Path) -> None
 def test_a_folder_that_another_process_takes_for_a_leftover_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim, victims = directory._claimed, []
+    claim = directory._claimed
+    victims: list[Path] = []
 
     def claimed_by_another_first(path: Path) -> int | None:
         if len(victims) < 2:

@@ -18,7 +18,6 @@ from tests.unit.spool.steps import (
     small_model,
     wait_until_written,
 )
-from trocar_server.spool import Spool
 from trocar_server.spool import pool as pool_module
 
 
@@ -164,7 +163,6 @@ EXIT = """
 import sys
 from pathlib import Path
 from tests.unit.spool.steps import batch, small_model
-from trocar_server.spool import Spool
 spool = Spool(sys.argv[1], 0, min_bytes=1024)
 with spool:
     loss = small_model()(batch()).sum()

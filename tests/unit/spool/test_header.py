@@ -41,7 +41,7 @@ def test_gaps_are_bytes_between_the_tensors_and_behind_them(tmp_path: Path) -> N
     with safe_open(path, "pt") as file:
         shapes = {
             name: (str(file.get_slice(name).get_dtype()), file.get_slice(name).get_shape())
-            for name in file.keys()
+            for name in file.keys()  # noqa: SIM118 - it is no mapping
         }
     assert shapes == {
         "1": ("F32", [100]),

@@ -30,7 +30,7 @@ def stored(
 def loaded(place: Place, like: torch.Tensor) -> torch.Tensor:
     storage = Transfer().read(place, like.nbytes, BufferPool(1 << 20))
     assert storage.nbytes() == like.nbytes
-    return torch.empty(0, dtype=like.dtype).set_(storage, 0, like.shape)
+    return torch.empty(0, dtype=like.dtype).set_(storage, 0, like.shape, like.contiguous().stride())
 
 
 @pytest.fixture
