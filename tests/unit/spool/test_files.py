@@ -163,6 +163,7 @@ EXIT = """
 import sys
 from pathlib import Path
 from tests.unit.spool.steps import batch, small_model
+from trocar_server.spool import Spool
 spool = Spool(sys.argv[1], 0, min_bytes=1024)
 with spool:
     loss = small_model()(batch()).sum()
