@@ -52,7 +52,7 @@ class BufferPool:
     """Lends page-aligned buffers, and takes them back when the last array and storage over them is gone.
 
     Args:
-        most_bytes: The most that are kept for later.
+        most_bytes: The most that are kept for later, less what is lent meanwhile.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -60,7 +60,7 @@ class BufferPool:
         self._lock = threading.Lock()
         self._returned: deque[Bytes] = deque()  # from finalizers, which must take no lock
         self._free: dict[int, list[Bytes]] = {}
-        self._free_bytes = 0
+        self._free_bytes = self._lent_bytes = 0
 
     def take(self, phase: int, byte_count: int) -> tuple[memoryview, Bytes]:
         """Return whole pages, and `byte_count` bytes in them, `phase` behind the begin of the first.
@@ -72,9 +72,11 @@ class BufferPool:
         with self._lock:
             self._sort()
             if not self._free.get(size):
+                self._make_room(size)
                 self._add(_slab(size))
             slot = self._free[size].pop()
             self._free_bytes -= size
+            self._lent_bytes += size
         lent = slot[
             phase : phase + byte_count
         ]  # its end says that the slot is free; a view of it has another base
@@ -91,8 +93,20 @@ class BufferPool:
     def _sort(self) -> None:
         while self._returned:
             slot = self._returned.popleft()
-            if self._free_bytes + slot.nbytes <= self._most_bytes:
+            self._lent_bytes -= slot.nbytes
+            if self._lent_bytes + self._free_bytes + slot.nbytes <= self._most_bytes:
                 self._add([slot])
+
+    def _make_room(self, byte_count: int) -> None:
+        """Give memory of other sizes back, the size that came first to begin with."""
+        while self._free and self._lent_bytes + self._free_bytes + byte_count > self._most_bytes:
+            size = next(iter(self._free))
+            slots = self._free[size]
+            if slots:
+                slots.pop()
+                self._free_bytes -= size
+            if not slots:
+                del self._free[size]
 
     def _add(self, slots: list[Bytes]) -> None:
         for slot in slots:

@@ -63,6 +63,24 @@ def test_no_more_is_kept_than_was_said() -> None:
     assert sum(base() is not None for base in bases) == 2
 
 
+def test_memory_of_another_size_makes_room() -> None:
+    pool = BufferPool(20 << 20)
+    bases = []
+    for size in (8 << 20, 9 << 20, 10 << 20, 11 << 20):
+        bases.append(weakref.ref(pool.take(0, size)[1].base))
+    gc.collect()
+    assert [base() is not None for base in bases] == [False, False, False, True]
+
+
+def test_what_is_lent_counts() -> None:
+    pool = BufferPool(20 << 20)
+    lent = [pool.take(0, 8 << 20)[1] for _ in range(4)]
+    base = weakref.ref(lent.pop().base)
+    pool.take(0, 1)
+    gc.collect()
+    assert base() is None  # the others take more than may be kept
+
+
 def test_cleared_memory_is_given_back() -> None:
     pool = BufferPool(1 << 30)
     base = weakref.ref(pool.take(0, 8 << 20)[1].base)
