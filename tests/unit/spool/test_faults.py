@@ -1,8 +1,10 @@
 """Disks that fill up, fail, or change what they hold: the step fails with the cause, the next one works."""
 
+import contextlib
 import errno
 import gc
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from tests.unit.spool.steps import (
     gradients,
     open_spool,
     small_model,
+    wait_until,
     wait_until_failed,
     wait_until_written,
 )
@@ -148,6 +151,39 @@ def test_fifty_failed_steps_leave_no_file_and_no_memory(
             spool.report()
             assert spool._store._ledger.memory_bytes == 0
         assert files(tmp_path) == []
+        assert are_equal(gradients(model, spool), expected)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TROCAR_SPOOL_FAULTS", "20"))))
+def test_steps_among_random_faults_are_exact_or_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance = random.Random(seed)
+    likelihood = chance.choice([0.0, 0.05, 0.2])
+
+    def fail_sometimes(number: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if chance.random() < likelihood:
+            code = chance.choice([errno.ENOSPC, errno.EIO, errno.EINVAL])
+            raise OSError(code, os.strerror(code))
+        return pwritev(number, buffers, offset)
+
+    def read_sometimes(number: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if chance.random() < likelihood:
+            raise OSError(errno.EIO, "Input/output error")
+        return preadv(number, buffers, offset)
+
+    model = small_model()
+    expected = gradients(model)
+    budget = chance.choice([0, 100_000, 300_000])
+    with open_spool(tmp_path, budget, checksum=chance.random() < 0.5) as spool:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", fail_sometimes)
+            patch.setattr(os, "preadv", read_sometimes)
+            for _ in range(12):
+                with contextlib.suppress(SpoolError):
+                    assert are_equal(gradients(model, spool), expected)
+        wait_until_written(spool)
+        wait_until(spool, lambda: spool._store._ledger.memory_bytes == 0)  # a read may be under way
         assert are_equal(gradients(model, spool), expected)
 
 
