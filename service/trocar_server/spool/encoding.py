@@ -7,7 +7,6 @@ that it had.
 Every encoding makes `ratio` bytes into one, so that a block is encoded and decoded piece by piece.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -148,11 +147,11 @@ def _is_zero_or_one(source: memoryview) -> bool:
 
 
 def _scale(source: memoryview, dtype: torch.dtype) -> float | None:
-    """Return the step of an int8; None where none will do: NaN, infinity, all zero, or almost."""
+    """Return the step of an int8; None where none will do: NaN, infinity, zeros, or almost so."""
     values = np.frombuffer(source, np.float32 if dtype is torch.float32 else np.float64)
     largest = max(float(values.max()), -float(values.min()))
     scale = largest / _INT8_MAX
-    is_usable = math.isfinite(scale) and scale >= torch.finfo(dtype).tiny
+    is_usable = scale >= torch.finfo(dtype).tiny and largest <= torch.finfo(dtype).max / 2  # not for NaN
     return scale if is_usable else None
 
 

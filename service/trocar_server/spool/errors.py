@@ -40,5 +40,5 @@ def _named(error: BaseException, what: str, kind: type[SpoolError]) -> SpoolErro
         named = kind(f"{what}: {error.strerror or error}")
     else:
         named = kind(f"{what}: {type(error).__name__}: {error}")
-    named.__cause__ = error
+    named.__cause__ = error.with_traceback(None)  # which would hold the tensor that was being written
     return named

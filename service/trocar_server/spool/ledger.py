@@ -31,16 +31,16 @@ class Ledger:
 
     Attributes:
         held_bytes: Of blocks that are in memory since they were saved.
+        pending_bytes: Of those, what is to be written or being written.
         loaded_bytes: Of blocks that are in memory because they were read, or are being read.
         peak_bytes: The most that both came to.
         is_backward: Whether blocks were asked for since the last one was saved.
     """
 
     def __init__(self, budget_bytes: int, ahead_bytes: int) -> None:
-        self.held_bytes = self.loaded_bytes = self.peak_bytes = 0
+        self.held_bytes = self.pending_bytes = self.loaded_bytes = self.peak_bytes = 0
         self.is_backward = False
         self._budget, self._ahead = budget_bytes, ahead_bytes
-        self._pending_bytes = 0  # of held ones: what is to be written, or being written
         self._staying: OrderedDict[int, Block] = OrderedDict()  # oldest first, as all of these
         self._queue: OrderedDict[int, Block] = OrderedDict()
         self._loaded: OrderedDict[int, Block] = OrderedDict()  # in the order of reading
@@ -208,12 +208,12 @@ class Ledger:
     def _enqueue(self, block: Block) -> None:
         del self._staying[block.number]
         self._queue[block.number] = block
-        self._pending_bytes += block.byte_count
+        self.pending_bytes += block.byte_count
         block.state = State.QUEUED
 
     def _stay(self, block: Block) -> None:
         block.state = State.HELD
-        self._pending_bytes -= block.byte_count
+        self.pending_bytes -= block.byte_count
         self._staying[block.number] = block
         self._staying.move_to_end(block.number, last=False)
 
@@ -221,18 +221,18 @@ class Ledger:
         block.storage = None
         self.held_bytes -= block.byte_count
         if is_pending:
-            self._pending_bytes -= block.byte_count
+            self.pending_bytes -= block.byte_count
 
     def _queue_oldest(self, byte_count: int) -> None:
         """Queue blocks until the rest and a new one fit."""
-        excess = self.held_bytes - self._pending_bytes + byte_count - self._budget
+        excess = self.held_bytes - self.pending_bytes + byte_count - self._budget
         while excess > 0 and self._staying:
             block = next(iter(self._staying.values()))
             excess -= block.byte_count
             self._enqueue(block)
 
     def _take_back_queue(self) -> None:
-        room = self._budget - (self.held_bytes - self._pending_bytes)
+        room = self._budget - (self.held_bytes - self.pending_bytes)
         while self._queue:
             number, block = next(reversed(self._queue.items()))
             room -= block.byte_count

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 PAGE_BYTES = 4096
 _HUGE_BYTES = 2 << 20
+_SLAB_BYTES = 4 << 20
 _STEP_BYTES = 64 << 10
 
 Bytes = NDArray[np.uint8]
@@ -56,27 +57,26 @@ class BufferPool:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._returned: deque[tuple[mmap.mmap, int]] = deque()  # from finalizers, which must take no lock
-        self._free: dict[int, list[mmap.mmap]] = {}
-        self._free_bytes = 0
         self._lock = threading.Lock()
+        self._returned: deque[Bytes] = deque()  # from finalizers, which must take no lock
+        self._free: dict[int, list[Bytes]] = {}
+        self._free_bytes = 0
 
-    def take(self, byte_count: int) -> tuple[Bytes, int]:
-        """Return a buffer and where its aligned stretch of at least `byte_count` bytes begins."""
+    def take(self, byte_count: int) -> Bytes:
+        """Return an aligned buffer of at least so many bytes; what is in it is undefined."""
         size = -(-max(byte_count, 1) // _STEP_BYTES) * _STEP_BYTES
         with self._lock:
             self._sort()
-            known = self._free.get(size)
-            memory = known.pop() if known else None
-            self._free_bytes -= size if memory is not None else 0
-        if memory is None:
-            memory = _new(size)
-        array = np.frombuffer(memory, np.uint8)
-        weakref.finalize(array, self._returned.append, (memory, size)).atexit = False
-        return array, -array.ctypes.data % (_HUGE_BYTES if size >= _HUGE_BYTES else PAGE_BYTES)
+            if not self._free.get(size):
+                self._add(_slab(size))
+            slot = self._free[size].pop()
+            self._free_bytes -= size
+        lent = slot[:]  # an object of its own, whose end says that the slot is free
+        weakref.finalize(lent, self._returned.append, slot).atexit = False
+        return lent
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Give the memory back that nobody has."""
         with self._lock:
             self._sort()
             self._free.clear()
@@ -84,18 +84,22 @@ class BufferPool:
 
     def _sort(self) -> None:
         while self._returned:
-            memory, size = self._returned.popleft()
-            if self._free_bytes + size <= self._most_bytes:
-                self._free.setdefault(size, []).append(memory)
-                self._free_bytes += size
+            slot = self._returned.popleft()
+            if self._free_bytes + slot.nbytes <= self._most_bytes:
+                self._add([slot])
+
+    def _add(self, slots: list[Bytes]) -> None:
+        for slot in slots:
+            self._free.setdefault(slot.nbytes, []).append(slot)
+            self._free_bytes += slot.nbytes
 
 
-def _new(size: int) -> mmap.mmap:
-    is_large = size >= _HUGE_BYTES
-    memory = mmap.mmap(
-        -1, size + (_HUGE_BYTES if is_large else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )
-    if is_large and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+def _slab(size: int) -> list[Bytes]:
+    """Map fresh memory for buffers of a size: one large one, or several that share huge pages."""
+    count = max(_SLAB_BYTES // size, 1)
+    memory = mmap.mmap(-1, count * size + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    start = -whole.ctypes.data % _HUGE_BYTES
+    return [whole[at : at + size] for at in range(start, start + count * size, size)]

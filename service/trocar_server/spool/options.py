@@ -28,6 +28,6 @@ class DiskOptions:
         if self.encoding.store_dtype is None:
             return []
         return [
-            f"store_dtype={self.encoding.store_dtype}: what is read from disk has lost precision, and so have "
+            f"store_dtype={self.encoding.store_dtype}: what is read from disk has lost precision, so have "
             "gradients"
         ]

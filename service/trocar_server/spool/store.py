@@ -67,6 +67,7 @@ class BlockStore:
         self._known: dict[Hashable, Block] = {}
         self._released: deque[Block] = deque()  # see Note: [The garbage collector may come at any time]
         self._left: deque[Place] = deque()
+        self._leaving = threading.Lock()
         self._error: SpoolError | None = None
         self._failed: Block | None = None
         self._disk = Disk(self._parent, self._ahead, self._options, self.report)
@@ -125,7 +126,9 @@ class BlockStore:
             self._collect()
             known = self._found(key)
             while known is None:
-                self._raise_error()
+                if self._is_closed:
+                    raise SpoolError("the spool is closed: nothing more can be saved")
+                self._raise_failure()
                 has_room = self._ledger.make_room(byte_count)
                 self._poke_writer()
                 if has_room:
@@ -157,7 +160,9 @@ class BlockStore:
             self._ledger.ask(block)
             self._raise_failure()
             while (storage := block.storage) is None:
-                self._raise_error()
+                if self._is_closed:
+                    raise SpoolReadError("the spool was closed: saved tensors that were on disk are lost")
+                self._raise_failure()
                 has_room = self._ledger.make_room_to_read(block)
                 self._poke_writer()
                 if block.state is State.READING or not has_room:
@@ -174,9 +179,10 @@ class BlockStore:
 
     def snapshot(self) -> Report:
         """Return what has been done so far."""
-        self._leave_files()
         with self:
             self._collect()
+        self._leave_files()
+        with self:
             return replace(
                 self.report,
                 peak_bytes=self._ledger.peak_bytes,
@@ -252,18 +258,16 @@ class BlockStore:
             self.report.stall_s += time.perf_counter() - started
         self._collect()
 
-    def _raise_error(self) -> None:
-        if self._is_closed:
-            raise SpoolError("the spool is closed: nothing more can be saved, and what is on disk is lost")
-        self._raise_failure()
-
     def _raise_failure(self) -> None:
         """Raise what stopped the writer, unless the graph is gone for which it wrote."""
         if self._error is None:
             return
         error, failed, self._error, self._failed = self._error, self._failed, None, None
         if failed is None or failed.state is not State.GONE:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # or this frame, the error and all tensors of the caller hold each other
 
     def _poke_writer(self) -> None:
         if self._ledger.has_queue():
@@ -288,7 +292,10 @@ class BlockStore:
         self.report.stall_count += 1
         self.report.stall_s += time.perf_counter() - started
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # as in _raise_failure
 
     # --- On the threads ---------------------------------------------------------------------------
 
@@ -381,13 +388,10 @@ class BlockStore:
             self.report.note(str(write_error(error)))
 
     def _leave_files(self) -> None:
-        """Give back the room of blocks that are gone."""
-        while self._left:
-            try:
-                place = self._left.popleft()
-            except IndexError:  # another thread was faster
-                return
-            self._disk.pool.leave(place.chunk)
+        """Give back the room of blocks that are gone. Not for the garbage collector: files have a lock."""
+        with self._leaving:
+            while self._left:
+                self._disk.pool.leave(self._left.popleft().chunk)
 
     # --- Forks and the end ------------------------------------------------------------------------
 
@@ -404,7 +408,7 @@ class BlockStore:
 
 def _of_parent(block: Block) -> torch.UntypedStorage:
     if block.storage is None:
-        raise SpoolReadError("saved tensors on disk belong to the process that was forked: they are lost here")
+        raise SpoolReadError("what was saved on disk belongs to another process, which was forked to make this one")
     return block.storage
 
 

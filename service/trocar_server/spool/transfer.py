@@ -3,6 +3,7 @@
 import zlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from trocar_server.spool.chunks import ChunkFile
@@ -78,11 +79,11 @@ class Transfer:
         """
         is_raw = place.encoding.kind is Kind.RAW
         phase = place.offset % PAGE_BYTES if is_raw else 0
-        buffer, start = buffers.take(padded(phase + byte_count))
-        block = buffer.data[start + phase : start + phase + byte_count]
+        buffer = buffers.take(padded(phase + byte_count))
+        block = buffer.data[phase : phase + byte_count]
         if is_raw:
             size = padded(phase + byte_count)
-            place.chunk.read(place.offset - phase, buffer.data[start : start + size])
+            place.chunk.read(place.offset - phase, buffer.data[:size])
             checksum = zlib.crc32(block) if place.checksum is not None else None
         else:
             checksum = self._read_encoded(place, block)
@@ -90,7 +91,9 @@ class Transfer:
             raise SpoolReadError(
                 f"{place.chunk.path.name} was altered: the checksum of saved tensors is wrong"
             )
-        return as_storage(buffer[start + phase : start + phase + byte_count])
+        # Through `block`, which holds the buffer: a slice of an array holds what is below it, and the pool would take the
+        # buffer back.
+        return as_storage(np.frombuffer(block, np.uint8))
 
     def _whole_pages(self, source: memoryview, phase: int) -> list[memoryview]:
         """Cut a block into pages; the first and the last go through ours where they are not whole."""

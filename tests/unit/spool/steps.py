@@ -1,0 +1,73 @@
+"""Training steps of a tiny model, plain and with a spool, and what a folder holds."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from trocar_server.spool import Spool
+
+
+def small_model() -> nn.Sequential:
+    """A model whose step saves half a megabyte, the same each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(8 * 16 * 16, 4),
+    )
+
+
+def batch() -> torch.Tensor:
+    """Inputs for `small_model`."""
+    return torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def gradients(model: nn.Module, spool: Spool | None = None) -> list[torch.Tensor]:
+    """Return the gradients of one step."""
+    model.zero_grad()
+    with contextlib.nullcontext() if spool is None else spool:
+        loss = model(batch()).square().sum()
+    loss.backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def are_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    """Whether gradients are the same, bit for bit."""
+    return len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+def files(parent: Path) -> list[Path]:
+    """The files with saved tensors in all folders of spools under a common one."""
+    return sorted(parent.glob("trocar-spool-*/*.safetensors"))
+
+
+@contextlib.contextmanager
+def open_spool(parent: Path, budget_bytes: int = 0, **options: object) -> Iterator[Spool]:
+    """A spool that writes everything that is not tiny, closed in the end."""
+    spool = Spool(parent, budget_bytes, **{"min_bytes": 1024, **options})  # type: ignore[arg-type]
+    try:
+        yield spool
+    finally:
+        spool.close()
+
+
+def wait_for(spool: Spool, is_so: Callable[[], bool]) -> None:
+    """Wait until something holds of the insides of a spool."""
+    store = spool._store
+    with store:
+        store._waiting_count += 1
+        assert store._changed.wait_for(is_so, timeout=60)
+        store._waiting_count -= 1
+
+
+def wait_until_written(spool: Spool) -> None:
+    """Wait until nothing is to be written."""
+    wait_for(spool, lambda: not spool._store._ledger.pending_bytes)

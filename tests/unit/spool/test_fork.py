@@ -1,0 +1,128 @@
+"""A process that forks: the child leaves the parent's files alone and gets a folder of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+HEAD = """
+import gc, os, sys, warnings
+from pathlib import Path
+import torch
+from tests.unit.spool.steps import are_equal, batch, files, gradients, open_spool, small_model, wait_until_written
+from trocar_server.spool import Spool, SpoolReadError
+
+torch.set_num_threads(1)
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks with threads
+parent = Path(sys.argv[1])
+model = small_model()
+expected = gradients(model)
+
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def run(script: str, folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", HEAD + script, folder], check=True, timeout=120)
+
+
+def test_parent_and_child_train_side_by_side(tmp_path: Path) -> None:
+    run(
+        """
+with open_spool(parent) as spool:
+    assert are_equal(gradients(model, spool), expected)
+    def work():
+        for _ in range(3):
+            assert are_equal(gradients(model, spool), expected)
+        assert len(list(parent.iterdir())) == 2
+        spool.close()
+        assert len(list(parent.iterdir())) == 1
+    in_child(work)
+    assert are_equal(gradients(model, spool), expected)
+""",
+        tmp_path,
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_child_that_ends_takes_nothing_of_its_parents(tmp_path: Path) -> None:
+    run(
+        """
+spool = Spool(parent, 0, min_bytes=1024)
+with spool:
+    loss = model(batch()).square().sum()
+wait_until_written(spool)
+count = len(files(parent))
+def work():
+    global spool, loss
+    del spool, loss
+    gc.collect()
+in_child(work)
+assert len(files(parent)) == count > 0
+model.zero_grad()
+loss.backward()
+assert are_equal([p.grad for p in model.parameters()], expected)
+""",
+        tmp_path,
+    )
+
+
+def test_what_is_on_the_parents_disk_cannot_be_read_by_the_child(tmp_path: Path) -> None:
+    run(
+        """
+with open_spool(parent) as spool, open_spool(parent, 1 << 30) as roomy:
+    with spool:
+        loss = model(batch()).square().sum()
+    with roomy:
+        held = model(batch()).square().sum()
+    wait_until_written(spool)
+    def work():
+        try:
+            loss.backward()
+        except SpoolReadError as error:
+            assert "belongs to another process" in str(error)
+        else:
+            raise AssertionError("no error")
+        model.zero_grad()
+        held.backward()
+        assert are_equal([p.grad for p in model.parameters()], expected)
+    in_child(work)
+    model.zero_grad()
+    loss.backward()
+    assert are_equal([p.grad for p in model.parameters()], expected)
+""",
+        tmp_path,
+    )
+
+
+def test_a_living_child_does_not_keep_the_folder_of_a_killed_parent(tmp_path: Path) -> None:
+    run(
+        """
+import signal
+reader, writer = os.pipe()
+middle = os.fork()
+if middle == 0:
+    spool = Spool(parent, 0, min_bytes=1024)
+    gradients(model, spool)
+    if os.fork() == 0:
+        os.write(writer, b"x")
+        os.close(writer)
+        signal.pause()
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(middle, 0)
+assert os.read(reader, 1) == b"x"
+assert len(list(parent.iterdir())) == 1
+with open_spool(parent):
+    assert list(parent.iterdir()) == []
+""",
+        tmp_path,
+    )
