@@ -31,7 +31,7 @@ def failure(seed: int, directory: Path, thread_count: int = 1) -> str | None:
 
 def _failure(seed: int, directory: Path, thread_count: int) -> str | None:
     seeds = range(seed * thread_count, (seed + 1) * thread_count)
-    plain = [Program(each, PLAIN).run() for each in seeds]
+    plain = [events for each in seeds for events in _run_at_once([Program(each, PLAIN)])]
     with _spools(seed, directory) as spools:
         contexts: Contexts = [_entering(spools[0]), _entering(spools[1]), _checked]
         spooled = _run_at_once([Program(each, contexts) for each in seeds])
@@ -97,8 +97,8 @@ def _spools(seed: int, directory: Path) -> Iterator[list[Spool]]:
 
 
 def _run_at_once(programs: list[Program]) -> list[Events]:
-    if len(programs) == 1:
-        return [programs[0].run()]
+    # Each in a new thread, also where it is alone: nodes are numbered by thread, and numbers say in which order backward
+    # adds up gradients.
     threads = [threading.Thread(target=program.run) for program in programs]
     for thread in threads:
         thread.start()
@@ -125,6 +125,6 @@ def _torch_leaks(seeds: range) -> bool:
     gc.collect()
     before = _Held.count
     for seed in seeds:
-        Program(seed, [_checked] * 3).run()
+        _run_at_once([Program(seed, [_checked] * 3)])
     gc.collect()
     return _Held.count > before

@@ -45,6 +45,7 @@ class Block:
         users: Saved tensors that need it.
         generation: Counts forks: blocks of the parent process are not managed in its child.
         place: Where it is on disk.
+        pass_number: In which backward pass it was read.
     """
 
     number: int
@@ -57,3 +58,4 @@ class Block:
     users: int = 1
     generation: int = 0
     place: Place | None = None
+    pass_number: int = 0

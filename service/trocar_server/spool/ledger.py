@@ -31,16 +31,16 @@ class Ledger:
 
     Attributes:
         held_bytes: Of blocks that are in memory since they were saved.
+        pending_bytes: Of those, what is to be written or being written.
         loaded_bytes: Of blocks that are in memory because they were read, or are being read.
         peak_bytes: The most that both came to.
         is_backward: Whether blocks were asked for since the last one was saved.
     """
 
     def __init__(self, budget_bytes: int, ahead_bytes: int) -> None:
-        self.held_bytes = self.loaded_bytes = self.peak_bytes = 0
+        self.held_bytes = self.pending_bytes = self.loaded_bytes = self.peak_bytes = 0
         self.is_backward = False
         self._budget, self._ahead = budget_bytes, ahead_bytes
-        self._pending_bytes = 0  # of held ones: what is to be written, or being written
         self._staying: OrderedDict[int, Block] = OrderedDict()  # oldest first, as all of these
         self._queue: OrderedDict[int, Block] = OrderedDict()
         self._loaded: OrderedDict[int, Block] = OrderedDict()  # in the order of reading
@@ -49,7 +49,9 @@ class Ledger:
         self._live_bytes = self._step_bytes = self._last_step_bytes = 0
         self._largest = 0
         self._cursor = 0  # the block that was asked for last
-        self._top = 0  # where the present backward pass began
+        self._top = 0  # the newest block that the present backward pass asked for
+        self._top_read = 0  # and the newest that was read
+        self._pass_number = 0
         self._read_below = 0  # those above it were read ahead, or passed by
 
     @property
@@ -142,11 +144,19 @@ class Ledger:
             self.is_backward = True
             self._top = 0
             self._take_back_queue()
+        is_above = block.number > self._cursor
         self._cursor = block.number
-        if block.number > self._top:
-            self._top = self._read_below = block.number
+        if block.number > self._top or (
+            is_above and block.number >= self._top_read and block.state is State.STORED
+        ):
+            self._begin_pass()
         elif block.state is State.STORED or block.number < self._read_below:
             self._read_below = block.number
+
+    def _begin_pass(self) -> None:
+        self._pass_number += 1
+        self._top = self._read_below = self._cursor
+        self._top_read = 0
 
     def make_room_to_read(self, block: Block) -> bool:
         """Let go of what was read before another block is read; returns whether there is room for it now."""
@@ -171,10 +181,11 @@ class Ledger:
 
     def begin_reading(self, block: Block) -> None:
         """Say that a block is being read: it takes memory from now on."""
-        block.state = State.READING
+        block.state, block.pass_number = State.READING, self._pass_number
         self._loaded[block.number] = block
         self.loaded_bytes += block.byte_count
         self._read_below = min(self._read_below, block.number)
+        self._top_read = max(self._top_read, block.number)
         self._measure()
 
     def loaded(self, block: Block, storage: torch.UntypedStorage | None) -> None:
@@ -208,12 +219,12 @@ class Ledger:
     def _enqueue(self, block: Block) -> None:
         del self._staying[block.number]
         self._queue[block.number] = block
-        self._pending_bytes += block.byte_count
+        self.pending_bytes += block.byte_count
         block.state = State.QUEUED
 
     def _stay(self, block: Block) -> None:
         block.state = State.HELD
-        self._pending_bytes -= block.byte_count
+        self.pending_bytes -= block.byte_count
         self._staying[block.number] = block
         self._staying.move_to_end(block.number, last=False)
 
@@ -221,18 +232,18 @@ class Ledger:
         block.storage = None
         self.held_bytes -= block.byte_count
         if is_pending:
-            self._pending_bytes -= block.byte_count
+            self.pending_bytes -= block.byte_count
 
     def _queue_oldest(self, byte_count: int) -> None:
         """Queue blocks until the rest and a new one fit."""
-        excess = self.held_bytes - self._pending_bytes + byte_count - self._budget
+        excess = self.held_bytes - self.pending_bytes + byte_count - self._budget
         while excess > 0 and self._staying:
             block = next(iter(self._staying.values()))
             excess -= block.byte_count
             self._enqueue(block)
 
     def _take_back_queue(self) -> None:
-        room = self._budget - (self.held_bytes - self._pending_bytes)
+        room = self._budget - (self.held_bytes - self.pending_bytes)
         while self._queue:
             number, block = next(reversed(self._queue.items()))
             room -= block.byte_count
@@ -248,10 +259,11 @@ class Ledger:
         return byte_count <= room and is_within
 
     def _forget_used(self, byte_count: int) -> None:
-        """Let go of blocks that were asked for before and are needed by another graph's end only."""
+        """Let go of what this pass asked for before, and of what an earlier one left, until the window has room."""
         while self._loaded and self.loaded_bytes + byte_count > self._ahead:
             block = next(iter(self._loaded.values()))
-            if block.number <= self._cursor or block.state is not State.LOADED:
+            is_needed = block.number <= self._cursor and block.pass_number == self._pass_number
+            if is_needed or block.state is not State.LOADED:
                 return
             self._forget(block)
 

@@ -126,7 +126,9 @@ class BlockStore:
             self._collect()
             known = self._found(key)
             while known is None:
-                self._raise_error()
+                if self._is_closed:
+                    raise SpoolError("the spool is closed: nothing more can be saved")
+                self._raise_failure()
                 has_room = self._ledger.make_room(byte_count)
                 self._poke_writer()
                 if has_room:
@@ -160,7 +162,9 @@ class BlockStore:
             self._ledger.ask(block)
             self._raise_failure()
             while (storage := block.storage) is None:
-                self._raise_error()
+                if self._is_closed:
+                    raise SpoolReadError("the spool was closed: saved tensors that were on disk are lost")
+                self._raise_failure()
                 has_room = self._ledger.make_room_to_read(block)
                 self._poke_writer()
                 if block.state is State.READING or not has_room:
@@ -256,21 +260,32 @@ class BlockStore:
             self.report.stall_s += time.perf_counter() - started
         self._collect()
 
+<<<<<<< HEAD
     def _raise_error(self) -> None:
         if self._is_closed:
             raise SpoolError("the spool is closed: nothing more can be saved, and what is on disk is lost")
         self._raise_failure()
 
+=======
+>>>>>>> h-sem
     def _raise_failure(self) -> None:
         """Raise what stopped the writer, unless the graph is gone for which it wrote."""
         if self._error is None:
             return
         error, failed, self._error, self._failed = self._error, self._failed, None, None
+<<<<<<< HEAD
         try:
             if failed is None or failed.state is not State.GONE:
                 raise error
         finally:
             del error  # or this frame, the error and the tensors of all callers hold each other
+=======
+        if failed is None or failed.state is not State.GONE:
+            try:
+                raise error
+            finally:
+                del error  # or this frame, the error and all tensors of the caller hold each other
+>>>>>>> h-sem
 
     def _poke_writer(self) -> None:
         if self._ledger.has_queue():
@@ -294,11 +309,19 @@ class BlockStore:
             self._mutex.acquire()
         self.report.stall_count += 1
         self.report.stall_s += time.perf_counter() - started
+<<<<<<< HEAD
         try:
             if error is not None:
                 raise error
         finally:
             del error  # as in _raise_failure
+=======
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # as in _raise_failure
+>>>>>>> h-sem
 
     # --- On the threads ---------------------------------------------------------------------------
 
@@ -391,8 +414,13 @@ class BlockStore:
             self.report.note(str(write_error(error)))
 
     def _leave_files(self) -> None:
+<<<<<<< HEAD
         """Give back the room of blocks that are gone."""
         with self._leaving:  # when it is done, what was left before is given back, by whichever thread
+=======
+        """Give back the room of blocks that are gone. Not for the garbage collector: files have a lock."""
+        with self._leaving:
+>>>>>>> h-sem
             while self._left:
                 self._disk.pool.leave(self._left.popleft().chunk)
 
@@ -411,9 +439,13 @@ class BlockStore:
 
 def _of_parent(block: Block) -> torch.UntypedStorage:
     if block.storage is None:
+<<<<<<< HEAD
         raise SpoolReadError(
             "saved tensors on disk belong to the process that was forked: they are lost here"
         )
+=======
+        raise SpoolReadError("what was saved on disk belongs to another process, which was forked to make this one")
+>>>>>>> h-sem
     return block.storage
 
 

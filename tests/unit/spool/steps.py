@@ -1,6 +1,10 @@
 """Training steps of a tiny model, plain and with a spool, and what a folder holds."""
 
 import contextlib
+<<<<<<< HEAD
+=======
+import time
+>>>>>>> h-sem
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,6 +63,7 @@ def open_spool(parent: Path, budget_bytes: int = 0, **options: object) -> Iterat
         spool.close()
 
 
+<<<<<<< HEAD
 def wait_until(spool: Spool, is_so: Callable[[], bool]) -> None:
     """Wait for the writer of a spool."""
     store = spool._store
@@ -79,3 +84,18 @@ def wait_until_written(spool: Spool) -> None:
 def wait_until_failed(spool: Spool) -> None:
     """Wait until the writer has met an error."""
     wait_until(spool, lambda: spool._store._error is not None)
+=======
+def wait_for(spool: Spool, is_so: Callable[[], bool]) -> None:
+    """Wait until something holds of the insides of a spool."""
+    store = spool._store
+    deadline = time.monotonic() + 60
+    with store:
+        while not is_so():
+            assert time.monotonic() < deadline
+            store._changed.wait(0.002)
+
+
+def wait_until_written(spool: Spool) -> None:
+    """Wait until nothing is to be written."""
+    wait_for(spool, lambda: not spool._store._ledger.pending_bytes)
+>>>>>>> h-sem

@@ -8,8 +8,12 @@ HEAD = """
 import gc, os, sys, warnings
 from pathlib import Path
 import torch
+<<<<<<< HEAD
 from tests.unit.spool.steps import are_equal, batch, files, gradients
 from tests.unit.spool.steps import open_spool, small_model, wait_until_written
+=======
+from tests.unit.spool.steps import are_equal, batch, files, gradients, open_spool, small_model, wait_until_written
+>>>>>>> h-sem
 from trocar_server.spool import Spool, SpoolReadError
 
 torch.set_num_threads(1)
