@@ -8,8 +8,10 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from trocar_api.reasons import ErrorReason
 from trocar_server.engine.objective import Objective
 from trocar_server.engine.scoring import objective_value
+from trocar_server.errors import ServiceError
 from trocar_server.surgery import (
     Collector,
     FunctionSession,
@@ -48,6 +50,7 @@ class Work:
         scoring: The objective, where gradients are wanted.
         start: Where the pass starts, if not at the arguments, which are then without data.
         graph: The model's traced graph, when nodes of it are wanted: it runs by itself, beside the pass.
+        due: The names of the edited values that the pass must come to.
     """
 
     targets: Sequence[Target]
@@ -55,6 +58,7 @@ class Work:
     scoring: Scoring | None = None
     start: StartSession | None = None
     graph: TracedGraph | None = None
+    due: frozenset[str] = frozenset()
 
     def of_kind(self, kind: str) -> list[Target]:
         """Return the targets of one kind."""
@@ -82,6 +86,7 @@ def collect(module: nn.Module, arguments: Arguments, work: Work, guard: PassGuar
     Raises:
         StartMixedError: What follows the start needs a value from before it.
         ServiceError: `NOT_DIFFERENTIABLE`, and what is wrong with the objective.
+        ServiceError: `MODULE_NOT_CALLED`, an edit's module was not called: the model decides on its data.
         Exception: Whatever the model raises; see `domain_errors`.
     """
     if work.scoring is not None:
@@ -95,6 +100,7 @@ def collect(module: nn.Module, arguments: Arguments, work: Work, guard: PassGuar
         contexts.enter_context(calls)
         if collector.is_pending:
             module(*arguments[0], **arguments[1])
+    _check_edits(work, collector)
     of_graph = work.of_kind("fx")
     if work.graph is None or not of_graph:
         return Collected(collector.values, collector.stopped_at)
@@ -117,12 +123,24 @@ def _with_gradients(
         with guard.watching(module), operation as gradients, calls:
             module(*arguments[0], **arguments[1])
         assert gradients is not None  # an objective comes with gradients
+        _check_edits(work, collector)
         score = _score(collector.values, scoring, gradients)
         gradients.backward(score)
     names = [target.name for target in work.targets if target.name in collector.values]
     values = {name: collector.values[name].detach() for name in names}
     number = None if score.is_meta else float(score.detach())  # a rehearsal has no numbers
     return Collected({**values, **gradients.values}, collector.stopped_at, number)
+
+
+def _check_edits(work: Work, collector: Collector) -> None:
+    """Refuse the outcome of a pass that did not come to an edit, which would go unnoticed."""
+    missing = sorted(work.due - collector.edited)
+    if missing:
+        raise ServiceError(
+            ErrorReason.MODULE_NOT_CALLED,
+            f"'{missing[0]}' was not called in this pass, so it was not edited: the model decides on its data",
+            name=missing[0],
+        )
 
 
 def _score(values: Mapping[str, torch.Tensor], scoring: Scoring, gradients: GradientSession) -> torch.Tensor:

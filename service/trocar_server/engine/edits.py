@@ -94,7 +94,7 @@ def _plan_one(
             count += 1
         except ServiceError as problem:
             is_other_kind = problem.reason is ErrorReason.EDIT_DTYPE_REJECTED
-            if not (request.selector.is_pattern and is_other_kind):
+            if not (request.selector.is_plural and is_other_kind):
                 raise
             problems.append(problem)  # a pattern skips what is no number that can be edited so
     if not count:
@@ -109,6 +109,8 @@ def _planned(
     sources: Mapping[str, Recording | None],
 ) -> PlannedEdit:
     (target, leaf), edit = value, request.edit
+    if target.kind == "fx":
+        raise _impossible(target.name, edit, "nodes of a traced graph cannot be edited; select the module")
     if target.kind == "fn" and target.port == "out" and target.path.endswith("_"):
         raise _impossible(target.name, edit, "it changes its input in place; edit what comes before it")
     call_input, swap, other = None, None, None
@@ -117,7 +119,8 @@ def _planned(
     elif isinstance(edit.operation, Swap):
         swap, other = _swap_value(edit.operation, target, recording, sources)
     with named(target.name):
-        check_edit(edit, *_form(leaf), other_shape=None if other is None else other.shape)
+        other_form = (None, None) if other is None else (other.shape, other.dtype)
+        check_edit(edit, *_form(leaf), other_shape=other_form[0], other_dtype=other_form[1])
     return PlannedEdit(position, request, target, leaf, call_input, swap)
 
 

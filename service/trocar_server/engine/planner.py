@@ -7,7 +7,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.memory import input_bytes, pass_bytes, reducing_bytes
 from trocar_server.engine.outputs import TapTarget
 from trocar_server.engine.plan import SENDABLE, Signature, TapRequest
-from trocar_server.engine.surgery_plan import NO_SURGERY, SurgeryPlan, that_run, with_gradients
+from trocar_server.engine.surgery_plan import NO_SURGERY, SurgeryPlan, edits_due, that_run, with_gradients
 from trocar_server.errors import ServiceError
 from trocar_server.reductions import constant_specs, dtype_name
 from trocar_server.surgery import Recording, Target, independent, parse_selector, resolve
@@ -30,6 +30,7 @@ class Resolved:
         pass_bytes: The most bytes that the pass holds at once, inputs and weights aside.
         surgery: What its edits and objective became.
         rehearsal: How the pass with gradients went without data; None where there was none.
+        due: The names of the edited values that the pass comes to before its end.
     """
 
     targets: tuple[TapTarget, ...]
@@ -38,6 +39,7 @@ class Resolved:
     pass_bytes: int = 0
     surgery: SurgeryPlan = NO_SURGERY
     rehearsal: "Rehearsal | None" = None
+    due: frozenset[str] = frozenset()
 
     @property
     def needs_rehearsal(self) -> bool:
@@ -61,7 +63,7 @@ class Resolved:
             entry
             for entry in self.targets
             if not (entry.target.is_gradient and entry.target.name in rehearsal.missing)
-            or not entry.tap.selector.is_pattern
+            or not entry.tap.selector.is_plural
         )
         lost = [entry.target.name for entry in targets if entry.target.name in rehearsal.missing]
         if lost or not targets:
@@ -116,7 +118,14 @@ def resolve_taps(
     _check_dtypes(targets)
     byte_count = _checked_byte_count(targets, max_reply_bytes)
     names = tuple(tuple(target.target.name for target in targets) for targets in expansions)
-    return Resolved(targets, names, byte_count, pass_bytes(targets, recording), surgery)
+    return Resolved(
+        targets,
+        names,
+        byte_count,
+        pass_bytes(targets, recording),
+        surgery,
+        due=edits_due(surgery, [entry.target for entry in targets], recording),
+    )
 
 
 def _possible(values: list[Value], tap: TapRequest, surgery: SurgeryPlan) -> list[Value]:

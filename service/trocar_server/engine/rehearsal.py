@@ -71,7 +71,8 @@ def make_work(
     values = [surgery.actual(entry.target) for entry in resolved.targets if not entry.target.is_gradient]
     if surgery.is_nothing:
         return Work(values)
-    return Work(values, surgery.bound(gradients, constants, found), surgery.scoring(labels))
+    bound = surgery.bound(gradients, constants, found)
+    return Work(values, bound, surgery.scoring(labels), due=resolved.due)
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:

@@ -23,6 +23,7 @@ from trocar_server.surgery import (
     Skips,
     Surgery,
     Target,
+    moment,
     no_gradient_of,
     resolve,
 )
@@ -145,14 +146,56 @@ def plan_surgery(
         return NO_SURGERY
     planned, expansions = plan_edits(edits, recording, sources)
     skipped = [entry.target for entry in planned if isinstance(entry.request.edit.operation, Skip)]
+    skips = Skips(skipped, recording)
+    if skipped:
+        planned, expansions = _that_happen(planned, expansions, skips)
     for entry in planned:
         if entry.target.is_gradient:
             _check_float(entry.target, entry.leaf)
     scored, anchors = _scored(objective, recording) if objective else ((), ())
-    found = SurgeryPlan(planned, expansions, objective, scored, anchors, Skips(skipped, recording).actual)
+    found = SurgeryPlan(planned, expansions, objective, scored, anchors, skips.actual)
     for target in found.targets():
         found.actual(target)
     return found
+
+
+def edits_due(surgery: SurgeryPlan, wanted: Sequence[Target], recording: Recording) -> frozenset[str]:
+    """Return the names of the edited values that a pass comes to while it collects what is wanted.
+
+    Empty where functions are wanted, whose clock says nothing of modules.
+    """
+    forward = [target for target in wanted if not target.is_gradient and target.parameter is None]
+    ends = [*forward, *(target for target, _ in surgery.scored)]
+    if not ends or any(target.kind != "module" for target in ends):
+        return frozenset()
+    end = max(moment(target, recording) for target in ends)
+    return frozenset(
+        entry.target.name
+        for entry in surgery.edits
+        if entry.target.kind == "module"
+        and entry.target.parameter is None
+        and moment(entry.target, recording) + entry.request.is_after_taps <= end  # taps end the pass
+    )
+
+
+def _that_happen(
+    planned: Sequence[PlannedEdit], expansions: Expansions, skips: Skips
+) -> tuple[tuple[PlannedEdit, ...], Expansions]:
+    """Leave out of patterns what is inside of skipped modules.
+
+    Raises:
+        ServiceError: `MODULE_NOT_CALLED`, all of a pattern is.
+    """
+    found: list[PlannedEdit] = []
+    names: list[tuple[str, tuple[str, ...]]] = []
+    for position, (text, _) in enumerate(expansions):
+        entries = [entry for entry in planned if entry.position == position]
+        happening = [entry for entry in entries if not skips.is_inside(entry.target)]
+        if not happening or not entries[0].request.selector.is_plural:
+            happening = entries  # refused like any other target
+        found += happening
+        names.append((text, tuple(entry.target.name for entry in happening)))
+    return tuple(found), tuple(names)
 
 
 def _scored(objective: Objective, recording: Recording) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
@@ -203,7 +246,7 @@ def with_gradients(values: Sequence[Value], selector: Selector) -> list[Value]:
             _check_float(target, leaf)
             found.append((target, leaf))
         except ServiceError:
-            if not selector.is_pattern or (len(values) == 1):
+            if not selector.is_plural or (len(values) == 1):
                 raise
     if not found:
         target, leaf = values[0]
@@ -225,6 +268,6 @@ def that_run(values: Sequence[Value], selector: Selector, surgery: SurgeryPlan) 
             found.append(value)
         except ServiceError as error:
             problem = error
-    if problem is not None and not (found and selector.is_pattern):
+    if problem is not None and not (found and selector.is_plural):
         raise problem
     return found

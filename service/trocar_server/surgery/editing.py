@@ -132,6 +132,7 @@ class EditSession:
             }
             if forward is not None and index in skips:
                 forward.result = next(iter(kept[index].values()))
+                self._collector.edited.add(skips[index].target.name)
             return with_ports(ports) if wanted else None
 
         def leave(index: int, output: Any) -> Any:
@@ -144,6 +145,7 @@ class EditSession:
 
     def _edited(self, entry: EditTarget, ports: Mapping[str, Any], inputs: "Inputs") -> Any:
         """Return a port's value with one edit made."""
+        self._collector.edited.add(entry.target.name)
         other = inputs[entry.call_input] if entry.call_input else None
         if entry.found:
             if entry.found not in self._found:

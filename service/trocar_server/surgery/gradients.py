@@ -96,7 +96,8 @@ class GradientSession:
             self._points.setdefault(point.target, []).append(point)
         self._anchors = frozenset(anchors)
         self._guard = guard
-        self._busy = (collector or Collector()).busy
+        self._collector = collector or Collector()
+        self._busy = self._collector.busy
         self._starts: list[torch.Tensor] = []
         self._sites: dict[tuple[int, int], _Site] = {}
         self._undo = ExitStack()
@@ -238,6 +239,7 @@ class GradientSession:
             if target in self._anchors:
                 self.anchors[target.name] = value
             if self._points[target]:
+                self._collector.edited.add(target.name)
                 self._site(value).points.extend(self._points[target])
 
     def _site(self, value: torch.Tensor) -> "_Site":

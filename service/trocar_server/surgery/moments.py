@@ -29,6 +29,13 @@ class Skips:
         self._recording = recording
         self._spans = {target.name: recording.modules[target.path].calls[target.call] for target in skipped}
 
+    def is_inside(self, target: Target) -> bool:
+        """Whether a target's call does not happen."""
+        if target.kind != "module" or target.parameter is not None:
+            return False
+        calls = self._recording.modules[target.path].calls
+        return self._around(calls[target.call]) is not None
+
     def actual(self, target: Target) -> Target:
         """Return a target with the index that its call has in the pass with skips.
 

@@ -71,12 +71,14 @@ class Collector:
         values: Collected values by the name of their target.
         stopped_at: Path of the module, node or function at which the pass ended, or None.
         ends_pass: Whether the pass ends with the last value.
+        edited: The names of the values that were edited, gradients among them.
         is_busy: Whether a value is being copied or edited: the functions called for that are not the model's.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     stopped_at: str | None = None
     ends_pass: bool = True
+    edited: set[str] = field(default_factory=set)
     is_busy: bool = False
     _pending: int = 0
 
