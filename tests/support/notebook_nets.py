@@ -1,5 +1,7 @@
 """The small nets of the hooks notebook: the same layers, drawn from the same seeds, written anew."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -13,7 +15,7 @@ class Affine(nn.Module):
         self.w = nn.Parameter(torch.randn(5))
         self.b = nn.Parameter(torch.randn(3))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return x @ self.w + self.b
 
 
@@ -26,7 +28,7 @@ class ConvNet(nn.Module):
         self.relu = nn.ReLU()
         self.fc = nn.Linear(10 * 4 * 4, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.fc(self.relu(self.conv(x)).view(-1))
 
 
@@ -39,7 +41,7 @@ class PoolNet(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d((4, 4))
         self.fc = nn.Linear(8 * 4 * 4, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.fc(self.pool(F.relu(self.conv(x))).flatten(1))
 
 
@@ -52,7 +54,7 @@ class TwoLayers(nn.Module):
         self.relu = nn.ReLU()
         self.fc2 = nn.Linear(200, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.fc2(self.relu(self.fc1(x)))
 
 
@@ -86,8 +88,10 @@ def two_layers() -> tuple[nn.Module, torch.Tensor]:
 
 
 def resnet18_in_train_mode() -> tuple[nn.Module, torch.Tensor]:
-    """Return a resnet18 drawn after `two_layers`, and ones. What it computes in eval mode is what the notebook's,
-    left in train mode, computes: its batch norms hold the statistics of this very batch.
+    """Return a resnet18 drawn after `two_layers`, and ones.
+
+    Its batch norms hold the statistics of this very batch: in eval mode it computes what the notebook's does,
+    which was left in train mode.
     """
     from torchvision.models import resnet18
 

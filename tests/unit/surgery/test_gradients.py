@@ -275,7 +275,9 @@ class Passing(nn.Module):
 
 @pytest.mark.parametrize("last", [nn.ReLU(), nn.ReLU(inplace=True)], ids=["apart", "in-place"])
 @pytest.mark.parametrize(
-    "passing", [nn.Identity(), nn.Dropout(), nn.Sequential(nn.Identity())], ids=["identity", "dropout", "nested"]
+    "passing",
+    [nn.Identity(), nn.Dropout(), nn.Sequential(nn.Identity())],
+    ids=["identity", "dropout", "nested"],
 )
 @pytest.mark.parametrize("with_conv", [False, True], ids=["begins-there", "begins-before"])
 def test_the_output_of_a_module_that_returns_its_input_is_edited_first(
