@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.support.other_models import hold_statistics
+
 
 class Affine(nn.Module):
     """y = x @ w + b, with all three as loose tensors in the notebook."""
@@ -97,18 +99,5 @@ def resnet18_in_train_mode() -> tuple[nn.Module, torch.Tensor]:
 
     two_layers()
     net, x = resnet18(), torch.ones(10, 3, 28, 28)
-
-    def keep_statistics(norm: nn.Module, args: tuple[torch.Tensor]) -> None:
-        assert isinstance(norm, nn.BatchNorm2d)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        norm.running_mean.copy_(args[0].mean((0, 2, 3)))
-        norm.running_var.copy_(args[0].var((0, 2, 3), unbiased=False))
-
-    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
-    handles = [norm.register_forward_pre_hook(keep_statistics) for norm in norms]
-    with torch.no_grad():
-        net.eval()(x)
-    for handle in handles:
-        handle.remove()
+    hold_statistics(net.eval(), x)
     return net, x

@@ -37,6 +37,25 @@ class OtherModel:
             return self.build().eval().requires_grad_(False)
 
 
+def hold_statistics(model: nn.Module, x: torch.Tensor) -> None:
+    """Give batch norms the statistics of a batch: in eval mode they then do to it what train mode would."""
+
+    def keep(norm: nn.Module, args: tuple[torch.Tensor]) -> None:
+        assert isinstance(norm, nn.BatchNorm2d)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm.running_mean.copy_(args[0].mean((0, 2, 3)))
+        norm.running_var.copy_(args[0].var((0, 2, 3), unbiased=False))
+
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    handles = [norm.register_forward_pre_hook(keep) for norm in norms]
+    if norms:
+        with torch.no_grad():
+            model(x)
+    for handle in handles:
+        handle.remove()
+
+
 def without_in_place(model: nn.Module) -> nn.Module:
     """Return a copy for tools that keep values by reference, which an in-place module would overwrite."""
     plain = copy.deepcopy(model)
@@ -51,8 +70,9 @@ def _from_torchvision(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         from torchvision.models import get_model
 
-        model: nn.Module = get_model(name, weights=None, **options)
-        return lively(model)
+        model: nn.Module = lively(get_model(name, weights=None, **options)).eval()
+        hold_statistics(model, torch.rand(4, 3, 96, 96))
+        return model
 
     return build
 
@@ -93,7 +113,7 @@ OTHER_MODELS = {
         _from_torchvision("convnext_tiny"), (3, 64, 64), "features.3.0", "features.3.1"
     ),
     "efficientnet_lite0": OtherModel(_efficientnet_lite0, (3, 96, 96), "_blocks.6", "_blocks.7"),
-    "swin_t": OtherModel(_from_torchvision("swin_t"), (3, 64, 64), "features.3.0", "features.3.1", 3),
+    "swin_t": OtherModel(_from_torchvision("swin_t"), (3, 64, 64), "features.5.0", "features.5.1", 3),
     "vit_b_32": OtherModel(
         _from_torchvision("vit_b_32", image_size=96),
         (3, 96, 96),
