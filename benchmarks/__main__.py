@@ -1,7 +1,8 @@
 """Every benchmark, in order: `make bench`."""
 
-from benchmarks import serving, streams, transport
+from benchmarks import serving, streams, surgery, transport
 
 serving.main()
 streams.main()
+surgery.main()
 transport.main()

@@ -9,6 +9,7 @@ from trocar._aio_analyses import AsyncAnalyses
 from trocar._analysis.inputs import check_batch_size
 from trocar._attribution.methods import AT_INPUT_ONLY, AT_MODULE, method_options
 from trocar._attribution.objectives import INPUT
+from trocar._objectives import as_objective
 
 if TYPE_CHECKING:
     from typing import Any
@@ -95,8 +96,10 @@ class AsyncAttributions(AsyncAnalyses):
             raise ValueError(f"{method} is of the model's input; at={at!r} has no meaning")
         if isinstance(chosen, AT_MODULE) and at is None:
             raise ValueError(f'{method} needs a module: at="layer4", for example')
-        where = INPUT if at is None else at
-        return await _aio_attribution.attribute(self, model_id, inputs, method, chosen, of, where, batch_size)
+        where, wanted = INPUT if at is None else at, None if of is None else as_objective(of)
+        return await _aio_attribution.attribute(
+            self, model_id, inputs, method, chosen, wanted, where, batch_size
+        )
 
     async def grad_cam(
         self,

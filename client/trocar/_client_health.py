@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trocar._analysis.health_rows import (
+from trocar._analysis.health_rows import health_of
+from trocar._analysis.health_taps import (
     gradient_taps,
     gradients_of_parameters,
-    health_of,
     norms_of_parameters,
     owners_of,
     taps_of_parameters,
 )
-from trocar._analysis.ordering import EVERYTHING, in_execution_order
+from trocar._analysis.ordering import in_execution_order
 from trocar._analysis.taps import names_of
 from trocar._client_analysis import executed
 from trocar.errors import (
@@ -48,7 +48,7 @@ def health(
 ) -> Health:
     """Do the work of `AsyncAnalyses.health`."""
     taps = gradient_taps(at)
-    owners = [owner for owner in owners_of(taps, EVERYTHING) if _has_own(client, model_id, owner)]
+    owners = [owner for owner in owners_of(taps) if _has_own(client, model_id, owner)]
     options: dict[str, Any] = {"of": of, "at": taps, "edits": edits, "timeout_s": timeout_s}
     maps = None
     while maps is None:

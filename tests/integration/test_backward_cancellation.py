@@ -50,7 +50,9 @@ def gradients(client: trocar.Client, **options: Any) -> trocar.FeatureMaps:
     return client.gradients("gated", ROWS, of=trocar.logit(1), at=PLACES, edits=EDITS, **options)
 
 
-def assert_usable(server: RunningServer, client: trocar.Client, expected: trocar.FeatureMaps, hooks: Any) -> None:
+def assert_usable(
+    server: RunningServer, client: trocar.Client, expected: trocar.FeatureMaps, hooks: Any
+) -> None:
     server.on_owner(lambda: None)  # the pass has ended
     found = gradients(client)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)

@@ -80,12 +80,19 @@ def raised(value: Any) -> Any:
     return value + 1
 
 
-@pytest.mark.parametrize("place", ["bn1", "relu", "relu/in", "layer1.0.bn1", "layer1.0.relu@1", "layer1.0.relu@0/in"])
+@pytest.mark.parametrize(
+    "place", ["bn1", "relu", "relu/in", "layer1.0.bn1", "layer1.0.relu@1", "layer1.0.relu@0/in"]
+)
 def test_edits_beside_modules_that_work_in_place(near: trocar.Client, place: str) -> None:
     images = noise(2, 3, 32, 32)
-    expected = by_hand("resnet18", images, {place: raised}, ["bn1", "relu", "layer1.0.bn1", "layer1.0.relu@1"])
+    expected = by_hand(
+        "resnet18", images, {place: raised}, ["bn1", "relu", "layer1.0.bn1", "layer1.0.relu@1"]
+    )
     found = near.extract(
-        "resnet18", images, ["bn1", "relu", "layer1.0.bn1", "layer1.0.relu@1", "/out"], edits=trocar.edit(place, "add", 1)
+        "resnet18",
+        images,
+        ["bn1", "relu", "layer1.0.bn1", "layer1.0.relu@1", "/out"],
+        edits=trocar.edit(place, "add", 1),
     )
     assert_same(found, expected)
 
@@ -93,7 +100,10 @@ def test_edits_beside_modules_that_work_in_place(near: trocar.Client, place: str
 @pytest.mark.parametrize("calls", [[0], [1], [5], [0, 1, 2, 3, 4, 5]])
 def test_edits_of_one_call_of_several(near: trocar.Client, calls: list[int]) -> None:
     expected = by_hand(
-        "blocks", ROWS, {f"first.act@{call}": halved for call in calls}, [f"first.act@{call}" for call in range(6)]
+        "blocks",
+        ROWS,
+        {f"first.act@{call}": halved for call in calls},
+        [f"first.act@{call}" for call in range(6)],
     )
     where = "first.act@*" if len(calls) > 1 else f"first.act@{calls[0]}"
     found = near.extract("blocks", ROWS, ["first.act@*", "/out"], edits=trocar.edit(where, "scale", 0.5))
@@ -108,7 +118,11 @@ def test_a_container_and_its_last_child_are_edited_one_after_the_other(near: tro
 
 
 def test_edits_of_one_value_run_in_the_order_of_the_list(near: trocar.Client) -> None:
-    edits = [trocar.edit("first", "add", 1), trocar.edit("first", "scale", 0.5), trocar.edit("first", "clamp", low=0.4)]
+    edits = [
+        trocar.edit("first", "add", 1),
+        trocar.edit("first", "scale", 0.5),
+        trocar.edit("first", "clamp", low=0.4),
+    ]
     expected = by_hand("blocks", ROWS, {"first": lambda value: ((value + 1) * 0.5).clamp(min=0.4)}, ["first"])
     assert_same(near.extract("blocks", ROWS, ["first", "/out"], edits=edits), expected)
     expected = by_hand("blocks", ROWS, {"first": lambda value: value.clamp(min=0.4) * 0.5 + 1}, ["first"])
@@ -176,8 +190,14 @@ def test_a_pattern_leaves_out_what_is_inside_of_what_is_skipped(near: trocar.Cli
 
 
 def test_edits_at_both_ends_of_what_is_skipped(near: trocar.Client) -> None:
-    edits = [trocar.edit("second", "skip"), trocar.edit("second", "scale", 0.5), trocar.edit("second/in", "add", 1)]
-    expected = by_hand("blocks", ROWS, {"second/in": raised, "second": lambda _, given: given * 0.5}, ["second"])
+    edits = [
+        trocar.edit("second", "skip"),
+        trocar.edit("second", "scale", 0.5),
+        trocar.edit("second/in", "add", 1),
+    ]
+    expected = by_hand(
+        "blocks", ROWS, {"second/in": raised, "second": lambda _, given: given * 0.5}, ["second"]
+    )
     assert_same(near.extract("blocks", ROWS, ["second", "/out"], edits=edits), expected)
 
 
@@ -210,7 +230,9 @@ def test_an_edit_of_a_tied_parameter_is_seen_at_both_places(near: trocar.Client)
         weight = model.embedding.weight * 2
         expected = torch.func.functional_call(model, {"embedding.weight": weight}, (torch.from_numpy(WORDS),))
     for place in ("embedding/param(weight)", "head/param(weight)"):
-        found = near.extract("tied", WORDS, ["/out", "head/param(weight)"], edits=trocar.edit(place, "scale", 2))
+        found = near.extract(
+            "tied", WORDS, ["/out", "head/param(weight)"], edits=trocar.edit(place, "scale", 2)
+        )
         assert np.array_equal(found["/out"], expected.numpy())
         assert np.array_equal(found["head/param(weight)"], weight.numpy())
 
@@ -242,7 +264,9 @@ def test_parameters_that_modules_read_in_ways_of_their_own(near: trocar.Client, 
         own.add_(torch.randn(own.shape, generator=torch.Generator().manual_seed(1)))
     with torch.inference_mode():
         expected = model(torch.from_numpy(rows)).numpy()
-    found = near.extract("recurrent", rows, ["/out", "head"], edits=trocar.edit(name, "noise", 1, seed=1))["/out"]
+    found = near.extract("recurrent", rows, ["/out", "head"], edits=trocar.edit(name, "noise", 1, seed=1))[
+        "/out"
+    ]
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
     assert np.abs(found - before).max() > 1e-4
     assert np.array_equal(near.extract("recurrent", rows, "/out")["/out"], before)
@@ -285,7 +309,9 @@ def test_a_swap_takes_the_edited_value(near: trocar.Client) -> None:
     assert np.array_equal(found["third"], found["first"])
 
 
-@pytest.mark.parametrize(("at", "place"), [("third", "first"), ("first", "first"), ("second.linear/in", "first")])
+@pytest.mark.parametrize(
+    ("at", "place"), [("third", "first"), ("first", "first"), ("second.linear/in", "first")]
+)
 def test_a_swap_from_later_is_refused(near: trocar.Client, at: str, place: str) -> None:
     with pytest.raises(trocar.EditNotPossibleError, match="later|itself"):
         near.extract("blocks", ROWS, "/out", edits=trocar.edit(place, "swap", at=at))
@@ -313,7 +339,9 @@ def test_swaps_from_several_sources_and_places(near: trocar.Client) -> None:
         trocar.edit("second", "swap", source="one", at="first", index=np.s_[:, :3]),
         trocar.edit("second", "swap", source="other", index=np.s_[:, 3:]),
     ]
-    found = near.extract("blocks", ROWS, ["second"], edits=edits, sources={"one": one, "other": other})["second"]
+    found = near.extract("blocks", ROWS, ["second"], edits=edits, sources={"one": one, "other": other})[
+        "second"
+    ]
     assert np.array_equal(found, np.concatenate([ones["first"][:, :3], others["second"][:, 3:]], 1))
 
 
@@ -332,10 +360,14 @@ def test_edits_and_a_start_in_the_middle(near: trocar.Client) -> None:
     found = near.extract("blocks", value, ["/out", "second"], edits=edits, start_at="first")
     assert_same(found, dict(full))
     with pytest.raises(trocar.StartNotPossibleError):
-        near.extract("blocks", value, "/out", edits=trocar.edit("first.linear", "scale", 0.5), start_at="first")
+        near.extract(
+            "blocks", value, "/out", edits=trocar.edit("first.linear", "scale", 0.5), start_at="first"
+        )
 
 
-@pytest.mark.parametrize("place", ["first", "third/in", "second.linear/param(weight)", "first.linear/param(weight)"])
+@pytest.mark.parametrize(
+    "place", ["first", "third/in", "second.linear/param(weight)", "first.linear/param(weight)"]
+)
 def test_edits_at_and_after_a_start(near: trocar.Client, place: str) -> None:
     value = near.extract("blocks", ROWS, "first")["first"]
     edits = trocar.edit(place, "scale", 0.5)
@@ -349,7 +381,9 @@ def test_a_skip_after_a_start(near: trocar.Client) -> None:
     value = near.extract("blocks", ROWS, "first")["first"]
     edits = [trocar.edit("second", "skip"), trocar.edit("first.act@4", "scale", 0.5)]
     full = near.extract("blocks", ROWS, ["/out", "first.act@4"], edits=edits)
-    assert_same(near.extract("blocks", value, ["/out", "first.act@4"], edits=edits, start_at="first"), dict(full))
+    assert_same(
+        near.extract("blocks", value, ["/out", "first.act@4"], edits=edits, start_at="first"), dict(full)
+    )
 
 
 def test_edits_of_a_stream_are_those_of_calls(near: trocar.Client) -> None:
@@ -376,7 +410,9 @@ def test_an_edit_of_what_the_data_does_not_reach_is_an_error(near: trocar.Client
 def test_an_edit_of_an_element_that_the_data_leaves_out_is_an_error(near: trocar.Client) -> None:
     edit = trocar.edit("split/in(other)", "scale", 0.5)
     rows = np.ones((2, 3), np.float32)
-    assert np.array_equal(near.extract("moody", rows, '/out["always"]', edits=edit)['/out["always"]'], rows * 1.5)
+    assert np.array_equal(
+        near.extract("moody", rows, '/out["always"]', edits=edit)['/out["always"]'], rows * 1.5
+    )
     with pytest.raises((trocar.ModuleNotCalledError, trocar.UnknownPickError), match="other"):
         near.extract("moody", -rows, '/out["always"]', edits=edit)
 
@@ -407,17 +443,23 @@ def test_keyword_arguments_of_the_model_itself(near: trocar.Client) -> None:
     assert np.array_equal(found['/out["out"]'], plain['/out["out"]'])
 
 
-@pytest.mark.parametrize("name", ["uint8", "int8", "int32", "int64", "bool", "float16", "float64", "bfloat16", "complex64"])
+@pytest.mark.parametrize(
+    "name", ["uint8", "int8", "int32", "int64", "bool", "float16", "float64", "bfloat16", "complex64"]
+)
 def test_values_of_every_dtype_are_set(near: trocar.Client, name: str) -> None:
     place = f'/out["{name}"]'
     plain = near.extract("dtypes", noise(6, 6), place)[place]
-    found = near.extract("dtypes", noise(6, 6), place, edits=trocar.edit(place, "set", 1, index=np.s_[0]))[place]
+    found = near.extract("dtypes", noise(6, 6), place, edits=trocar.edit(place, "set", 1, index=np.s_[0]))[
+        place
+    ]
     assert found.dtype == plain.dtype
     assert (found[0] == 1).all()
     assert np.array_equal(found[1:], plain[1:])
 
 
-@pytest.mark.parametrize("name", ["strided", "transposed", "expanded", "negated", "conjugated", "scalar", "empty"])
+@pytest.mark.parametrize(
+    "name", ["strided", "transposed", "expanded", "negated", "conjugated", "scalar", "empty"]
+)
 def test_values_of_any_layout_are_edited(near: trocar.Client, name: str) -> None:
     place = f'/out["{name}"]'
     plain = near.extract("dtypes", noise(6, 6), place)[place]

@@ -80,12 +80,25 @@ def by_hand(
     return {key: value.numpy() for key, value in found.items()}
 
 
-def of_parameters(name: str, values: Array, names: list[str], objective: Any = logit_of(1)) -> dict[str, Array]:
+def of_parameters(
+    name: str, values: Array, names: list[str], objective: Any = logit_of(1)
+) -> dict[str, Array]:
     """Return gradients with respect to parameters, named as in `named_parameters`."""
     model = plain(built(name))
-    tensors = {key: value.clone().requires_grad_() for key, value in model.state_dict().items() if key in names}
+    tensors = {
+        key: value.clone().requires_grad_() for key, value in model.state_dict().items() if key in names
+    }
     output = torch.func.functional_call(model, tensors, (torch.from_numpy(values.copy()),))
-    return dict(zip(names, [g.numpy() for g in torch.autograd.grad(objective({"/out": output}), [tensors[n] for n in names])], strict=True))
+    return dict(
+        zip(
+            names,
+            [
+                g.numpy()
+                for g in torch.autograd.grad(objective({"/out": output}), [tensors[n] for n in names])
+            ],
+            strict=True,
+        )
+    )
 
 
 def assert_close(found: Array, expected: Array, tolerance: float = 1e-6) -> None:
@@ -93,7 +106,17 @@ def assert_close(found: Array, expected: Array, tolerance: float = 1e-6) -> None
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * scale)
 
 
-RESNET = ["/in", "conv1", "bn1", "relu", "relu/in", "layer1.0.relu@0", "layer1.0.relu@1", "layer1.0.relu@1/in", "layer1.0.bn2"]
+RESNET = [
+    "/in",
+    "conv1",
+    "bn1",
+    "relu",
+    "relu/in",
+    "layer1.0.relu@0",
+    "layer1.0.relu@1",
+    "layer1.0.relu@1/in",
+    "layer1.0.bn2",
+]
 
 
 @pytest.mark.parametrize("places", [RESNET, *([place] for place in RESNET)])
@@ -105,7 +128,9 @@ def test_gradients_beside_modules_that_work_in_place(near: trocar.Client, places
         assert_close(found[place], expected[place], 1e-5)
 
 
-@pytest.mark.parametrize("places", [["first.act@*"], ["first.act@0"], ["first.act@5"], ["first.act@2/in"], ["first.act@3", "/in"]])
+@pytest.mark.parametrize(
+    "places", [["first.act@*"], ["first.act@0"], ["first.act@5"], ["first.act@2/in"], ["first.act@3", "/in"]]
+)
 def test_gradients_at_one_call_of_several(near: trocar.Client, places: list[str]) -> None:
     named = [f"first.act@{call}" for call in range(6)] if places == ["first.act@*"] else places
     expected = by_hand("blocks", ROWS, named)
@@ -120,7 +145,9 @@ def grad_name(place: str) -> str:
 
 
 def test_a_container_and_its_last_child_have_the_same_gradient(near: trocar.Client) -> None:
-    found = near.gradients("blocks", ROWS, of=trocar.logit(1), at=["head", "head.1", "third", "head/in", "head.0/in"])
+    found = near.gradients(
+        "blocks", ROWS, of=trocar.logit(1), at=["head", "head.1", "third", "head/in", "head.0/in"]
+    )
     expected = by_hand("blocks", ROWS, ["head", "third"])
     for place in ("head", "head.1"):
         assert_close(found[place], expected["head"])
@@ -177,18 +204,27 @@ def hooked(name: str, values: Array, place: str, change: Any, at: list[str]) -> 
         watch(path)
     output = model(x)
     output[:, 1].sum().backward()
-    return {**{key: value.numpy() for key, value in kept.items()}, "/in": x.grad.numpy() if x.grad is not None else values}
+    return {
+        **{key: value.numpy() for key, value in kept.items()},
+        "/in": x.grad.numpy() if x.grad is not None else values,
+    }
 
 
-@pytest.mark.parametrize("place", ["second@0", "second@0/in", "first.act@3", "first.act@3/in", "first.act@0/in"])
+@pytest.mark.parametrize(
+    "place", ["second@0", "second@0/in", "first.act@3", "first.act@3/in", "first.act@0/in"]
+)
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_modules_nearer_to_the_input_see_the_changed_gradient(near: trocar.Client, place: str, order: Any) -> None:
+def test_modules_nearer_to_the_input_see_the_changed_gradient(
+    near: trocar.Client, place: str, order: Any
+) -> None:
     at = [place, "first@0", "third@0"]
     expected = hooked("blocks", ROWS, place, lambda g: g * 3 + 1, at)
     untouched = hooked("blocks", ROWS, place, lambda g: g, at)
     selector = grad_name(place if "act" in place else place.replace("@0", ""))
     edit = trocar.edit(selector, "affine", 3, 1, order=order)
-    found = near.gradients("blocks", ROWS, of=trocar.logit(1), at=[selector, "first", "third", "/in"], edits=edit)
+    found = near.gradients(
+        "blocks", ROWS, of=trocar.logit(1), at=[selector, "first", "third", "/in"], edits=edit
+    )
     assert_close(found[selector], (expected if order == "before" else untouched)[place])
     assert_close(found["first"], expected["first@0"])
     assert_close(found["third"], expected["third@0"])
@@ -198,7 +234,9 @@ def test_modules_nearer_to_the_input_see_the_changed_gradient(near: trocar.Clien
 def test_the_gradient_of_an_edited_value_is_that_of_what_it_became(near: trocar.Client) -> None:
     for order, factor in (("before", 1.0), ("after", 3.0)):
         edit = trocar.edit("second", "scale", 3, order=order)  # type: ignore[arg-type]
-        found = near.gradients("blocks", ROWS, of=trocar.logit(1), at=["second", "/in"], taps=["second"], edits=edit)
+        found = near.gradients(
+            "blocks", ROWS, of=trocar.logit(1), at=["second", "/in"], taps=["second"], edits=edit
+        )
         expected = by_hand("blocks", ROWS, ["second", "/in"], changes={"second": lambda value: value * 3})
         assert_close(found["second/grad_out"], expected["second"] * factor)
         assert_close(found["/grad_in"], expected["/in"])
@@ -232,7 +270,11 @@ def test_tied_weights_have_one_gradient(near: trocar.Client) -> None:
     model = built("tied")
     model.head.weight.requires_grad_()
     (expected,) = torch.autograd.grad(model(torch.from_numpy(WORDS)).square().sum(), model.head.weight)
-    for at in (["head/param(weight)"], ["embedding/param(weight)"], ["embedding/param(weight)", "head/param(weight)"]):
+    for at in (
+        ["head/param(weight)"],
+        ["embedding/param(weight)"],
+        ["embedding/param(weight)", "head/param(weight)"],
+    ):
         found = near.gradients("tied", WORDS, of=objective, at=at)
         for place in at:
             assert_close(found[place], expected.numpy())
@@ -252,7 +294,9 @@ RECURRENT = [
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_gradients_of_parameters_that_modules_read_in_ways_of_their_own(near: trocar.Client, name: str) -> None:
+def test_gradients_of_parameters_that_modules_read_in_ways_of_their_own(
+    near: trocar.Client, name: str
+) -> None:
     rows = noise(2, 5, 6)
     model = built("recurrent")
     path, _, own = name.rpartition(".")
@@ -262,7 +306,10 @@ def test_gradients_of_parameters_that_modules_read_in_ways_of_their_own(near: tr
     assert_close(found[f"{path}/param({own})"], expected.numpy(), 1e-5)
 
 
-@pytest.mark.parametrize("place", ["lstm[0]", "lstm/in", "gru[0]", "attention[0]", "attention/in[0]", "encoder", "encoder.linear2/in"])
+@pytest.mark.parametrize(
+    "place",
+    ["lstm[0]", "lstm/in", "gru[0]", "attention[0]", "attention/in[0]", "encoder", "encoder.linear2/in"],
+)
 def test_gradients_of_values_of_recurrent_layers(near: trocar.Client, place: str) -> None:
     rows = noise(2, 5, 6)
     path, _, pick = place.partition("/in")
@@ -279,7 +326,9 @@ def test_gradients_of_values_of_recurrent_layers(near: trocar.Client, place: str
     if is_in:
         module.register_forward_pre_hook(before)
     else:
-        module.register_forward_hook(lambda _, __, out: kept.append(out[0] if isinstance(out, tuple) else out))
+        module.register_forward_hook(
+            lambda _, __, out: kept.append(out[0] if isinstance(out, tuple) else out)
+        )
     (expected,) = torch.autograd.grad(model(x)[..., 1].sum(), kept[-1:]) if kept else (None,)
     if expected is None:
         out = model(x)
@@ -326,11 +375,15 @@ def test_an_edit_of_a_gradient_that_never_comes_is_an_error(near: trocar.Client)
 
 @pytest.mark.parametrize("place", ["fn:relu@0", "fn:linear", "fx:conv"])
 def test_functions_and_nodes_have_no_gradients(near: trocar.Client, place: str) -> None:
-    with pytest.raises((trocar.NotDifferentiableError, trocar.InvalidArgumentError, trocar.InvalidSelectorError)) as caught:
+    with pytest.raises(
+        (trocar.NotDifferentiableError, trocar.InvalidArgumentError, trocar.InvalidSelectorError)
+    ) as caught:
         near.gradients("plain", IMAGES, of=trocar.logit(1), at=place)
     assert not isinstance(caught.value, trocar.InputRejectedError)
     with pytest.raises(trocar.TrocarError) as caught:
-        near.gradients("plain", IMAGES, of=trocar.logit(1), at="conv", edits=trocar.edit(f"{place}/grad_out", "zero"))
+        near.gradients(
+            "plain", IMAGES, of=trocar.logit(1), at="conv", edits=trocar.edit(f"{place}/grad_out", "zero")
+        )
     assert not isinstance(caught.value, trocar.InputRejectedError)
 
 
@@ -379,7 +432,13 @@ def test_calls_inside_of_calls(near: trocar.Client) -> None:
     edits = trocar.edit("nested@1/grad_out", "scale", 2)
     found = near.gradients("recursive", rows, of=objective, at=["nested@*", "nested@*/in[0]"], edits=edits)
     outer = 2 * (rows + 3)
-    for name, factor in (("nested@0/grad_out", 1), ("nested@1/grad_out", 2), ("nested@2/grad_out", 2), ("nested@2/grad_in[0]", 2), ("nested@0/grad_in[0]", 2)):
+    for name, factor in (
+        ("nested@0/grad_out", 1),
+        ("nested@1/grad_out", 2),
+        ("nested@2/grad_out", 2),
+        ("nested@2/grad_in[0]", 2),
+        ("nested@0/grad_in[0]", 2),
+    ):
         assert_close(found[name], factor * outer)
 
 
@@ -403,11 +462,22 @@ def test_a_write_that_torch_has_no_derivative_for(near: trocar.Client) -> None:
         near.gradients("overwrites", noise(2, 3), of=trocar.value("/out"), at="/in")
 
 
-STATEFUL = ["remembers", "keeps-state", "writes-buffer", "replaces-buffer", "keeps-last", "keeps-all", "plain-tensor", "makes-tensors"]
+STATEFUL = [
+    "remembers",
+    "keeps-state",
+    "writes-buffer",
+    "replaces-buffer",
+    "keeps-last",
+    "keeps-all",
+    "plain-tensor",
+    "makes-tensors",
+]
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_models_that_keep_something_from_pass_to_pass(hosted: RunningServer, near: trocar.Client, name: str) -> None:
+def test_models_that_keep_something_from_pass_to_pass(
+    hosted: RunningServer, near: trocar.Client, name: str
+) -> None:
     """Passes with and without gradients in turn; nothing that is kept has a graph."""
     rows = noise(2, *MODELS[name][1])
     for _ in range(3):
@@ -415,7 +485,11 @@ def test_models_that_keep_something_from_pass_to_pass(hosted: RunningServer, nea
         found = near.gradients(name, rows, of=trocar.value("/out"), at=["/in"])
         assert np.isfinite(found["/in"]).all()
     module: Any = hosted.engine._hosts[name].pool._free[0].module
-    tensors = [*module.buffers(), *module.parameters(), *(v for v in vars(module).values() if isinstance(v, torch.Tensor))]
+    tensors = [
+        *module.buffers(),
+        *module.parameters(),
+        *(v for v in vars(module).values() if isinstance(v, torch.Tensor)),
+    ]
     assert not any(tensor.requires_grad for tensor in tensors)
 
 
@@ -443,7 +517,9 @@ def test_losses_are_those_of_torch(near: trocar.Client, kind: Any) -> None:
         "bce_with_logits": F.binary_cross_entropy_with_logits,
         "kl_div": lambda value, target: F.kl_div(value, target, reduction="batchmean"),
     }
-    expected = by_hand("blocks", ROWS, ["first", "/in"], lambda kept: losses[kind](kept["/out"], torch.from_numpy(labels)))
+    expected = by_hand(
+        "blocks", ROWS, ["first", "/in"], lambda kept: losses[kind](kept["/out"], torch.from_numpy(labels))
+    )
     found = near.gradients("blocks", ROWS, of=trocar.loss(kind, labels), at=["first", "/in"])
     for place in expected:
         assert_close(found[place], expected[place])
@@ -510,13 +586,23 @@ def test_a_skipped_module_passes_its_gradient_on(near: trocar.Client) -> None:
     model.second = nn.Identity()
     x = torch.from_numpy(ROWS).requires_grad_()
     (expected,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
-    found = near.gradients("blocks", ROWS, of=trocar.logit(1), at=["/in", "second", "second/in", "first"], edits=trocar.edit("second", "skip"))
+    found = near.gradients(
+        "blocks",
+        ROWS,
+        of=trocar.logit(1),
+        at=["/in", "second", "second/in", "first"],
+        edits=trocar.edit("second", "skip"),
+    )
     assert_close(found["/in"], expected.numpy())
     for place in ("second/in", "first"):
         assert_close(found[place], found["second"])
     with pytest.raises(trocar.ModuleNotCalledError):
-        near.gradients("blocks", ROWS, of=trocar.logit(1), at="second.linear", edits=trocar.edit("second", "skip"))
-    found = near.gradients("blocks", ROWS, of=trocar.logit(1), at="first.act@4", edits=trocar.edit("second", "skip"))
+        near.gradients(
+            "blocks", ROWS, of=trocar.logit(1), at="second.linear", edits=trocar.edit("second", "skip")
+        )
+    found = near.gradients(
+        "blocks", ROWS, of=trocar.logit(1), at="first.act@4", edits=trocar.edit("second", "skip")
+    )
     assert found["first.act@4"].shape == (2, 6)
 
 
@@ -525,6 +611,12 @@ def test_gradients_through_a_swap_from_the_same_pass(near: trocar.Client) -> Non
     x = torch.from_numpy(ROWS).requires_grad_()
     first = model.first(x)
     (expected,) = torch.autograd.grad(model.head(first)[:, 1].sum(), x)
-    found = near.gradients("blocks", ROWS, of=trocar.logit(1), at=["/in", "second"], edits=trocar.edit("third", "swap", at="first"))
+    found = near.gradients(
+        "blocks",
+        ROWS,
+        of=trocar.logit(1),
+        at=["/in", "second"],
+        edits=trocar.edit("third", "swap", at="first"),
+    )
     assert_close(found["/in"], expected.numpy())
     assert not found["second"].any()

@@ -164,7 +164,9 @@ OPERATIONS: dict[str, Callable[[random.Random], tuple[tuple[Any, ...], dict[str,
     "resample": lambda _: ((), {}),
     "swap": lambda chance: (
         (),
-        chance.choice([{"source": "clean"}, {"at": "conv"}, {"source": "clean", "at": "/in"}, {"source": "nobody"}]),
+        chance.choice(
+            [{"source": "clean"}, {"at": "conv"}, {"source": "clean", "at": "/in"}, {"source": "nobody"}]
+        ),
     ),
     "add_input": lambda _: ((), {}),
     "steer": lambda chance: ((noise(chance.choice([3, 4, 16])),), {}),
@@ -187,7 +189,13 @@ SCORED: dict[str, list[str]] = {
     "layers": ["norm", '/out["values"]', "lstm[0]"],
     "many": ["mix", "/out"],
 }
-PARAMETERS = ["**/param(*)", "conv/param(weight)", "head/param(bias)", "lstm/param(bias_hh_l0)", "norm/param(running_mean)"]
+PARAMETERS = [
+    "**/param(*)",
+    "conv/param(weight)",
+    "head/param(bias)",
+    "lstm/param(bias_hh_l0)",
+    "norm/param(running_mean)",
+]
 
 
 def an_edit(chance: random.Random, model_id: str, has_gradients: bool) -> trocar.Edit:
@@ -196,7 +204,9 @@ def an_edit(chance: random.Random, model_id: str, has_gradients: bool) -> trocar
         selector = as_gradient(selector)
     name = chance.choice(list(OPERATIONS))
     values, options = OPERATIONS[name](chance)
-    part: dict[str, Any] = chance.choice([{}, {}, {}, {"channels": [0]}, {"samples": [1]}, {"index": np.s_[:, 0]}])
+    part: dict[str, Any] = chance.choice(
+        [{}, {}, {}, {"channels": [0]}, {"samples": [1]}, {"index": np.s_[:, 0]}]
+    )
     order: Any = chance.choice(["before", "before", "after"])
     return trocar.edit(selector, name, *values, **options, **(part if name != "skip" else {}), order=order)
 
@@ -225,7 +235,9 @@ def an_objective(chance: random.Random, model_id: str) -> trocar.Objective:
 
 @pytest.mark.parametrize("model_id", INPUTS)
 @pytest.mark.parametrize("has_gradients", [False, True])
-def test_a_plan_with_edits_tells_what_arrives(near: trocar.Client, model_id: str, has_gradients: bool) -> None:
+def test_a_plan_with_edits_tells_what_arrives(
+    near: trocar.Client, model_id: str, has_gradients: bool
+) -> None:
     chance, values, arrived = random.Random(f"{model_id} {has_gradients}"), INPUTS[model_id][1], 0
     for _ in range(150):
         try:
@@ -236,7 +248,9 @@ def test_a_plan_with_edits_tells_what_arrives(near: trocar.Client, model_id: str
         except ValueError:  # the client itself refuses what cannot be
             continue
         options: dict[str, Any] = {"edits": edits, "of": objective, "sources": {"clean": values}}
-        planned, found = (outcome(call, model_id, values, taps, **options) for call in (near.plan, near.extract))
+        planned, found = (
+            outcome(call, model_id, values, taps, **options) for call in (near.plan, near.extract)
+        )
         if isinstance(found, trocar.TrocarError):
             assert_own_reason(found, (taps, options))
             assert is_same_refusal(planned, found), (taps, options, planned, found)

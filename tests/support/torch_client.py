@@ -28,8 +28,8 @@ def preprocessed(images: Sequence[Any]) -> Array:
 class TorchClient:
     """Hosts modules; selectors are `/in`, `/out`, `path`, `path/in`, their gradients, and `**:Type`."""
 
-    attribute = trocar.Client.attribute
-    grad_cam = trocar.Client.grad_cam
+    attribute: Any = trocar.Client.attribute
+    grad_cam: Any = trocar.Client.grad_cam
 
     def __init__(self, models: Mapping[str, nn.Module], categories: Sequence[str] = ()) -> None:
         self.models = models
@@ -110,8 +110,8 @@ class TorchStream:
 class AsyncTorchClient(TorchClient):
     """The same for asyncio."""
 
-    attribute = trocar.AsyncClient.attribute  # type: ignore[assignment]
-    grad_cam = trocar.AsyncClient.grad_cam  # type: ignore[assignment]
+    attribute = trocar.AsyncClient.attribute
+    grad_cam = trocar.AsyncClient.grad_cam
 
     async def model(self, model_id: str) -> Model:  # type: ignore[override]
         return super().model(model_id)

@@ -73,7 +73,7 @@ class HealthRow:
     """Euclidean norm of the gradients of the module's own parameters, all together and over all of its
     calls; None where it has no parameter with a gradient."""
     weight_norm: float | None
-    """Euclidean norm of these parameters, as the server hosts them; None where there are none."""
+    """Euclidean norm of these parameters, as the pass used them; None where there are none."""
     ratio: float | None
     """`parameter_gradient_norm` divided by `weight_norm`; None where there is none, or it is zero."""
     flags: tuple[Flag, ...]

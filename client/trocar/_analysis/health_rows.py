@@ -8,25 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trocar._analysis.health import FLAGS, Health, HealthRow
-from trocar._analysis.taps import as_taps, names_of
-from trocar._taps import Tap, tap
+from trocar._analysis.health_taps import gradients_of_parameters, norms_of_parameters
+from trocar._analysis.taps import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trocar._analysis.health import Flag, HealthThresholds
-    from trocar._analysis.taps import Taps
     from trocar._feature_maps import FeatureMapInfo, FeatureMaps
     from trocar._statistics import Statistics
+    from trocar._taps import Tap
 
-ROOT = ""
-"""The path of the model itself, which no pattern matches."""
-_GRADIENT_STATISTICS = ("l2", "zero_fraction", "nan_count", "inf_count")
-_OF_MODULES = re.compile(r'((?:"(?:\\.|[^"\\])*"|[^"@#/\[])*)')
-"""What a selector says of modules, before call, order, port and pick."""
 _OF_A_GRADIENT = re.compile(r"(.*)/grad_(out|in(?:\(.*\))?)((?:\[.*\])?)", re.DOTALL)
 """A gradient's name: the value's before its port, the port without `grad_`, the pick."""
-_NO_MODULES = ("fx:", "fn:")
 
 
 @dataclass(frozen=True)
@@ -56,54 +50,6 @@ class _Parameters:
     @property
     def ratio(self) -> float | None:
         return self.gradient.norm / self.weight_norm if self.weight_norm else None
-
-
-def gradient_taps(at: Taps) -> list[Tap]:
-    """Return taps that take statistics of gradients and leave the values on the server.
-
-    Raises:
-        ValueError: There is none, or one has its own reductions.
-        TypeError: Something is neither a selector nor a tap.
-    """
-    chosen = as_taps(at)
-    for item in chosen:
-        if item.reduce:
-            raise ValueError(f"the tap {item.selector!r} has reductions; a norm is of the whole gradient")
-    return [Tap(item.selector, alias=item.alias, stats=_GRADIENT_STATISTICS, values=False) for item in chosen]
-
-
-def owners_of(taps: Sequence[Tap], everything: str) -> list[str]:
-    """Return selectors of the modules whose own parameters belong to the rows.
-
-    Args:
-        taps: Where gradients are taken.
-        everything: The selector with which the model's own parameters belong to them, too.
-    """
-    found: list[str] = []
-    for item in taps:
-        matched = _OF_MODULES.match(item.selector)
-        path = matched[1] if matched else ROOT
-        has_modules = not item.selector.startswith(_NO_MODULES) and (
-            path or not item.selector.startswith("#")
-        )
-        found += [path] if has_modules else []
-        found += [ROOT] if path == everything else []
-    return list(dict.fromkeys(found))
-
-
-def gradients_of_parameters(owner: str) -> Tap:
-    """Return the tap of the gradients of all own parameters of what `owner` selects."""
-    return tap(f"{owner}/param_grad(*)", stats=_GRADIENT_STATISTICS, values=False)
-
-
-def norms_of_parameters(owner: str) -> Tap:
-    """Return the tap of the norms of all own parameters and buffers of what `owner` selects."""
-    return tap(f"{owner}/param(*)", stats=["l2"], values=False)
-
-
-def taps_of_parameters(owners: Sequence[str]) -> list[Tap]:
-    """Return both taps of every owner."""
-    return [make(owner) for owner in owners for make in (gradients_of_parameters, norms_of_parameters)]
 
 
 def health_of(

@@ -66,8 +66,9 @@ def draw(panels: Sequence[Panel], title: str, alpha: float = 0.5) -> Figure:
     """Draw panels in a grid that is about square, with one colour bar."""
     columns = math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
-    scale = 4.2 if len(panels) == 1 else 2.8
-    figure = Figure(figsize=(scale * columns + 1.2, (scale + 0.4) * rows + 0.5), layout="constrained")
+    width = 4.2 if len(panels) == 1 else 2.8
+    height = width * min(max(panels[0].pixels.shape[0] / panels[0].pixels.shape[1], 0.5), 2.0)
+    figure = Figure(figsize=(width * columns + 1.2, (height + 0.4) * rows + 0.5), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()

@@ -21,8 +21,8 @@ def min_max_scaled(maps: Array) -> Floats:
     """
     rows = _rows(maps)
     with np.errstate(invalid="ignore"):
-        lowered = rows - _over_finite(np.min, rows)
-        scaled = lowered / (_EPSILON + _over_finite(np.max, lowered))
+        lowered = rows - _lowest(rows)
+        scaled = lowered / (_EPSILON - _lowest(-lowered))
     return np.clip(scaled, 0.0, 1.0).reshape(maps.shape)
 
 
@@ -59,11 +59,9 @@ def _rows(maps: Array) -> Floats:
     return np.asarray(maps, np.float64).reshape(len(maps), -1)
 
 
-def _over_finite(function: np.ufunc | object, rows: Floats) -> Floats:
-    """Return the smallest or largest finite value of each row; 0 where there is none."""
-    fill = np.inf if function is np.min else -np.inf
-    found = np.where(np.isfinite(rows), rows, fill)
-    ends: Floats = (np.min if function is np.min else np.max)(found, axis=1, keepdims=True, initial=fill)
+def _lowest(rows: Floats) -> Floats:
+    """Return the smallest finite value of each row, (batch, 1); 0 where there is none."""
+    ends: Floats = np.where(np.isfinite(rows), rows, np.inf).min(axis=1, keepdims=True, initial=np.inf)
     return np.where(np.isfinite(ends), ends, 0.0)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trocar._objectives import Objective
 
 _DEFAULT_AT = "layer4"
+_SHOWN_NAMES = 8
 _MOST_PANELS = 64
 """Images that one picture holds."""
 
@@ -150,8 +151,15 @@ def _objective(client: Client, model_id: str, wanted: str | None) -> Objective |
     if not categories:
         refuse(f"--class: the classes of {model_id} have no names; give a number")
     if not numbers:
-        refuse(f"--class: {unknown_name('class', wanted, categories).args[0]}")
+        refuse(f"--class: {_no_class(wanted, categories)}")
     return logit(numbers[0])
+
+
+def _no_class(wanted: str, categories: Sequence[str]) -> str:
+    near = [name for name in categories if wanted.casefold() in name.casefold()]
+    if near:
+        return f"no class {wanted!r}; in the names of: {', '.join(near[:_SHOWN_NAMES])}"
+    return str(unknown_name("class", wanted, categories).args[0])
 
 
 def _options(texts: Sequence[str]) -> dict[str, Any]:

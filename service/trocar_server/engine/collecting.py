@@ -138,7 +138,7 @@ def _with_gradients(
             raise independent(sorted(names))
     names = [target.name for target in work.targets if target.name in collector.values]
     values = {name: collector.values[name].detach() for name in names}
-    number = None if score.is_meta else float(score.detach())  # a rehearsal has no number
+    number = None if score.is_meta else float(score.detach())  # a rehearsal has no numbers
     return Collected({**values, **gradients.values}, collector.stopped_at, number)
 
 

@@ -31,11 +31,11 @@ def with_gradients(values: Sequence[Value], selector: Selector, recording: Recor
         try:
             check_float(target, leaf)
         except ServiceError:
-            if not selector.is_pattern or len(values) == 1:
+            if not selector.is_plural or len(values) == 1:
                 raise
             continue
         # torch has no derivative for the statistics of batch norm, and raises as soon as one is wanted.
-        if not (selector.is_pattern and target.parameter in recording.modules[target.path].buffers):
+        if not (selector.is_plural and target.parameter in recording.modules[target.path].buffers):
             found.append((target, leaf))
     if not found:
         target, leaf = values[0]

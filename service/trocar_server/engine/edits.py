@@ -97,7 +97,7 @@ def _plan_one(
             count += 1
         except ServiceError as problem:
             is_other_kind = problem.reason is ErrorReason.EDIT_DTYPE_REJECTED
-            if not (request.selector.is_pattern and is_other_kind):
+            if not (request.selector.is_plural and is_other_kind):
                 raise
             problems.append(problem)  # a pattern skips what is no number that can be edited so
     if not count:

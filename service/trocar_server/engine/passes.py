@@ -105,7 +105,7 @@ def run_pass(
 def _is_left_out(target: TapTarget, values: Mapping[str, torch.Tensor]) -> bool:
     """Whether a pattern names it and the objective does not depend on it."""
     is_missing = target.target.is_gradient and target.target.name not in values
-    return is_missing and target.tap.selector.is_pattern
+    return is_missing and target.tap.selector.is_plural
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class Resolved:
             entry
             for entry in self.targets
             if not (entry.target.is_gradient and entry.target.name in rehearsal.missing)
-            or not entry.tap.selector.is_pattern
+            or not entry.tap.selector.is_plural
         )
         lost = [entry.target.name for entry in targets if entry.target.name in rehearsal.missing]
         if lost or not targets:

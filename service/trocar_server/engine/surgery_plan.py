@@ -196,7 +196,7 @@ def _that_happen(
     for position, (text, _) in enumerate(expansions):
         entries = [entry for entry in planned if entry.position == position]
         happening = [entry for entry in entries if not skips.is_inside(entry.target)]
-        if not happening or not entries[0].request.selector.is_pattern:
+        if not happening or not entries[0].request.selector.is_plural:
             happening = entries  # refused like any other target
         found += happening
         names.append((text, tuple(entry.target.name for entry in happening)))
@@ -247,6 +247,6 @@ def that_run(values: Sequence[Value], selector: Selector, surgery: SurgeryPlan) 
             found.append(value)
         except ServiceError as error:
             problem = error
-    if problem is not None and not (found and selector.is_pattern):
+    if problem is not None and not (found and selector.is_plural):
         raise problem
     return found

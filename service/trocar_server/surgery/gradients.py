@@ -12,9 +12,10 @@ wanted becomes a leaf, so autograd keeps nothing of what comes before it. Values
 # Note: [A gradient at a place]
 Gradients are caught with `Tensor.register_hook` on forward values. `register_full_backward_hook` fails beside
 in-place modules (26 of 67 modules of resnet18, torch 2.14), while a tensor's hook belongs to the value that
-the tensor had when it was registered, whatever is written to it later. Two cases need a tensor of our own: a
-view that is written to later loses its hooks, and the gradient at a module's input is that of this module
-alone, not of what else takes the same tensor.
+the tensor had when it was registered, whatever is written to it later. Three cases need a tensor of our own:
+a view that is written to later loses its hooks; the gradient at a module's input is that of this module alone,
+not of what else takes the same tensor; and a module that returns its input, as `nn.Identity` and dropout in
+eval mode do, has two gradients, of which the output's comes first.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -218,7 +219,16 @@ class GradientSession:
         if not value.requires_grad:
             value = self._start(value, target)
             return value.clone() if target.clone else value
-        return value.clone() if target.clone and value._is_view() else value
+        is_input = self._is_input(value)
+        if target.clone and (is_input or value._is_view()):
+            return value.clone()
+        return value.view_as(value) if is_input else value
+
+    def _is_input(self, value: torch.Tensor) -> bool:
+        """Whether this very tensor is what a module took, and returned: its gradient is seen there, too."""
+        site = self._sites.get((id(value), value._version))
+        seen = site.points if site is not None and site.tensor() is value else ()
+        return any(point.target.port != "out" for point in seen)
 
     def _start(self, value: torch.Tensor, target: Target) -> torch.Tensor:
         """Begin the graph here. See Note: [Where the graph begins]."""

@@ -14,7 +14,7 @@ it is every module that calls no other. `docs/selectors.md` explains every form.
 from dataclasses import dataclass
 from functools import cached_property
 
-from trocar_server.surgery.naming import split_port
+from trocar_server.surgery.naming import ALL_PARAMETERS, split_port
 from trocar_server.surgery.patterns import Component, matches_path, simplified
 from trocar_server.surgery.regexes import matches_whole
 from trocar_server.surgery.structure import Picks
@@ -81,6 +81,11 @@ class Selector:
         if self.kind == "regex" or self.type_name is not None or self.is_everything:
             return True
         return any("*" in name for i, name in enumerate(self.names) if i not in self.quoted)
+
+    @property
+    def is_plural(self) -> bool:
+        """Whether it may stand for several values, of which those that do not fit are left out."""
+        return self.is_pattern or self.parameter == ALL_PARAMETERS
 
     @property
     def is_everything(self) -> bool:

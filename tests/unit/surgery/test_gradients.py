@@ -12,7 +12,7 @@ from torchvision.models.resnet import BasicBlock
 
 from tests.support.footprint import hook_count
 from trocar_api.reasons import ErrorReason
-from trocar_server.edits import Clamp, Edit, Scale
+from trocar_server.edits import Add, Clamp, Edit, Scale
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import (
     EditTarget,
@@ -258,3 +258,45 @@ def test_the_guard_stops_the_backward_pass() -> None:
         session.backward(score)
     assert not session.values
     assert hook_count(model) == before
+
+
+class Passing(nn.Module):
+    """Convolution, something that returns what it gets, then something that may write to that."""
+
+    def __init__(self, passing: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.passing = passing
+        self.last = last
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(self.passing(self.conv(x)))
+
+
+@pytest.mark.parametrize("last", [nn.ReLU(), nn.ReLU(inplace=True)], ids=["apart", "in-place"])
+@pytest.mark.parametrize(
+    "passing",
+    [nn.Identity(), nn.Dropout(), nn.Sequential(nn.Identity())],
+    ids=["identity", "dropout", "nested"],
+)
+@pytest.mark.parametrize("with_conv", [False, True], ids=["begins-there", "begins-before"])
+def test_the_output_of_a_module_that_returns_its_input_is_edited_first(
+    passing: nn.Module, last: nn.Module, with_conv: bool
+) -> None:
+    model = Passing(passing, last).eval().requires_grad_(False)
+    before, after = targets(model, "passing/grad_in", "passing/grad_out")
+    points = [
+        GradientPoint(before, EditTarget(before, Edit(Add(1.0)), position=0)),
+        GradientPoint(after, EditTarget(after, Edit(Scale(2.0)), position=1)),
+        *(GradientPoint(target) for target in (before, after)),
+    ]
+    at_conv = targets(model, "conv/grad_out")
+    with GradientSession(model, points + [GradientPoint(conv) for conv in at_conv * with_conv]) as session:
+        output = model(IMAGES)
+    session.backward(output.sum())
+    gradient = (model.conv(IMAGES) > 0).float()
+    assert torch.equal(session.values[after.name], gradient * 2)
+    assert torch.equal(session.values[before.name], gradient * 2 + 1)
+    assert torch.equal(output, model.conv(IMAGES).relu())
+    if with_conv:
+        assert torch.equal(session.values[at_conv[0].name], gradient * 2 + 1)

@@ -215,6 +215,8 @@ def test_thresholds_are_those_of_the_call(report: Report) -> None:
         ({"vanishing": 2, "exploding": 1}, "vanishing=2 must be below exploding=1"),
         ({"at": []}, "no tap is given"),
         ({"at": trocar.tap("conv", channels=[1])}, "has reductions"),
+        ({"at": "fc/param(weight)"}, "is of parameters, which have no rows"),
+        ({"at": ["conv", "**@0/param_grad(*)"]}, "is of parameters, which have no rows"),
     ],
 )
 def test_wrong_options_are_refused_before_the_pass(
