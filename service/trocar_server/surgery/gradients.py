@@ -13,9 +13,9 @@ wanted becomes a leaf, so autograd keeps nothing of what comes before it. Values
 Gradients are caught with `Tensor.register_hook` on forward values. `register_full_backward_hook` fails beside
 in-place modules (26 of 67 modules of resnet18, torch 2.14), while a tensor's hook belongs to the value that
 the tensor had when it was registered, whatever is written to it later. Three cases need a tensor of our own:
-a view that is written to later loses its hooks; the gradient at a module's input is that of this module alone,
-not of what else takes the same tensor; and a module that returns its input, as `nn.Identity` and dropout in
-eval mode do, has two gradients, of which the output's comes first.
+a view that is written to later loses its hooks; the gradient at a module's input is that of this module
+alone, not of what else takes the same tensor; and a module that returns its input, as `nn.Identity` and
+dropout in eval mode do, has two gradients, of which the output's comes first.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
