@@ -1,4 +1,4 @@
-"""Gradients where hooks are easy to get wrong, against autograd on a rebuilt model that never works in place."""
+"""Gradients where hooks are easy to get wrong, against autograd on a model that never works in place."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -73,16 +73,17 @@ def logit_of(index: int) -> Callable[[dict[str, Any]], torch.Tensor]:
     return lambda kept: kept["/out"][:, index].sum()
 
 
+FIRST = logit_of(1)
+
+
 def by_hand(
-    name: str, values: Array, at: list[str], objective: Any = logit_of(1), changes: Any = None
+    name: str, values: Array, at: list[str], objective: Any = FIRST, changes: Any = None
 ) -> dict[str, Array]:
     found = gradients(built(name), [torch.from_numpy(values.copy())], objective, at, changes)
     return {key: value.numpy() for key, value in found.items()}
 
 
-def of_parameters(
-    name: str, values: Array, names: list[str], objective: Any = logit_of(1)
-) -> dict[str, Array]:
+def of_parameters(name: str, values: Array, names: list[str], objective: Any = FIRST) -> dict[str, Array]:
     """Return gradients with respect to parameters, named as in `named_parameters`."""
     model = plain(built(name))
     tensors = {
@@ -312,7 +313,7 @@ def test_gradients_of_parameters_that_modules_read_in_ways_of_their_own(
 )
 def test_gradients_of_values_of_recurrent_layers(near: trocar.Client, place: str) -> None:
     rows = noise(2, 5, 6)
-    path, _, pick = place.partition("/in")
+    path, _, _ = place.partition("/in")
     is_in = "/in" in place
     model = built("recurrent")
     x = torch.from_numpy(rows).requires_grad_()
@@ -380,11 +381,11 @@ def test_functions_and_nodes_have_no_gradients(near: trocar.Client, place: str) 
     ) as caught:
         near.gradients("plain", IMAGES, of=trocar.logit(1), at=place)
     assert not isinstance(caught.value, trocar.InputRejectedError)
-    with pytest.raises(trocar.TrocarError) as caught:
+    with pytest.raises(trocar.TrocarError) as refused:
         near.gradients(
             "plain", IMAGES, of=trocar.logit(1), at="conv", edits=trocar.edit(f"{place}/grad_out", "zero")
         )
-    assert not isinstance(caught.value, trocar.InputRejectedError)
+    assert not isinstance(refused.value, trocar.InputRejectedError)
 
 
 def test_gradients_inside_of_structures(near: trocar.Client) -> None:
@@ -532,7 +533,7 @@ def test_a_gradient_penalty_with_an_edited_pass(near: trocar.Client, center: flo
     x = torch.from_numpy(ROWS).requires_grad_()
     weight = model.head[0].weight.requires_grad_()
     kept: list[torch.Tensor] = []
-    model.first.register_forward_hook(lambda _, __, out: kept.append(out) or out)
+    model.first.register_forward_hook(lambda _, __, out: kept.append(out))
     model.second.register_forward_hook(lambda _, __, out: out * 3)
     score = model(x)[:, 1].sum()
     wanted = x if anchor == "/in" else kept[0]

@@ -91,6 +91,7 @@ class Remembers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
+        self.mean: torch.Tensor
         self.register_buffer("mean", torch.ones(3))
         self.last: torch.Tensor = torch.ones(3)
 

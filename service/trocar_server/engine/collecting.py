@@ -126,16 +126,15 @@ def _with_gradients(
         contexts.enter_context(_kernels(scoring.objective))
         operation = operate(module, work.surgery, targets, collector, guard)
         calls = FunctionSession(work.of_kind("fn"), collector, guard, *work.surgery.of_kind("fn"))
-        with guard.watching(module), operation as gradients, calls:
-            with differentiable():
-                module(*arguments[0], **arguments[1])
+        with guard.watching(module), operation as gradients, calls, differentiable():
+            module(*arguments[0], **arguments[1])
         assert gradients is not None  # an objective comes with gradients
         _check_edits(work, collector)
         score = _score(collector.values, scoring, gradients)
         gradients.backward(score)
-    for names in work.due_gradients:
-        if not names & gradients.edited:
-            raise independent(sorted(names))
+    for due in work.due_gradients:
+        if not due & gradients.edited:
+            raise independent(sorted(due))
     names = [target.name for target in work.targets if target.name in collector.values]
     values = {name: collector.values[name].detach() for name in names}
     number = None if score.is_meta else float(score.detach())  # a rehearsal has no numbers
@@ -148,7 +147,7 @@ def _check_edits(work: Work, collector: Collector) -> None:
     if missing:
         raise ServiceError(
             ErrorReason.MODULE_NOT_CALLED,
-            f"'{missing[0]}' was not called in this pass, so it was not edited: the model decides on its data",
+            f"'{missing[0]}' was not called in this pass, so not edited: the model decides on its data",
             name=missing[0],
         )
 

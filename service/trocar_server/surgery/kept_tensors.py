@@ -1,7 +1,7 @@
 """The tensors that a model keeps from pass to pass, between passes with gradients and without.
 
 # Note: [Kept tensors and graphs]
-A buffer that a pass with gradients writes to becomes part of the graph, and would hold that pass's values, and
+A buffer that a pass with gradients writes to becomes part of the graph, and would hold that pass's values and
 fail the next backward pass. A tensor made in a pass in inference mode cannot be saved for a backward pass
 (torch 2.14). Both are the server's doing, so both are undone.
 """
