@@ -64,7 +64,7 @@ def built(name: str) -> Any:
 def by_hand(name: str, values: Any, changes: Any, keep: Any = ()) -> dict[str, Array]:
     with torch.inference_mode():
         found = run(built(name), [torch.from_numpy(values.copy())], changes, keep)
-    return {key: value.numpy() for key, value in found.items() if isinstance(value, torch.Tensor)}
+    return {key: value.numpy() for key, value in found.items()}
 
 
 def assert_same(found: trocar.FeatureMaps, expected: dict[str, Array], *, atol: float = 0) -> None:
@@ -313,7 +313,7 @@ def test_a_swap_takes_the_edited_value(near: trocar.Client) -> None:
     ("at", "place"), [("third", "first"), ("first", "first"), ("second.linear/in", "first")]
 )
 def test_a_swap_from_later_is_refused(near: trocar.Client, at: str, place: str) -> None:
-    with pytest.raises(trocar.EditNotPossibleError, match="later|itself"):
+    with pytest.raises(trocar.EditNotPossibleError, match=r"later|itself"):
         near.extract("blocks", ROWS, "/out", edits=trocar.edit(place, "swap", at=at))
 
 
@@ -326,8 +326,8 @@ def test_a_source_of_one_sample_goes_to_all(near: trocar.Client) -> None:
     np.testing.assert_allclose(found["second"][1], expected["second"][0], atol=1e-6)
     assert np.array_equal(found["second"][0], plain["second"][0])
     whole = trocar.edit("second", "swap", source="clean")
-    found = near.extract("blocks", ROWS, ["second"], edits=whole, sources={"clean": clean})["second"]
-    assert np.array_equal(found[0], found[1])
+    every = near.extract("blocks", ROWS, ["second"], edits=whole, sources={"clean": clean})["second"]
+    assert np.array_equal(every[0], every[1])
     with pytest.raises(trocar.EditShapeMismatchError):
         near.extract("blocks", ROWS, ["second"], edits=whole, sources={"clean": noise(3, 6)})
 
@@ -468,7 +468,7 @@ def test_values_of_any_layout_are_edited(near: trocar.Client, name: str) -> None
 
 
 def test_edits_inside_of_calls_of_itself(near: trocar.Client) -> None:
-    """Three calls, each inside the other: x + 3; the middle one's output is doubled, the inner one's input."""
+    """Three calls, each inside the other: x + 3; the middle one's output and the inner one's input change."""
     rows = noise(2, 3)
     edits = [trocar.edit("nested@1", "scale", 2), trocar.edit("nested@2/in[0]", "add", 1)]
     found = near.extract("recursive", rows, "/out", edits=edits)["/out"]
@@ -483,7 +483,8 @@ def test_edits_inside_of_calls_of_itself(near: trocar.Client) -> None:
     ],
 )
 def test_edits_that_nodes_and_functions_do_not_have(near: trocar.Client, place: str, operation: str) -> None:
-    options: dict[str, Any] = {"scale": {"factor": 2.0}, "swap": {"at": "conv"}}.get(operation, {})
+    choices: dict[str, dict[str, Any]] = {"scale": {"factor": 2.0}, "swap": {"at": "conv"}}
+    options = choices.get(operation, {})
     with pytest.raises(trocar.EditNotPossibleError):
         near.extract("plain", IMAGES, "fc", edits=trocar.edit(place, operation, **options))
 

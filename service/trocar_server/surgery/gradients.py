@@ -13,13 +13,13 @@ wanted becomes a leaf, so autograd keeps nothing of what comes before it. Values
 Gradients are caught with `Tensor.register_hook` on forward values. `register_full_backward_hook` fails beside
 in-place modules (26 of 67 modules of resnet18, torch 2.14), while a tensor's hook belongs to the value that
 the tensor had when it was registered, whatever is written to it later. Three cases need a tensor of our own:
-a view that is written to later loses its hooks; the gradient at a module's input is that of this module alone,
-not of what else takes the same tensor; and a module that returns its input, as `nn.Identity` and dropout in
-eval mode do, has two gradients, of which the output's comes first.
+a view that is written to later loses its hooks; the gradient at a module's input is that of this module
+alone, not of what else takes the same tensor; and a module that returns its input, as `nn.Identity` and
+dropout in eval mode do, has two gradients, of which the output's comes first.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -30,7 +30,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.edits import edit_value
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, first_line
 from trocar_server.surgery.editing import EditTarget
 from trocar_server.surgery.guard import PassGuard
 from trocar_server.surgery.hooks import Arguments, hook_calls, in_ports, with_ports
@@ -77,6 +77,7 @@ class GradientSession:
 
     Attributes:
         values: Collected gradients by the name of their target.
+        edited: The names of the gradients that came and were edited.
         anchors: The anchors' tensors by name, in the graph.
     """
 
@@ -89,6 +90,7 @@ class GradientSession:
         collector: Collector | None = None,
     ) -> None:
         self.values: dict[str, torch.Tensor] = {}
+        self.edited: set[str] = set()
         self.anchors: dict[str, torch.Tensor] = {}
         self._model = model
         self._points: dict[Target, list[GradientPoint]] = {anchor: [] for anchor in anchors}
@@ -129,13 +131,15 @@ class GradientSession:
         """Send the gradient of a number back to where the graph begins.
 
         Raises:
-            ServiceError: `NOT_DIFFERENTIABLE`, the number does not depend on any value that was asked for.
+            ServiceError: `NOT_DIFFERENTIABLE`, the number does not depend on any value that was asked for, or
+                torch has no derivative of something on the way.
             PassAborted: The guard says to stop.
         """
         self.values.clear()  # a second derivative went through the hooks before
         if not objective.requires_grad:
             raise independent([target.name for target in self._points])
-        torch.autograd.grad(objective, self._starts, allow_unused=True)
+        with differentiable():
+            torch.autograd.grad(objective, self._starts, allow_unused=True)
 
     def gradient(self, number: torch.Tensor, anchor: str) -> torch.Tensor:
         """Return the gradient of a number with respect to an anchor, itself differentiable.
@@ -148,7 +152,8 @@ class GradientSession:
             raise ValueMissingError(anchor)
         if not number.requires_grad:
             raise independent([anchor])
-        (found,) = torch.autograd.grad(number, self.anchors[anchor], create_graph=True, allow_unused=True)
+        with differentiable():
+            (found,) = torch.autograd.grad(number, self.anchors[anchor], create_graph=True, allow_unused=True)
         if found is None:
             raise independent([anchor])
         return found
@@ -246,7 +251,7 @@ class GradientSession:
         key = id(value), value._version
         site = self._sites.get(key)
         if site is None or site.tensor() is not value:
-            site = self._sites[key] = _Site(ref(value), [], self.values)
+            site = self._sites[key] = _Site(ref(value), [], self.values, self.edited)
             value.register_hook(site.see)
         return site
 
@@ -286,6 +291,7 @@ class _Site:
     tensor: "Callable[[], torch.Tensor | None]"
     points: list[GradientPoint]
     values: dict[str, torch.Tensor]
+    edited: set[str]
 
     def see(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Edit and collect; returns the changed gradient, or None where nothing is changed."""
@@ -295,6 +301,7 @@ class _Site:
         for point in sorted(self.points, key=lambda point: point.rank):
             if point.edit is not None:
                 gradient = edit_value(point.edit.edit, gradient, point.edit.constants)
+                self.edited.add(point.target.name)
             else:
                 self.values[point.target.name] = gradient.detach()
         return None if gradient is before else gradient
@@ -315,6 +322,38 @@ def _by_place(targets: Sequence[Target]) -> dict[tuple[str, Picks], list[Target]
     for target in targets:
         found.setdefault((target.port, target.picks), []).append(target)
     return found
+
+
+_NO_DERIVATIVE = (
+    "is not differentiable with respect to",
+    "don't support automatic differentiation",
+    "derivative for",
+    "modified by an inplace operation",
+    "a leaf Variable that requires grad",
+    "does not require grad",
+)
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Say so where torch has no derivative of what happens inside the context.
+
+    Raises:
+        ServiceError: `NOT_DIFFERENTIABLE`.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        message = first_line(error)
+        if not any(words in message for words in _NO_DERIVATIVE):
+            raise
+        problem = ServiceError(
+            ErrorReason.NOT_DIFFERENTIABLE,
+            f"torch has no derivative here: {message}; choose values that come after it",
+        )
+    else:
+        return
+    raise problem  # outside of the handler, which keeps the frames of the failed pass alive
 
 
 def no_gradient_of(name: str, dtype: torch.dtype) -> ServiceError:
