@@ -25,9 +25,6 @@ from trocar_server.surgery import (
     independent,
 )
 
-_UNDERIVABLE = "is not differentiable with respect to argument"
-"""What torch 2.14 says of inputs of operators without a derivative, such as the running mean of a norm."""
-
 Constants = Sequence[Sequence[torch.Tensor]]
 """Tensors that come with a request, for each tap."""
 
@@ -135,13 +132,7 @@ def domain_errors(hosted: HostedModel) -> Iterator[None]:
         problem = _out_of_memory(error)
     except Exception as error:  # noqa: BLE001 - whatever the model raises
         is_memory = "can't allocate memory" in str(error)
-        if _UNDERIVABLE in str(error):
-            problem = ServiceError(
-                ErrorReason.NOT_DIFFERENTIABLE,
-                f"torch has no gradient of something that was asked for: {first_line(error)}",
-            )
-        else:
-            problem = _out_of_memory(error) if is_memory else input_rejected(hosted, error)
+        problem = _out_of_memory(error) if is_memory else input_rejected(hosted, error)
     # Raised here, and not above, where it would keep the frames of the failed pass, and so its values, alive.
     raise problem
 
