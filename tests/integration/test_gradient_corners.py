@@ -621,3 +621,8 @@ def test_gradients_through_a_swap_from_the_same_pass(near: trocar.Client) -> Non
     )
     assert_close(found["/in"], expected.numpy())
     assert not found["second"].any()
+
+
+def test_a_running_mean_has_no_gradient_and_the_inputs_are_not_blamed(near: trocar.Client) -> None:
+    with pytest.raises(trocar.NotDifferentiableError, match="running_mean"):
+        near.gradients("normed", noise(2, 3, 6, 6), of=trocar.logit(1), at="norm/param(running_mean)")

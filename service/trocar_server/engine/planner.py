@@ -171,8 +171,8 @@ def _named(target: Target, tap: TapRequest, count: int) -> Target:
     if count > 1:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
-            f"alias '{tap.alias}' names one value, but '{tap.selector.text}' stands for {count}; "
-            "add a call index or a pick, or leave the alias out",
+            f"'{tap.selector.text}' stands for {count} values, and alias '{tap.alias}' can name one only; "
+            "select one value, by its path, call index or pick, or leave the alias out",
             selector=tap.selector.text,
         )
     return replace(target, name=tap.alias)
