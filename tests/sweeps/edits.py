@@ -1,7 +1,7 @@
 """Every operation at every value of four models: equal to the same change by hand, or refused for its reason.
 
     python -m tests.sweeps.edits
-    python -m tests.sweeps.edits --models resnet18 --share 0.05
+    python -m tests.sweeps.edits --models resnet18 --count 500
 
 Values, inputs, parameters, and the gradients of all of them. After each edit a plain pass must be bit-equal to
 the first. Minutes to an hour, so not part of the suite, which tries a few hundred at random. Prints a line a
@@ -39,24 +39,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="*", default=list(MODELS), help="names; all of the list by default")
-    parser.add_argument("--share", type=float, default=1.0, help="of the edits to try, at random; 1 by default")
+    parser.add_argument("--count", type=int, default=0, help="of edits to try per model, at random; 0 for all")
     parser.add_argument("--seed", type=int, default=0, help="of the choice")
     arguments = parser.parse_args()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), cache_logger_on_first_use=False)
-    failed = [name for name in arguments.models if not check(name, arguments.share, arguments.seed)]
+    failed = [name for name in arguments.models if not check(name, arguments.count, arguments.seed)]
     print(f"failed: {failed or 'none'}")
     return 1 if failed else 0
 
 
-def check(name: str, share: float, seed: int) -> bool:
-    """Try a share of the edits of one model, and print how they went."""
+def check(name: str, count: int, seed: int) -> bool:
+    """Try edits of one model, and print how they went."""
     started = time.perf_counter()
     with (
         running_server(models={name: hosted(name)}, device="cpu") as server,
         trocar.connect(server.address, timeout_s=600) as client,
     ):
         hooks = hook_counts(server)
-        outcomes, wrong = tried(server, client, name, share, seed)
+        outcomes, wrong = tried(server, client, name, count, seed)
         wrong += [] if hook_counts(server) == hooks else ["hooks are left"]
     seconds = time.perf_counter() - started
     print(f"{name:<20} {seconds:7.1f} s  {dict(outcomes.most_common())}", flush=True)
@@ -71,16 +71,16 @@ def hosted(name: str) -> dict[str, Any]:
 
 
 def tried(
-    server: RunningServer, client: trocar.Client, name: str, share: float, seed: int
+    server: RunningServer, client: trocar.Client, name: str, count: int, seed: int
 ) -> tuple[Counter[str], list[str]]:
-    """Return how edits went, counted, and what was wrong."""
+    """Return how so many edits went (0: all), counted, and what was wrong."""
     batch, other = noise(2, 3, SIDE, SIDE), noise(2, 3, SIDE, SIDE, seed=1)
     model: Any = server.engine._hosts[name].hosted.module
     hand = Hand(model, batch, other)
     before = client.extract(name, batch, "/out")["/out"]
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
-    for place, operation in chosen(places(client, name, batch.shape), share, seed):
+    for place, operation in chosen(places(client, name, batch.shape), count, seed):
         found = outcome(client, name, hand, place, operation, batch, other)
         outcomes[found.partition(" '")[0][:60]] += 1
         if found.startswith("WRONG"):
@@ -90,16 +90,16 @@ def tried(
     return outcomes, wrong
 
 
-def chosen(found: list[Place], share: float, seed: int) -> list[tuple[Place, str]]:
-    """Return a share of the cases, at random but as many at each kind of port."""
+def chosen(found: list[Place], count: int, seed: int) -> list[tuple[Place, str]]:
+    """Return so many cases (0: all), at random but as many at each kind of port."""
     chance = random.Random(seed)
     every = list(cases(found))
-    if share >= 1:
+    if not count:
         return every
     picked = []
     for port in PORTS:
         own = [case for case in every if case[0].port == port]
-        picked += chance.sample(own, min(len(own), round(share * len(every) / len(PORTS))))
+        picked += chance.sample(own, min(len(own), count // len(PORTS)))
     return picked
 
 
