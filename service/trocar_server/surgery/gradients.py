@@ -357,7 +357,7 @@ def differentiable() -> Iterator[None]:
             raise
         problem = ServiceError(
             ErrorReason.NOT_DIFFERENTIABLE,
-            f"torch has no derivative here: {message}; choose values that come after it",
+            f"torch has no derivative here: {message}; choose other values",
         )
     else:
         return
