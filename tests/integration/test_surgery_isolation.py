@@ -1,4 +1,4 @@
-"""Edits and gradients leave nothing behind: weights, hooks, forwards, tables of modules, tensors, other replies.
+"""Edits and gradients leave nothing behind: weights, hooks, forwards, tables, tensors, other replies.
 
 The long version, of 1,000 calls, is `tests.sweeps.surgery_isolation`.
 """

@@ -141,7 +141,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda _: {"scale": 0.1, "seed": SEED},
         lambda value: value + 0.1 * _drawn(torch.randn, value.shape),
     ),
-    "mean_ablate": (lambda _: {}, lambda value: value.mean(0, keepdim=True).expand_as(value)),
+    "mean_ablate": (lambda _: {}, lambda value: value.mean(0, keepdim=True).expand_as(value).clone()),
     "resample": (lambda _: {"seed": SEED}, lambda value: value[_drawn(torch.randperm, len(value))]),
     "swap": (lambda _: {"source": "other"}, lambda value, other: other),
     "add_input": (lambda _: {}, lambda value, other: value + other),
@@ -238,7 +238,9 @@ class Hand:
 
         def changed(*values: torch.Tensor) -> torch.Tensor:
             value = change(*values)
-            seen[place.name] = value if place.is_gradient else value.clone()  # what comes next may write to it
+            seen[place.name] = (
+                value if place.is_gradient else value.clone()
+            )  # what comes next may write to it
             return value
 
         if place.is_parameter:
