@@ -14,7 +14,7 @@ from tests.support.by_hand import run
 from tests.support.footprint import hook_counts
 from tests.support.oracle import Array, noise, rebuilt_by_name
 from tests.support.running_server import RunningServer, running_server
-from tests.support.serving import custom, rebuilt
+from tests.support.serving import Serve, custom, rebuilt
 
 MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "plain": (tiny_models.Plain, (3, 8, 8)),
@@ -415,6 +415,29 @@ def test_an_edit_of_an_element_that_the_data_leaves_out_is_an_error(near: trocar
     )
     with pytest.raises((trocar.ModuleNotCalledError, trocar.UnknownPickError), match="other"):
         near.extract("moody", -rows, '/out["always"]', edits=edit)
+
+
+def test_a_detector_decides_on_its_edited_data(serve: Serve) -> None:
+    """What is found behind an edit is what a detector finds that computes so by itself."""
+    name = "ssdlite320_mobilenet_v3_large"
+    running = serve(models={name: {"weights": "random:0", "input_shape": (3, 96, 96)}})
+    images = noise(2, 3, 96, 96)
+    model = rebuilt_by_name(name)
+    drawn = torch.Generator().manual_seed(4)
+    model.head.classification_head.register_forward_hook(
+        lambda _, __, output: output + torch.randn(output.shape, generator=drawn) * 3
+    )
+    with torch.inference_mode():
+        expected = model(list(torch.from_numpy(images)))
+    with trocar.connect(running.address, timeout_s=120) as client:
+        plain = client.extract(name, images, "/out")
+        found = client.extract(
+            name, images, "/out", edits=trocar.edit("head.classification_head", "noise", 3, seed=4)
+        )
+    for index, of_image in enumerate(expected):
+        for key, values in of_image.items():
+            assert np.array_equal(found[f'/out[{index}]["{key}"]'], values.numpy())
+    assert not np.array_equal(found['/out[0]["scores"]'], plain['/out[0]["scores"]'])
 
 
 def test_values_inside_of_structures(near: trocar.Client) -> None:

@@ -110,6 +110,19 @@ def test_the_memory_of_gradients_told_is_the_memory_taken(
     assert 0.9 * taken <= told <= 2.2 * taken
 
 
+def test_the_memory_of_gradients_of_a_model_that_looks_at_its_data(serve: Serve) -> None:
+    """No pass without data can tell; a guess from what modules return is told."""
+    model_id = "ssdlite320_mobilenet_v3_large"
+    running = serve(models={model_id: {"weights": "random:0", "input_shape": (3, 96, 96)}})
+    images, taps = noise(1, 3, 96, 96), gradient_taps(["/in"], ())
+    objective = trocar.value("head.classification_head", function="square")
+    with trocar.connect(running.address) as client:
+        told = client.plan(model_id, images, taps, of=objective).memory_bytes
+    call = extract_call(model_id, images, taps, None, surgery=make_surgery((), objective, None))
+    taken = bytes_taken(running, model_id, images, call)
+    assert 0.9 * taken <= told <= 2.2 * taken
+
+
 def test_a_gradient_pass_that_is_too_large_is_refused_before_anything_is_computed(serve: Serve) -> None:
     """The forward pass alone would fit."""
     limit = 60 << 20

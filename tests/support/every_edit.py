@@ -98,7 +98,8 @@ def channel_dim(rank: int) -> int:
 
 def _vectors(shape: tuple[int, ...], count: int) -> Array:
     size = shape[channel_dim(len(shape))] if shape else 1
-    return noise(count, size, seed=5) - np.float32(0.5)
+    few = min(count, max(size - 1, 1))  # all of the space would leave nothing but rounding
+    return noise(few, size, seed=5) - np.float32(0.5)
 
 
 def _drawn(function: Callable[..., torch.Tensor], shape: Any) -> torch.Tensor:
@@ -333,7 +334,7 @@ def _is_close(found: trocar.FeatureMaps, name: str, expected: torch.Tensor | Non
     values, wanted = found[name], expected.detach().numpy()
     if values.shape != wanted.shape or values.dtype != wanted.dtype or not np.isfinite(values).all():
         return False
-    return bool(np.abs(values - wanted).max(initial=0) <= 1e-4 * max(np.abs(wanted).max(initial=0), 1e-6))
+    return bool(np.abs(values - wanted).max(initial=0) <= 1e-4 * max(np.abs(wanted).max(initial=0), 1e-4))
 
 
 def cases(found: list[Place]) -> Iterator[tuple[Place, str]]:
