@@ -26,7 +26,7 @@ ALPHA, SEED = 0.5, 3
 
 def small_vit() -> Any:
     """Return a vit_b_16 for images of 64 x 64 whose head is not all zeros."""
-    model = vit_b_16(image_size=64)
+    model: Any = vit_b_16(image_size=64)
     nn.init.normal_(model.heads.head.weight, std=0.02)
     return model
 
@@ -115,7 +115,8 @@ def _projected(value: torch.Tensor) -> torch.Tensor:
     dim = channel_dim(value.ndim)
     basis = torch.from_numpy(_vectors(tuple(value.shape), 2)).double()
     onto = torch.linalg.pinv(basis) @ basis
-    return (value.movedim(dim, -1).double() @ onto).movedim(-1, dim).float()
+    found: torch.Tensor = (value.movedim(dim, -1).double() @ onto).movedim(-1, dim).float()
+    return found
 
 
 def _top(value: torch.Tensor) -> torch.Tensor:
@@ -237,8 +238,10 @@ class Hand:
         seen: dict[str, torch.Tensor] = {}
 
         def changed(*values: torch.Tensor) -> torch.Tensor:
-            value = change(*values)
-            seen[place.name] = value if place.is_gradient else value.clone()  # what comes next may write to it
+            value: torch.Tensor = change(*values)
+            seen[place.name] = (
+                value if place.is_gradient else value.clone()
+            )  # what comes next may write to it
             return value
 
         if place.is_parameter:

@@ -58,7 +58,7 @@ class SurgicalCall:
 
 
 def mixed_call(chance: random.Random, mark: int) -> SurgicalCall:
-    """Return a request that works: plain, with edits, or with gradients, of an input that carries the mark."""
+    """Return a request that works: plain, with edits or with gradients, of an input that carries the mark."""
     name = chance.choice(list(SHAPES))
     values = _values(name, chance.randint(2, 3), mark)
     output = OUTPUTS.get(name, "/out")
@@ -66,7 +66,9 @@ def mixed_call(chance: random.Random, mark: int) -> SurgicalCall:
     kind = chance.random()
     if kind < 0.25:
         return SurgicalCall(name, values, taps)
-    options: dict[str, Any] = {"edits": [_edit(chance, name, values, mark) for _ in range(chance.randint(1, 3))]}
+    options: dict[str, Any] = {
+        "edits": [_edit(chance, name, values, mark) for _ in range(chance.randint(1, 3))]
+    }
     options["sources"] = {"clean": _values(name, 1, mark + 1)}
     if kind < 0.65:
         return SurgicalCall(name, values, taps, options)
@@ -89,7 +91,10 @@ def failing_call(chance: random.Random, mark: int) -> SurgicalCall:
         {"edits": [trocar.edit("nowhere", "zero")]},
         {"edits": [trocar.edit("/in", "skip")]},
         {"edits": [trocar.edit(PLACES[name][0], "swap", source="nobody")]},
-        {"edits": [trocar.edit(PLACES[name][0], "swap", source="clean")], "sources": {"clean": _values(name, 3, mark)}},
+        {
+            "edits": [trocar.edit(PLACES[name][0], "swap", source="clean")],
+            "sources": {"clean": _values(name, 3, mark)},
+        },
         {"of": trocar.logit(10_000)},
         {"of": trocar.value(PLACES[name][0])},
         {"of": hopeless, "timeout_s": 1e-4},

@@ -3,7 +3,7 @@
     python -m tests.sweeps.edits
     python -m tests.sweeps.edits --models resnet18 --count 500
 
-Values, inputs, parameters, and the gradients of all of them. After each edit a plain pass must be bit-equal to
+Values, inputs, parameters and the gradients of all of them. After each edit a plain pass must be bit-equal to
 the first. Minutes to an hour, so not part of the suite, which tries a few hundred at random. Prints a line a
 model, and exits with 1 if any value is wrong, any refusal is not the edit's own, or anything is left behind.
 """
@@ -39,7 +39,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="*", default=list(MODELS), help="names; all of the list by default")
-    parser.add_argument("--count", type=int, default=0, help="of edits to try per model, at random; 0 for all")
+    parser.add_argument(
+        "--count", type=int, default=0, help="of edits to try per model, at random; 0 for all"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the choice")
     arguments = parser.parse_args()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), cache_logger_on_first_use=False)
