@@ -1,4 +1,4 @@
-"""Edits and gradients leave nothing behind: weights, hooks, forwards, tables, tensors, other replies.
+"""Base weights, hooks and requests beside each other: what edits and gradients must leave as it was.
 
 The long version, of 1,000 calls, is `tests.sweeps.surgery_isolation`.
 """

@@ -116,8 +116,8 @@ def _projected(value: torch.Tensor) -> torch.Tensor:
     dim = channel_dim(value.ndim)
     basis = torch.from_numpy(_vectors(tuple(value.shape), 2)).double()
     onto = torch.linalg.pinv(basis) @ basis
-    projected: torch.Tensor = (value.movedim(dim, -1).double() @ onto).movedim(-1, dim)
-    return projected.float()
+    found: torch.Tensor = (value.movedim(dim, -1).double() @ onto).movedim(-1, dim).float()
+    return found
 
 
 def _top(value: torch.Tensor) -> torch.Tensor:

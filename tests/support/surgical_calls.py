@@ -58,7 +58,7 @@ class SurgicalCall:
 
 
 def mixed_call(chance: random.Random, mark: int) -> SurgicalCall:
-    """Return a request that works: plain, with edits, or with gradients, of inputs of its own."""
+    """Return a request that works: plain, with edits or with gradients, of an input that carries the mark."""
     name = chance.choice(list(SHAPES))
     values = _values(name, chance.randint(2, 3), mark)
     output = OUTPUTS.get(name, "/out")

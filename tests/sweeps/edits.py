@@ -3,8 +3,8 @@
     python -m tests.sweeps.edits
     python -m tests.sweeps.edits --models resnet18 --count 500
 
-Values, inputs, parameters, and the gradients of all of them. After each edit a plain pass must be bit-equal
-to the first. Minutes to an hour, so not part of the suite, which tries a few at random. Prints a line a
+Values, inputs, parameters and the gradients of all of them. After each edit a plain pass must be bit-equal to
+the first. Minutes to an hour, so not part of the suite, which tries a few hundred at random. Prints a line a
 model, and exits with 1 if any value is wrong, any refusal is not the edit's own, or anything is left behind.
 """
 

@@ -4,8 +4,8 @@
     python -m tests.sweeps.surgery_isolation --calls 10000
 
 Edits of values and parameters, swaps, skips, gradients, penalties; wrong shapes, wrong classes, deadlines.
-Weights must be bit-equal, hooks, forwards and tables of every replica unchanged, and the number of tensors
-and the memory of the process flat over the second half. Exits with 1 where anything differs.
+Weights must be bit-equal, hooks, forwards and tables of all replicas unchanged, and the number of tensors and
+the memory of the process flat over the second half. A minute or more; exits with 1 where anything differs.
 """
 
 import argparse

@@ -160,7 +160,7 @@ def _score(values: Mapping[str, torch.Tensor], scoring: Scoring, gradients: Grad
     return objective_value(scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient)
 
 
-def _kernels(objective: Objective) -> AbstractContextManager[None]:
+def _kernels(objective: Objective) -> AbstractContextManager[object]:
     """Fused attention has no second derivative (torch 2.14), so a penalty takes the plain one."""
     if not objective.needs_second_derivative:
         return nullcontext()

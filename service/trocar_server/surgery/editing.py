@@ -205,8 +205,9 @@ class _Skippable:
         self._take = take
         self._forward = module.forward
         own, key = vars(module), "forward"
-        undo.callback(own.__setitem__ if key in own else own.pop, key, own.get(key))
+        before = [own[key]] if key in own else []
         own[key] = self._call
+        undo.callback(lambda: own.update({key: before[0]}) if before else own.pop(key))
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         if self.instead is None:
