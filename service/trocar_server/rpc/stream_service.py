@@ -13,7 +13,8 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
-from trocar_server.engine.engine import Engine, Extraction
+from trocar_server.engine.engine import Engine
+from trocar_server.engine.outcome import Extraction
 from trocar_server.engine.plan import Payloads, Plan
 from trocar_server.engine.running import MAX_CHECKPOINT_BYTES, RunningStatistics
 from trocar_server.engine.work import Prepared
