@@ -24,7 +24,9 @@ class Squared(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - as torch calls it
+        ctx: Any, grad: torch.Tensor
+    ) -> torch.Tensor:
         x, y, two = ctx.saved_tensors
         found: torch.Tensor = grad * two * x + 0 * y
         return found
@@ -37,7 +39,9 @@ class FailsInBackward(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - as torch calls it
+        ctx: Any, grad: torch.Tensor
+    ) -> torch.Tensor:
         raise ArithmeticError("the backward pass fails")
 
 
@@ -50,7 +54,9 @@ class DoublesInPlace(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - as torch calls it
+        ctx: Any, grad: torch.Tensor
+    ) -> torch.Tensor:
         (x,) = ctx.saved_tensors
         found: torch.Tensor = grad * 2 + 0 * x
         return found

@@ -58,7 +58,7 @@ class View:
             found = _laid(storage, self.dtype, self.offset, self.shape, self.strides)
         if self.is_conjugate:
             found = found.conj()
-        return torch._neg_view(found) if self.is_negative else found
+        return torch._neg_view(found) if self.is_negative else found  # pyright: ignore[reportPrivateImportUsage] - torch has no public one
 
     @property
     def span(self) -> int:
