@@ -11,10 +11,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench proto wheel constraints clean
+.PHONY: help demo test check bench bench-spool proto wheel constraints clean
 
 help:  ## Say what there is to make
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: .venv/.demo  ## Serve a real pretrained model and look inside it: tables, features and pictures in demo-output/
 	$(BIN)/trocar demo --out demo-output
@@ -36,6 +36,9 @@ check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerf
 
 bench: .venv/.dev  ## Measure what the benchmarks measure
 	$(BIN)/python -m benchmarks
+
+bench-spool: .venv/.dev  ## Measure a training step with the spool against the other ways
+	$(BIN)/python -m benchmarks.spool
 
 proto: .venv/.dev  ## Generate the stubs from the .proto files
 	PYTHON=$(CURDIR)/$(BIN)/python proto/generate.sh

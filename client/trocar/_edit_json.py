@@ -25,7 +25,10 @@ def edits_from_json(text: str | bytes) -> list[Edit | str]:
         TypeError: An entry is neither, or what `Edit.from_json` raises.
         ValueError: The text is no JSON, or what `Edit.from_json` raises; with the number of the edit.
     """
-    entries = json.loads(text, parse_constant=_refuse_constant)
+    try:
+        entries = json.loads(text, parse_constant=_refuse_constant)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is no JSON: {error}") from error
     if not isinstance(entries, list):
         return [_edit(entries)]
     found: list[Edit | str] = []

@@ -42,7 +42,8 @@ class ExtractionPlan:
             f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {dtype:<{widths[2]}}  {size:>{widths[3]}}".rstrip()
             for name, shape, dtype, size in rows
         ]
-        return "\n".join([*lines, self._summary()])
+        edits = [f"edits {selector}: {', '.join(names)}" for selector, names in self.edit_expansions.items()]
+        return "\n".join([*lines, *edits, self._summary()])
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""

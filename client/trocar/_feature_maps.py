@@ -163,7 +163,8 @@ class FeatureMaps(Mapping[str, Array]):
         """Write the arrays to a safetensors file, under their exact names.
 
         The file's metadata holds, as JSON, what each selector became (`trocar.expansions`) and where
-        each array came from (`trocar.info`).
+        each array came from (`trocar.info`); where there were some, also what each edit's selector became
+        (`trocar.edit_expansions`) and the value of the objective (`trocar.objective`).
 
         Args:
             path: Where to write; an existing file is replaced.
@@ -174,6 +175,10 @@ class FeatureMaps(Mapping[str, Array]):
             "trocar.expansions": json.dumps(self.expansions),
             "trocar.info": json.dumps(info),
         }
+        if self.edit_expansions:
+            metadata["trocar.edit_expansions"] = json.dumps(self.edit_expansions)
+        if self.objective is not None:
+            metadata["trocar.objective"] = json.dumps(self.objective)
         target = Path(path)
         target.touch()
         mode = (

@@ -176,7 +176,8 @@ def _array(label: str, value: object) -> object:
         except ValueError as error:
             raise ValueError(f"{label}: lists of different lengths make no array") from error
     if not is_array(value) and not is_number(value):
-        raise TypeError(f"{label} is a number or an array, not {type(value).__name__}")
+        given = repr(value) if isinstance(value, str) else type(value).__name__
+        raise TypeError(f"{label} is a number or an array, not {given}")
     array: object = np.asarray(value) if is_number(value) else value
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biufcV":
         raise TypeError(f"{label} has elements that are no numbers")

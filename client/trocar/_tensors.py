@@ -1,7 +1,7 @@
 """Arrays to wire tensors and back, without a copy where memory already has the wire's layout."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -41,6 +41,14 @@ class WireTensor(NamedTuple):
     dtype: pb.Dtype.ValueType
     shape: tuple[int, ...]
     payload: memoryview
+
+    def __reduce__(self) -> "tuple[Callable[..., WireTensor], tuple[Any, ...]]":
+        """Pickle and copy it with its bytes: views cannot be pickled."""
+        return _with_bytes, (self.dtype, self.shape, bytes(self.payload))
+
+
+def _with_bytes(dtype: pb.Dtype.ValueType, shape: tuple[int, ...], payload: bytes) -> WireTensor:
+    return WireTensor(dtype, shape, memoryview(payload))
 
 
 def wire_numpy_dtype(name: str) -> np.dtype[Any]:

@@ -107,6 +107,14 @@ def test_picture_is_a_png_with_something_on_it(demo: Run) -> None:
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10_000
 
 
+def test_the_cam_picture_is_of_what_the_photographs_show(demo: Run) -> None:
+    assert "(2, 7, 7) of Egyptian cat (285): 8.97" in demo.text
+    assert "; espresso (967): 10.9" in demo.text
+    pixels = np.asarray(Image.open(demo.folder / "cam.png").convert("RGB"))
+    assert pixels.shape[1] > pixels.shape[0] > 300
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10_000
+
+
 def test_demo_says_what_it_wrote(demo: Run) -> None:
     written = {path.name for path in demo.folder.iterdir()}
     named = {name for name in command.RESULTS if str(demo.folder / name) in demo.text}

@@ -14,7 +14,7 @@ from tests.support.by_hand import run
 from tests.support.footprint import hook_counts
 from tests.support.oracle import Array, noise, rebuilt_by_name
 from tests.support.running_server import RunningServer, running_server
-from tests.support.serving import custom, rebuilt
+from tests.support.serving import Serve, custom, rebuilt
 
 MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "plain": (tiny_models.Plain, (3, 8, 8)),
@@ -64,7 +64,7 @@ def built(name: str) -> Any:
 def by_hand(name: str, values: Any, changes: Any, keep: Any = ()) -> dict[str, Array]:
     with torch.inference_mode():
         found = run(built(name), [torch.from_numpy(values.copy())], changes, keep)
-    return {key: value.numpy() for key, value in found.items() if isinstance(value, torch.Tensor)}
+    return {key: value.numpy() for key, value in found.items()}
 
 
 def assert_same(found: trocar.FeatureMaps, expected: dict[str, Array], *, atol: float = 0) -> None:
@@ -313,7 +313,7 @@ def test_a_swap_takes_the_edited_value(near: trocar.Client) -> None:
     ("at", "place"), [("third", "first"), ("first", "first"), ("second.linear/in", "first")]
 )
 def test_a_swap_from_later_is_refused(near: trocar.Client, at: str, place: str) -> None:
-    with pytest.raises(trocar.EditNotPossibleError, match="later|itself"):
+    with pytest.raises(trocar.EditNotPossibleError, match=r"later|itself"):
         near.extract("blocks", ROWS, "/out", edits=trocar.edit(place, "swap", at=at))
 
 
@@ -326,8 +326,8 @@ def test_a_source_of_one_sample_goes_to_all(near: trocar.Client) -> None:
     np.testing.assert_allclose(found["second"][1], expected["second"][0], atol=1e-6)
     assert np.array_equal(found["second"][0], plain["second"][0])
     whole = trocar.edit("second", "swap", source="clean")
-    found = near.extract("blocks", ROWS, ["second"], edits=whole, sources={"clean": clean})["second"]
-    assert np.array_equal(found[0], found[1])
+    every = near.extract("blocks", ROWS, ["second"], edits=whole, sources={"clean": clean})["second"]
+    assert np.array_equal(every[0], every[1])
     with pytest.raises(trocar.EditShapeMismatchError):
         near.extract("blocks", ROWS, ["second"], edits=whole, sources={"clean": noise(3, 6)})
 
@@ -417,6 +417,29 @@ def test_an_edit_of_an_element_that_the_data_leaves_out_is_an_error(near: trocar
         near.extract("moody", -rows, '/out["always"]', edits=edit)
 
 
+def test_a_detector_decides_on_its_edited_data(serve: Serve) -> None:
+    """What is found behind an edit is what a detector finds that computes so by itself."""
+    name = "ssdlite320_mobilenet_v3_large"
+    running = serve(models={name: {"weights": "random:0", "input_shape": (3, 96, 96)}})
+    images = noise(2, 3, 96, 96)
+    model = rebuilt_by_name(name)
+    drawn = torch.Generator().manual_seed(4)
+    model.head.classification_head.register_forward_hook(
+        lambda _, __, output: output + torch.randn(output.shape, generator=drawn) * 3
+    )
+    with torch.inference_mode():
+        expected = model(list(torch.from_numpy(images)))
+    with trocar.connect(running.address, timeout_s=120) as client:
+        plain = client.extract(name, images, "/out")
+        found = client.extract(
+            name, images, "/out", edits=trocar.edit("head.classification_head", "noise", 3, seed=4)
+        )
+    for index, of_image in enumerate(expected):
+        for key, values in of_image.items():
+            assert np.array_equal(found[f'/out[{index}]["{key}"]'], values.numpy())
+    assert not np.array_equal(found['/out[0]["scores"]'], plain['/out[0]["scores"]'])
+
+
 def test_values_inside_of_structures(near: trocar.Client) -> None:
     rows = noise(2, 3)
     pair = (rows + 1, rows * 2)
@@ -468,7 +491,7 @@ def test_values_of_any_layout_are_edited(near: trocar.Client, name: str) -> None
 
 
 def test_edits_inside_of_calls_of_itself(near: trocar.Client) -> None:
-    """Three calls, each inside the other: x + 3; the middle one's output is doubled, the inner one's input."""
+    """Three calls, each inside the other: x + 3; the middle one's output and the inner one's input change."""
     rows = noise(2, 3)
     edits = [trocar.edit("nested@1", "scale", 2), trocar.edit("nested@2/in[0]", "add", 1)]
     found = near.extract("recursive", rows, "/out", edits=edits)["/out"]
@@ -483,7 +506,8 @@ def test_edits_inside_of_calls_of_itself(near: trocar.Client) -> None:
     ],
 )
 def test_edits_that_nodes_and_functions_do_not_have(near: trocar.Client, place: str, operation: str) -> None:
-    options: dict[str, Any] = {"scale": {"factor": 2.0}, "swap": {"at": "conv"}}.get(operation, {})
+    choices: dict[str, dict[str, Any]] = {"scale": {"factor": 2.0}, "swap": {"at": "conv"}}
+    options = choices.get(operation, {})
     with pytest.raises(trocar.EditNotPossibleError):
         near.extract("plain", IMAGES, "fc", edits=trocar.edit(place, operation, **options))
 

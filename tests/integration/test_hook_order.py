@@ -31,7 +31,8 @@ class Passed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        WAYS_BACK.append("node")
+        if not gradients[0].is_meta:  # the server rehearses a pass without data
+            WAYS_BACK.append("node")
         return gradients[0] * 2
 
 
@@ -49,7 +50,7 @@ class Watched(nn.Module):
         self.doubling = Double()
         self.tail = nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.tail(self.doubling(x)) ** 2
 
 
@@ -135,7 +136,7 @@ def test_torch_runs_hooks_in_this_order() -> None:
 
 def test_several_edits_of_one_gradient_run_as_listed(hosted: trocar.Client) -> None:
     edits = {add: trocar.edit("/grad_out", "add", 1.0), double: trocar.edit("/grad_out", "scale", 2.0)}
-    results = []
+    results: list[Array] = []
     for order in ([add, double], [double, add]):
         reference = Reference()
         for hook in order:
@@ -145,7 +146,7 @@ def test_several_edits_of_one_gradient_run_as_listed(hosted: trocar.Client) -> N
         found = gradients(hosted, *(edits[hook] for hook in order))
         reference.check(found)
         results.append(found["/param(w)"])
-    assert not np.array_equal(*results)
+    assert not np.array_equal(results[0], results[1])
 
 
 def test_what_is_kept_is_the_gradient_after_tensor_hooks(hosted: trocar.Client) -> None:
@@ -190,7 +191,7 @@ def test_a_node_comes_before_the_accumulation_of_its_gradients(hosted: trocar.Cl
 
 def test_the_gradient_of_an_output_is_edited_before_that_of_an_input(hosted: trocar.Client) -> None:
     """A full backward hook of a module is a hook of its node; the edit of the output is a tensor's."""
-    layer = nn.Identity()
+    layer: Any = nn.Identity()
     x = torch.ones(2, 3, requires_grad=True)
     layer.register_full_backward_hook(lambda _module, _inputs, outputs: (outputs[0] + 1,))
     y = layer(x * 1)
@@ -225,7 +226,6 @@ def test_an_edit_runs_where_the_gradient_is_wanted_though_the_node_does_not(
     assert nodes == (["node"] if at_input else [])
     at, x = "/in" if at_input else "doubling", np.full((2, 3), 0.5, np.float32)
     edit = trocar.edit("doubling/grad_out", "scale", 2.0)
-    hosted.plan("watched", x, f"{at}/grad_out" if at != "/in" else "/grad_in", of=trocar.value("/out"))
     WAYS_BACK.clear()
     found = hosted.gradients("watched", x, of=trocar.value("/out"), at=at, edits=[edit])
     assert nodes == WAYS_BACK

@@ -149,6 +149,124 @@ def test_a_plan_tells_what_arrives(near: trocar.Client, model_id: str) -> None:
     assert arrived > 20
 
 
+def operand(chance: random.Random) -> Any:
+    return chance.choice([0.5, 2, noise(1), noise(4, 1, 1), noise(3), noise(4), noise(6, 6)])
+
+
+OPERATIONS: dict[str, Callable[[random.Random], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "set": lambda chance: ((operand(chance),), {}),
+    "zero": lambda _: ((), {}),
+    "add": lambda chance: ((operand(chance),), {}),
+    "scale": lambda chance: ((operand(chance),), {}),
+    "clamp": lambda _: ((), {"low": 0}),
+    "noise": lambda _: ((0.5,), {"seed": 3}),
+    "mean_ablate": lambda chance: ((), chance.choice([{}, {"reference": operand(chance)}])),
+    "resample": lambda _: ((), {}),
+    "swap": lambda chance: (
+        (),
+        chance.choice(
+            [{"source": "clean"}, {"at": "conv"}, {"source": "clean", "at": "/in"}, {"source": "nobody"}]
+        ),
+    ),
+    "add_input": lambda _: ((), {}),
+    "steer": lambda chance: ((noise(chance.choice([3, 4, 16])),), {}),
+    "project_out": lambda chance: ((noise(2, chance.choice([3, 4, 16])),), {}),
+    "top_k": lambda chance: ((chance.choice([1, 3, 50]),), {}),
+    "dropout": lambda _: ((0.5,), {}),
+    "cast": lambda chance: ((chance.choice(["float16", "int8"]),), {}),
+    "skip": lambda _: ((), {}),
+    "normalise": lambda chance: ((1.0,), {"scope": chance.choice(["sample", "channel_vector", "all"])}),
+    "nan_to_num": lambda _: ((), {}),
+}
+SCORED: dict[str, list[str]] = {
+    "plain": ["fc", "/out", "conv2"],
+    "half": ["/out"],
+    "structured": ['/out["out"]', 'both["second"]'],
+    "recursive": ["/out", "nested@1"],
+    "dtypes": ['/out["float32"]', '/out["float16"]', '/out["strided"]'],
+    "tokens": ["embedding", "/out"],
+    "transformer": ["head", "encoder"],
+    "layers": ["norm", '/out["values"]', "lstm[0]"],
+    "many": ["mix", "/out"],
+}
+PARAMETERS = [
+    "**/param(*)",
+    "conv/param(weight)",
+    "head/param(bias)",
+    "lstm/param(bias_hh_l0)",
+    "norm/param(running_mean)",
+]
+
+
+def an_edit(chance: random.Random, model_id: str, has_gradients: bool) -> trocar.Edit:
+    selector = chance.choice([*SELECTORS[model_id] * 3, *ANYWHERE, *PARAMETERS])
+    if has_gradients and chance.random() < 0.4:
+        selector = as_gradient(selector)
+    name = chance.choice(list(OPERATIONS))
+    values, options = OPERATIONS[name](chance)
+    part: dict[str, Any] = chance.choice(
+        [{}, {}, {}, {"channels": [0]}, {"samples": [1]}, {"index": np.s_[:, 0]}]
+    )
+    order: Any = chance.choice(["before", "before", "after"])
+    return trocar.edit(selector, name, *values, **options, **(part if name != "skip" else {}), order=order)
+
+
+def as_gradient(selector: str) -> str:
+    """Return the selector of the gradient with respect to what another one selects."""
+    path, slash, port = selector.rpartition("/")
+    if not slash:
+        head, bracket, rest = selector.partition("[")
+        return f"{head}/grad_out{bracket}{rest}"
+    return f"{path}/param_grad{port[5:]}" if port.startswith("param") else f"{path}/grad_{port}"
+
+
+def an_objective(chance: random.Random, model_id: str) -> trocar.Objective:
+    selector = chance.choice([*SCORED[model_id] * 6, *SELECTORS[model_id]])
+    scores: list[Callable[[], trocar.Objective]] = [
+        *[lambda: trocar.value(selector, function="square")] * 4,
+        lambda: trocar.value(selector, reduce="norm", function="square"),
+        lambda: trocar.logit(chance.choice([0, 2, 99]), at=selector),
+        lambda: trocar.loss("mse", noise(2, 5), at=selector),
+        lambda: trocar.value(selector) - 2 * trocar.value(SCORED[model_id][0]),
+        lambda: trocar.gradient_penalty(trocar.value(selector)),
+    ]
+    return chance.choice(scores)()
+
+
+@pytest.mark.parametrize("model_id", INPUTS)
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_a_plan_with_edits_tells_what_arrives(
+    near: trocar.Client, model_id: str, has_gradients: bool
+) -> None:
+    chance, values, arrived = random.Random(f"{model_id} {has_gradients}"), INPUTS[model_id][1], 0
+    for _ in range(60 if has_gradients else 150):
+        try:
+            edits = [an_edit(chance, model_id, has_gradients) for _ in range(chance.choice([0, 0, 1, 1, 2]))]
+            objective = an_objective(chance, model_id) if has_gradients else None
+            at = as_gradient(chance.choice([*SELECTORS[model_id], "/in", "**", "**", *PARAMETERS]))
+            taps = [at, chance.choice(SELECTORS[model_id])] if has_gradients else [tap(chance, model_id)]
+        except ValueError:  # the client itself refuses what cannot be
+            continue
+        options: dict[str, Any] = {"edits": edits, "of": objective, "sources": {"clean": values}}
+        planned, found = (
+            outcome(call, model_id, values, taps, **options) for call in (near.plan, near.extract)
+        )
+        if isinstance(found, trocar.TrocarError):
+            assert_own_reason(found, (taps, options))
+            assert is_same_refusal(planned, found), (taps, options, planned, found)
+            continue
+        assert isinstance(planned, trocar.ExtractionPlan), (taps, options, planned)
+        arrived += 1
+        assert_same(planned, found, (taps, options))
+        assert planned.edit_expansions == found.edit_expansions, (taps, options)
+    assert arrived > (3 if has_gradients else 10)
+
+
+def assert_own_reason(error: trocar.TrocarError, request: Any) -> None:
+    """What is refused because of an edit or objective is never said to be the input's fault."""
+    assert not isinstance(error, trocar.InternalServerError | trocar.InputRejectedError), (request, error)
+
+
 def is_same_refusal(planned: Any, found: trocar.TrocarError) -> bool:
     """A cast of NaN to int8, and statistics of what has no data, are known only beside the data."""
     if isinstance(planned, trocar.TrocarError):

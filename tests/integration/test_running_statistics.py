@@ -128,6 +128,48 @@ def test_a_checkpoint_of_other_taps_or_damaged_is_refused(client: trocar.Client)
         list(client.extract_stream("plain", [], other, running_statistics=True, checkpoint=checkpoint))
 
 
+OF_LABELS = trocar.loss("cross_entropy", [1, 2])
+HALVED = trocar.edit("conv", "scale", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("of", "edits", "is_taken"),
+    [
+        (OF_LABELS, [HALVED], True),
+        (trocar.loss("cross_entropy", [0, 3]), [HALVED], True),
+        (OF_LABELS, [], False),
+        (OF_LABELS, [trocar.edit("conv", "scale", 0.25)], False),
+        (2 * OF_LABELS, [HALVED], False),
+        (trocar.logit(1), [HALVED], False),
+    ],
+)
+def test_a_checkpoint_of_other_edits_or_another_objective_is_refused(
+    client: trocar.Client, of: trocar.Objective, edits: list[trocar.Edit], is_taken: bool
+) -> None:
+    tap = trocar.tap("conv2/grad_out", stats=["mean"], over="channel", values=False)
+
+    def results(of: trocar.Objective, edits: list[trocar.Edit], **options: Any) -> list[trocar.BatchResult]:
+        batches = [noise(2, 3, 8, 8)]
+        with client.extract_stream(
+            "plain",
+            batches,
+            tap,
+            of=of,
+            edits=edits,
+            running_statistics=True,
+            checkpoint_interval=1,
+            **options,
+        ) as running:
+            return list(running)
+
+    (first,) = results(OF_LABELS, [HALVED])
+    if is_taken:
+        assert results(of, edits, checkpoint=first.checkpoint, first_batch=1)[0].error is None
+        return
+    with pytest.raises(trocar.InvalidArgumentError, match="other edits or another objective"):
+        results(of, edits, checkpoint=first.checkpoint, first_batch=1)
+
+
 def test_other_channels_fail_their_batch_alone(client: trocar.Client) -> None:
     tap = trocar.tap("/in", stats=["mean"], over="channel", values=False)
     batches = [noise(2, 3, seed=1), noise(2, 5, seed=2), noise(2, 3, seed=3)]

@@ -79,7 +79,7 @@ def _watch(
         return [*found, f"{path}{port}"] if len(calls) == 1 else found
 
     def before(_: nn.Module, args: Any, keywords: Any) -> Any:
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         calls.append(first)
         for name in names("/in"):
             first = changes[name](first) if name in changes else first

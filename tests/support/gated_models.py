@@ -89,3 +89,61 @@ class StuckInOneModule(nn.Module):
                 GATE.released.wait(WAIT_S)
                 GATE.left.set()
         return self.last(x)
+
+
+class _Held(torch.autograd.Function):
+    """The identity, whose backward waits at the gate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return the same values."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        """Wait where the gate is held."""
+        (gradient,) = gradients
+        if not gradient.is_meta and GATE.holds:
+            GATE.entered.set()
+            GATE.released.wait(WAIT_S)
+        return gradient
+
+
+class _Counted(torch.autograd.Function):
+    """The identity, whose backward counts as a pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return the same values."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        """Count."""
+        (gradient,) = gradients
+        if not gradient.is_meta:
+            GATE.pass_count += 1
+        return gradient
+
+
+class _Applies(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function.apply(x)
+
+
+class GatedBackward(nn.Module):
+    """Its backward pass is held at `held`, and counted when it comes to `counted`, which is before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.counted = _Applies(_Counted)
+        self.held = _Applies(_Held)
+        self.last = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(self.held(self.counted(self.first(x))))

@@ -1,8 +1,12 @@
 """The small nets of the hooks notebook: the same layers, drawn from the same seeds, written anew."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from tests.support.other_models import hold_statistics
 
 
 class Affine(nn.Module):
@@ -13,7 +17,7 @@ class Affine(nn.Module):
         self.w = nn.Parameter(torch.randn(5))
         self.b = nn.Parameter(torch.randn(3))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return x @ self.w + self.b
 
 
@@ -26,7 +30,7 @@ class ConvNet(nn.Module):
         self.relu = nn.ReLU()
         self.fc = nn.Linear(10 * 4 * 4, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.fc(self.relu(self.conv(x)).view(-1))
 
 
@@ -39,7 +43,7 @@ class PoolNet(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d((4, 4))
         self.fc = nn.Linear(8 * 4 * 4, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.fc(self.pool(F.relu(self.conv(x))).flatten(1))
 
 
@@ -52,7 +56,7 @@ class TwoLayers(nn.Module):
         self.relu = nn.ReLU()
         self.fc2 = nn.Linear(200, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.fc2(self.relu(self.fc1(x)))
 
 
@@ -86,25 +90,14 @@ def two_layers() -> tuple[nn.Module, torch.Tensor]:
 
 
 def resnet18_in_train_mode() -> tuple[nn.Module, torch.Tensor]:
-    """Return a resnet18 drawn after `two_layers`, and ones. What it computes in eval mode is what the notebook's,
-    left in train mode, computes: its batch norms hold the statistics of this very batch.
+    """Return a resnet18 drawn after `two_layers`, and ones.
+
+    Its batch norms hold the statistics of this very batch: in eval mode it computes what the notebook's does,
+    which was left in train mode.
     """
     from torchvision.models import resnet18
 
     two_layers()
     net, x = resnet18(), torch.ones(10, 3, 28, 28)
-
-    def keep_statistics(norm: nn.Module, args: tuple[torch.Tensor]) -> None:
-        assert isinstance(norm, nn.BatchNorm2d)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        norm.running_mean.copy_(args[0].mean((0, 2, 3)))
-        norm.running_var.copy_(args[0].var((0, 2, 3), unbiased=False))
-
-    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
-    handles = [norm.register_forward_pre_hook(keep_statistics) for norm in norms]
-    with torch.no_grad():
-        net.eval()(x)
-    for handle in handles:
-        handle.remove()
+    hold_statistics(net.eval(), x)
     return net, x

@@ -121,7 +121,7 @@ def _left(spool: Spool) -> str | None:
 
 
 def _torch_leaks(seeds: range) -> bool:
-    """Whether graphs of these programs stay for ever without a spool, too (torch 2.14: cycles of changes in place)."""
+    """Whether graphs of these programs stay for ever without a spool, too (cycles of changes in place)."""
     gc.collect()
     before = _Held.count
     for seed in seeds:

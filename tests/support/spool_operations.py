@@ -1,6 +1,7 @@
 """What a random program of `spool_programs` may do to tensors: operations, views and changes in place.
 
-Each takes the program's random numbers and tensors; what does not fit raises, in a plain run as in one with a spool.
+Each takes the program's random numbers and tensors; what does not fit raises, in a plain run as in one with a
+spool.
 """
 
 import random
@@ -23,9 +24,12 @@ class Squared(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - as torch calls it
+        ctx: Any, grad: torch.Tensor
+    ) -> torch.Tensor:
         x, y, two = ctx.saved_tensors
-        return grad * two * x + 0 * y
+        found: torch.Tensor = grad * two * x + 0 * y
+        return found
 
 
 class FailsInBackward(torch.autograd.Function):
@@ -35,7 +39,9 @@ class FailsInBackward(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - as torch calls it
+        ctx: Any, grad: torch.Tensor
+    ) -> torch.Tensor:
         raise ArithmeticError("the backward pass fails")
 
 
@@ -48,9 +54,12 @@ class DoublesInPlace(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - as torch calls it
+        ctx: Any, grad: torch.Tensor
+    ) -> torch.Tensor:
         (x,) = ctx.saved_tensors
-        return grad * 2 + 0 * x
+        found: torch.Tensor = grad * 2 + 0 * x
+        return found
 
 
 def matrix(x: torch.Tensor) -> torch.Tensor:
@@ -89,7 +98,9 @@ UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "norm": lambda x: x.norm(dim=-1, keepdim=True) * x,
     "prod": lambda x: x.prod(-1),
     "gram": lambda x: _flat(x).mT @ _flat(x) if x.numel() <= 40 else x.clone(),
-    "conv": lambda x: torch.nn.functional.conv1d(x.reshape(1, 1, -1), torch.full((1, 1, 1), 3.0, dtype=x.dtype)),
+    "conv": lambda x: torch.nn.functional.conv1d(
+        x.reshape(1, 1, -1), torch.full((1, 1, 1), 3.0, dtype=x.dtype)
+    ),
     "pool": lambda x: torch.nn.functional.max_pool1d(x.reshape(1, 1, -1), 2),
     "bfloat16": lambda x: x.bfloat16() * x.bfloat16(),
     "double": lambda x: x.double() * x.double(),
@@ -115,7 +126,9 @@ UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "mul": torch.mul,
     "div": lambda x, y: x / (y.abs() + 1),
-    "matmul": lambda x, y: _flat(x)[:, : min(x.numel(), y.numel())] @ _flat(y)[:, : min(x.numel(), y.numel())].mT,
+    "matmul": lambda x, y: (
+        _flat(x)[:, : min(x.numel(), y.numel())] @ _flat(y)[:, : min(x.numel(), y.numel())].mT
+    ),
     "outer": lambda x, y: x.reshape(-1)[:20].outer(y.reshape(-1)[:20]),
     "where": lambda x, y: torch.where(x.detach().real > y.detach().real, x * y, y),
     "atan2": torch.atan2,
@@ -152,7 +165,7 @@ IN_PLACE: dict[str, Callable[[torch.Tensor], object]] = {
     "add_": lambda x: x.add_(1),
     "mul_": lambda x: x.mul_(0.5),
     "zero_": lambda x: x.zero_(),
-    "relu_": lambda x: torch.relu_(x),
+    "relu_": torch.relu_,
     "tanh_": lambda x: x.tanh_(),
     "exp_": lambda x: x.clamp_(-2, 2).exp_(),
     "copy_": lambda x: x.copy_(x.detach() * 2),
@@ -160,5 +173,5 @@ IN_PLACE: dict[str, Callable[[torch.Tensor], object]] = {
     "set first": lambda x: x.__setitem__(0, 0.25),
     "fill_": lambda x: x.fill_(0.5),
     "custom": DoublesInPlace.apply,
-    "version alone": lambda x: torch.autograd.graph.increment_version(x),
+    "version alone": torch.autograd.graph.increment_version,
 }

@@ -1,8 +1,8 @@
 """Random programs over autograd, run plainly and with a spool: both must come to the same, bit by bit.
 
-A program makes tensors, views and changes in place, keeps several graphs, runs them backward in any order, once, twice,
-to the second order, in other threads, drops them, and fails now and then. It draws all it does from one seed, so that
-it does the same as long as it sees the same.
+A program makes tensors, views and changes in place, keeps several graphs, runs them backward in any order,
+once, twice, to the second order, in other threads, drops them, and fails now and then. It draws all it does
+from one seed, so that it does the same as long as it sees the same.
 """
 
 import gc
@@ -215,7 +215,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.is_complex():
         one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _kind_of(error: Exception) -> str:

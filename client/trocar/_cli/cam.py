@@ -144,6 +144,8 @@ def _objective(client: Client, model_id: str, wanted: str | None) -> Objective |
         return None
     if wanted.isdecimal():
         return logit(int(wanted))
+    if wanted.removeprefix("-").isdecimal():
+        refuse(f"--class: there is no class {wanted}; they are numbered from 0")
     categories = client.model(model_id).categories
     numbers = [number for number, name in enumerate(categories) if name.casefold() == wanted.casefold()]
     if len(numbers) > 1:

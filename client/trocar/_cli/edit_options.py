@@ -69,7 +69,7 @@ def parse_edits(texts: Sequence[str] | None) -> list[Edit | str]:
 
 def _parse(text: str) -> list[Edit | str]:
     if text.startswith("@"):
-        return edits_from_json(Path(text[1:]).read_text(encoding="utf-8"))
+        return edits_from_json(Path(text[1:]).read_bytes())
     if text.startswith(("{", "[")):
         return edits_from_json(text)
     words = _WORD.findall(text)

@@ -39,7 +39,7 @@ def add(
     replace: Annotated[bool, typer.Option("--replace", help="Replace what has this name.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Store edits for a model; they are checked on its example input first."""
+    """Store edits for a model; selectors and dtypes are checked on its example input first."""
     _check_name(name)
     edits = parse_edits(edit)
     if not edits:
@@ -63,7 +63,9 @@ def list_edits(
     if as_json:
         show_json([_plain(stored) for stored in found])
         return
-    typer.echo("\n".join(map(str, found)) or "there are no stored edits; `trocar edits add` stores some")
+    of_model = "" if model_id is None else f" for {model_id}"
+    nothing = f"there are no stored edits{of_model}; `trocar edits add` stores some"
+    typer.echo("\n".join(map(str, found)) or nothing)
 
 
 def remove(client: Client, name: Name, model_id: ModelId) -> None:

@@ -30,6 +30,8 @@ def plan(
     for name, entry in found.feature_maps.items():
         rows.add_row(name, shape_text(entry.shape), entry.dtype, size_text(entry.byte_count))
     show(rows)
+    for selector, names in found.edit_expansions.items():
+        typer.echo(f"edits {selector}: {', '.join(names)}")
     typer.echo(f"reply {size_text(found.reply_bytes)}, memory about {size_text(found.memory_bytes)}")
     end = f"stops after {found.stopped_at}" if found.stopped_at else "runs to its end"
     typer.echo(f"the pass {end}")

@@ -23,6 +23,9 @@ from trocar_server.surgery import (
     Target,
     TracedGraph,
     ValueMissingError,
+    differentiable,
+    graphs_end_here,
+    independent,
     operate,
 )
 
@@ -51,6 +54,7 @@ class Work:
         start: Where the pass starts, if not at the arguments, which are then without data.
         graph: The model's traced graph, when nodes of it are wanted: it runs by itself, beside the pass.
         due: The names of the edited values that the pass must come to.
+        due_gradients: The names of edited gradients; of each set one must come.
     """
 
     targets: Sequence[Target]
@@ -59,6 +63,7 @@ class Work:
     start: StartSession | None = None
     graph: TracedGraph | None = None
     due: frozenset[str] = frozenset()
+    due_gradients: tuple[frozenset[str], ...] = ()
 
     def of_kind(self, kind: str) -> list[Target]:
         """Return the targets of one kind."""
@@ -85,8 +90,8 @@ def collect(module: nn.Module, arguments: Arguments, work: Work, guard: PassGuar
 
     Raises:
         StartMixedError: What follows the start needs a value from before it.
-        ServiceError: `NOT_DIFFERENTIABLE`, and what is wrong with the objective.
-        ServiceError: `MODULE_NOT_CALLED`, an edit's module was not called: the model decides on its data.
+        ServiceError: `NOT_DIFFERENTIABLE`, and what is wrong with the objective; `MODULE_NOT_CALLED`, an
+            edit's module was not called: the model decides on its data.
         Exception: Whatever the model raises; see `domain_errors`.
     """
     if work.scoring is not None:
@@ -116,16 +121,20 @@ def _with_gradients(
     collector = Collector()
     targets = [*work.of_kind("module"), *scoring.values]
     with ExitStack() as contexts:
+        contexts.enter_context(graphs_end_here(module))
         contexts.enter_context(torch.enable_grad())
         contexts.enter_context(_kernels(scoring.objective))
         operation = operate(module, work.surgery, targets, collector, guard)
         calls = FunctionSession(work.of_kind("fn"), collector, guard, *work.surgery.of_kind("fn"))
-        with guard.watching(module), operation as gradients, calls:
+        with guard.watching(module), operation as gradients, calls, differentiable():
             module(*arguments[0], **arguments[1])
         assert gradients is not None  # an objective comes with gradients
         _check_edits(work, collector)
         score = _score(collector.values, scoring, gradients)
         gradients.backward(score)
+    for due in work.due_gradients:
+        if not due & gradients.edited:
+            raise independent(sorted(due))
     names = [target.name for target in work.targets if target.name in collector.values]
     values = {name: collector.values[name].detach() for name in names}
     number = None if score.is_meta else float(score.detach())  # a rehearsal has no numbers
@@ -138,7 +147,7 @@ def _check_edits(work: Work, collector: Collector) -> None:
     if missing:
         raise ServiceError(
             ErrorReason.MODULE_NOT_CALLED,
-            f"'{missing[0]}' was not called in this pass, so it was not edited: the model decides on its data",
+            f"'{missing[0]}' was not called in this pass, so not edited: the model decides on its data",
             name=missing[0],
         )
 
@@ -151,7 +160,7 @@ def _score(values: Mapping[str, torch.Tensor], scoring: Scoring, gradients: Grad
     return objective_value(scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient)
 
 
-def _kernels(objective: Objective) -> AbstractContextManager[None]:
+def _kernels(objective: Objective) -> AbstractContextManager[object]:
     """Fused attention has no second derivative (torch 2.14), so a penalty takes the plain one."""
     if not objective.needs_second_derivative:
         return nullcontext()

@@ -8,6 +8,7 @@ import torch
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.edits import AddInput, Edit, Skip, Swap, check_edit, edit_bytes
+from trocar_server.engine.differentiable import with_gradients
 from trocar_server.engine.plan import EditRequest
 from trocar_server.errors import ServiceError, unknown
 from trocar_server.surgery import CallInput, Leaf, Recording, Target, moment, parse_selector, resolve
@@ -86,6 +87,8 @@ def _plan_one(
 ) -> Iterator[PlannedEdit]:
     _check_place(request)
     (values,) = resolve([request.selector], recording)
+    if request.selector.is_gradient:
+        values = with_gradients(values, request.selector, recording)
     problems: list[ServiceError] = []
     count = 0
     for target, leaf in values:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,11 +11,11 @@ from PIL import Image
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.device import DeviceThread
-from trocar_server.engine.edits import Expansions
 from trocar_server.engine.hosting import Host, SourceForm, SourceForms, make_host
 from trocar_server.engine.inputs import check_images, decode_images, predicted_signature
 from trocar_server.engine.memory import memory_limit
-from trocar_server.engine.passes import FeatureMap, PassResult, domain_errors
+from trocar_server.engine.outcome import Extraction, there
+from trocar_server.engine.passes import domain_errors
 from trocar_server.engine.plan import (
     ArgumentInput,
     EditRequest,
@@ -39,19 +38,6 @@ Result = TypeVar("Result")
 
 _KNOWN_BEFORE_INPUTS = (ErrorReason.UNKNOWN_MODULE, ErrorReason.INVALID_SELECTOR)
 """What is wrong with a tap whatever the inputs will be."""
-
-
-@dataclass(frozen=True)
-class Extraction:
-    """The outcome of one plan."""
-
-    feature_maps: tuple[FeatureMap, ...]
-    expansions: tuple[tuple[str, ...], ...]
-    stopped_at: str | None
-    queue_s: float
-    compute_s: float
-    edit_expansions: Expansions = ()
-    objective_value: float | None = None
 
 
 class Engine:
@@ -327,9 +313,3 @@ class Engine:
     def _host(self, model_id: str) -> Host:
         self.catalogue.loaded(model_id)
         return self._hosts[model_id]
-
-
-def there(resolved: Resolved, result: PassResult) -> tuple[tuple[str, ...], ...]:
-    """Return the names of each tap that came: of a pattern some gradients may not have."""
-    names = {found.output.name for found in result.feature_maps}
-    return tuple(tuple(name for name in expansion if name in names) for expansion in resolved.expansions)

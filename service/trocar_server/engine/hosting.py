@@ -11,6 +11,7 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.inputs import signature_of_batch
 from trocar_server.engine.lease import Replica, ReplicaPool
+from trocar_server.engine.memory import graph_bytes
 from trocar_server.engine.plan import EditRequest, Plan, Signature, TapRequest
 from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.engine.recordings import Called, Recorder, record_example
@@ -182,14 +183,24 @@ class Host:
         Raises:
             ServiceError: What is wrong with the objective, `NOT_DIFFERENTIABLE` among it.
         """
-        if not resolved.needs_rehearsal or self.meta is None:
+        if not resolved.needs_rehearsal:
             return resolved
-        rehearsal = rehearse(self.meta, plan, resolved, signature, guard)
+        meta = self.meta
+        rehearsal = None if meta is None else rehearse(meta, plan, resolved, signature, guard)
         if rehearsal is None:
-            return resolved
+            return self._unrehearsed(resolved, signature)
         found = resolved.rehearsed(rehearsal)
         self._keep(_key(plan, signature, sources), plan, found)
         return found
+
+    def _unrehearsed(self, resolved: Resolved, signature: Signature) -> Resolved:
+        """Return what is known of a pass with gradients that only data can show."""
+        recording = self.recorded(signature)
+        if recording is None:
+            return resolved
+        scored = [target for target, _ in resolved.surgery.scored]
+        needed = max(resolved.pass_bytes, graph_bytes(scored, recording))
+        return replace(resolved, pass_bytes=needed)
 
     def _keep(self, key: _Key, plan: Plan, resolved: Resolved) -> None:
         if _weight(plan, resolved) > _MOST_WEIGHT_KEPT:

@@ -17,7 +17,7 @@ from trocar_server.engine.plan import Signature
 from trocar_server.errors import ServiceError
 from trocar_server.stats import Statistic
 from trocar_server.stats.groups import BLOCK_ELEMENTS
-from trocar_server.surgery import Recording, Target
+from trocar_server.surgery import Recording, Target, moment
 
 _SHARE = 0.75
 _BLOCK_COPIES = 5
@@ -43,6 +43,23 @@ def reducing_bytes(targets: Sequence[TapTarget]) -> int:
     kept = sum(entry.leaf.byte_count for entry in targets)
     made = sum(entry.byte_count for entry in targets if _is_made(entry))
     return kept + made + max((_working(entry) for entry in targets), default=0)
+
+
+def graph_bytes(scored: Sequence[Target], recording: Recording) -> int:
+    """Return about how many bytes a pass with gradients holds, where no pass without data can tell.
+
+    What modules without modules inside return until the objective is there, and the gradients of two values.
+    """
+    end = max((moment(target, recording) for target in scored), default=0)
+    inner = {path.rpartition(".")[0] for path in recording.modules if path}
+    outputs = [
+        sum(leaf.byte_count for leaf in call.outputs)
+        for path, record in recording.modules.items()
+        if path not in inner
+        for call in record.calls
+        if call.ended <= end
+    ]
+    return sum(outputs) + 2 * max(outputs, default=0)
 
 
 def input_bytes(signature: Signature) -> int:

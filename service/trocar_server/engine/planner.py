@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.differentiable import with_gradients
 from trocar_server.engine.memory import input_bytes, pass_bytes, reducing_bytes
 from trocar_server.engine.outputs import TapTarget
 from trocar_server.engine.plan import SENDABLE, Signature, TapRequest
-from trocar_server.engine.surgery_plan import NO_SURGERY, SurgeryPlan, edits_due, that_run, with_gradients
+from trocar_server.engine.surgery_plan import NO_SURGERY, SurgeryPlan, edits_due, that_run
 from trocar_server.errors import ServiceError
 from trocar_server.reductions import constant_specs, dtype_name
 from trocar_server.surgery import Recording, Target, independent, parse_selector, resolve
@@ -106,7 +107,7 @@ def resolve_taps(
             several values or a statistic's scope that does not fit, or `REPLY_TOO_LARGE`.
     """
     resolved = resolve((tap.selector for tap in taps), recording)
-    found = [_possible(values, tap, surgery) for tap, values in zip(taps, resolved, strict=True)]
+    found = [_possible(values, tap, surgery, recording) for tap, values in zip(taps, resolved, strict=True)]
     expansions = [
         [
             TapTarget(_named(target, tap, len(values)), leaf, tap, _type_name(target, recording), index)
@@ -128,10 +129,12 @@ def resolve_taps(
     )
 
 
-def _possible(values: list[Value], tap: TapRequest, surgery: SurgeryPlan) -> list[Value]:
+def _possible(
+    values: list[Value], tap: TapRequest, surgery: SurgeryPlan, recording: Recording
+) -> list[Value]:
     """Leave out of a pattern what has no gradient, and what is inside of skipped modules."""
     if tap.selector.is_gradient:
-        values = with_gradients(values, tap.selector)
+        values = with_gradients(values, tap.selector, recording)
     return values if surgery.is_nothing else that_run(values, tap.selector, surgery)
 
 
@@ -168,8 +171,8 @@ def _named(target: Target, tap: TapRequest, count: int) -> Target:
     if count > 1:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
-            f"alias '{tap.alias}' names one value, but '{tap.selector.text}' stands for {count}; "
-            "add a call index or a pick, or leave the alias out",
+            f"'{tap.selector.text}' stands for {count} values, and alias '{tap.alias}' can name one only; "
+            "select one value, by its path, call index or pick, or leave the alias out",
             selector=tap.selector.text,
         )
     return replace(target, name=tap.alias)

@@ -72,7 +72,7 @@ def make_work(
     if surgery.is_nothing:
         return Work(values)
     bound = surgery.bound(gradients, constants, found)
-    return Work(values, bound, surgery.scoring(labels), due=resolved.due)
+    return Work(values, bound, surgery.scoring(labels), due=resolved.due, due_gradients=surgery.due_gradients)
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:

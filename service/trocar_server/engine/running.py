@@ -52,14 +52,16 @@ class RunningStatistics:
     Args:
         taps: Of the stream.
         checkpoint: What `checkpoint` returned, to go on from there; empty for a new stream.
+        surgery: Stands for the stream's edits and its objective; empty where there are none.
 
     Raises:
-        ServiceError: `INVALID_ARGUMENT`, the checkpoint is damaged or belongs to other taps.
+        ServiceError: `INVALID_ARGUMENT`, the checkpoint is damaged or belongs to other taps or other surgery.
     """
 
-    def __init__(self, taps: Sequence[TapRequest], checkpoint: bytes = b"") -> None:
+    def __init__(self, taps: Sequence[TapRequest], checkpoint: bytes = b"", surgery: str = "") -> None:
         self.batch_count = 0
         self.failed_count = 0
+        self._surgery = surgery
         self._entries: dict[str, _Entry] = {}
         if checkpoint:
             self._resume(taps, checkpoint)
@@ -87,6 +89,7 @@ class RunningStatistics:
         states = [entry.accumulator.state() for entry in self._entries.values()]
         head = {
             "counts": [self.batch_count, self.failed_count],
+            "surgery": self._surgery,
             "entries": [_described(entry) for entry in self._entries.values()],
             "sizes": [len(state) for state in states],
         }
@@ -98,6 +101,11 @@ class RunningStatistics:
         counts = _field(head, "counts", list)
         if len(counts) != 2 or not all(_is_number(count, _MAX_BATCHES) for count in counts):
             raise _damaged()
+        if head.get("surgery", "") != self._surgery:
+            raise ServiceError(
+                ErrorReason.INVALID_ARGUMENT,
+                "the checkpoint belongs to other edits or another objective; give the same, or start anew",
+            )
         self.batch_count, self.failed_count = counts
         for described, state in zip(_field(head, "entries", list), states, strict=True):
             output = _output(taps, described)

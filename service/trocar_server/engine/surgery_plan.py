@@ -9,6 +9,7 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.edits import Skip
 from trocar_server.engine.collecting import Scoring
+from trocar_server.engine.differentiable import check_float
 from trocar_server.engine.edits import Expansions, PlannedEdit, plan_edits
 from trocar_server.engine.objective import GradientPenalty, Objective
 from trocar_server.engine.plan import EditRequest
@@ -17,14 +18,12 @@ from trocar_server.errors import ServiceError
 from trocar_server.surgery import (
     EditTarget,
     GradientPoint,
-    Leaf,
     Recording,
     Selector,
     Skips,
     Surgery,
     Target,
     moment,
-    no_gradient_of,
     resolve,
 )
 from trocar_server.surgery.values import Value
@@ -76,6 +75,15 @@ class SurgeryPlan:
         """Return the values that swaps take from the pass on other inputs, each named by its key."""
         swaps = {entry.swap.key: entry.swap for entry in self.edits if entry.swap}
         return [replace(s.target, name=key, clone=True) for key, s in swaps.items() if s.source == source]
+
+    @property
+    def due_gradients(self) -> tuple[frozenset[str], ...]:
+        """The names of the edited gradients, a set for each edit."""
+        of_edits: dict[int, set[str]] = {}
+        for entry in self.edits:
+            if entry.target.is_gradient:
+                of_edits.setdefault(entry.position, set()).add(entry.target.name)
+        return tuple(map(frozenset, of_edits.values()))
 
     @property
     def extra_bytes(self) -> int:
@@ -149,9 +157,6 @@ def plan_surgery(
     skips = Skips(skipped, recording)
     if skipped:
         planned, expansions = _that_happen(planned, expansions, skips)
-    for entry in planned:
-        if entry.target.is_gradient:
-            _check_float(entry.target, entry.leaf)
     scored, anchors = _scored(objective, recording) if objective else ((), ())
     found = SurgeryPlan(planned, expansions, objective, scored, anchors, skips.actual)
     for target in found.targets():
@@ -204,7 +209,7 @@ def _scored(objective: Objective, recording: Recording) -> tuple[tuple[Value, ..
     penalties = [term.score for term in objective.terms if isinstance(term.score, GradientPenalty)]
     anchors = tuple(_one_value(penalty.selector, recording) for penalty in penalties)
     for target, leaf in anchors:
-        _check_float(target, leaf)
+        check_float(target, leaf)
     empty = [_empty(leaf.shape or (), leaf.dtype or torch.float32) for _, leaf in scored]
     labels = [_empty(spec.shape, spec.dtype) for spec in objective.constants]
     objective_value(objective, empty, labels, [target.name for target, _ in anchors])
@@ -226,32 +231,6 @@ def _one_value(selector: Selector, recording: Recording) -> Value:
             selector=selector.text,
         )
     return target, leaf
-
-
-def _check_float(target: Target, leaf: Leaf) -> None:
-    dtype = leaf.dtype or torch.float32
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise no_gradient_of(target.name, dtype)
-
-
-def with_gradients(values: Sequence[Value], selector: Selector) -> list[Value]:
-    """Return the values that can have a gradient.
-
-    Raises:
-        ServiceError: `NOT_DIFFERENTIABLE`, there is none, or an exact selector names one that has none.
-    """
-    found: list[Value] = []
-    for target, leaf in values:
-        try:
-            _check_float(target, leaf)
-            found.append((target, leaf))
-        except ServiceError:
-            if not selector.is_plural or (len(values) == 1):
-                raise
-    if not found:
-        target, leaf = values[0]
-        raise no_gradient_of(target.name, leaf.dtype or torch.float32)
-    return found
 
 
 def that_run(values: Sequence[Value], selector: Selector, surgery: SurgeryPlan) -> list[Value]:

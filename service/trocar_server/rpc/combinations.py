@@ -27,8 +27,8 @@ def _check_gradients(plan: Plan) -> None:
         for text in (*tapped, *edited):
             raise invalid(
                 "objective",
-                f"'{text}' is a gradient, and nothing says of what; give an objective, in Python `of=`, "
-                "for example of=trocar.logit(207)",
+                f"'{text}' is a gradient, and nothing says of what; give an objective: in Python `of=`, "
+                "for example of=trocar.logit(207), on the command line `trocar gradients`",
             )
         return
     if plan.start_at is not None:

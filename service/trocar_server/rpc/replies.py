@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.reduction_pb2 import CastResult
 from trocar_api.wire import split_payload
-from trocar_server.engine.engine import Extraction
+from trocar_server.engine.outcome import Extraction
 from trocar_server.engine.outputs import Output
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan

@@ -6,13 +6,15 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import grpc
 import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
-from trocar_server.engine.engine import Engine, Extraction
+from trocar_server.engine.engine import Engine
+from trocar_server.engine.outcome import Extraction
 from trocar_server.engine.plan import Payloads, Plan
 from trocar_server.engine.running import MAX_CHECKPOINT_BYTES, RunningStatistics
 from trocar_server.engine.work import Prepared
@@ -99,7 +101,8 @@ class StreamService:
         await check_constants(constants_of(plan, payloads))
         running: RunningStatistics | None = None
         if start.has_running_statistics:
-            running = await self._engine.owner.run(lambda: RunningStatistics(plan.taps, checkpoint))
+            surgery = _surgery_digest(start)
+            running = await self._engine.owner.run(lambda: RunningStatistics(plan.taps, checkpoint, surgery))
         return _Stream(
             plan, _first_index(start), _timeout_s(start), payloads, running, _checkpoint_interval(start)
         )
@@ -214,6 +217,23 @@ def _checkpoint_byte_count(start: pb.ExtractStreamStart) -> list[int]:
     if count and not start.has_running_statistics:
         raise invalid("checkpoint_byte_count", "a checkpoint is of running statistics")
     return [count] if count else []
+
+
+def _surgery_digest(start: pb.ExtractStreamStart) -> str:
+    """Return what tells edits and objectives apart, empty where there are none.
+
+    Labels, and classes given for each sample, do not count: they go with the batches, and batches of others
+    may come in a stream of their own.
+    """
+    if not start.edits and not start.HasField("objective"):
+        return ""
+    described = pb.ExtractStreamStart(edits=start.edits, objective=start.objective)
+    for term in described.objective.terms:
+        if term.HasField("loss"):
+            term.loss.ClearField("labels")
+        elif len(term.class_score.classes) > 1:
+            term.class_score.ClearField("classes")
+    return sha256(described.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _checkpoint_interval(start: pb.ExtractStreamStart) -> int:

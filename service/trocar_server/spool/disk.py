@@ -82,7 +82,7 @@ class Disk:
             raise read_error(error) from error
 
     def forget(self) -> None:
-        """Let go of everything without touching the disk: in a forked process, whose files are its parent's."""
+        """Let go of everything and leave the disk alone: in a forked process the files are its parent's."""
         self.pool.forget()
 
     def close(self) -> None:

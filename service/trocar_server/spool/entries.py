@@ -38,8 +38,8 @@ class Block:
         byte_count: Its size.
         dtype: What its elements are.
         key: By which it is found again while somebody needs it.
-        origin: The storage that was saved, without keeping its memory: as long as this lives, no other storage gets its
-            address, which is a part of the key.
+        origin: The storage that was saved, without keeping its memory: as long as this lives, no other
+            storage gets its address, which is a part of the key.
         storage: The bytes, where they are in memory.
         state: Where the bytes are.
         users: Saved tensors that need it.

@@ -1,13 +1,14 @@
-"""Which blocks are in memory, which must be written, which should be read next: the rules, without locks and disks.
+"""Which blocks are in memory, which must be written, which to read next: the rules, without locks and disks.
 
 # Note: [What cannot stay]
-Backward needs the newest blocks first. So of a step whose blocks come to T bytes the first T - budget are written, and
-the rest never is. T is known from the step before; in the first step blocks are written when memory runs over.
+Backward needs the newest blocks first. So of a step whose blocks come to T bytes the first T - budget are
+written, and the rest never is. T is known from the step before; in the first step blocks are written when
+memory runs over.
 
 # Note: [The bound]
-Blocks that stay in memory never take more than the budget. Those that wait for the writer, and those that were read,
-may take it over the budget by no more than the largest block: who brings another one waits. So someone waits only while
-a block is written or read, and there is always an end to it.
+Blocks that stay in memory never take more than the budget. Those that wait for the writer, and those that
+were read, may take it over the budget by no more than the largest block: who brings another one waits. So
+someone waits only while a block is written or read, and there is always an end to it.
 
 Every method takes the same time however many blocks there are, on average.
 """
@@ -79,7 +80,7 @@ class Ledger:
             self._largest = 0
 
     def make_room(self, byte_count: int) -> bool:
-        """Let go of what need not be in memory when another block comes; returns whether there is room for it now.
+        """Let go of what need not be in memory; returns whether there is room for another block now.
 
         Where there is none, it comes when a block has been written or read.
         """
@@ -139,7 +140,10 @@ class Ledger:
     # --- Backward ---------------------------------------------------------------------------------
 
     def ask(self, block: Block) -> None:
-        """Note that a block is needed. When backward begins, what waits for the writer is used from memory."""
+        """Note that a block is needed.
+
+        When backward begins, what waits for the writer is used from memory.
+        """
         if not self.is_backward:
             self.is_backward = True
             self._top = 0

@@ -13,7 +13,7 @@ from trocar_server.spool.saved import Copied, Kept, Saved, VersionWatch
 from trocar_server.spool.store import BlockStore
 from trocar_server.spool.views import View, small_part
 
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue] - no stub
 
 
 class Packer:

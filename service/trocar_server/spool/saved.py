@@ -1,10 +1,11 @@
 """What autograd holds in the place of a tensor; each gives the tensor back, or raises as torch would.
 
 # Note: [A version without its tensor]
-Under saved-tensor hooks torch does not compare versions: a tensor changed in place after it was saved gives wrong
-gradients without an error. So they are compared here. A detached tensor shares the version counter of its origin, and
-keeps it when its data is replaced (torch 2.14). So it stands for the origin without holding its memory. What is given
-back shares the counter, too: who changes a saved tensor within backward changes its version, as without a spool.
+Under saved-tensor hooks torch does not compare versions: a tensor changed in place after it was saved gives
+wrong gradients without an error. So they are compared here. A detached tensor shares the version counter of
+its origin, and keeps it when its data is replaced (torch 2.14). So it stands for the origin without holding
+its memory. What is given back shares the counter, too: who changes a saved tensor within backward changes its
+version, as without a spool.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ _NOTHING: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
 class VersionWatch:
-    """Knows the version that a tensor had, and the one that it has; see Note: [A version without its tensor]."""
+    """Knows which version a tensor had, and has now; see Note: [A version without its tensor]."""
 
     __slots__ = ("_shadow", "_version")
 
@@ -57,8 +58,8 @@ class Kept:
     __slots__ = ("_tensor", "_version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # An output would hold its graph, and the graph the output. A leaf has none; torch, too, saves the leaf itself,
-        # and sees it when its data is replaced.
+        # An output would hold its graph, and the graph the output. A leaf has none; torch, too, saves the
+        # leaf itself, and sees it when its data is replaced.
         self._tensor = tensor if tensor.is_leaf else tensor.detach()
         self._version = tensor._version
 

@@ -43,19 +43,20 @@ class Spool(AbstractContextManager["Spool"]):
     Parameters are never written, nor are the tensors of `keep` and tensors below `min_bytes`, of other
     devices than the CPU, sparse, quantised or of subclasses: they stay in memory as without a spool.
 
-    A tensor that is changed in place between forward and backward raises as without a spool. What torch itself does
-    not see, it does not see either: changes through `.data` or NumPy come too late for what is on disk.
+    A tensor that is changed in place between forward and backward raises as without a spool. What torch
+    itself does not see, it does not see either: changes through `.data` or NumPy come too late for what is on
+    disk.
 
     Args:
         directory: Where the process gets a folder of its own, which goes with it. Made when it is first
             needed.
         budget_bytes: The most bytes of saved tensors in memory, but for the largest one.
         min_bytes: Smaller tensors stay in memory, uncounted.
-        ahead_bytes: The most bytes that are read ahead of the backward pass, within the budget, but for a single
-            tensor that is larger.
+        ahead_bytes: The most bytes that are read ahead of the backward pass, within the budget, but for a
+            single tensor that is larger.
         quota_bytes: The most bytes on disk; no limit when None.
-        modules: Only what calls of these modules save, in all threads, for as long as somebody is in the context;
-            see `wrap`. All that the thread saves when None.
+        modules: Only what calls of these modules save, in all threads, for as long as somebody is in the
+            context; see `wrap`. All that the thread saves when None.
         keep: Modules or tensors whose memory is never written.
         choose: Says which tensors may be written; all that can be when None.
         operations: Only what these operations made may be written, for example ["ConvolutionBackward0"]; see
@@ -119,7 +120,7 @@ class Spool(AbstractContextManager["Spool"]):
         self._contexts.stack.pop().close()
 
     def wrap(self, modules: Iterable[nn.Module]) -> Wrapped:
-        """Spool what calls of these modules save from now on, without a context, in whichever thread they are called.
+        """Spool what calls of these modules save from now on, without a context, in any thread.
 
             spool.wrap(model.layers)
             loss = torch.nn.DataParallel(model)(x).sum()

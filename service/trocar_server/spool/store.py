@@ -1,12 +1,14 @@
 """Blocks in memory and on disk, for many threads: those that save and ask, a writer and a reader.
 
-All state is under one lock. Saving threads wait while memory is over the budget; the writer takes the oldest blocks.
-Asking threads want the newest first, and the reader brings what comes next. The rules are in `ledger`.
+All state is under one lock. Saving threads wait while memory is over the budget; the writer takes the oldest
+blocks. Asking threads want the newest first, and the reader brings what comes next. The rules are in
+`ledger`.
 
 # Note: [The garbage collector may come at any time]
-The last reference to a saved tensor may go anywhere: in another thread, or while this thread holds the lock, because
-any allocation may start the garbage collector. So `release` waits for no lock. What it leaves behind is done by whoever
-holds the lock, when it is given back; and files, which have a lock of their own, are left to the writer thread.
+The last reference to a saved tensor may go anywhere: in another thread, or while this thread holds the lock,
+because any allocation may start the garbage collector. So `release` waits for no lock. What it leaves behind
+is done by whoever holds the lock, when it is given back; and files, which have a lock of their own, are left
+to the writer thread.
 """
 
 import atexit

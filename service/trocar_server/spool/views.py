@@ -1,8 +1,8 @@
 """How a tensor lies in the bytes that are kept for it, and how it comes back: same shape, same strides.
 
 # Note: [Strides decide about bits]
-Kernels choose their way, and with it the order of a sum, by strides and by alignment to 64 bytes. So a tensor comes back
-with the strides and the alignment that it had, also where only its own elements were kept.
+Kernels choose their way, and with it the order of a sum, by strides and by alignment to 64 bytes. So a tensor
+comes back with the strides and the alignment that it had, also where only its own elements were kept.
 """
 
 import math
@@ -26,8 +26,8 @@ class View:
         dtype: What its elements are.
         is_conjugate: Whether torch takes the conjugate when it reads the elements.
         is_negative: Whether torch takes the negative.
-        is_packed: Whether the storage has nothing but the distinct elements, row by row; then `strides` and `offset`
-            say how they lay before.
+        is_packed: Whether the storage has nothing but the distinct elements, row by row; then `strides` and
+            `offset` say how they lay before.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class View:
         return cls(
             tuple(tensor.shape),
             tensor.stride(),
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tensor.dtype,
             tensor.is_conj(),
             tensor.is_neg(),
@@ -58,7 +58,7 @@ class View:
             found = _laid(storage, self.dtype, self.offset, self.shape, self.strides)
         if self.is_conjugate:
             found = found.conj()
-        return torch._neg_view(found) if self.is_negative else found
+        return torch._neg_view(found) if self.is_negative else found  # pyright: ignore[reportPrivateImportUsage] - torch has no public one
 
     @property
     def span(self) -> int:

@@ -13,8 +13,8 @@ Owner = TypeVar("Owner")
 class Worker(Generic[Owner]):
     """Runs `work(owner, is_idle)` on a thread of its own whenever it is poked, until it is stopped.
 
-    Ends at once when it is stopped, and at the next poke when the owner is gone. `poke` and `stop` may be called from
-    anywhere, also by the garbage collector: they take no lock.
+    Ends at once when it is stopped, and at the next poke when the owner is gone. `poke` and `stop` may be
+    called from anywhere, also by the garbage collector: they take no lock.
 
     Args:
         owner: For whom it works. Not kept alive while there is nothing to do.

@@ -1,7 +1,8 @@
 """Saved-tensor hooks for the calls of some modules, in whichever thread they are called.
 
-Hooks of saved tensors belong to a thread, hooks of modules do not. So a module that is wrapped brings its own: they are
-set when it is called and taken away behind its forward pass, also when that fails. Of nested ones the innermost counts.
+Hooks of saved tensors belong to a thread, hooks of modules do not. So a module that is wrapped brings its
+own: they are set when it is called and taken away behind its forward pass, also when that fails. Of nested
+ones the innermost counts.
 """
 
 import threading

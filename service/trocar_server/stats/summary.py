@@ -59,7 +59,8 @@ _FORMULAS: dict[Statistic, _Formula] = {
     Statistic.MIN: _Formula((Part.LOW,), lambda s: s._extreme(Part.LOW)),
     Statistic.MAX: _Formula((Part.HIGH,), lambda s: s._extreme(Part.HIGH)),
     Statistic.ABSMAX: _Formula(
-        (Part.LOW, Part.HIGH), lambda s: torch.maximum(-s._extreme(Part.LOW), s._extreme(Part.HIGH))
+        (Part.LOW, Part.HIGH),
+        lambda s: torch.maximum(-s._extreme(Part.LOW), s._extreme(Part.HIGH)) + 0.0,  # -0 becomes 0
     ),
     Statistic.L2: _Formula((Part.SQUARES,), lambda s: s.parts[Part.SQUARES][0].sqrt()),
     Statistic.ZERO_FRACTION: _Formula((Part.ZEROS,), lambda s: s.parts[Part.ZEROS][0] / s.count),

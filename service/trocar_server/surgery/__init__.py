@@ -11,9 +11,12 @@ Usable alone on any `nn.Module`, with no server:
 
 from trocar_server.surgery.editing import CallInput, EditSession, EditTarget
 from trocar_server.surgery.functions import FunctionSession, record_functions
-from trocar_server.surgery.gradients import GradientPoint, GradientSession, independent, no_gradient_of
+from trocar_server.surgery.gradient_errors import differentiable, independent, no_gradient_of
+from trocar_server.surgery.gradient_sites import GradientPoint
+from trocar_server.surgery.gradients import GradientSession
 from trocar_server.surgery.graph import TracedGraph, trace_graph
 from trocar_server.surgery.guard import PassAborted, PassGuard
+from trocar_server.surgery.kept_tensors import graphs_end_here
 from trocar_server.surgery.moments import Skips, moment
 from trocar_server.surgery.nodes import NodeSession, record_nodes
 from trocar_server.surgery.operating import Surgery, operate
@@ -48,6 +51,8 @@ __all__ = [
     "Target",
     "TracedGraph",
     "ValueMissingError",
+    "differentiable",
+    "graphs_end_here",
     "independent",
     "laid_out",
     "moment",

@@ -7,7 +7,7 @@ An edit never writes to what it sees: it makes a new tensor, which takes the pla
 returned, or of a parameter for as long as the session is open.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -119,19 +119,19 @@ class EditSession:
         skips = {entry.target.call: entry for entry in entries if isinstance(entry.edit.operation, Skip)}
         moments = edits_by_moment([entry for entry in entries if not isinstance(entry.edit.operation, Skip)])
         kept: dict[int, Inputs] = {}
-        forward = _Skippable(module, self._undo) if skips else None
+        forward = _Skippable(module, self._kept, self._undo) if skips else None
 
         def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
             ports = in_ports(args, kwargs)
             wanted = moments.get((index, True), [])
             for entry in wanted:
                 ports[entry.target.port] = self._edited(entry, ports, {})
-            later = [*moments.get((index, False), ()), *((skips[index],) if index in skips else ())]
+            later = moments.get((index, False), ())
             kept[index] = {
                 entry.call_input: self._kept(entry.call_input, ports) for entry in later if entry.call_input
             }
             if forward is not None and index in skips:
-                forward.result = next(iter(kept[index].values()))
+                forward.instead = skips[index].call_input
                 self._collector.edited.add(skips[index].target.name)
             return with_ports(ports) if wanted else None
 
@@ -186,22 +186,34 @@ Inputs = dict[CallInput, torch.Tensor]
 class _Skippable:
     """Lets a module return something without running, once: the call that comes next.
 
+    Args:
+        module: The module; its `forward` is another until `undo` is closed.
+        take: Returns a copy of an input of what the call takes, by port: when others have changed that.
+        undo: Gives the module its forward back.
+
     Attributes:
-        result: What it returns; None lets it run.
+        instead: Which input the next call returns; None lets it run.
     """
 
-    def __init__(self, module: nn.Module, undo: ExitStack) -> None:
-        self.result: torch.Tensor | None = None
+    def __init__(
+        self,
+        module: nn.Module,
+        take: Callable[[CallInput, Mapping[str, Any]], torch.Tensor],
+        undo: ExitStack,
+    ) -> None:
+        self.instead: CallInput | None = None
+        self._take = take
         self._forward = module.forward
         own, key = vars(module), "forward"
-        undo.callback(own.__setitem__ if key in own else own.pop, key, own.get(key))
+        before = [own[key]] if key in own else []
         own[key] = self._call
+        undo.callback(lambda: own.update({key: before[0]}) if before else own.pop(key))
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        if self.result is None:
+        if self.instead is None:
             return self._forward(*args, **kwargs)
-        result, self.result = self.result, None
-        return result
+        chosen, self.instead = self.instead, None
+        return self._take(chosen, in_ports(args, kwargs))
 
 
 def edits_by_path(edits: Sequence[EditTarget]) -> dict[str, list[EditTarget]]:

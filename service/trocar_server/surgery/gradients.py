@@ -13,14 +13,13 @@ wanted becomes a leaf, so autograd keeps nothing of what comes before it. Values
 Gradients are caught with `Tensor.register_hook` on forward values. `register_full_backward_hook` fails beside
 in-place modules (26 of 67 modules of resnet18, torch 2.14), while a tensor's hook belongs to the value that
 the tensor had when it was registered, whatever is written to it later. Three cases need a tensor of our own:
-a view that is written to later loses its hooks; the gradient at a module's input is that of this module alone,
-not of what else takes the same tensor; and a module that returns its input, as `nn.Identity` and dropout in
-eval mode do, has two gradients, of which the output's comes first.
+a view that is written to later loses its hooks; the gradient at a module's input is that of this module
+alone, not of what else takes the same tensor; and a module that returns its input, as `nn.Identity` and
+dropout in eval mode do, has two gradients, of which the output's comes first.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 from weakref import ref
@@ -28,37 +27,13 @@ from weakref import ref
 import torch
 from torch import nn
 
-from trocar_api.reasons import ErrorReason
-from trocar_server.edits import edit_value
-from trocar_server.errors import ServiceError
-from trocar_server.surgery.editing import EditTarget
+from trocar_server.surgery.gradient_errors import differentiable, independent, no_gradient_of
+from trocar_server.surgery.gradient_sites import GradientPoint, Site, Written, alias, by_place, tensor_at
 from trocar_server.surgery.guard import PassGuard
 from trocar_server.surgery.hooks import Arguments, hook_calls, in_ports, with_ports
 from trocar_server.surgery.parameter_swaps import ParameterSwaps
-from trocar_server.surgery.structure import Picks, leaves, pick, put
+from trocar_server.surgery.structure import leaves, put
 from trocar_server.surgery.taps import Collector, Target, ValueMissingError
-
-
-@dataclass(frozen=True)
-class GradientPoint:
-    """Something that is done with the gradient of one value.
-
-    Attributes:
-        target: Which value.
-        edit: How its gradient is changed; None when it is collected.
-        is_after_taps: Whether what is collected at the same value is the gradient before this edit.
-    """
-
-    target: Target
-    edit: EditTarget | None = None
-    is_after_taps: bool = False
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Its place among what is done with the same gradient."""
-        if self.edit is None:
-            return 1, 0
-        return 2 if self.is_after_taps else 0, self.edit.position
 
 
 class GradientSession:
@@ -77,6 +52,7 @@ class GradientSession:
 
     Attributes:
         values: Collected gradients by the name of their target.
+        edited: The names of the gradients that came and were edited.
         anchors: The anchors' tensors by name, in the graph.
     """
 
@@ -89,6 +65,7 @@ class GradientSession:
         collector: Collector | None = None,
     ) -> None:
         self.values: dict[str, torch.Tensor] = {}
+        self.edited: set[str] = set()
         self.anchors: dict[str, torch.Tensor] = {}
         self._model = model
         self._points: dict[Target, list[GradientPoint]] = {anchor: [] for anchor in anchors}
@@ -99,7 +76,7 @@ class GradientSession:
         self._collector = collector or Collector()
         self._busy = self._collector.busy
         self._starts: list[torch.Tensor] = []
-        self._sites: dict[tuple[int, int], _Site] = {}
+        self._sites: dict[tuple[int, int], Site] = {}
         self._undo = ExitStack()
 
     def __enter__(self) -> Self:
@@ -129,13 +106,15 @@ class GradientSession:
         """Send the gradient of a number back to where the graph begins.
 
         Raises:
-            ServiceError: `NOT_DIFFERENTIABLE`, the number does not depend on any value that was asked for.
+            ServiceError: `NOT_DIFFERENTIABLE`, the number does not depend on any value that was asked for, or
+                torch has no derivative of something on the way.
             PassAborted: The guard says to stop.
         """
         self.values.clear()  # a second derivative went through the hooks before
         if not objective.requires_grad:
             raise independent([target.name for target in self._points])
-        torch.autograd.grad(objective, self._starts, allow_unused=True)
+        with differentiable():
+            torch.autograd.grad(objective, self._starts, allow_unused=True)
 
     def gradient(self, number: torch.Tensor, anchor: str) -> torch.Tensor:
         """Return the gradient of a number with respect to an anchor, itself differentiable.
@@ -148,7 +127,8 @@ class GradientSession:
             raise ValueMissingError(anchor)
         if not number.requires_grad:
             raise independent([anchor])
-        (found,) = torch.autograd.grad(number, self.anchors[anchor], create_graph=True, allow_unused=True)
+        with differentiable():
+            (found,) = torch.autograd.grad(number, self.anchors[anchor], create_graph=True, allow_unused=True)
         if found is None:
             raise independent([anchor])
         return found
@@ -166,7 +146,7 @@ class GradientSession:
 
     def _register(self, path: str, targets: Sequence[Target]) -> None:
         """Take part in the wanted calls of a module."""
-        written: dict[int, list[_Written]] = {}
+        written: dict[int, list[Written]] = {}
 
         def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
             wanted = [target for target in targets if target.call == index and target.port != "out"]
@@ -186,20 +166,20 @@ class GradientSession:
 
         hook_calls(self._model.get_submodule(path), self._undo, enter, leave)
 
-    def _enter_call(self, targets: Sequence[Target], ports: dict[str, Any]) -> "list[_Written]":
+    def _enter_call(self, targets: Sequence[Target], ports: dict[str, Any]) -> "list[Written]":
         """Put tensors of our own in the place of what a call takes."""
         written = []
-        for (port, picks), here in _by_place(targets).items():
-            value = _tensor(ports, port, picks, here[0])
+        for (port, picks), here in by_place(targets).items():
+            value = tensor_at(ports, port, picks, here[0])
             own = self._own_input(value, here[0])
-            written.append(_Written(value, own, own._version))
+            written.append(Written(value, own, own._version))
             ports[port] = put(ports[port], picks, own)
             self._attach(own, here)
         return written
 
     def _leave_call(self, targets: Sequence[Target], output: Any) -> Any:
-        for (port, picks), here in _by_place(targets).items():
-            own = self._own_output(_tensor({port: output}, port, picks, here[0]), here[0])
+        for (port, picks), here in by_place(targets).items():
+            own = self._own_output(tensor_at({port: output}, port, picks, here[0]), here[0])
             output = put(output, picks, own)
             self._attach(own, here)
         return output
@@ -208,7 +188,7 @@ class GradientSession:
         if not value.requires_grad:
             value = self._start(value, target)
             return value.clone() if target.clone else value
-        return value.clone() if target.clone else value.view_as(value)
+        return value.clone() if target.clone else alias(value)
 
     def _own_output(self, value: torch.Tensor, target: Target) -> torch.Tensor:
         if not value.requires_grad:
@@ -217,7 +197,7 @@ class GradientSession:
         is_input = self._is_input(value)
         if target.clone and (is_input or value._is_view()):
             return value.clone()
-        return value.view_as(value) if is_input else value
+        return alias(value) if is_input else value
 
     def _is_input(self, value: torch.Tensor) -> bool:
         """Whether this very tensor is what a module took, and returned: its gradient is seen there, too."""
@@ -242,11 +222,11 @@ class GradientSession:
                 self._collector.edited.add(target.name)
                 self._site(value).points.extend(self._points[target])
 
-    def _site(self, value: torch.Tensor) -> "_Site":
+    def _site(self, value: torch.Tensor) -> "Site":
         key = id(value), value._version
         site = self._sites.get(key)
         if site is None or site.tensor() is not value:
-            site = self._sites[key] = _Site(ref(value), [], self.values)
+            site = self._sites[key] = Site(ref(value), [], self.values, self.edited)
             value.register_hook(site.see)
         return site
 
@@ -262,77 +242,3 @@ class GradientSession:
         for module in self._model.modules():
             if not any(True for _ in module.children()):
                 self._undo.callback(module.register_forward_hook(leave).remove)
-
-
-@dataclass(frozen=True)
-class _Written:
-    """What a module took, and the tensor of ours that it got instead."""
-
-    value: torch.Tensor
-    own: torch.Tensor
-    version: int
-
-    def settle(self) -> None:
-        """Write where a module that works in place would have written: others may read it."""
-        storages = {tensor.untyped_storage().data_ptr() for tensor in (self.value, self.own)}
-        if self.own._version != self.version and len(storages) > 1:
-            self.value.copy_(self.own)
-
-
-@dataclass
-class _Site:
-    """What is done with the gradient of one tensor."""
-
-    tensor: "Callable[[], torch.Tensor | None]"
-    points: list[GradientPoint]
-    values: dict[str, torch.Tensor]
-
-    def see(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Edit and collect; returns the changed gradient, or None where nothing is changed."""
-        if gradient is None:  # the hook of a leaf is called where nothing has come, too (torch 2.14)
-            return None
-        before = gradient
-        for point in sorted(self.points, key=lambda point: point.rank):
-            if point.edit is not None:
-                gradient = edit_value(point.edit.edit, gradient, point.edit.constants)
-            else:
-                self.values[point.target.name] = gradient.detach()
-        return None if gradient is before else gradient
-
-
-def _tensor(ports: Mapping[str, Any], port: str, picks: Picks, target: Target) -> torch.Tensor:
-    try:
-        value = pick(ports[port], picks)
-    except KeyError:
-        raise ValueMissingError(target.name) from None
-    if not isinstance(value, torch.Tensor):
-        raise ValueMissingError(target.name)
-    return value
-
-
-def _by_place(targets: Sequence[Target]) -> dict[tuple[str, Picks], list[Target]]:
-    found: dict[tuple[str, Picks], list[Target]] = {}
-    for target in targets:
-        found.setdefault((target.port, target.picks), []).append(target)
-    return found
-
-
-def no_gradient_of(name: str, dtype: torch.dtype) -> ServiceError:
-    """Say that a value of this dtype has no gradient."""
-    return ServiceError(
-        ErrorReason.NOT_DIFFERENTIABLE,
-        f"'{name}' is of {str(dtype).removeprefix('torch.')}, and only floats have gradients; choose a value "
-        "that comes after it",
-        name=name,
-    )
-
-
-def independent(names: Sequence[str]) -> ServiceError:
-    """Say that an objective does not depend on values."""
-    shown = ", ".join(f"'{name}'" for name in names[:5])
-    return ServiceError(
-        ErrorReason.NOT_DIFFERENTIABLE,
-        f"the objective does not depend on {shown}: choose values that the model computes before it, and on "
-        "the way to it",
-        name=names[0] if names else "",
-    )

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from trocar_server.surgery.editing import EditSession, EditTarget
-from trocar_server.surgery.gradients import GradientPoint, GradientSession
+from trocar_server.surgery.gradient_sites import GradientPoint
+from trocar_server.surgery.gradients import GradientSession
 from trocar_server.surgery.guard import PassGuard
 from trocar_server.surgery.taps import Collector, TapSession, Target
 

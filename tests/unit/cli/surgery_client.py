@@ -58,7 +58,7 @@ class SurgeryClient:
 
     def plan(self, model_id: str, inputs: Any, taps: Any, **options: Any) -> trocar.ExtractionPlan:
         self.calls.append(("plan", options))
-        return trocar.ExtractionPlan(model_id, {}, {}, None, 0, 0, 0, True)
+        return trocar.ExtractionPlan(model_id, {}, {}, None, 0, 0, 0, True, {"conv*": ("conv1", "conv2")})
 
     def store_edits(self, model_id: str, name: str, edits: Any, *, replace: bool = False) -> StoredEdits:
         self.calls.append(

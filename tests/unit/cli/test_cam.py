@@ -108,6 +108,7 @@ def test_a_folder_gets_a_picture_of_each_image(
         ({"class_": "be"}, "in the names of: bee"),
         ({"class_": "bear"}, "nearest: bee"),
         ({"class_": "dog"}, "is the name of 3, 4; give a number"),
+        ({"class_": "-1"}, "no class -1; they are numbered from 0"),
         ({"option": ["steps"]}, "is no option of a method"),
         ({"option": ["of=3"]}, "is no option of a method"),
         ({"option": ["steps=3"]}, "grad_cam has no option 'steps'"),

@@ -71,7 +71,7 @@ def test_arrays_come_from_files(tmp_path: Path) -> None:
         ("layer3 clamp low=1 low=2", "low is given twice"),
         ("layer3 clamp low=1 2", "'2' comes behind options"),
         ("layer3 scale", "factor"),
-        ("layer3 scale nan", "number"),
+        ("layer3 scale nan", "a number or an array, not 'nan'"),
         ("layer3 scale NaN", "finite"),
         ("layer3 scale Infinity", "finite"),
         ("layer3 scale 1 channels=a", "channels"),
@@ -79,7 +79,7 @@ def test_arrays_come_from_files(tmp_path: Path) -> None:
         ("layer3 scale @no.npy", "No such file"),
         ("Layer3", "cannot be the name of stored edits"),
         ("@no.json", "No such file"),
-        ("{", "Expecting property name"),
+        ("{", "it is no JSON: Expecting property name"),
         ('{"at": "a", "op": "scale", "factr": 1}', "no 'factr'; did you mean factor"),
         ('{"op": "zero"}', "an edit has at"),
         ("[3]", "edit 0 of the list"),
@@ -97,6 +97,12 @@ def test_a_file_that_is_no_json_is_a_usage_error(tmp_path: Path, content: bytes)
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(typer.BadParameter, match="--edit"):
         parse_edits([f"@{tmp_path / 'x.json'}"])
+
+
+def test_an_array_is_no_list_of_edits(tmp_path: Path) -> None:
+    np.save(tmp_path / "d.npy", np.ones(3))
+    with pytest.raises(typer.BadParameter, match="it is no JSON"):
+        parse_edits([f"@{tmp_path / 'd.npy'}"])
 
 
 def test_a_pickled_array_is_never_read(tmp_path: Path) -> None:

@@ -185,7 +185,8 @@ def test_edits_are_listed(client: SurgeryClient) -> None:
     assert (found[0]["name"], found[0]["stored_at"]) == ("ablate-3", "2026-01-02T00:00:00+00:00")
     assert [arguments["model_id"] for _, arguments in client.calls] == [None, "m"]
     client.stored = []
-    assert "no stored edits" in trocar_("edits", "list").stdout
+    assert "no stored edits;" in trocar_("edits", "list").stdout
+    assert "no stored edits for m;" in trocar_("edits", "list", "m").stdout
 
 
 def test_edits_are_removed(client: SurgeryClient) -> None:
@@ -193,6 +194,8 @@ def test_edits_are_removed(client: SurgeryClient) -> None:
     assert options(client, "delete_edits") == {"model_id": "m", "name": "ablate-3"}
 
 
-def test_plan_takes_edits(client: SurgeryClient) -> None:
-    assert trocar_("plan", "m", "--tap", "conv", "--edit", "conv zero").exit_code == 0
+def test_plan_takes_edits_and_says_what_they_change(client: SurgeryClient) -> None:
+    done = trocar_("plan", "m", "--tap", "conv", "--edit", "conv zero")
+    assert done.exit_code == 0, done.output
+    assert "edits conv*: conv1, conv2" in done.stdout.splitlines()
     assert options(client, "plan") == {"edits": [trocar.edit("conv", "zero")]}

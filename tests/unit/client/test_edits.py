@@ -158,7 +158,7 @@ def test_a_big_endian_array_is_sent_little_endian() -> None:
         ("scale", [], {}, TypeError, r"missing a required argument: 'factor'.* scale\(factor\)"),
         ("zero", [1], {}, TypeError, "too many positional arguments"),
         ("scale", [1], {"factor": 2}, TypeError, "multiple values"),
-        ("scale", ["2"], {}, TypeError, "factor is a number or an array, not str"),
+        ("scale", ["2"], {}, TypeError, "factor is a number or an array, not '2'"),
         ("scale", [1j], {}, TypeError, "not complex"),
         ("scale", [None], {}, TypeError, "not NoneType"),
         ("scale", [["a"]], {}, TypeError, "no numbers"),

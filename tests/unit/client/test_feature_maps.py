@@ -32,6 +32,8 @@ def maps() -> trocar.FeatureMaps:
         expansions={"layer1.*": ("layer1.0.relu@1",), "**": ("blocks", "fc"), "on*": ("only",)},
         timing=trocar.ServerTiming(0.0, 0.1),
         model_id="resnet18",
+        objective=-2.5,
+        edit_expansions={"layer*": ("layer1", "layer2")},
     )
 
 
@@ -84,6 +86,8 @@ def test_saved_files_have_names_values_and_origin(maps: trocar.FeatureMaps, tmp_
     assert json.loads(metadata["trocar.expansions"])["**"] == ["blocks", "fc"]
     assert json.loads(metadata["trocar.info"])["only"]["shape"] == [9]
     assert metadata["trocar.model_id"] == "resnet18"
+    assert json.loads(metadata["trocar.edit_expansions"]) == {"layer*": ["layer1", "layer2"]}
+    assert json.loads(metadata["trocar.objective"]) == -2.5
 
 
 @pytest.mark.parametrize("name", ["layer1.*", "blocks", "fc", None])

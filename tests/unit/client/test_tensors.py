@@ -1,9 +1,16 @@
+import copy
+import pickle
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
+import trocar
 from trocar._tensors import WIRE_DTYPES, to_wire
 from trocar_api.v1 import tensor_pb2 as pb
+
+Sends = trocar.Edit | trocar.Tap | trocar.Objective
 
 
 class OnlyDlpack:
@@ -73,3 +80,20 @@ def test_other_dtypes_are_refused(dtype: str) -> None:
 def test_more_than_eight_dimensions_are_refused() -> None:
     with pytest.raises(ValueError, match="9 dimensions"):
         to_wire(np.zeros((1,) * 9, np.float32))
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+@pytest.mark.parametrize(
+    "made",
+    [
+        trocar.edit("layer3", "steer", np.arange(4, dtype=np.float32), alpha=2),
+        trocar.edit("layer3", "zero", mask=np.eye(3, dtype=bool)),
+        trocar.tap("layer3", reduce=trocar.pca(np.eye(3), np.ones(3))),
+        trocar.logit(3) - 0.5 * trocar.loss("cross_entropy", np.array([3, 5])) + 1,
+    ],
+)
+def test_what_holds_arrays_can_be_copied_and_pickled(made: Sends, again: Callable[[Sends], Sends]) -> None:
+    found = again(made)
+    assert found == made
+    assert found.to_wire() == made.to_wire()
+    assert [bytes(payload) for payload in found.payloads()] == [bytes(p) for p in made.payloads()]

@@ -8,7 +8,7 @@ import torch
 
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import statistics_pb2, tensor_pb2
-from trocar_server.engine.engine import Extraction
+from trocar_server.engine.outcome import Extraction
 from trocar_server.engine.outputs import Output, TapTarget
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan, TapRequest

@@ -58,3 +58,9 @@ def test_no_block_is_larger_than_the_limit(
 )
 def test_only_the_parts_that_are_needed_are_computed(statistic: Statistic, parts: set[Part]) -> None:
     assert summarize(torch.ones(2, 2), 0, needed_parts([statistic])).parts.keys() == parts
+
+
+def test_the_largest_absolute_value_of_negative_zeros_is_zero() -> None:
+    value = torch.tensor([[-0.0, -0.0], [0.0, -0.0]])
+    found = summarize(value, 0, needed_parts([Statistic.ABSMAX])).finish(Statistic.ABSMAX)
+    assert not found.signbit().any()

@@ -1,5 +1,7 @@
 """Changing what functions take and return: attention heads and scores, in-between values."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -34,9 +36,9 @@ def by_hand(scores_of: object = None, mixed_of: object = None) -> torch.Tensor:
     with torch.no_grad():
         parts = model.project(ROWS).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in parts)
-        scores = (query @ key.transpose(-2, -1) / 2).softmax(-1)
+        scores: Any = (query @ key.transpose(-2, -1) / 2).softmax(-1)
         scores = scores_of(scores) if callable(scores_of) else scores
-        mixed = scores @ value
+        mixed: Any = scores @ value
         mixed = mixed_of(mixed) if callable(mixed_of) else mixed
         result: torch.Tensor = model.out(mixed.transpose(1, 2).flatten(2))
     return result
@@ -50,9 +52,16 @@ HEAD = Region(takes=(Take(Axis.CHANNELS, (1,)),))
 
 
 def run(*edits: EditTarget) -> torch.Tensor:
-    with FunctionSession([], Collector(), None, edits), torch.no_grad():
-        result: torch.Tensor = Heads()(ROWS)
-    return result
+    with torch.no_grad():
+        return within(FunctionSession([], Collector(), None, edits), Heads())
+
+
+def within(session: FunctionSession, model: nn.Module) -> torch.Tensor:
+    """Run a model inside a session; a session may end a pass early, so its result is not sure."""
+    results: list[torch.Tensor] = []
+    with session:
+        results.append(model(ROWS))
+    return results[0]
 
 
 def without_head(value: torch.Tensor) -> torch.Tensor:
@@ -77,11 +86,10 @@ def test_what_a_function_takes_is_changed() -> None:
 def test_taps_stand_between_edits_before_and_after() -> None:
     collector = Collector(ends_pass=False)
     before, after = [EditTarget(at("out"), Edit(Add(1.0)))], [EditTarget(at("out"), Edit(Zero()))]
-    with FunctionSession([at("out")], collector, None, before, after), torch.no_grad():
-        found = Heads()(ROWS)
-        plain = Collector(ends_pass=False)
-    with FunctionSession([at("out")], plain), torch.no_grad():
-        Heads()(ROWS)
+    plain = Collector(ends_pass=False)
+    with torch.no_grad():
+        found = within(FunctionSession([at("out")], collector, None, before, after), Heads())
+        within(FunctionSession([at("out")], plain), Heads())
     assert torch.equal(collector.values["attention"], plain.values["attention"] + 1)
     torch.testing.assert_close(found, by_hand(mixed_of=torch.zeros_like))
 

@@ -300,3 +300,30 @@ def test_the_output_of_a_module_that_returns_its_input_is_edited_first(
     assert torch.equal(output, model.conv(IMAGES).relu())
     if with_conv:
         assert torch.equal(session.values[at_conv[0].name], gradient * 2 + 1)
+
+
+class Strides(nn.Module):
+    """Passes on a value whose strides tell that its channels lie together, though the batch is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.seen = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.conv(x).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        return self.seen(y) * 1
+
+
+@pytest.mark.parametrize("places", [["seen/grad_in"], ["conv/grad_out", "seen/grad_in", "seen/grad_out"]])
+def test_a_value_whose_gradient_is_seen_keeps_its_strides(places: list[str]) -> None:
+    """torch chooses kernels by strides; `view_as` changes that of a dimension of size 1 (torch 2.14)."""
+    model: Any = Strides().requires_grad_(False)
+    strides: list[tuple[int, ...]] = []
+    model.seen.register_forward_hook(
+        lambda _, args, output: strides.append(args[0].stride() + output.stride())
+    )
+    model(IMAGES[:1])
+    with GradientSession(model, [GradientPoint(target) for target in targets(model, *places)]):
+        model(IMAGES[:1])
+    assert strides[0] == strides[-1]

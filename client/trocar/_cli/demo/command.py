@@ -11,7 +11,7 @@ from rich.text import Text
 import trocar
 from trocar._cli.demo.hosting import CONFIG, MODEL_ID, WEIGHTS_FILE, convert, serving
 from trocar._cli.demo.sources import find_sources
-from trocar._cli.demo.tour import TAPS, save_results, show_classes, show_shapes, show_statistics
+from trocar._cli.demo.tour import CAM_AT, TAPS, save_results, show_classes, show_shapes, show_statistics
 from trocar._cli.modules import tree_table
 from trocar._cli.output import show, size_text
 
@@ -52,6 +52,7 @@ def demo(
 
 RESULTS = {
     "feature-maps.png": "the picture",
+    "cam.png": "where in the photographs the classes come from",
     "features.safetensors": "the feature maps of both photographs",
     WEIGHTS_FILE: "the weights",
     "server.toml": "the server's configuration",
@@ -82,6 +83,11 @@ def _look_inside(client: trocar.Client, photographs: Iterable[Path], out: Path) 
     categories = client.model(MODEL_ID).categories
     show_classes(maps["logits"], categories, images)
     save_results(maps, categories, images, out)
+
+    _step(f"Where it sees them: client.grad_cam(at={CAM_AT!r}), from one backward pass")
+    cam = client.grad_cam(MODEL_ID, images, at=CAM_AT)
+    cam.plot(out / "cam.png", sample=None)
+    typer.echo(repr(cam))
 
 
 def _step(title: str) -> None:

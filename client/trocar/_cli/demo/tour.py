@@ -23,6 +23,9 @@ TAPS = [
 ]
 """`_swish` is called twice in one pass; the second call is what the classifier sees."""
 
+CAM_AT = "_blocks.15"
+"""The last block: deep enough for classes, and still 7 x 7 positions."""
+
 Probabilities = NDArray[np.float64]
 
 

@@ -1,0 +1,195 @@
+"""A training step with the spool against the other ways, each in a process of its own: `make bench-spool`.
+
+    python -m benchmarks.spool                          # the table of docs/performance.md
+    python -m benchmarks.spool resnet50 16 256 64       # a model, a batch, budgets in MiB
+
+Time is the median of the steps after the first two, as a ratio to a plain step; the ways take turns, round by
+round, because the machine drifts. Peak is the most memory of the process over what it had before the step, as
+the kernel counts it, with an allocator that returns what is freed.
+"""
+
+import ctypes
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_STEPS = 7
+_WARM_UP = 2
+_MIB = 1 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+@dataclass(frozen=True)
+class Way:
+    """How what autograd saves is kept: `plain`, `tutorial`, `checkpoint`, or `spool` with a budget in MiB."""
+
+    kind: str
+    budget_mib: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.budget_mib} MiB" if self.budget_mib else self.kind
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one way took."""
+
+    seconds: list[float]
+    peak_bytes: int
+    written_bytes: int = 0
+    file_count: int = 0
+
+
+def _serve(pipe: Connection, model_name: str, batch: int, way: Way, folder: str) -> None:
+    """Run a step whenever asked; answer with its seconds, its peak, and what was written."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
+    import torch
+    from torch.nn.functional import cross_entropy
+    from torchvision.models import get_model
+
+    torch.manual_seed(0)
+    model = get_model(model_name, weights=None).train()
+    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
+    if way.kind == "checkpoint":
+        _checkpoint_blocks(model)
+    context, written = _context(way, folder, model)
+    while pipe.recv():
+        for parameter in model.parameters():
+            parameter.grad = None
+        with _peak() as peak:
+            started = time.perf_counter()
+            with context():
+                loss = cross_entropy(model(images), labels)
+            loss.backward()
+            seconds = time.perf_counter() - started
+        del loss
+        pipe.send((seconds, peak[0], *written()))
+
+
+def _context(way: Way, folder: str, model: Any) -> tuple[Callable[[], Any], Callable[[], tuple[int, int]]]:
+    """Return the context of a forward pass, and what tells the bytes and files written so far."""
+    import torch
+
+    if way.kind == "spool":
+        from trocar_server.spool import Spool
+
+        spool = Spool(folder, way.budget_mib * _MIB, keep=[model])
+        return lambda: spool, lambda: (spool.report().written_bytes, spool.report().file_count)
+    if way.kind == "tutorial":
+        counts = [0, 0]
+
+        class OnDisk:
+            def __init__(self, tensor: torch.Tensor) -> None:
+                self.path = Path(folder) / f"{counts[1]}.pt"
+                counts[0] += tensor.numel() * tensor.element_size()
+                counts[1] += 1
+                torch.save(tensor, self.path)
+
+            def __del__(self) -> None:
+                self.path.unlink(missing_ok=True)
+
+        def pack(tensor: torch.Tensor) -> Any:
+            return tensor if tensor.numel() < 1000 else OnDisk(tensor)
+
+        def unpack(saved: Any) -> torch.Tensor:
+            return saved if isinstance(saved, torch.Tensor) else torch.load(saved.path, weights_only=True)
+
+        hooks = torch.autograd.graph.saved_tensors_hooks
+        return lambda: hooks(pack, unpack), lambda: (counts[0], counts[1])
+    return nullcontext, lambda: (0, 0)
+
+
+def _checkpoint_blocks(model: Any) -> None:
+    """Let every block of the model be computed again in the backward pass."""
+    from torch.utils.checkpoint import checkpoint
+
+    blocks = ("BasicBlock", "Bottleneck", "EncoderBlock", "SwinTransformerBlock", "_DenseLayer")
+    for module in model.modules():
+        if type(module).__name__ in blocks:
+            forward = module.forward
+
+            def again(*args: Any, forward: Any = forward) -> Any:
+                return checkpoint(forward, *args, use_reentrant=False)
+
+            module.forward = again
+
+
+@contextmanager
+def _peak() -> Iterator[list[int]]:
+    """Yield where the most memory over that of now will be, in bytes, as the kernel counts it."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before, found = _status("VmRSS"), [0]
+    yield found
+    found[0] = _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def measure(model: str, batch: int, ways: list[Way]) -> dict[Way, Figures]:
+    """Run the ways in turn, round by round."""
+    context = multiprocessing.get_context("spawn")
+    found: dict[Way, list[tuple[float, int, int, int]]] = {way: [] for way in ways}
+    pipes: dict[Way, Connection] = {}
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as parent:
+        for number, way in enumerate(ways):
+            folder = Path(parent) / str(number)
+            folder.mkdir()
+            pipes[way], child = context.Pipe()
+            arguments = (child, model, batch, way, str(folder))
+            context.Process(target=_serve, args=arguments, daemon=True).start()
+            child.close()
+        for _ in range(_STEPS):
+            for way, pipe in pipes.items():
+                pipe.send(True)
+                found[way].append(pipe.recv())  # EOFError when the process has failed
+        for pipe in pipes.values():
+            pipe.send(False)
+            pipe.close()
+    return {way: _figures(steps) for way, steps in found.items()}
+
+
+def _figures(steps: list[tuple[float, int, int, int]]) -> Figures:
+    warm = steps[_WARM_UP:]
+    written = (steps[-1][2] - steps[_WARM_UP - 1][2]) // len(warm)
+    return Figures([s for s, *_ in warm], max(peak for _, peak, *_ in warm), written, steps[-1][3])
+
+
+def print_table(model: str, batch: int, figures: dict[Way, Figures]) -> None:
+    """Print a Markdown table."""
+    plain = statistics.median(figures[Way("plain")].seconds)
+    print(
+        f"\n### {model}, batch {batch}\n\n| | time | peak, MiB | written, MB | files |\n|---|---|---|---|---|"
+    )
+    for way, found in figures.items():
+        ratio = statistics.median(found.seconds) / plain
+        peak, written = found.peak_bytes / _MIB, found.written_bytes / 1e6
+        print(f"| {way} | {ratio:.2f} | {peak:,.0f} | {written:,.0f} | {found.file_count} |", flush=True)
+
+
+def main() -> None:
+    """Measure what the command line names, or the table."""
+    if len(sys.argv) > 2:
+        cases = [(sys.argv[1], int(sys.argv[2]), [int(mib) for mib in sys.argv[3:]] or [256, 64])]
+    else:
+        cases = [("resnet50", 16, [256, 64])]
+        cases += [(name, 16, [256]) for name in ("vit_b_16", "swin_t", "densenet121")]
+    for model, batch, budgets in cases:
+        ways = [Way("plain"), Way("tutorial"), Way("checkpoint"), *(Way("spool", mib) for mib in budgets)]
+        print_table(model, batch, measure(model, batch, ways))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The tensors that a model keeps from pass to pass, between passes with gradients and without.
+
+# Note: [Kept tensors and graphs]
+A buffer that a pass with gradients writes to becomes part of the graph, and would hold that pass's values and
+fail the next backward pass. A tensor made in a pass in inference mode cannot be saved for a backward pass
+(torch 2.14). Both are the server's doing, so both are undone.
+"""
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def graphs_end_here(model: nn.Module) -> Iterator[None]:
+    """Let a pass with gradients run inside the context, backward pass included; nothing keeps its graph.
+
+    See Note: [Kept tensors and graphs].
+    """
+    _allow_graphs(model)
+    try:
+        yield
+    finally:
+        _drop_graphs(model)
+
+
+def _drop_graphs(model: nn.Module) -> None:
+    for owner, name, tensor in _kept(model):
+        if not tensor.requires_grad:
+            continue
+        if tensor._is_view():
+            owner[name] = tensor.detach()
+        else:
+            tensor.detach_()  # the very object, which other replicas share
+
+
+def _allow_graphs(model: nn.Module) -> None:
+    for owner, name, tensor in _kept(model):
+        if tensor.is_inference():
+            owner[name] = tensor.clone()
+
+
+def _kept(model: nn.Module) -> Iterator[tuple[MutableMapping[str, Any], str, torch.Tensor]]:
+    for module in model.modules():
+        for owner in (module._buffers, vars(module)):
+            for name, value in list(owner.items()):
+                if isinstance(value, torch.Tensor):
+                    yield owner, name, value
