@@ -77,9 +77,8 @@ class BufferPool:
             slot = self._free[size].pop()
             self._free_bytes -= size
             self._lent_bytes += size
-        lent = slot[
-            phase : phase + byte_count
-        ]  # its end says that the slot is free; a view of it has another base
+        # Its end says that the slot is free. No view of it may be given on: views hold the slab only.
+        lent = slot[phase : phase + byte_count]
         weakref.finalize(lent, self._returned.append, slot).atexit = False
         return slot.data[:page_bytes], lent
 

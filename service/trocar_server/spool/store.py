@@ -262,32 +262,16 @@ class BlockStore:
             self.report.stall_s += time.perf_counter() - started
         self._collect()
 
-<<<<<<< HEAD
-    def _raise_error(self) -> None:
-        if self._is_closed:
-            raise SpoolError("the spool is closed: nothing more can be saved, and what is on disk is lost")
-        self._raise_failure()
-
-=======
->>>>>>> h-sem
     def _raise_failure(self) -> None:
         """Raise what stopped the writer, unless the graph is gone for which it wrote."""
         if self._error is None:
             return
         error, failed, self._error, self._failed = self._error, self._failed, None, None
-<<<<<<< HEAD
         try:
             if failed is None or failed.state is not State.GONE:
                 raise error
         finally:
             del error  # or this frame, the error and the tensors of all callers hold each other
-=======
-        if failed is None or failed.state is not State.GONE:
-            try:
-                raise error
-            finally:
-                del error  # or this frame, the error and all tensors of the caller hold each other
->>>>>>> h-sem
 
     def _poke_writer(self) -> None:
         if self._ledger.has_queue():
@@ -311,19 +295,11 @@ class BlockStore:
             self._mutex.acquire()
         self.report.stall_count += 1
         self.report.stall_s += time.perf_counter() - started
-<<<<<<< HEAD
         try:
             if error is not None:
                 raise error
         finally:
             del error  # as in _raise_failure
-=======
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # as in _raise_failure
->>>>>>> h-sem
 
     # --- On the threads ---------------------------------------------------------------------------
 
@@ -416,13 +392,8 @@ class BlockStore:
             self.report.note(str(write_error(error)))
 
     def _leave_files(self) -> None:
-<<<<<<< HEAD
         """Give back the room of blocks that are gone."""
         with self._leaving:  # when it is done, what was left before is given back, by whichever thread
-=======
-        """Give back the room of blocks that are gone. Not for the garbage collector: files have a lock."""
-        with self._leaving:
->>>>>>> h-sem
             while self._left:
                 self._disk.pool.leave(self._left.popleft().chunk)
 
@@ -441,13 +412,9 @@ class BlockStore:
 
 def _of_parent(block: Block) -> torch.UntypedStorage:
     if block.storage is None:
-<<<<<<< HEAD
         raise SpoolReadError(
-            "saved tensors on disk belong to the process that was forked: they are lost here"
+            "what was saved on disk belongs to another process, which was forked to make this one"
         )
-=======
-        raise SpoolReadError("what was saved on disk belongs to another process, which was forked to make this one")
->>>>>>> h-sem
     return block.storage
 
 

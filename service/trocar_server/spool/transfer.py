@@ -3,7 +3,6 @@
 import zlib
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from trocar_server.spool.chunks import ChunkFile
@@ -90,13 +89,7 @@ class Transfer:
             raise SpoolReadError(
                 f"{place.chunk.path.name} was altered: the checksum of saved tensors is wrong"
             )
-<<<<<<< HEAD
         return as_storage(array)
-=======
-        # Through `block`, which holds the buffer: a slice of an array holds what is below it, and the pool would take the
-        # buffer back.
-        return as_storage(np.frombuffer(block, np.uint8))
->>>>>>> h-sem
 
     def _whole_pages(self, source: memoryview, phase: int) -> list[memoryview]:
         """Cut a block into pages; the first and the last go through ours where they are not whole."""

@@ -1,10 +1,7 @@
 """Training steps of a tiny model, plain and with a spool, and what a folder holds."""
 
 import contextlib
-<<<<<<< HEAD
-=======
 import time
->>>>>>> h-sem
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -63,28 +60,6 @@ def open_spool(parent: Path, budget_bytes: int = 0, **options: object) -> Iterat
         spool.close()
 
 
-<<<<<<< HEAD
-def wait_until(spool: Spool, is_so: Callable[[], bool]) -> None:
-    """Wait for the writer of a spool."""
-    store = spool._store
-    with store:
-        store._waiting_count += 1
-        try:
-            assert store._changed.wait_for(is_so, timeout=60)
-        finally:
-            store._waiting_count -= 1
-
-
-def wait_until_written(spool: Spool) -> None:
-    """Wait until nothing is to be written any more, and the files are valid."""
-    wait_until(spool, lambda: spool._store._ledger._pending_bytes == 0)
-    spool._store._disk.pool.rest(0.0)
-
-
-def wait_until_failed(spool: Spool) -> None:
-    """Wait until the writer has met an error."""
-    wait_until(spool, lambda: spool._store._error is not None)
-=======
 def wait_for(spool: Spool, is_so: Callable[[], bool]) -> None:
     """Wait until something holds of the insides of a spool."""
     store = spool._store
@@ -96,6 +71,6 @@ def wait_for(spool: Spool, is_so: Callable[[], bool]) -> None:
 
 
 def wait_until_written(spool: Spool) -> None:
-    """Wait until nothing is to be written."""
+    """Wait until nothing is to be written, and the files are valid."""
     wait_for(spool, lambda: not spool._store._ledger.pending_bytes)
->>>>>>> h-sem
+    spool._store._disk.pool.rest(0.0)

@@ -21,12 +21,7 @@ from tests.unit.spool.steps import (
     gradients,
     open_spool,
     small_model,
-<<<<<<< HEAD
-    wait_until,
-    wait_until_failed,
-=======
     wait_for,
->>>>>>> h-sem
     wait_until_written,
 )
 from trocar_server.spool import Spool, SpoolError, SpoolFullError, SpoolReadError
@@ -187,7 +182,7 @@ def test_steps_among_random_faults_are_exact_or_fail(
                 with contextlib.suppress(SpoolError):
                     assert are_equal(gradients(model, spool), expected)
         wait_until_written(spool)
-        wait_until(spool, lambda: spool._store._ledger.memory_bytes == 0)  # a read may be under way
+        wait_for(spool, lambda: spool._store._ledger.memory_bytes == 0)  # a read may be under way
         assert are_equal(gradients(model, spool), expected)
 
 
@@ -200,11 +195,7 @@ def test_an_error_of_a_step_that_was_dropped_is_not_the_next_ones(
             failing_writes(errno.EIO, 0)(patch)
             with spool:
                 result = (x * 2).tanh()
-<<<<<<< HEAD
-            wait_until_failed(spool)
-=======
             wait_for(spool, lambda: spool._store._error is not None)
->>>>>>> h-sem
         del result
         with spool:
             loss = x.tanh().sum()
@@ -218,11 +209,7 @@ def test_a_late_error_comes_out_of_backward_once(tmp_path: Path, monkeypatch: py
             failing_writes(errno.EIO, 0)(patch)
             with spool:
                 loss = (x * 2).tanh().sum()
-<<<<<<< HEAD
-            wait_until_failed(spool)
-=======
             wait_for(spool, lambda: spool._store._error is not None)
->>>>>>> h-sem
         with pytest.raises(SpoolError, match="Input/output error"):
             loss.backward(retain_graph=True)
         loss.backward()  # it is all in memory still

@@ -18,10 +18,6 @@ from tests.unit.spool.steps import (
     small_model,
     wait_until_written,
 )
-<<<<<<< HEAD
-=======
-from trocar_server.spool import Spool
->>>>>>> h-sem
 from trocar_server.spool import pool as pool_module
 
 
@@ -31,15 +27,6 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
         return {name: file.get_tensor(name) for name in file.keys() if not name.startswith("gap")}  # noqa: SIM118
 
 
-<<<<<<< HEAD
-=======
-def settled(spool: Spool) -> None:
-    """Wait until everything is written and named."""
-    wait_until_written(spool)
-    spool._store._disk.pool.rest(0.0)
-
-
->>>>>>> h-sem
 def test_the_library_reads_what_autograd_saved(tmp_path: Path) -> None:
     values = [
         torch.randn(40, 50, requires_grad=True),
