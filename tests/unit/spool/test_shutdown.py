@@ -1,0 +1,93 @@
+"""The interpreter ends in the middle of things: exit code 0, nothing on stderr, nothing on disk."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import atexit, gc, os, sys, threading
+import torch
+from torch import nn
+from tests.unit.spool.steps import batch, small_model, wait_until_written
+from trocar_server.spool import Spool
+from trocar_server.spool.transfer import Transfer
+
+torch.set_num_threads(1)
+spool = Spool(sys.argv[1], 0, min_bytes=1024)
+model = small_model()
+
+def forward():
+    with spool:
+        return model(batch()).square().sum()
+
+def slowly(name, seconds=0.05):
+    inner = getattr(Transfer, name)
+    def slow(*arguments):
+        threading.Event().wait(seconds)
+        return inner(*arguments)
+    setattr(Transfer, name, slow)
+"""
+
+ENDINGS = {
+    "without use": "",
+    "graphs alive": "losses = [forward() for _ in range(3)]; wait_until_written(spool)",
+    "while it writes": "slowly('write'); losses = [forward()]",
+    "while it reads ahead": """
+slowly('read')
+loss = forward()
+wait_until_written(spool)
+next(iter([loss.grad_fn])).next_functions
+held = [spool._packer.pack(torch.randn(1000)) for _ in range(5)]
+wait_until_written(spool)
+spool._store._ledger._budget = 1 << 20
+held[-1].unpack()
+""",
+    "in the middle of backward": """
+loss = forward()
+class Stops(Exception): pass
+def stop(_): raise Stops
+model[2].weight.register_hook(stop)
+try:
+    loss.backward(retain_graph=True)
+except Stops:
+    pass
+""",
+    "inside of the context": "spool.__enter__(); y = model(batch())",
+    "graph in a cycle": """
+class Holder: pass
+holder = Holder(); holder.me = holder; holder.loss = forward()
+del holder
+""",
+    "graph in a module": "sys.modules['kept'] = forward()",
+    "backward at exit": """
+loss = forward()
+atexit.register(lambda: loss.backward())
+""",
+    "backward in a thread that goes on": """
+losses = [forward() for _ in range(3)]
+slowly('read', 0.01)
+threading.Thread(target=lambda: [loss.backward() for loss in losses]).start()
+""",
+    "an uncaught error": "loss = forward(); sys.excepthook = lambda *_: os.write(1, b'caught'); raise SystemExit(0)",
+    "forward in a daemon thread": """
+begun = threading.Event()
+def train():
+    while True:
+        forward().backward()
+        begun.set()
+threading.Thread(target=train, daemon=True).start()
+begun.wait()
+""",
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_the_process_ends_well(tmp_path: Path, name: str) -> None:
+    script = HEAD + ENDINGS[name]
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, tmp_path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
