@@ -334,7 +334,7 @@ def test_a_spool_that_is_closed_says_so(tmp_path: Path) -> None:
         with spool:
             loss = small_model()(batch()).square().sum()
         wait_until_written(spool)
-    with pytest.raises(SpoolError, match="the spool is closed"):
+    with pytest.raises(SpoolError, match="the spool was closed"):
         loss.backward()
 
 
