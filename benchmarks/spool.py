@@ -4,12 +4,13 @@
     python -m benchmarks.spool resnet50 16 256 64       # a model, a batch, budgets in MiB
 
 Time is the median of the steps after the first two, as a ratio to a plain step; the ways take turns, round by
-round, because the machine drifts. Peak is the most memory of the process over what it had before the step, as
-the kernel counts it, with an allocator that returns what is freed.
+round, because the machine drifts. Peak is the most memory of the process over the model with its gradients,
+as the kernel counts it, with an allocator that returns what is freed and takes huge pages.
 """
 
 import ctypes
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -62,10 +63,11 @@ def _serve(pipe: Connection, model_name: str, batch: int, way: Way, folder: str)
     images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
     if way.kind == "checkpoint":
         _checkpoint_blocks(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     context, written = _context(way, folder, model)
     while pipe.recv():
-        for parameter in model.parameters():
-            parameter.grad = None
+        model.zero_grad(set_to_none=False)
         with _peak() as peak:
             started = time.perf_counter()
             with context():
@@ -119,6 +121,7 @@ def _checkpoint_blocks(model: Any) -> None:
             forward = module.forward
 
             def again(*args: Any, forward: Any = forward) -> Any:
+                args = tuple(list(a) if isinstance(a, list) else a for a in args)  # densenet's grow later
                 return checkpoint(forward, *args, use_reentrant=False)
 
             module.forward = again
@@ -143,6 +146,7 @@ def measure(model: str, batch: int, ways: list[Way]) -> dict[Way, Figures]:
     context = multiprocessing.get_context("spawn")
     found: dict[Way, list[tuple[float, int, int, int]]] = {way: [] for way in ways}
     pipes: dict[Way, Connection] = {}
+    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"  # of the processes that start now
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as parent:
         for number, way in enumerate(ways):
             folder = Path(parent) / str(number)

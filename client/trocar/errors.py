@@ -3,6 +3,10 @@
 TrocarError
   NotFoundError                    a name that the server does not know
     UnknownEditsError
+    UnknownTrainerError
+    UnknownCheckpointError
+    UnknownDatasetError
+    UnknownFitError
     UnknownSourceError
     UnknownModelError
     UnknownArchitectureError
@@ -19,8 +23,22 @@ TrocarError
     WeightsUnavailableError
     WeightsMismatchError
     WeightsCorruptError
+  TrainerError                     a trainer, or what it needs, cannot do it
+    TrainerBusyError
+    TrainerBrokenError
+    NonFiniteStepError
+    StepOutOfOrderError
+    SpoolFailedError
+    CheckpointCorruptError
+    DatasetCorruptError
+    StorageFullError
+    StorageUnavailableError
+    QuotaExceededError
   InvalidRequestError              the request has to change
     InvalidArgumentError
+    TrainerInvalidError
+    FitInvalidError
+    DatasetInvalidError
     SelectorError                  a tap selects what cannot be collected
       InvalidSelectorError
       ModuleNotCalledError
@@ -118,6 +136,27 @@ from trocar._request_errors import (
     UnknownPickError,
     UnknownSourceError,
 )
+from trocar._trainer_errors import (
+    CheckpointCorruptError,
+    DatasetCorruptError,
+    DatasetInvalidError,
+    FitInvalidError,
+    NonFiniteStepError,
+    QuotaExceededError,
+    SpoolFailedError,
+    StepOutOfOrderError,
+    StorageFullError,
+    StorageUnavailableError,
+    TargetRejectedError,
+    TrainerBrokenError,
+    TrainerBusyError,
+    TrainerError,
+    TrainerInvalidError,
+    UnknownCheckpointError,
+    UnknownDatasetError,
+    UnknownFitError,
+    UnknownTrainerError,
+)
 from trocar_api.reasons import ErrorReason
 
 __all__ = [
@@ -126,7 +165,10 @@ __all__ = [
     "BadReplyError",
     "CallCancelledError",
     "CallOutOfRangeError",
+    "CheckpointCorruptError",
+    "DatasetCorruptError",
     "DatasetError",
+    "DatasetInvalidError",
     "DeadlineExceededError",
     "DuplicateNameError",
     "EditDtypeRejectedError",
@@ -137,6 +179,7 @@ __all__ = [
     "EditsExistError",
     "EditsUnavailableError",
     "EmptyBatchError",
+    "FitInvalidError",
     "ImageTooLargeError",
     "InputError",
     "InputRejectedError",
@@ -152,6 +195,7 @@ __all__ = [
     "ModelNotLoadedError",
     "ModuleNotCalledError",
     "NoPreprocessingError",
+    "NonFiniteStepError",
     "NonFiniteValueError",
     "NotATensorError",
     "NotDifferentiableError",
@@ -163,6 +207,7 @@ __all__ = [
     "OutputError",
     "PassTooLargeError",
     "PermissionDeniedError",
+    "QuotaExceededError",
     "ReductionRejectedError",
     "ReplyTooLargeError",
     "RequestTooLargeError",
@@ -172,10 +217,22 @@ __all__ = [
     "ServerOutOfMemoryError",
     "ServerUnavailableError",
     "SourceError",
+    "SpoolFailedError",
     "StartNotPossibleError",
+    "StepOutOfOrderError",
+    "StorageFullError",
+    "StorageUnavailableError",
+    "TargetRejectedError",
+    "TrainerBrokenError",
+    "TrainerBusyError",
+    "TrainerError",
+    "TrainerInvalidError",
     "TrocarError",
     "UnknownArchitectureError",
+    "UnknownCheckpointError",
+    "UnknownDatasetError",
     "UnknownEditsError",
+    "UnknownFitError",
     "UnknownFunctionError",
     "UnknownModelError",
     "UnknownModuleError",
@@ -183,6 +240,7 @@ __all__ = [
     "UnknownParameterError",
     "UnknownPickError",
     "UnknownSourceError",
+    "UnknownTrainerError",
     "UnknownWeightsError",
     "VersionSkewError",
     "WeightsCorruptError",

@@ -97,8 +97,8 @@ def _spools(seed: int, directory: Path) -> Iterator[list[Spool]]:
 
 
 def _run_at_once(programs: list[Program]) -> list[Events]:
-    # Each in a new thread, also where it is alone: nodes are numbered by thread, and numbers say in which order backward
-    # adds up gradients.
+    # Each in a new thread, also where it is alone: nodes are numbered by thread, and numbers say in which
+    # order backward adds up gradients.
     threads = [threading.Thread(target=program.run) for program in programs]
     for thread in threads:
         thread.start()

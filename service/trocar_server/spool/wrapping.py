@@ -25,8 +25,8 @@ class Wrapped(AbstractContextManager["Wrapped"]):
         with Wrapped(model.layers, pack, unpack):
             loss = model(x).sum()
 
-    An interrupt of the process (KeyboardInterrupt) in the middle of a call leaves the hooks of that call in the thread:
-    torch calls hooks of modules behind exceptions, not behind interrupts (2.14).
+    An interrupt of the process (KeyboardInterrupt) in the middle of a call leaves the hooks of that call in
+    the thread: torch calls hooks of modules behind exceptions, not behind interrupts (2.14).
 
     Args:
         modules: Each once or several times; what they contain is covered.

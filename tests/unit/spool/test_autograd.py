@@ -91,11 +91,11 @@ def test_what_a_node_saved_can_be_read_again_and_again(spool: Spool) -> None:
         z = x.exp() * y.tanh()
     node = z.grad_fn
     for _ in range(3):
-        assert torch.equal(getattr(node, "_saved_self"), x.exp())
-        assert torch.equal(getattr(node, "_saved_other"), y.tanh())
+        assert torch.equal(node._saved_self, x.exp())
+        assert torch.equal(node._saved_other, y.tanh())
     z.sum().backward()
     with pytest.raises(RuntimeError, match="after they have already been freed"):
-        getattr(node, "_saved_self")
+        node._saved_self
 
 
 def test_several_graphs_end_in_any_order(spool: Spool) -> None:
@@ -235,11 +235,11 @@ def test_hooks_of_tensors_and_nodes_see_what_they_would(spool: Spool) -> None:
 def test_a_saved_tensor_with_hooks_of_its_own_stays_in_memory(spool: Spool) -> None:
     x = leaf(20, 30)
     y = x.exp()
-    getattr(y.grad_fn, "_raw_saved_result").register_hooks(lambda t: t + 1, lambda t: t)
+    y.grad_fn._raw_saved_result.register_hooks(lambda t: t + 1, lambda t: t)
     with spool:
         z = y * y
         with pytest.raises(RuntimeError, match="hooks have already been set"):
-            getattr(z.grad_fn, "_raw_saved_self").register_hooks(lambda t: t, lambda t: t)
+            z.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: t)
     z.sum().backward()
     assert x.grad is not None
 

@@ -76,7 +76,9 @@ def nested(layers: nn.ModuleList, context: Any, is_reentrant: bool) -> torch.Ten
         return checkpoint_sequential(layers[2:], 2, y, use_reentrant=is_reentrant).square().sum()
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")  # of nested reentrant ones
+@pytest.mark.filterwarnings(
+    "ignore:None of the inputs have requires_grad:UserWarning"
+)  # of nested reentrant ones
 @pytest.mark.parametrize("budget_bytes", [0, 10_000, 1 << 30])
 @pytest.mark.parametrize("is_reentrant", [False, True], ids=["not reentrant", "reentrant"])
 @pytest.mark.parametrize("is_backward_within", [False, True], ids=["backward behind", "backward within"])

@@ -96,7 +96,9 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def changed_result(maker: Callable[[torch.Tensor], Pair], change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+def changed_result(
+    maker: Callable[[torch.Tensor], Pair], change: Callable[[torch.Tensor], Any]
+) -> torch.Tensor:
     result, saved = maker(leaf())
     with torch.no_grad():
         change(saved)
@@ -118,7 +120,9 @@ def test_a_change_raises(
         with torch.no_grad():
             CHANGES[change](saved)
         for _ in range(2):
-            with pytest.raises(SavedTensorChangedError, match="modified by an inplace operation: .*version 1"):
+            with pytest.raises(
+                SavedTensorChangedError, match="modified by an inplace operation: .*version 1"
+            ):
                 result.sum().backward(retain_graph=True)
         del result, saved
         assert spool._store._ledger.is_empty

@@ -105,12 +105,17 @@ def test_what_cannot_or_need_not_be_written_stays(spool: Spool, name: str) -> No
 
 def test_a_storage_is_one_block_however_often_it_is_saved(spool: Spool) -> None:
     whole = torch.randn(20, 30)
-    held = [spool._packer.pack(view) for view in (whole, whole, whole.T, whole.detach(), whole[:, :25], whole.view(-1))]
+    held = [
+        spool._packer.pack(view)
+        for view in (whole, whole, whole.T, whole.detach(), whole[:, :25], whole.view(-1))
+    ]
     assert spool.report().unique_bytes == whole.nbytes
     assert spool.report().saved_bytes == 5 * whole.nbytes + 20 * 25 * 4
     wait_until_written(spool)
     assert spool.report().written_bytes == 4096
-    assert all(torch.equal(unpack(one), view) for one, view in zip(held[:3], (whole, whole, whole.T), strict=True))
+    assert all(
+        torch.equal(unpack(one), view) for one, view in zip(held[:3], (whole, whole, whole.T), strict=True)
+    )
     whole.add_(1)
     held.append(spool._packer.pack(whole))
     assert spool.report().unique_bytes == 2 * whole.nbytes
@@ -173,7 +178,12 @@ def test_memory_that_was_kept_may_become_something_else(tmp_path: Path) -> None:
 
 
 def test_the_report_counts_what_stays(spool: Spool) -> None:
-    for tensor in (nn.Parameter(torch.randn(1000)), torch.randn(20), torch.randn(1000), torch.eye(400).to_sparse()):
+    for tensor in (
+        nn.Parameter(torch.randn(1000)),
+        torch.randn(20),
+        torch.randn(1000),
+        torch.eye(400).to_sparse(),
+    ):
         spool._packer.pack(tensor)
     report = spool.report()
     assert (report.saved_bytes, report.kept_bytes) == (8_080, 4_080)

@@ -87,7 +87,11 @@ begun.wait()
 def test_the_process_ends_well(tmp_path: Path, name: str) -> None:
     script = HEAD + ENDINGS[name]
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, tmp_path], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", "-c", script, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert list(tmp_path.iterdir()) == []

@@ -81,7 +81,9 @@ def test_what_somebody_drops_makes_room_for_who_waits(spool: Spool, monkeypatch:
     gate.open()
 
 
-def test_two_threads_that_save_one_storage_share_a_block(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_that_save_one_storage_share_a_block(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(monkeypatch)
     held = [spool._packer.pack(tensor()) for _ in range(3)]
     assert gate.entered.acquire(timeout=60)

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from trocar_server.spool.views import View, small_part
 
-_DTYPES = (torch.float32, torch.float64, torch.int8, torch.bfloat16, torch.bool, torch.complex64, torch.complex128)
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.bfloat16,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
 _STORAGE_BYTES = 16_384
 
 
@@ -26,7 +34,13 @@ def views(draw: st.DrawFn) -> View:
     rank = draw(st.integers(0, 4))
     shape = tuple(draw(st.lists(st.integers(1, 6), min_size=rank, max_size=rank)))
     strides = tuple(draw(st.lists(st.integers(0, 60), min_size=rank, max_size=rank)))
-    view = View(shape, strides, draw(st.integers(0, 700)), dtype, is_conjugate=dtype.is_complex and draw(st.booleans()))
+    view = View(
+        shape,
+        strides,
+        draw(st.integers(0, 700)),
+        dtype,
+        is_conjugate=dtype.is_complex and draw(st.booleans()),
+    )
     assume((view.offset + view.span) * dtype.itemsize <= _STORAGE_BYTES)
     return view
 
@@ -43,7 +57,11 @@ def test_a_view_comes_back_from_a_small_part_of_its_storage(view: View) -> None:
     assert kept.nbytes() == part.byte_count < storage.nbytes() / 2
     found = part.view.tensor(kept)
     assert torch.equal(found.resolve_conj(), expected.resolve_conj())
-    assert (found.shape, found.stride(), found.is_conj()) == (expected.shape, expected.stride(), expected.is_conj())
+    assert (found.shape, found.stride(), found.is_conj()) == (
+        expected.shape,
+        expected.stride(),
+        expected.is_conj(),
+    )
     assert found.data_ptr() % 64 == expected.data_ptr() % 64
 
 
@@ -63,7 +81,13 @@ def test_what_is_written_to_every_element_is_seen_by_no_other(view: View) -> Non
 def test_an_overlap_is_seen_where_torch_refuses_to_write() -> None:
     for shape, strides in (((3, 2), (1, 1)), ((2, 4, 3), (2, 1, 8)), ((5, 5), (4, 1))):
         assert View(shape, strides, 0, torch.float32).overlaps()
-    for shape, strides in (((3, 2), (2, 1)), ((4, 3, 2), (1, 8, 4)), ((7, 5), (0, 1)), ((1, 9), (1, 1)), ((), ())):
+    for shape, strides in (
+        ((3, 2), (2, 1)),
+        ((4, 3, 2), (1, 8, 4)),
+        ((7, 5), (0, 1)),
+        ((1, 9), (1, 1)),
+        ((), ()),
+    ):
         assert not View(shape, strides, 0, torch.float32).overlaps()
 
 

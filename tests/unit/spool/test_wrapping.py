@@ -80,7 +80,9 @@ def test_a_module_that_calls_itself_and_shared_modules(tmp_path: Path) -> None:
         (x * 2).tanh().sum()
         assert saved_bytes(spool) == 7 * 4000
         (found,) = torch.autograd.grad(loss, x)
-        assert torch.equal(found, torch.autograd.grad(x.tanh().tanh().tanh().sin().exp().exp().exp().sum(), x)[0])
+        assert torch.equal(
+            found, torch.autograd.grad(x.tanh().tanh().tanh().sin().exp().exp().exp().sum(), x)[0]
+        )
 
 
 class Fails(nn.Module):
@@ -168,7 +170,10 @@ def test_replicas_in_threads_as_data_parallel_has_them(tmp_path: Path) -> None:
         model.zero_grad()
         sum(losses[index] for index in range(4)).backward()  # type: ignore[union-attr]
         found = [p.grad for p in model.parameters() if p.grad is not None]
-        assert all(torch.allclose(one, other, rtol=1e-3, atol=1e-4) for one, other in zip(found, expected, strict=True))
+        assert all(
+            torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+            for one, other in zip(found, expected, strict=True)
+        )
         assert spool._store._ledger.is_empty
         assert saved_bytes(spool) > 900_000
 
