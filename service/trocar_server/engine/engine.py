@@ -31,7 +31,15 @@ from trocar_server.engine.running import RunningStatistics
 from trocar_server.engine.surgery_plan import plan_surgery
 from trocar_server.engine.work import Prepared, known_signature, rehearse_plan, resolve_plan, run_plan
 from trocar_server.errors import ServiceError
-from trocar_server.models import Catalogue, Entry, ModelState, load_model, prefetch_weights
+from trocar_server.models import (
+    Catalogue,
+    Entry,
+    HostedModel,
+    ModelState,
+    guest_refused,
+    load_model,
+    prefetch_weights,
+)
 from trocar_server.surgery import PassGuard, Recording
 
 Result = TypeVar("Result")
@@ -74,7 +82,7 @@ class Engine:
         Raises:
             ServiceError: `UNKNOWN_MODEL` and whatever makes loading impossible.
         """
-        entry = self.catalogue.get(model_id)
+        entry = self._entry_to_load(model_id)
         async with self._loading.setdefault(model_id, asyncio.Lock()):
             if model_id in self._hosts:
                 return entry
@@ -94,13 +102,33 @@ class Engine:
 
     async def unload(self, model_id: str) -> Entry:
         """Drop a model from memory when its calls have ended; its catalogue entry stays."""
-        entry = self.catalogue.get(model_id)
+        entry = self._entry_to_load(model_id)
         async with self._loading.setdefault(model_id, asyncio.Lock()):
             host = self._hosts.pop(model_id, None)
             if host is not None:
                 entry.hosted, entry.state = None, ModelState.UNLOADED
                 await host.pool.drain()
             return entry
+
+    async def adopt(self, hosted: HostedModel, owner: str) -> None:
+        """Serve a model that is in memory already, for one principal.
+
+        Its weights may change between passes, on the owner thread and in place.
+
+        Raises:
+            ServiceError: `MODEL_INVALID`, it cannot run on its example input.
+        """
+        model_id = hosted.spec.model_id
+        host = await self.owner.run(lambda: make_host(hosted, 1, self.limits.max_queue, is_live=True))
+        self._hosts[model_id] = host
+        self.catalogue.adopt(hosted, owner)
+
+    async def release(self, model_id: str) -> None:
+        """Take back `adopt`, when the calls that use it have ended."""
+        self.catalogue.remove(model_id)
+        host = self._hosts.pop(model_id, None)
+        if host is not None:
+            await host.pool.drain()
 
     async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
         """Return what a pass calls, for the model's example input or for inputs of a given form."""
@@ -228,10 +256,10 @@ class Engine:
                     result.objective,
                 )
 
-            return await self._on_owner(work, guard, deadline)
+            return await self.run(work, guard, deadline)
 
-    async def _on_owner(self, work: Callable[[], Result], guard: PassGuard, deadline: float | None) -> Result:
-        """Run work that asks the guard; a cancelled task and the deadline both stop it."""
+    async def run(self, work: Callable[[], Result], guard: PassGuard, deadline: float | None) -> Result:
+        """Run work that asks the guard on the owner thread; a cancelled task and the deadline stop it."""
         loop = asyncio.get_running_loop()
         wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         timer = None if wait_s is None else loop.call_later(wait_s, guard.expire)
@@ -279,7 +307,7 @@ class Engine:
             with domain_errors(host.hosted):
                 return rehearse_plan(host, plan, resolved, signature, self.limits, forms, guard)
 
-        return await self._on_owner(rehearse, guard, deadline)
+        return await self.run(rehearse, guard, deadline)
 
     async def _record(
         self,
@@ -303,7 +331,13 @@ class Engine:
             with domain_errors(host.hosted):
                 return host.record(signature, guard, kinds, check)
 
-        return await self._on_owner(record, guard, deadline)
+        return await self.run(record, guard, deadline)
+
+    def _entry_to_load(self, model_id: str) -> Entry:
+        entry = self.catalogue.get(model_id)
+        if entry.owner is not None:
+            raise guest_refused(model_id)
+        return entry
 
     def _make_host(self, entry: Entry) -> Host:
         hosted = load_model(entry.spec, self.owner.device, self._data_dir)

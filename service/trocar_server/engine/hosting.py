@@ -55,6 +55,8 @@ class Host:
     pool: ReplicaPool
     recorder: Recorder
     example: Recording
+    is_live: bool = False
+    """Whether its weights change between passes, as a trainer's do."""
     _lock: Lock = field(default_factory=Lock)  # the event loop looks up what the owner thread adds
     _recordings: OrderedDict[Signature, Recording] = field(default_factory=OrderedDict)
     _resolved: OrderedDict[_Key, Resolved] = field(default_factory=OrderedDict)
@@ -229,16 +231,16 @@ def _weight(plan: Plan, resolved: Resolved) -> int:
     return sum(map(len, expansions)) + numbers
 
 
-def make_host(hosted: HostedModel, replica_count: int, max_queue: int) -> Host:
+def make_host(hosted: HostedModel, replica_count: int, max_queue: int, *, is_live: bool = False) -> Host:
     """Make the replicas of a model and record one pass on its example input.
 
     Raises:
         ServiceError: `MODEL_INVALID` when the model cannot run on its example input, or a stage that
             its configuration names is no value of that pass.
     """
-    replicas = [Replica(make_replica(hosted.module)) for _ in range(replica_count)]
+    replicas = [Replica(make_replica(hosted.module), is_live) for _ in range(replica_count)]
     recorder, recording = record_example(hosted)
-    host = Host(hosted, ReplicaPool(replicas, max_queue), recorder, _staged(hosted, recording))
+    host = Host(hosted, ReplicaPool(replicas, max_queue), recorder, _staged(hosted, recording), is_live)
     for stage, selector in hosted.spec.stages.items():
         _check_stage(host, stage, selector)
     return host

@@ -21,6 +21,8 @@ class Replica:
     """A module tree over the model's weights, without hooks while nobody leases it."""
 
     module: nn.Module
+    is_live: bool = False
+    """Whether its weights change between passes."""
 
 
 class ReplicaPool:

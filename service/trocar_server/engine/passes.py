@@ -91,15 +91,22 @@ def run_pass(
     with torch.inference_mode() if work.scoring is None else torch.no_grad():
         collected = collect(replica.module, arguments, work, guard)
         _check_data(collected.values)
+        values = _apart(collected.values, targets) if replica.is_live else collected.values
         finished = [
-            _finish(target, collected.values, constants, guard)
+            _finish(target, values, constants, guard)
             for target in targets
-            if not _is_left_out(target, collected.values)
+            if not _is_left_out(target, values)
         ]
     feature_maps = tuple(found for entry in finished for found in entry.feature_maps)
     taken = {entry.feature_maps[0].output.name: entry.taken for entry in finished if entry.taken}
     compute_s = time.perf_counter() - started
     return PassResult(feature_maps, taken, collected.stopped_at, compute_s, collected.objective)
+
+
+def _apart(values: Mapping[str, torch.Tensor], targets: Sequence[TapTarget]) -> dict[str, torch.Tensor]:
+    """Copy parameters, which may change while the reply is being sent."""
+    names = {entry.target.name for entry in targets if entry.target.parameter is not None}
+    return {name: value.clone() if name in names else value for name, value in values.items()}
 
 
 def _is_left_out(target: TapTarget, values: Mapping[str, torch.Tensor]) -> bool:

@@ -173,7 +173,9 @@ def _run_from_start(
     check_constants(resolved, constants)
     found = found_values(replica, resolved, sources, guard)
     work = make_work(resolved, constants.edits, constants.objective, found)
-    passing = Replica(make_replica(replica.module))  # whose state, half of it without data, goes with it
+    passing = replace(
+        replica, module=make_replica(replica.module)
+    )  # whose state, half of it without data, goes with it
     session: StartSession | None = None
     try:
         session = StartSession(passing.module, start.target, laid_out(value, start.strides))

@@ -8,6 +8,7 @@ from trocar_server.errors import ServiceError, unknown
 from trocar_server.models.architectures import architecture_names, check_spec, named_weights, weights_label
 from trocar_server.models.families import Family, family_of
 from trocar_server.models.hosted import HostedModel
+from trocar_server.models.principals import current_principal
 from trocar_server.models.spec import DEFAULT_WEIGHTS, ModelSpec, WeightsKind
 
 _ADVICE = "see `trocar models`"
@@ -36,6 +37,8 @@ class Entry:
     """The model in memory; set exactly while `LOADED`."""
     error_message: str = ""
     """Why the last attempt to load failed; empty otherwise."""
+    owner: str | None = None
+    """The one principal that sees it; None for a model of the catalogue, which all see."""
 
     @property
     def family(self) -> Family:
@@ -49,7 +52,10 @@ class Entry:
 
 
 class Catalogue:
-    """Entries by model id. Not thread-safe: it belongs to one event loop."""
+    """Entries by model id. Not thread-safe: it belongs to one event loop.
+
+    Guests are entries that one principal sees: to others they read as absent.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
@@ -60,9 +66,11 @@ class Catalogue:
         Raises:
             ServiceError: `UNKNOWN_MODEL`, with the nearest ids.
         """
-        if model_id not in self._entries:
-            raise unknown(ErrorReason.UNKNOWN_MODEL, "model", model_id[:80], self._entries, _ADVICE)
-        return self._entries[model_id]
+        entry = self._entries.get(model_id)
+        if entry is None or entry.owner not in (None, current_principal()):
+            names = [name for name, other in self._entries.items() if other.owner is None]
+            raise unknown(ErrorReason.UNKNOWN_MODEL, "model", model_id[:80], names, _ADVICE)
+        return entry
 
     def loaded(self, model_id: str) -> HostedModel:
         """Return a model that is in memory.
@@ -80,8 +88,18 @@ class Catalogue:
         return entry.hosted
 
     def entries(self) -> list[Entry]:
-        """Return every entry, ordered by id."""
-        return [self._entries[model_id] for model_id in sorted(self._entries)]
+        """Return every entry but guests, ordered by id."""
+        entries = [self._entries[model_id] for model_id in sorted(self._entries)]
+        return [entry for entry in entries if entry.owner is None]
+
+    def adopt(self, hosted: HostedModel, owner: str) -> Entry:
+        """Add a guest, which is in memory already."""
+        model_id = hosted.spec.model_id
+        return self._entries.setdefault(model_id, Entry(hosted.spec, ModelState.LOADED, hosted, owner=owner))
+
+    def remove(self, model_id: str) -> None:
+        """Take an entry out, if there is one."""
+        self._entries.pop(model_id, None)
 
     def add(self, spec: ModelSpec) -> Entry:
         """Add a model, unloaded; an equal spec of an existing id changes nothing.
@@ -110,11 +128,21 @@ class Catalogue:
                 `UNKNOWN_WEIGHTS`, as `client_spec` does.
         """
         existing = self._entries.get(model_id)
+        if existing is not None and existing.owner is not None:
+            raise guest_refused(model_id)
         if existing is None:
             return self.add(client_spec(model_id, weights))
         if weights and weights != existing.weights and not _same_weights(existing.spec, weights):
             raise _conflict(existing)
         return existing
+
+
+def guest_refused(model_id: str) -> ServiceError:
+    """Build the error for loading and unloading what is no model of the catalogue."""
+    return ServiceError(
+        ErrorReason.INVALID_ARGUMENT,
+        f"'{model_id[:80]}' is no model that can be loaded or unloaded; a trainer is closed instead",
+    )
 
 
 def client_spec(model_id: str, weights: str = "") -> ModelSpec:

@@ -14,6 +14,8 @@ from google.protobuf.message import DecodeError
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.models import set_principal
+from trocar_server.rpc.principal import principal_of
 from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 
 _REQUEST_ID_KEY = "x-request-id"
@@ -73,6 +75,7 @@ class _Call:
 
         async def call(request: Any, context: Any) -> Any:
             started = time.perf_counter()
+            set_principal(principal_of(context))
             try:
                 reply = await behaviour(request, context)
             except BaseException as error:

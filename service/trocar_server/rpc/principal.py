@@ -4,8 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-ANONYMOUS = "anonymous"
-"""Every caller without a token."""
+from trocar_server.models import ANONYMOUS
 
 _SCHEME = "bearer"
 
