@@ -28,6 +28,8 @@ FILES = {
     "_aio_gradients.py": "_client_gradients.py",
     "_aio_health.py": "_client_health.py",
     "_aio_stream.py": "_client_stream.py",
+    "_aio_trainer.py": "_client_trainer.py",
+    "_aio_trainers.py": "_client_trainers.py",
 }
 """The sync module made from each asyncio one."""
 
@@ -45,6 +47,10 @@ NAMES = {
     "AsyncGenerator": "Generator",
     "AsyncGradients": "Gradients",
     "AsyncInputSet": "InputSet",
+    "AsyncIterable": "Iterable",
+    "AsyncIterator": "Iterator",
+    "AsyncTrainer": "Trainer",
+    "AsyncTrainers": "Trainers",
     "_AsyncBranch": "_Branch",
     "_AsyncSender": "_Sender",
     "_AsyncShared": "_Shared",
@@ -60,6 +66,8 @@ NAMES = {
     "_aio_gradients": "_client_gradients",
     "_aio_health": "_client_health",
     "_aio_stream": "_client_stream",
+    "_aio_trainer": "_client_trainer",
+    "_aio_trainers": "_client_trainers",
     "aclose": "close",
     "anext": "next",
     "async_compute": "sync_compute",
@@ -75,6 +83,7 @@ PROSE = {
     r"trocar\.aio\.connect": "trocar.connect",
     r"trocar\._aio_stream": "trocar._client_stream",
     r"\bAsyncClient\b": "Client",
+    r"\bAsyncTrainer\b": "Trainer",
     r"Generator\[(\w+), None\]": r"Generator[\1, None, None]",
     r"AsyncIterable\[Inputs\] \| |Iterable\[Inputs\] \| (?=Iterable)": "",
 }

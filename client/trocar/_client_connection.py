@@ -21,6 +21,7 @@ from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
 from trocar_api.v1.server_pb2_grpc import ServerServiceStub
+from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
 _EXTRACT_STREAM = "/trocar_api.v1.StreamService/ExtractStream"
+_TRAIN = "/trocar_api.v1.TrainerService/Train"
 
 
 class Connection:
@@ -53,6 +55,9 @@ class Connection:
         self._extract_one: SyncDownload = self._channel.unary_stream(_EXTRACT, None, None)
         self._extract_many: SyncUpDownload = self._channel.stream_stream(_EXTRACT, None, None)
         self._extract_stream: SyncUpDownload = self._channel.stream_stream(_EXTRACT_STREAM, None, None)
+        self._trainers = TrainerServiceStub(self._channel)
+        self._train_one: SyncDownload = self._channel.unary_stream(_TRAIN, None, None)
+        self._train_many: SyncUpDownload = self._channel.stream_stream(_TRAIN, None, None)
 
     def __enter__(self) -> Self:
         return self

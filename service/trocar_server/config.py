@@ -48,6 +48,14 @@ class Limits(BaseModel):
     """Pixels of one encoded image, checked before decoding."""
     max_queue: int = Field(default=64, ge=1)
     """Calls that wait for one model."""
+    max_trainers: int = Field(default=16, ge=1)
+    """Trainers of one principal."""
+    trainer_ttl_s: float = Field(default=604_800, gt=0)
+    """Seconds after its last use at which a trainer is closed; a week."""
+    max_checkpoints: int = Field(default=8, ge=1)
+    """Checkpoints of one trainer; the oldest goes."""
+    max_dataset_bytes: int = Field(default=64 << 30, ge=0)
+    """Bytes of all data sets of one principal."""
 
 
 class PreprocessingConfig(BaseModel):

@@ -45,10 +45,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call = _Call(self._log, method, _request_id(handler_call_details))
         if handler.stream_stream is not None:
             return handler._replace(stream_stream=call.wrap(handler.stream_stream))
-        return handler._replace(unary_unary=call.wrap(_parsing(handler)), request_deserializer=None)
+        if handler.unary_stream is not None:
+            return handler._replace(
+                unary_stream=call.wrap(_parsing(handler, handler.unary_stream)), request_deserializer=None
+            )
+        return handler._replace(
+            unary_unary=call.wrap(_parsing(handler, handler.unary_unary)), request_deserializer=None
+        )
 
 
-def _parsing(handler: Any) -> Callable[..., Awaitable[Any]]:
+def _parsing(handler: Any, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Parse within the call: gRPC itself answers bytes that are no message with UNKNOWN."""
 
     async def call(message: bytes, context: Any) -> Any:
@@ -59,7 +65,7 @@ def _parsing(handler: Any) -> Callable[..., Awaitable[Any]]:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT, "the message is not the request of this method"
             ) from None
-        return await handler.unary_unary(request, context)
+        return await behaviour(request, context)
 
     return call
 

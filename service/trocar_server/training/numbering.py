@@ -1,0 +1,137 @@
+"""Numbered calls of one trainer: each is applied once, in order, however often it is sent.
+
+async with numbering.turn(number) as turn:
+    if turn.result is None:
+        turn.finish(await apply())
+return turn.result
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+
+Result = TypeVar("Result")
+
+RESULTS_KEPT = 64
+"""Results of calls that are returned again to whoever repeats them."""
+MOST_AHEAD = 64
+"""How far a call may come before its turn."""
+
+
+@dataclass
+class Turn(Generic[Result]):
+    """One call, while it has the trainer for itself.
+
+    Attributes:
+        number: Of the call.
+        kind: What it does.
+        result: What it came to; None when it has to be applied yet.
+    """
+
+    number: int
+    kind: str
+    result: Result | None = None
+    is_new: bool = False
+
+    def finish(self, result: Result) -> None:
+        """Say what the call came to: from now on it counts as applied."""
+        self.result, self.is_new = result, True
+
+
+@dataclass
+class Numbering(Generic[Result]):
+    """Lets one call at a time have its turn. Belongs to one event loop.
+
+    Attributes:
+        next_number: Of the call that is applied next.
+    """
+
+    next_number: int = 0
+    _kept: "OrderedDict[int, tuple[str, Result]]" = field(default_factory=OrderedDict)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _waiting: "dict[int, asyncio.Future[None]]" = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def turn(self, number: int | None, kind: str) -> AsyncIterator[Turn[Result]]:
+        """Wait for a call's turn; see the module.
+
+        A call that fails is not applied: those that wait behind it fail, too, and its number comes again.
+
+        Args:
+            number: Of the call; the next one when None.
+            kind: What it does.
+
+        Raises:
+            ServiceError: `STEP_OUT_OF_ORDER`, it is too old or too far ahead, was another call, or the one
+                before it failed.
+        """
+        must_be_next = number is not None and number > self.next_number
+        if number is not None and must_be_next:
+            await self._wait(number)
+        async with self._lock:
+            turn: Turn[Result] = Turn(self.next_number if number is None else number, kind)
+            if must_be_next and turn.number != self.next_number:
+                raise self._out_of_order(turn.number, "an unnumbered call took its place")
+            if turn.number != self.next_number:
+                turn.result = self._known(turn.number, kind)
+            try:
+                yield turn
+            except BaseException:
+                self._fail_waiting(turn.number)
+                raise
+            if turn.is_new and turn.result is not None:
+                self._applied(turn.number, kind, turn.result)
+
+    def begin_at(self, number: int) -> None:
+        """Go on with another number, after a restore; what was applied before is forgotten."""
+        self.next_number = number
+        self._kept.clear()
+        self._fail_waiting(number)
+
+    async def _wait(self, number: int) -> None:
+        if number - self.next_number > MOST_AHEAD or number in self._waiting:
+            raise self._out_of_order(number, f"the next one is {self.next_number}")
+        turn = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            await turn
+        finally:
+            self._waiting.pop(number, None)
+
+    def _known(self, number: int, kind: str) -> Result:
+        found = self._kept.get(number)
+        if found is None:
+            raise self._out_of_order(
+                number, f"the next one is {self.next_number}, and it is not kept any more"
+            )
+        if found[0] != kind:
+            raise self._out_of_order(
+                number, f"it was applied as {found[0]}; the next one is {self.next_number}"
+            )
+        return found[1]
+
+    def _applied(self, number: int, kind: str, result: Result) -> None:
+        self._kept[number] = (kind, result)
+        if len(self._kept) > RESULTS_KEPT:
+            self._kept.popitem(last=False)
+        self.next_number = number + 1
+        following = self._waiting.get(self.next_number)
+        if following is not None and not following.done():
+            following.set_result(None)
+
+    def _fail_waiting(self, number: int) -> None:
+        for later, turn in self._waiting.items():
+            if later > number and not turn.done():
+                turn.set_exception(self._out_of_order(later, f"call {number}, before it, failed"))
+
+    def _out_of_order(self, number: int, why: str) -> ServiceError:
+        return ServiceError(
+            ErrorReason.STEP_OUT_OF_ORDER,
+            f"call {number} cannot be applied: {why}",
+            next_number=str(self.next_number),
+        )
