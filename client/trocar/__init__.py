@@ -11,8 +11,8 @@
 
 from trocar import aio, errors
 from trocar._aio import AsyncClient
+from trocar._aio_fits import AsyncTrainer
 from trocar._aio_stream import AsyncExtractStream
-from trocar._aio_trainer import AsyncTrainer
 from trocar._analysis.cka import Cka
 from trocar._analysis.dead_channels import DeadChannels, DeadRow
 from trocar._analysis.diff import Diff, DiffRow
@@ -22,14 +22,16 @@ from trocar._analysis.pca import Pca
 from trocar._attribution.attribution import Attribution
 from trocar._channel import TlsOptions
 from trocar._client import Client, connect
+from trocar._client_fits import Trainer
 from trocar._client_stream import ExtractStream
-from trocar._client_trainer import Trainer
 from trocar._datasets.features import FeatureColumn, Features, read_features
 from trocar._datasets.job import DatasetReport, Progress, extract_dataset
 from trocar._edit_json import edits_from_json
 from trocar._edits import Edit, edit
 from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
+from trocar._fit_parts import augmentation, early_stop, metric
+from trocar._history import FitEvent, History
 from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._objectives import Objective
 from trocar._reductions import (
@@ -204,12 +206,14 @@ __all__ = [
     "FeatureMaps",
     "Features",
     "Fid",
+    "FitEvent",
     "FitInvalidError",
     "Health",
     "HealthRow",
     "HealthThresholds",
     "Histogram",
     "HistogramWanted",
+    "History",
     "ImageTooLargeError",
     "InputError",
     "InputRejectedError",
@@ -301,10 +305,12 @@ __all__ = [
     "adam",
     "adamw",
     "aio",
+    "augmentation",
     "channels",
     "clamp",
     "connect",
     "crop",
+    "early_stop",
     "edit",
     "edits_from_json",
     "errors",
@@ -322,6 +328,7 @@ __all__ = [
     "logit",
     "loss",
     "loss_term",
+    "metric",
     "parameter_group",
     "pca",
     "pool",

@@ -19,6 +19,7 @@ from trocar._rpc_errors import error_from_rpc
 from trocar_api.v1 import model_pb2
 from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
+from trocar_api.v1.fit_pb2_grpc import FitServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
 from trocar_api.v1.server_pb2_grpc import ServerServiceStub
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
@@ -56,6 +57,7 @@ class AsyncConnection:
         self._extract_many: AsyncUpDownload = self._channel.stream_stream(_EXTRACT, None, None)
         self._extract_stream: AsyncUpDownload = self._channel.stream_stream(_EXTRACT_STREAM, None, None)
         self._trainers = TrainerServiceStub(self._channel)
+        self._fits = FitServiceStub(self._channel)
         self._train_one: AsyncDownload = self._channel.unary_stream(_TRAIN, None, None)
         self._train_many: AsyncUpDownload = self._channel.stream_stream(_TRAIN, None, None)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from trocar._aio_attributions import AsyncAttributions
-from trocar._aio_trainer import AsyncTrainer
+from trocar._aio_fits import AsyncTrainer
 from trocar._channel import new_request_id
 from trocar._concurrency import async_pause
 from trocar._rpc_errors import is_broken_connection

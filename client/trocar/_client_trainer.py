@@ -33,20 +33,8 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 
-class Trainer:
-    """A trainer on the server; made by `Client.train` or found by `Client.trainer`.
-
-        with client.train("resnet18", head=10, trainable="fc") as trainer:
-            result = trainer.step(images, labels)
-            result.loss
-
-    Every call that changes it has a number, so that one that is sent again after a broken connection is
-    applied once. Leaving the `with` block closes it and deletes its checkpoints; without one it lives until
-    it is closed or its time to live is over.
-
-    Attributes:
-        trainer_id: Works as a model's id in every call of the client.
-    """
+class TrainerCalls:
+    """What one trainer does; `Trainer` adds fits, and is the one that users see."""
 
     def __init__(self, client: Trainers, trainer_id: str) -> None:
         self._client = client
@@ -62,7 +50,7 @@ class Trainer:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Trainer({self.trainer_id!r})"
+        return f"{type(self).__name__}({self.trainer_id!r})"
 
     def info(self) -> TrainerInfo:
         """Return the trainer as it is now; renews its time to live.

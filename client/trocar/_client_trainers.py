@@ -8,7 +8,7 @@ import grpc
 
 from trocar._channel import new_request_id
 from trocar._client_attributions import Attributions
-from trocar._client_trainer import Trainer
+from trocar._client_fits import Trainer
 from trocar._concurrency import sync_pause
 from trocar._rpc_errors import is_broken_connection
 from trocar._trainer_requests import trainer_spec

@@ -1,0 +1,199 @@
+"""Fits of a trainer with asyncio: begun, watched, paused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from trocar._aio_trainer import AsyncTrainerCalls
+from trocar._channel import new_request_id
+from trocar._concurrency import async_pause
+from trocar._fit_parts import fit_spec
+from trocar._fit_progress import make_progress
+from trocar._history import LAST_KINDS, History, fit_event
+from trocar._rpc_errors import is_broken_connection
+from trocar.errors import FitInvalidError, TrainerError
+from trocar_api.v1 import fit_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from trocar._fit_parts import Augmentation, EarlyStop, Metric
+    from trocar._history import FitEvent
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_WATCH_TIMEOUT_S = 86_400.0
+
+
+class AsyncTrainer(AsyncTrainerCalls):
+    """A trainer on the server; made by `AsyncClient.train` or found by `AsyncClient.trainer`.
+
+        async with await client.train("resnet18", head=10, trainable="fc") as trainer:
+            result = await trainer.step(images, labels)
+            result.loss
+
+    Every call that changes it has a number, so that one that is sent again after a broken connection is
+    applied once. Leaving the `with` block closes it and deletes its checkpoints; without one it lives until
+    it is closed or its time to live is over.
+
+    Attributes:
+        trainer_id: Works as a model's id in every call of the client.
+    """
+
+    async def fit(  # noqa: PLR0913 - options of one fit, by keyword
+        self,
+        dataset: object,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        eval: object | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        metrics: Sequence[Metric | str] = ("accuracy",),
+        augment: Sequence[Augmentation | str] = (),
+        early_stop: EarlyStop | None = None,
+        checkpoint_every: int = 0,
+        feature_cache: bool = True,
+        progress: bool = True,
+        on_event: Callable[[FitEvent], None] | None = None,
+    ) -> History:
+        """Train for some epochs on the server, and return what happened.
+
+            history = await trainer.fit((images, labels), epochs=5, eval=(test_images, test_labels))
+            history.plot()
+
+        The fit goes on when this program ends or the connection breaks; `watch` attaches again.
+
+        Args:
+            dataset: The id of an uploaded data set, or anything that `AsyncClient.upload_dataset` takes: a
+                pair of arrays, a folder of class folders, a torch Dataset, a Hugging Face data set. What the
+                server has already is not sent again.
+            epochs: Times over the data set.
+            batch_size: Samples in a batch.
+            eval: What to evaluate on after each epoch, as `dataset`.
+            shuffle: Whether epoch e takes the samples in the order of `torch.randperm(n, generator=G)`, G
+                seeded with the trainer's seed + e.
+            drop_last: Whether a last batch of fewer samples is left out.
+            metrics: Names or `trocar.metric(...)`.
+            augment: Names or `trocar.augmentation(...)`: torchvision's v2 transforms, in this order.
+            early_stop: `trocar.early_stop(...)`.
+            checkpoint_every: Updates between two checkpoints; one at the end of each epoch when 0.
+            feature_cache: Whether what a frozen prefix computes is kept where the result is bit-equal.
+            progress: Whether to show a bar.
+            on_event: Called with every event.
+
+        Raises:
+            FitInvalidError: Something of this does not work; the message lists every problem.
+            TrainerBusyError: Another fit is under way.
+            TrainerError: The fit failed; the message says why.
+        """
+        first = await self.start_fit(
+            dataset,
+            epochs=epochs,
+            batch_size=batch_size,
+            eval=eval,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            metrics=metrics,
+            augment=augment,
+            early_stop=early_stop,
+            checkpoint_every=checkpoint_every,
+            feature_cache=feature_cache,
+        )
+        history = History()
+        with make_progress(progress) as bar:
+            async for event in self.watch(first):
+                history.add(event)
+                bar.show(event)
+                if on_event is not None:
+                    on_event(event)
+        if history.outcome == "failed":
+            raise TrainerError(history[-1].get("message", "the fit failed"))
+        return history
+
+    async def start_fit(  # noqa: PLR0913 - options of one fit, by keyword
+        self,
+        dataset: object,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        eval: object | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        metrics: Sequence[Metric | str] = ("accuracy",),
+        augment: Sequence[Augmentation | str] = (),
+        early_stop: EarlyStop | None = None,
+        checkpoint_every: int = 0,
+        feature_cache: bool = True,
+    ) -> int:
+        """Begin a fit and return at once; see `fit` for the arguments.
+
+        Returns:
+            The number of its first event, for `watch`.
+        """
+        if dataset is None:
+            raise FitInvalidError("dataset: there is none to train on")
+        spec = fit_spec(
+            await self._client._dataset_id(dataset),
+            epochs=epochs,
+            batch_size=batch_size,
+            eval_dataset_id="" if eval is None else await self._client._dataset_id(eval),
+            shuffle=shuffle,
+            drop_last=drop_last,
+            metrics=metrics,
+            augment=augment,
+            stop=early_stop,
+            checkpoint_every=checkpoint_every,
+            feature_cache=feature_cache,
+        )
+        request = pb.StartFitRequest(trainer_id=self.trainer_id, spec=spec, request_id=new_request_id())
+        reply = await self._client._call(self._client._fits.StartFit, request)
+        self._next_number = None
+        return reply.first_event_number
+
+    async def watch(self, event_number: int | None = None) -> AsyncIterator[FitEvent]:
+        """Yield the events of a fit until it has ended; a broken connection is made again.
+
+        Args:
+            event_number: The first one wanted; that of the newest fit's begin when None.
+        """
+        failures, wanted = 0, event_number
+        while True:
+            request_id = new_request_id()
+            request = pb.WatchFitRequest(trainer_id=self.trainer_id, event_number=wanted)
+            metadata = self._client._options.metadata(request_id)
+            call = self._client._fits.WatchFit(request, timeout=_WATCH_TIMEOUT_S, metadata=metadata)
+            try:
+                async for message in call:
+                    failures = 0
+                    event = fit_event(message.event)
+                    wanted = event.number + 1
+                    yield event
+                    if event.kind in LAST_KINDS:
+                        return
+            except grpc.RpcError as error:
+                failures += 1
+                if failures > self._client._options.retries or not is_broken_connection(error):
+                    raise self._client._converted(error, request_id) from error
+            finally:
+                call.cancel()
+            await async_pause(min(_FIRST_PAUSE_S * 2**failures, _LONGEST_PAUSE_S))
+
+    async def pause(self) -> str:
+        """Pause the fit after the present batch; everything stays, also over a restart of the server."""
+        return await self._control(pb.FIT_COMMAND_PAUSE)
+
+    async def resume(self) -> str:
+        """Let a paused fit go on."""
+        return await self._control(pb.FIT_COMMAND_RESUME)
+
+    async def cancel(self) -> str:
+        """End the fit after the present batch; the weights stay as they are."""
+        return await self._control(pb.FIT_COMMAND_CANCEL)
+
+    async def _control(self, command: pb.FitCommand.ValueType) -> str:
+        request = pb.ControlFitRequest(trainer_id=self.trainer_id, command=command)
+        reply = await self._client._call(self._client._fits.ControlFit, request)
+        self._next_number = None
+        return reply.state
