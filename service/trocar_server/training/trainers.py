@@ -1,11 +1,12 @@
-"""All trainers of a server: made, found by their owner, closed when nobody uses them. One event loop's.
+"""All trainers of a server: made, found by their owner, kept over restarts, closed when nobody uses them.
 
-Every look-up is by principal: what is absent and what is somebody else's read the same.
+Belongs to one event loop. Every look-up is by principal: what is absent and what is somebody else's read the
+same.
 """
 
 import asyncio
-import secrets
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,12 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.training.checking import check_spec
 from trocar_server.training.core import TrainerCore
+from trocar_server.training.fingerprint import fingerprint
 from trocar_server.training.spec import TrainerSpec
+from trocar_server.training.storage import StorageOnDemand
 from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer_store import TrainerRecord, check_base
 
-_ID_BYTES = 16
 _log = structlog.get_logger("trocar")
 
 
@@ -30,11 +33,13 @@ class Trainers:
 
     Args:
         engine: Has the models that trainers begin with, and serves the trainers' own.
+        storage: Where they are kept.
         scratch_dir: Where the spool may write.
     """
 
-    def __init__(self, engine: Engine, scratch_dir: Path) -> None:
+    def __init__(self, engine: Engine, storage: StorageOnDemand, scratch_dir: Path) -> None:
         self.engine = engine
+        self.storage = storage
         self._scratch_dir = scratch_dir
         self._trainers: dict[str, Trainer] = {}
         self._creating = asyncio.Lock()
@@ -48,7 +53,7 @@ class Trainers:
         found = self._trainers.get(trainer_id)
         if found is None or found.principal != principal:
             raise ServiceError(
-                ErrorReason.UNKNOWN_TRAINER, f"no trainer '{trainer_id[:80]}'; it may have been closed"
+                ErrorReason.UNKNOWN_TRAINER, f"you have no trainer '{trainer_id[:80]}'; it may have been closed"
             )
         found.use()
         return found
@@ -58,59 +63,123 @@ class Trainers:
         own = [trainer for trainer in self._trainers.values() if trainer.principal == principal]
         return sorted(own, key=lambda trainer: trainer.created_at_s)
 
+    def all(self) -> Sequence[Trainer]:
+        """Return every trainer."""
+        return list(self._trainers.values())
+
     async def create(self, principal: str, spec: TrainerSpec, request_id: str = "") -> Trainer:
         """Make a trainer; a request that was answered before returns the same one.
 
         Raises:
             ServiceError: `TRAINER_INVALID` with every problem of the spec, `UNKNOWN_MODEL`,
-                `MODEL_NOT_LOADED`, `QUOTA_EXCEEDED`.
+                `MODEL_NOT_LOADED`, `QUOTA_EXCEEDED`, `STORAGE_FULL`, `STORAGE_UNAVAILABLE`.
         """
         async with self._creating:
             for trainer in self.of(principal):
                 if request_id and trainer.request_id == request_id:
                     return trainer
             self._check_room(principal)
-            base, teachers = self._base(spec), self._teachers(spec)
-            recording = await self.engine.recording(spec.model_id)
-
-            def make() -> TrainerCore:
-                check_spec(spec, base, recording, teachers)
-                return TrainerCore(base, spec, teachers, self._scratch_dir)
-
-            core = await self.engine.owner.run(make)
-            trainer = Trainer(
-                trainer_id=secrets.token_hex(_ID_BYTES),
-                principal=principal,
-                spec=spec,
-                core=core,
-                engine=self.engine,
-                created_at_s=time.time(),
-                ttl_s=min(spec.ttl_s or self.engine.limits.trainer_ttl_s, self.engine.limits.trainer_ttl_s),
-                request_id=request_id,
+            storage = await asyncio.to_thread(self.storage.get)
+            core, base = await self._make_core(spec), self.engine.catalogue.get(spec.model_id)
+            digest = await self.engine.owner.run(lambda: fingerprint(core.base.module.state_dict()))
+            trainer_id = uuid.uuid4().hex
+            facts = {"request_id": request_id, "base_weights": base.weights}
+            record = await asyncio.to_thread(
+                storage.trainers.create,
+                trainer_id,
+                principal,
+                spec.model_dump(mode="json"),
+                spec.model_id,
+                digest,
+                facts,
             )
-            await self._adopt(trainer)
-            return trainer
+            return await self._adopt(record, spec, core)
+
+    async def restore_all(self) -> None:
+        """Bring the trainers of an earlier run back, each from its newest checkpoint.
+
+        One that cannot come back is logged, and stays on disk.
+        """
+        storage = await asyncio.to_thread(self.storage.get)
+        for record in await asyncio.to_thread(storage.trainers.entries):
+            try:
+                await self._restore(record)
+            except ServiceError as error:
+                _log.warning(
+                    "trainer not restored", trainer_id=record.trainer_id, reason=error.reason, why=error.message
+                )
 
     async def close(self, trainer: Trainer) -> None:
-        """Close a trainer: what it does ends, and its memory is free."""
+        """Close a trainer and delete its checkpoints."""
         trainer.is_closed = True
         self._trainers.pop(trainer.trainer_id, None)
         await self.engine.release(trainer.trainer_id)
         await self.engine.owner.run(trainer.core.close)
+        storage = await asyncio.to_thread(self.storage.get)
+        await asyncio.to_thread(storage.trainers.delete, trainer.trainer_id)
 
     async def close_expired(self) -> None:
         """Close every trainer that nobody has used for as long as it may live."""
         now = time.time()
-        for trainer in list(self._trainers.values()):
+        for trainer in self.all():
             if trainer.expires_at_s < now and trainer.fitting is None:
                 _log.info("trainer expired", trainer_id=trainer.trainer_id)
                 await self.close(trainer)
 
-    async def _adopt(self, trainer: Trainer) -> None:
-        hosted = trainer.core.hosted
-        own = replace(hosted, spec=replace(hosted.spec, model_id=trainer.trainer_id))
+    async def _make_core(self, spec: TrainerSpec) -> TrainerCore:
+        base, teachers = self._base(spec), self._teachers(spec)
+        recording = await self.engine.recording(spec.model_id)
+
+        def make() -> TrainerCore:
+            check_spec(spec, base, recording, teachers)
+            return TrainerCore(base, spec, teachers, self._scratch_dir)
+
+        return await self.engine.owner.run(make)
+
+    async def _restore(self, record: TrainerRecord) -> None:
+        spec = TrainerSpec.model_validate(record.spec)
+        await self._load_models(record, spec)
+        core = await self._make_core(spec)
+        digest = await self.engine.owner.run(lambda: fingerprint(core.base.module.state_dict()))
+        check_base(record, digest)
+        storage = await asyncio.to_thread(self.storage.get)
+        saved = await asyncio.to_thread(storage.checkpoints.load_newest, record.trainer_id)
+        if saved is not None:
+            await self.engine.owner.run(lambda: core.load_state(saved.state))
+        trainer = await self._adopt(record, spec, core)
+        if saved is not None:
+            trainer.resume_at(saved.checkpoint.number, saved.attached)
+
+    async def _load_models(self, record: TrainerRecord, spec: TrainerSpec) -> None:
+        """Load what the trainer was made of, where no configuration has done so."""
+        for model_id in {spec.model_id, *_teacher_ids(spec)}:
+            if model_id == record.base_model_id:
+                self._request(model_id, str(record.facts.get("base_weights", "")))
+            await self.engine.load(model_id)
+
+    def _request(self, model_id: str, weights: str) -> None:
+        try:
+            self.engine.catalogue.get(model_id)
+        except ServiceError:
+            self.engine.catalogue.request(model_id, weights)
+
+    async def _adopt(self, record: TrainerRecord, spec: TrainerSpec, core: TrainerCore) -> Trainer:
+        limit = self.engine.limits.trainer_ttl_s
+        trainer = Trainer(
+            trainer_id=record.trainer_id,
+            principal=record.principal,
+            spec=spec,
+            core=core,
+            engine=self.engine,
+            storage=self.storage,
+            created_at_s=record.created_at_s,
+            ttl_s=min(spec.ttl_s or limit, limit),
+            request_id=str(record.facts.get("request_id", "")),
+        )
+        own = replace(core.hosted, spec=replace(core.hosted.spec, model_id=trainer.trainer_id))
         await self.engine.adopt(own, trainer.principal)
         self._trainers[trainer.trainer_id] = trainer
+        return trainer
 
     def _base(self, spec: TrainerSpec) -> HostedModel:
         hosted = self.engine.catalogue.loaded(spec.model_id)
@@ -122,8 +191,7 @@ class Trainers:
         return hosted
 
     def _teachers(self, spec: TrainerSpec) -> dict[str, HostedModel]:
-        names = {term.teacher.model_id for term in spec.losses if term.teacher is not None}
-        return {name: self.engine.catalogue.loaded(name) for name in sorted(names)}
+        return {model_id: self.engine.catalogue.loaded(model_id) for model_id in _teacher_ids(spec)}
 
     def _check_room(self, principal: str) -> None:
         most = self.engine.limits.max_trainers
@@ -132,6 +200,6 @@ class Trainers:
                 ErrorReason.QUOTA_EXCEEDED, f"you have {most} trainers, the most there can be; close one"
             )
 
-    def all(self) -> Sequence[Trainer]:
-        """Return every trainer."""
-        return list(self._trainers.values())
+
+def _teacher_ids(spec: TrainerSpec) -> list[str]:
+    return sorted({term.teacher.model_id for term in spec.losses if term.teacher is not None})
