@@ -1,25 +1,21 @@
 """One list of edits as a file: the sha256 of what follows, one line of JSON, the description, the tensors.
 
-A write is all or nothing and survives a crash: temporary file, fsync, rename, fsync of the folder.
+It is written as `durable` says: all or nothing.
 """
 
 import hashlib
 import json
-import os
-import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_type_hints
 
-SUFFIX, PARTIAL = ".edits", ".partial"
+from trocar_server.durable import DamagedError
+
+SUFFIX = ".edits"
 
 _MAGIC = b"trocar edits 1 "
 _DIGEST_CHARACTERS = 64
 _MAX_HEAD_BYTES = 1 << 16
-
-
-class DamagedError(Exception):
-    """A file is not as it was written; the text says how it shows."""
 
 
 @dataclass(frozen=True)
@@ -90,34 +86,6 @@ def head_of(path: Path) -> Head:
     with path.open("rb") as file:
         file.readline(len(_MAGIC) + _DIGEST_CHARACTERS + 1)
         return _read_head(file.readline(_MAX_HEAD_BYTES))
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file such that after a crash it is the old one or the new one; only its owner may read it.
-
-    Raises:
-        OSError: `path` is as it was.
-    """
-    partial = path.with_name(f"{path.stem}-{uuid.uuid4().hex}{PARTIAL}")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make what was renamed, made or removed in a folder survive a crash."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_head(line: bytes) -> Head:

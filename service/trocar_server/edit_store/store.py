@@ -15,18 +15,8 @@ from threading import Lock
 import structlog
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.edit_store.files import (
-    PARTIAL,
-    SUFFIX,
-    DamagedError,
-    Head,
-    StoredEntry,
-    decoded,
-    encoded,
-    head_of,
-    sync_folder,
-    write_durably,
-)
+from trocar_server.durable import PARTIAL, DamagedError, sync_folder, write_durably
+from trocar_server.edit_store.files import SUFFIX, Head, StoredEntry, decoded, encoded, head_of
 from trocar_server.errors import ServiceError, unknown
 
 MAX_LISTS = 256

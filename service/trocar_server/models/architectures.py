@@ -82,11 +82,13 @@ def find_weights(architecture: str, name: str) -> WeightsEnum:
 def weights_label(spec: ModelSpec) -> str:
     """Return how the wire names a model's weights; never a path.
 
-    `IMAGENET1K_V2`, `random:0`, `file`, or `factory` for weights that a factory made itself.
+    `IMAGENET1K_V2`, `random:0`, `file`, `published`, or `factory` for weights that a factory made itself.
 
     Raises:
         ServiceError: `UNKNOWN_WEIGHTS` or `UNKNOWN_ARCHITECTURE`.
     """
+    if spec.rebuilding is not None:
+        return "published"
     if spec.weights_kind is WeightsKind.RANDOM:
         return f"random:{spec.seed}"
     if spec.weights_kind is WeightsKind.FILE:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _IncompatibleKeys as IncompatibleKeys
 from torchvision.models import WeightsEnum
 
 from trocar_api.reasons import ErrorReason
@@ -27,8 +28,10 @@ from trocar_server.errors import ServiceError
 from trocar_server.models.architectures import find_builder, find_weights, named_weights
 from trocar_server.models.downloads import fetch_weights, stored_path
 from trocar_server.models.matching import load_matching
-from trocar_server.models.spec import ModelSpec, WeightsKind
+from trocar_server.models.spec import ModelSpec, Rebuilding, WeightsKind
 from trocar_server.models.weights_file import StateDict, read_weights
+
+_NO_KEYS = IncompatibleKeys([], [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class BuiltModule:
     module: nn.Module
     """On the CPU, or wherever a factory put it."""
     weights: WeightsEnum | None
-    """torchvision's weights that are in it; None for random, the operator's own and factories'."""
+    """torchvision's weights that are in it, or that a published model's base was built for; None for random,
+    the operator's own and factories'."""
 
 
 def build(spec: ModelSpec, data_dir: Path) -> BuiltModule:
@@ -63,6 +67,25 @@ def build(spec: ModelSpec, data_dir: Path) -> BuiltModule:
 
 
 @contextmanager
+def skip_state_dict(weights: WeightsEnum) -> Iterator[None]:
+    """Let torchvision's builders build for `weights` inside the context, and fill nothing in.
+
+    What the builders load is known by its identity: whoever else loads a state dict meanwhile is served.
+    """
+    nothing, original = StateDict(), nn.Module.load_state_dict
+
+    def load_state_dict(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        return _NO_KEYS if state_dict is nothing else original(self, state_dict, *args, **kwargs)
+
+    nn.Module.load_state_dict = load_state_dict  # type: ignore[method-assign]
+    try:
+        with supply_state_dict(weights, nothing):
+            yield
+    finally:
+        nn.Module.load_state_dict = original  # type: ignore[method-assign]
+
+
+@contextmanager
 def supply_state_dict(weights: WeightsEnum, state: StateDict) -> Iterator[None]:
     """Let torchvision's builders take `state` for `weights` inside the context, instead of a download.
 
@@ -83,6 +106,8 @@ def supply_state_dict(weights: WeightsEnum, state: StateDict) -> Iterator[None]:
 
 def _build_from_file(spec: ModelSpec) -> BuiltModule:
     path = Path(spec.weights).expanduser()
+    if spec.rebuilding is not None:
+        return _rebuild(spec, spec.rebuilding, path)
     state = read_weights(path)
     weights = None if spec.is_custom or spec.options else _weights_of_file(spec.architecture, path)
     if weights is not None:
@@ -90,6 +115,21 @@ def _build_from_file(spec: ModelSpec) -> BuiltModule:
     module = _build_seeded(spec)
     load_matching(module, state, path.name)
     return BuiltModule(module, None)
+
+
+def _rebuild(spec: ModelSpec, rebuilding: Rebuilding, path: Path) -> BuiltModule:
+    """Build a published model: its base's module, changed as its trainer did, with its own weights."""
+    state = read_weights(path, rebuilding.sha256)
+    weights = find_weights(spec.architecture, rebuilding.built_as) if rebuilding.built_as else None
+    with torch.random.fork_rng(devices=[]):
+        if weights is None:
+            module = _build_seeded(spec)
+        else:
+            with skip_state_dict(weights):
+                module = _call(spec, weights=weights, progress=False)
+        rebuilding.prepare(module)
+    load_matching(module, state, path.name)
+    return BuiltModule(module, weights)
 
 
 def _weights_of_file(architecture: str, path: Path) -> WeightsEnum | None:

@@ -93,7 +93,7 @@ def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device) -> Host
         spec=spec,
         module=module,
         family=family,
-        weights=built.weights.name if built.weights else weights_label(spec),
+        weights=built.weights.name if built.weights and spec.rebuilding is None else weights_label(spec),
         categories=_categories(spec, built.weights),
         preprocessing=preprocessing,
         input_shape=spec.input_shape or choose_input_shape(family, reference.meta if reference else {}, crop),

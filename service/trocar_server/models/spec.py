@@ -77,6 +77,22 @@ class PreprocessingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Rebuilding:
+    """How to get the module that the weights in a file were trained in, for a published model.
+
+    The architecture is built as its base was, without that base's weights: nothing is downloaded.
+    """
+
+    built_as: str
+    """The named weights that the base was built for, for example `IMAGENET1K_V1`, because they decide more
+    than the numbers (`building`, Note: [torchvision's own builder]); empty where there were none."""
+    sha256: str
+    """Of the file with the weights, in hex; another file is refused."""
+    prepare: Callable[[Any], None]
+    """Changes the built module before it is filled: puts a new head in, for example."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One entry of the catalogue, as the operator described it.
 
@@ -105,6 +121,8 @@ class ModelSpec:
     """Selectors by stage name, for example `{"stem": "conv1"}`; they come before torchvision's own."""
     factory: Callable[[], Any] | None = None
     """Builds it, for models that exist in this process only. None: what `architecture` names does."""
+    rebuilding: Rebuilding | None = None
+    """What else it takes to build a published model; `weights` is then a file."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without torch."""

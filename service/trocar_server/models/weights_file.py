@@ -43,7 +43,7 @@ def write_weights(state: Mapping[str, Tensor], target: Path) -> None:
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
     partial = target.with_name(f"{target.name}.partial")
     try:
-        _save(tensors, partial, {"format": "pt", _VERSIONS: json.dumps(_versions(state))})
+        _save(tensors, partial, {"format": "pt", **versions_metadata(state)})
         digest = _sha256(partial)
         _checksum_path(target).unlink(missing_ok=True)
         _make_durable(partial, target)
@@ -53,10 +53,19 @@ def write_weights(state: Mapping[str, Tensor], target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def read_weights(path: Path) -> StateDict:
+def versions_metadata(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return what a file's header says of torch's module versions, see Note: [Module versions]."""
+    return {_VERSIONS: json.dumps(_versions(state))}
+
+
+def read_weights(path: Path, sha256: str = "") -> StateDict:
     """Read a safetensors file to the CPU. The checksum beside it is compared where there is one.
 
     The tensors map the file until they are copied into a module.
+
+    Args:
+        path: Where it is.
+        sha256: Of the file, in hex, where the caller knows it; that beside it does not count then.
 
     Raises:
         ServiceError: `WEIGHTS_UNAVAILABLE`, the file cannot be opened; `WEIGHTS_CORRUPT`, it is no
@@ -64,7 +73,7 @@ def read_weights(path: Path) -> StateDict:
     """
     try:
         path.open("rb").close()  # for an error with its reason; safetensors' has none
-        _check_sha256(path)
+        _check_sha256(path, sha256)
         with safe_open(path, framework="pt") as file:
             state = StateDict((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - no __iter__
             versions = json.loads((file.metadata() or {}).get(_VERSIONS, "{}"))
@@ -107,11 +116,12 @@ def _checksum_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
-def _check_sha256(path: Path) -> None:
-    try:
-        expected = _checksum_path(path).read_text(encoding="ascii").split()[0]
-    except FileNotFoundError:
-        return
+def _check_sha256(path: Path, expected: str) -> None:
+    if not expected:
+        try:
+            expected = _checksum_path(path).read_text(encoding="ascii").split()[0]
+        except FileNotFoundError:
+            return
     if _sha256(path) != expected:
         raise _corrupt(path, "its sha256 is not the one beside it; remove both files and write them again")
 

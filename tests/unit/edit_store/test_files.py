@@ -1,12 +1,11 @@
 """One list as a file."""
 
-import errno
-import os
 from pathlib import Path
 
 import pytest
 
-from trocar_server.edit_store.files import DamagedError, StoredEntry, decoded, encoded, head_of, write_durably
+from trocar_server.durable import DamagedError
+from trocar_server.edit_store.files import StoredEntry, decoded, encoded, head_of
 
 ENTRY = StoredEntry("alice", "resnet18", "ablate-3", 1234.5, b"what \n it does", b"\x00\xff\n" * 9)
 
@@ -63,43 +62,3 @@ def test_a_head_is_read_without_the_rest(tmp_path: Path) -> None:
     head = head_of(path)
     assert (head.principal, head.model_id, head.name) == ("alice", "resnet18", "ablate-3")
     assert (head.description_bytes, head.tensor_bytes) == (len(ENTRY.description), len(ENTRY.tensors))
-
-
-def test_only_its_owner_may_read_a_file(tmp_path: Path) -> None:
-    write_durably(tmp_path / "x.edits", b"abc")
-    assert (tmp_path / "x.edits").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "x.edits"
-    write_durably(path, b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="space"):
-        write_durably(path, b"new")
-    assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], b"old")
-
-
-def test_the_bytes_are_on_disk_before_the_name_is_and_the_name_before_it_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    fsync, replace = os.fsync, Path.replace
-
-    def noted_fsync(descriptor: int) -> None:
-        events.append("folder" if Path(f"/proc/self/fd/{descriptor}").resolve() == tmp_path else "file")
-        fsync(descriptor)
-
-    def noted_replace(source: Path, target: Path) -> Path:
-        events.append("rename")
-        return replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(Path, "replace", noted_replace)
-    write_durably(tmp_path / "x.edits", b"abc")
-    assert events == ["file", "rename", "folder"]

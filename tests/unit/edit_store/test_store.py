@@ -178,7 +178,7 @@ from pathlib import Path
 from trocar_server.edit_store import EditStore
 moment = sys.argv[2]
 if moment == "before the rename":
-    Path.replace = lambda *_: os._exit(9)
+    os.replace = lambda *_: os._exit(9)
 else:
     sync, seen = os.fsync, []
     def fsync(descriptor):

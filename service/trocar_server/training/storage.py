@@ -1,0 +1,89 @@
+"""What a server keeps of its trainers, opened for it alone.
+
+storage = TrainingStorage(data_dir, keep=5)     # `trocar serve`: fails where another server has it
+storage.trainers, storage.checkpoints, storage.published
+
+on_demand = StorageOnDemand(data_dir, keep=5)   # a local server: its data directory is everybody's
+on_demand.get().trainers                        # opened with the first trainer; fails, and may be tried again
+
+DATA_DIR/trainers/lock          held by the server that writes into `trainers` and `published`
+DATA_DIR/trainers/<trainer id>/
+DATA_DIR/published/<model id>/  read by every server at its start
+"""
+
+from pathlib import Path
+from threading import Lock
+
+from trocar_server.training.checkpoints import CheckpointStore
+from trocar_server.training.data_lock import lock_folder
+from trocar_server.training.janitor import clean_trainers
+from trocar_server.training.published import PublishedStore
+from trocar_server.training.trainer_store import TrainerStore
+
+
+class TrainingStorage:
+    """The stores of one server, which holds the lock until `close`. Leftovers of killed servers are removed.
+
+    Args:
+        data_dir: Of the server.
+        keep: See `CheckpointStore`.
+        keep_automatic: See there.
+
+    Raises:
+        ServiceError: `STORAGE_UNAVAILABLE`, another server uses the data directory, or the disk fails.
+    """
+
+    def __init__(self, data_dir: Path, keep: int, keep_automatic: int = 2) -> None:
+        trainers = data_dir / "trainers"
+        self._lock = lock_folder(trainers)
+        try:
+            clean_trainers(trainers)
+            self.trainers = TrainerStore(trainers)
+            self.checkpoints = CheckpointStore(self.trainers, keep, keep_automatic)
+            self.published = published_store(data_dir)
+            self.published.clean()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def close(self) -> None:
+        """Let go of the data directory."""
+        self._lock.release()
+
+
+class StorageOnDemand:
+    """Storage that is opened when somebody needs it: a server without it serves everything but trainers.
+
+    Args:
+        data_dir: Of the server.
+        keep: See `CheckpointStore`.
+        keep_automatic: See there.
+    """
+
+    def __init__(self, data_dir: Path, keep: int, keep_automatic: int = 2) -> None:
+        self._arguments = (data_dir, keep, keep_automatic)
+        self._guard = Lock()
+        self._storage: TrainingStorage | None = None
+
+    def get(self) -> TrainingStorage:
+        """Return the storage; may block on the disk.
+
+        Raises:
+            ServiceError: As `TrainingStorage`; a later call tries again.
+        """
+        with self._guard:
+            if self._storage is None:
+                self._storage = TrainingStorage(*self._arguments)
+            return self._storage
+
+    def close(self) -> None:
+        """Let go of the data directory, if it is held."""
+        with self._guard:
+            if self._storage is not None:
+                self._storage.close()
+                self._storage = None
+
+
+def published_store(data_dir: Path) -> PublishedStore:
+    """Return the published models of a data directory, for reading: that needs no lock."""
+    return PublishedStore(data_dir / "published")
