@@ -21,6 +21,8 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec, clean_downloads, default_categories
 from trocar_server.rpc.server import RpcServer, start_server
 from trocar_server.rpc.unix_socket import socket_path
+from trocar_server.training.storage import StorageOnDemand
+from trocar_server.training.trainers import Trainers
 
 _TORCHVISION = "torchvision:"
 _log = structlog.get_logger("trocar")
@@ -32,11 +34,13 @@ class App:
 
     engine: Engine
     rpc: RpcServer
+    trainers: Trainers
     grace_s: float
 
     async def stop(self) -> None:
         """Let calls finish within the grace, then end the owner thread."""
         await self.rpc.stop(self.grace_s)
+        await self.trainers.stop()
         await asyncio.to_thread(self.engine.owner.stop)
 
 
@@ -67,16 +71,21 @@ async def start(
     async with AsyncExitStack() as undo:
         owner.start()
         undo.push_async_callback(asyncio.to_thread, owner.stop)
+        storage = StorageOnDemand(data_dir, config.limits.max_checkpoints)
+        undo.callback(storage.close)
+        trainers = Trainers(engine, storage, data_dir / "scratch")
         rpc = await start_server(
-            engine, edit_store, config.host, config.port, with_reflection=config.reflection, log=log
+            engine, edit_store, trainers, config.host, config.port, with_reflection=config.reflection, log=log
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:
             await engine.load(model_id)
             log.info("model loaded", model_id=model_id)
+        await trainers.start()
+        undo.push_async_callback(trainers.stop)
         await rpc.set_serving()
         undo.pop_all()
-    return App(engine, rpc, config.grace_s)
+    return App(engine, rpc, trainers, config.grace_s)
 
 
 def _check_address(config: ServerConfig) -> None:

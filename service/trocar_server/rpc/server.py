@@ -18,6 +18,8 @@ from trocar_api.v1 import (
     server_pb2,
     server_pb2_grpc,
     stream_pb2,
+    trainer_pb2,
+    trainer_pb2_grpc,
 )
 from trocar_server.config import Limits
 from trocar_server.edit_store import EditStore
@@ -30,7 +32,9 @@ from trocar_server.rpc.model_service import ModelService
 from trocar_server.rpc.server_service import ServerService
 from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.stream_service import StreamService
+from trocar_server.rpc.trainer_service import TrainerService
 from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
+from trocar_server.training.trainers import Trainers
 
 # Inputs of up to 4 MiB come within one message; more room than that is for descriptions.
 _MESSAGE_ROOM_BYTES = 8 << 20
@@ -43,6 +47,7 @@ _SERVICES = [
         (model_pb2.DESCRIPTOR, "ModelService"),
         (server_pb2.DESCRIPTOR, "ServerService"),
         (edit_store_pb2.DESCRIPTOR, "EditStoreService"),
+        (trainer_pb2.DESCRIPTOR, "TrainerService"),
     )
 ]
 
@@ -75,6 +80,7 @@ class RpcServer:
 async def start_server(
     engine: Engine,
     edit_store: EditStore,
+    trainers: Trainers,
     host: str,
     port: int,
     *,
@@ -86,6 +92,7 @@ async def start_server(
     Args:
         engine: What answers.
         edit_store: Where lists of edits are kept.
+        trainers: Fine-tunings.
         host: Address to listen on, or `unix:/path`.
         port: TCP port, 0 for a free one; without meaning for a Unix socket.
         with_reflection: Whether to offer gRPC server reflection.
@@ -100,9 +107,11 @@ async def start_server(
     edits = EditStoreService(engine, edit_store)
     edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
     lists = StoredLists(engine, edit_store)
+    tuning = TrainerService(trainers)
     server.add_generic_rpc_handlers(
-        (ExtractionService(engine, lists).handler(), StreamService(engine, lists).handler())
+        (ExtractionService(engine, lists).handler(), StreamService(engine, lists).handler(), tuning.handler())
     )
+    trainer_pb2_grpc.add_TrainerServiceServicer_to_server(tuning, server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     for name in ("", *_SERVICES):

@@ -1,8 +1,12 @@
 """A batch for a trainer: its messages, and what makes it a batch on the thread that owns torch."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+
+from PIL import Image
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import trainer_pb2 as pb
@@ -27,7 +31,7 @@ class TrainCall:
     """What a client wants done with a batch."""
 
     trainer: Trainer
-    kind: "pb.TrainKind"
+    kind: pb.TrainKind.ValueType
     number: int | None
     make_batch: MakeBatch
 
@@ -59,7 +63,7 @@ async def receive_batch(requests: AsyncIterator[bytes], trainers: Trainers, prin
         receiver.feed(read_message(pb.TrainRequest, message)[1])
     payloads = receiver.finish()
     own = payloads[: len(payloads) - len(targets)]
-    images = [[] for _ in inputs]
+    images: list[list[Image.Image]] = [[] for _ in inputs]
     if any(isinstance(entry, ImageInput) for entry in inputs):
         images = await asyncio.to_thread(
             decode_images, inputs, own, limits.max_image_pixels, limits.max_request_bytes

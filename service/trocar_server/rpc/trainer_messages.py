@@ -1,10 +1,12 @@
 """Trainers and results of steps as messages."""
 
+from math import isnan
+
 from trocar_api.v1 import trainer_pb2 as pb
 from trocar_api.v1.extraction_pb2 import ServerTiming
 from trocar_server.rpc.trainer_specs import spec_message
-from trocar_server.training.step_result import EvalResult, StepResult
-from trocar_server.training.trainer import Trainer
+from trocar_server.training.checkpoint_files import Checkpoint
+from trocar_server.training.trainer import Applied, Evaluated, Trainer
 
 
 def trainer_message(trainer: Trainer) -> pb.Trainer:
@@ -17,31 +19,32 @@ def trainer_message(trainer: Trainer) -> pb.Trainer:
         expires_at_s=trainer.expires_at_s,
         next_number=trainer.numbering.next_number,
         update_count=trainer.core.update_count,
-        accumulated_count=facts.accumulated_count,
+        accumulated_count=trainer.core.accumulated_count,
         trainable=facts.trainable,
-        trainable_element_count=facts.trainable_element_count,
-        frozen_element_count=facts.frozen_element_count,
-        byte_count=facts.byte_count,
-        head_path=facts.head_path,
+        trainable_element_count=facts.trainable_count,
+        frozen_element_count=facts.frozen_count,
+        byte_count=facts.owned_bytes,
+        head_path=trainer.core.head_path,
         train_mode=facts.train_mode,
         state=trainer.state,
-        learning_rates=facts.learning_rates,
+        learning_rates=trainer.core.learning_rates,
         checkpoint_number=trainer.checkpoint_number,
     )
 
 
-def result_message(result: StepResult, number: int) -> pb.StepResult:
+def result_message(applied: Applied) -> pb.StepResult:
     """Say what became of a numbered call."""
+    result = applied.result
     return pb.StepResult(
-        number=number,
+        number=applied.number,
         loss=result.loss,
         terms=result.terms,
         sample_count=result.sample_count,
         is_update=result.is_update,
         is_skipped=result.is_skipped,
-        update_count=result.update_count,
+        update_count=applied.update_count,
         learning_rates=result.learning_rates,
-        gradient_norm=result.gradient_norm,
+        gradient_norm=None if isnan(result.gradient_norm) else result.gradient_norm,
         changed_counts=[count for _, count in sorted(result.changed.items())],
         saved_byte_count=result.saved_bytes,
         written_byte_count=result.written_bytes,
@@ -49,12 +52,25 @@ def result_message(result: StepResult, number: int) -> pb.StepResult:
     )
 
 
-def eval_message(result: EvalResult) -> pb.StepResult:
+def eval_message(evaluated: Evaluated) -> pb.StepResult:
     """Say what an evaluation gave."""
+    result = evaluated.result
     return pb.StepResult(
         loss=result.loss,
         terms=result.terms,
         sample_count=result.sample_count,
-        correct_count=result.correct_count,
+        correct_count=evaluated.correct_count,
         timing=ServerTiming(compute_s=result.compute_s),
+    )
+
+
+def checkpoint_message(checkpoint: Checkpoint) -> pb.Checkpoint:
+    """Describe a checkpoint."""
+    return pb.Checkpoint(
+        number=checkpoint.number,
+        created_at_s=checkpoint.created_at_s,
+        update_count=checkpoint.update_count,
+        byte_count=checkpoint.byte_count,
+        sha256=checkpoint.sha256,
+        note=checkpoint.note,
     )

@@ -5,20 +5,24 @@ from typing import Any
 
 import grpc
 
-from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import trainer_pb2 as pb
 from trocar_api.v1 import trainer_pb2_grpc
-from trocar_server.errors import ServiceError
+from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.messages import deadline_of
 from trocar_server.rpc.principal import principal_of
 from trocar_server.rpc.train_requests import TrainCall, receive_batch
-from trocar_server.rpc.trainer_messages import eval_message, result_message, trainer_message
+from trocar_server.rpc.trainer_messages import (
+    checkpoint_message,
+    eval_message,
+    result_message,
+    trainer_message,
+)
 from trocar_server.rpc.trainer_specs import trainer_spec
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainers import Trainers
 
 _SERVICE = "trocar_api.v1.TrainerService"
-_MAX_REQUEST_ID_CHARACTERS = 64
+_MAX_REQUEST_ID_CHARACTERS, _MAX_NOTE_CHARACTERS = 64, 256
 
 
 class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
@@ -30,11 +34,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     async def CreateTrainer(self, request: pb.CreateTrainerRequest, context: Any) -> pb.CreateTrainerResponse:
         """Make a trainer."""
         if len(request.request_id) > _MAX_REQUEST_ID_CHARACTERS:
-            raise ServiceError(
-                ErrorReason.INVALID_ARGUMENT,
-                f"request_id: over {_MAX_REQUEST_ID_CHARACTERS} characters",
-                field="request_id",
-            )
+            raise invalid("request_id", f"over {_MAX_REQUEST_ID_CHARACTERS} characters")
         spec = trainer_spec(request.spec)
         trainer = await self._trainers.create(principal_of(context), spec, request.request_id)
         return pb.CreateTrainerResponse(trainer=await self._message(trainer))
@@ -57,10 +57,60 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """Update weights."""
         trainer = self._get(request.trainer_id, context)
         number = request.number if request.HasField("number") else None
-        applied, result = await trainer.optimizer_step(number, deadline_of(context))
-        return pb.StepOptimizerResponse(result=result_message(result, applied))
+        applied = await trainer.optimizer_step(number, deadline_of(context))
+        return pb.StepOptimizerResponse(result=result_message(applied))
 
-    async def train(
+    async def SaveTrainer(self, request: pb.SaveTrainerRequest, context: Any) -> pb.SaveTrainerResponse:
+        """Write a checkpoint."""
+        if len(request.note) > _MAX_NOTE_CHARACTERS:
+            raise invalid("note", f"over {_MAX_NOTE_CHARACTERS} characters")
+        saved = await self._get(request.trainer_id, context).save(request.note)
+        return pb.SaveTrainerResponse(checkpoint=checkpoint_message(saved))
+
+    async def RestoreTrainer(
+        self, request: pb.RestoreTrainerRequest, context: Any
+    ) -> pb.RestoreTrainerResponse:
+        """Go back to a checkpoint."""
+        trainer = self._get(request.trainer_id, context)
+        number = request.checkpoint_number if request.HasField("checkpoint_number") else None
+        await trainer.restore(number)
+        return pb.RestoreTrainerResponse(trainer=await self._message(trainer))
+
+    async def ListCheckpoints(
+        self, request: pb.ListCheckpointsRequest, context: Any
+    ) -> pb.ListCheckpointsResponse:
+        """List what can be restored."""
+        found = await self._get(request.trainer_id, context).checkpoints()
+        return pb.ListCheckpointsResponse(checkpoints=map(checkpoint_message, found))
+
+    async def ExportTrainer(  # type: ignore[override]  # writes to the context
+        self, request: pb.ExportTrainerRequest, context: Any
+    ) -> None:
+        """Stream a safetensors file."""
+        trainer = self._get(request.trainer_id, context)
+        update_count, export = await trainer.export(has_optimizer=request.has_optimizer)
+        if not 0 <= request.offset_bytes <= export.byte_count:
+            raise invalid("offset_bytes", f"is not within the {export.byte_count} bytes of the file")
+        position, is_first = 0, True
+        for piece in export.pieces():
+            data = piece[max(0, request.offset_bytes - position) :]
+            position += len(piece)
+            if data or is_first:
+                message = pb.ExportTrainerResponse(data=data)
+                if is_first:
+                    message.byte_count, message.update_count = export.byte_count, update_count
+                await context.write(message)
+                is_first = False
+
+    async def PublishTrainer(
+        self, request: pb.PublishTrainerRequest, context: Any
+    ) -> pb.PublishTrainerResponse:
+        """Make a hosted model of the weights."""
+        trainer = self._get(request.trainer_id, context)
+        await self._trainers.publish(trainer, request.model_id, tuple(request.categories))
+        return pb.PublishTrainerResponse(model_id=request.model_id)
+
+    async def Train(  # type: ignore[override]  # on bytes, and writes to the context
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> None:
         """Receive a batch, run it, answer."""
@@ -74,14 +124,13 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         if call.kind == pb.TRAIN_KIND_EVALUATE:
             return eval_message(await call.trainer.evaluate(call.make_batch, deadline))
         is_step = call.kind == pb.TRAIN_KIND_STEP
-        number, result = await call.trainer.forward_backward(
-            call.number, call.make_batch, deadline, is_step=is_step
+        return result_message(
+            await call.trainer.forward_backward(call.number, call.make_batch, deadline, is_step=is_step)
         )
-        return result_message(result, number)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler of the methods that carry tensors, with our own chunk codec."""
-        train: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self.train)
+        train: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self.Train)
         return grpc.method_handlers_generic_handler(_SERVICE, {"Train": train})
 
     def _get(self, trainer_id: str, context: Any) -> Trainer:

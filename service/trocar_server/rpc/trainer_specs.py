@@ -10,7 +10,8 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 
 from trocar_api.v1 import fit_pb2, trainer_pb2
-from trocar_server.training.checking import parse_fit_spec, parse_spec
+from trocar_server.training.checking import parse_spec
+from trocar_server.training.fit_forms import parse_fit_spec
 from trocar_server.training.fit_spec import FitSpec
 from trocar_server.training.spec import TrainerSpec
 

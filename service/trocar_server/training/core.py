@@ -64,6 +64,7 @@ class TrainerCore:
     Attributes:
         spec: As given.
         module: The trainer's tree. See Note: [What a trainer owns].
+        head_path: Of the head that was replaced; empty for none.
         trainable: Names of the trained parameters, in the order of `named_parameters`.
         hosted: The model over the trainer's memory, in eval mode; with moving averages in the place of weights
             where there are any. It follows the steps by itself.
@@ -83,7 +84,9 @@ class TrainerCore:
         self.spec = spec
         self.step_count = self.update_count = self.skipped_count = self.accumulated_count = 0
         self._broken = ""
-        self.module, self.trainable = make_tree(base, spec, cache(lambda: record_example(base)[1]))
+        self.module, self.trainable, self.head_path = make_tree(
+            base, spec, cache(lambda: record_example(base)[1])
+        )
         parameters = dict(self.module.named_parameters())
         self._trained = {name: parameters[name] for name in self.trainable}
         self._updater = Updater(spec, self._trained, self.module)
@@ -178,6 +181,16 @@ class TrainerCore:
         averages = self._updater.averages
         tensors = averages.tensors.values() if averages else ()
         return describe(self.module, self._trained, tensors, self._updater.optimizer.state.values())
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it must be restored before it can do anything."""
+        return bool(self._broken)
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Of each parameter group, for the next update."""
+        return tuple(self._updater.learning_rates)
 
     def state(self) -> TrainerState:
         """Return copies of all that the trainer has to remember, on the host.

@@ -1,4 +1,4 @@
-"""The events of a trainer's fits: numbered without gaps, watched by any number of callers, kept over restarts.
+"""The events of a trainer's fits: numbered without gaps, watched by anybody, kept over restarts.
 
 Numbers count over all fits of a trainer. A fit that goes on after a crash tells again what it told after its
 last checkpoint, with the same numbers: so what is in the file from there on is cut off.
@@ -92,7 +92,8 @@ class EventLog:
         """Yield events from one on, up to and with the one that ends its fit."""
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: self.next_number > number)
+                while self.next_number <= number:
+                    await self._changed.wait()
             start = max(number - self.first_number, 0)
             for event in self._events[start:]:
                 yield event

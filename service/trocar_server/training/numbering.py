@@ -88,6 +88,12 @@ class Numbering(Generic[Result]):
             if turn.is_new and turn.result is not None:
                 self._applied(turn.number, kind, turn.result)
 
+    @asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """Keep calls away for a moment."""
+        async with self._lock:
+            yield
+
     def begin_at(self, number: int) -> None:
         """Go on with another number, after a restore; what was applied before is forgotten."""
         self.next_number = number

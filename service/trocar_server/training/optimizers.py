@@ -14,7 +14,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import first_line, nearest
 from trocar_server.training.parameters import Names, select_names
 from trocar_server.training.problems import Problems
-from trocar_server.training.spec import Options, OptimizerSpec
+from trocar_server.training.spec import OptimizerSpec, Options
 
 CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trocar_server.engine.recordings import record_example
 from trocar_server.models import HostedModel, stages_for
-from trocar_server.surgery import PassGuard, Recording
+from trocar_server.surgery import PassGuard
 from trocar_server.surgery.gradient_rules import GradientRule, GradientRuleSession
 from trocar_server.surgery.structure import leaves
 from trocar_server.training.activation_checkpointing import activation_checkpointing
@@ -71,9 +71,7 @@ class TrainingPass:
         self._rules: tuple[GradientRule, ...] = ()
         if spec.gradient_rules:
             self._rules = _copying(make_rules(spec.gradient_rules, module, record(), tuple(trained)))
-        paths = select_modules(
-            module, spec.activation_checkpointing, "activation_checkpointing", stages
-        )
+        paths = select_modules(module, spec.activation_checkpointing, "activation_checkpointing", stages)
         self._recomputed = [module.get_submodule(path) for path in paths]
 
     def run(self, batch: Batch, guard: PassGuard) -> tuple[Scores, Mapping[int, int]]:

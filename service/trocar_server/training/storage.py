@@ -76,6 +76,15 @@ class StorageOnDemand:
                 self._storage = TrainingStorage(*self._arguments)
             return self._storage
 
+    def existing(self) -> TrainingStorage | None:
+        """Return the storage where something was stored before; None where nothing was.
+
+        Raises:
+            ServiceError: As `TrainingStorage`.
+        """
+        folders = [self._arguments[0] / name for name in ("trainers", "published")]
+        return self.get() if any(folder.is_dir() for folder in folders) else None
+
     def close(self) -> None:
         """Let go of the data directory, if it is held."""
         with self._guard:

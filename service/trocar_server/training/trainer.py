@@ -3,11 +3,13 @@
 The work itself is `core`'s, on the thread that owns torch.
 """
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
@@ -15,10 +17,15 @@ from trocar_server.engine.passes import domain_errors
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
 from trocar_server.training.batch import Batch
+from trocar_server.training.checkpoint_files import Checkpoint, SavedTrainer
 from trocar_server.training.core import TrainerCore
+from trocar_server.training.counting import correct_count
+from trocar_server.training.export import Export, make_export
 from trocar_server.training.numbering import Numbering
+from trocar_server.training.snapshots import snapshot_state_dict
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.step_result import EvalResult, StepResult
+from trocar_server.training.storage import StorageOnDemand
 
 Result = TypeVar("Result")
 
@@ -45,6 +52,25 @@ class Kind(StrEnum):
     OPTIMIZER_STEP = "an optimizer step"
 
 
+@dataclass(frozen=True)
+class Applied:
+    """What became of a numbered call."""
+
+    number: int
+    result: StepResult
+    update_count: int
+    """Updates of the weights by then."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation gave."""
+
+    result: EvalResult
+    correct_count: int | None
+    """Right predictions, where there are class indices to compare with."""
+
+
 @dataclass(eq=False)
 class Trainer:
     """A trainer.
@@ -64,10 +90,11 @@ class Trainer:
     spec: TrainerSpec
     core: TrainerCore
     engine: Engine
+    storage: StorageOnDemand
     created_at_s: float
     ttl_s: float
     request_id: str = ""
-    numbering: Numbering[StepResult] = field(default_factory=Numbering)
+    numbering: Numbering[Applied] = field(default_factory=Numbering)
     used_at_s: float = field(default_factory=time.time)
     checkpoint_number: int | None = None
     fitting: TrainerState | None = None
@@ -105,12 +132,8 @@ class Trainer:
 
     async def forward_backward(
         self, number: int | None, make_batch: MakeBatch, deadline: float | None, *, is_step: bool
-    ) -> tuple[int, StepResult]:
-        """Run a batch forwards and backwards, and with `is_step` update when enough were accumulated.
-
-        Returns:
-            The call's number and its result.
-        """
+    ) -> Applied:
+        """Run a batch forwards and backwards, and with `is_step` update when enough were accumulated."""
 
         def work(guard: PassGuard) -> StepResult:
             batch = make_batch(guard)
@@ -118,16 +141,96 @@ class Trainer:
 
         return await self._numbered(number, Kind.STEP if is_step else Kind.FORWARD_BACKWARD, work, deadline)
 
-    async def optimizer_step(self, number: int | None, deadline: float | None) -> tuple[int, StepResult]:
+    async def optimizer_step(self, number: int | None, deadline: float | None) -> Applied:
         """Update the weights with the gradients that are there."""
         return await self._numbered(
             number, Kind.OPTIMIZER_STEP, lambda _: self.core.optimizer_step(), deadline
         )
 
-    async def evaluate(self, make_batch: MakeBatch, deadline: float | None) -> EvalResult:
+    async def evaluate(self, make_batch: MakeBatch, deadline: float | None) -> Evaluated:
         """Return the loss of a batch in eval mode; nothing changes."""
         self.use()
-        return await self._on_owner(lambda guard: self.core.evaluate(make_batch(guard), guard), deadline)
+
+        def work(guard: PassGuard) -> Evaluated:
+            batch = make_batch(guard)
+            result = self.core.evaluate(batch, guard)
+            return Evaluated(result, correct_count(self.spec.losses, result.output, batch.targets))
+
+        return await self._on_owner(work, deadline)
+
+    async def save(self, note: str = "", attached: Mapping[str, Any] | None = None) -> Checkpoint:
+        """Write a checkpoint: when this returns it survives a crash.
+
+        Args:
+            note: For people.
+            attached: A fit's state, where a fit saves it.
+
+        Raises:
+            ServiceError: `STORAGE_FULL`, `STORAGE_UNAVAILABLE`, `TRAINER_BROKEN`.
+        """
+        self.use()
+        store = (await asyncio.to_thread(self.storage.get)).checkpoints
+        async with self.numbering.at_rest():
+            state = await self.engine.owner.run(self.core.state)
+            facts = {"next_number": self.numbering.next_number, "fit": attached}
+            updates = self.core.update_count
+        write = partial(
+            store.save,
+            self.trainer_id,
+            state,
+            update_count=updates,
+            note=note,
+            is_automatic=attached is not None,
+            attached=facts,
+        )
+        saved = await asyncio.to_thread(write)
+        self.checkpoint_number = saved.number
+        return saved
+
+    async def restore(self, number: int | None) -> None:
+        """Go back to a checkpoint; the newest when None.
+
+        Raises:
+            ServiceError: `UNKNOWN_CHECKPOINT`, `CHECKPOINT_CORRUPT`, `TRAINER_BUSY`.
+        """
+        self.use()
+        self.check_free()
+        store = (await asyncio.to_thread(self.storage.get)).checkpoints
+        saved = await asyncio.to_thread(store.load, self.trainer_id, number)
+        async with self.numbering.at_rest():
+            self.check_free()
+            await self.engine.owner.run(lambda: self.core.load_state(saved.state))
+            self.resume_at(saved)
+
+    def resume_at(self, saved: SavedTrainer) -> None:
+        """Take over what a checkpoint says beside the weights."""
+        self.checkpoint_number = saved.checkpoint.number
+        self.numbering.begin_at(int(saved.attached.get("next_number", 0)))
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Return what can be restored, oldest first."""
+        store = (await asyncio.to_thread(self.storage.get)).checkpoints
+        return await asyncio.to_thread(store.entries, self.trainer_id)
+
+    async def export(self, *, has_optimizer: bool) -> tuple[int, Export]:
+        """Return the weights as one file, and the updates that they have seen."""
+        self.use()
+
+        def copy() -> tuple[int, Export]:
+            weights = snapshot_state_dict(self.core.hosted.module)
+            optimizer = None
+            if has_optimizer:
+                prefix = "optimizer/"
+                tensors = self.core.state().tensors
+                optimizer = {
+                    name.removeprefix(prefix).replace("/", "."): tensor
+                    for name, tensor in tensors.items()
+                    if name.startswith(prefix)
+                }
+            return self.core.update_count, make_export(weights, None, optimizer)
+
+        async with self.numbering.at_rest():
+            return await self.engine.owner.run(copy)
 
     async def _numbered(
         self,
@@ -135,14 +238,15 @@ class Trainer:
         kind: Kind,
         work: Callable[[PassGuard], StepResult],
         deadline: float | None,
-    ) -> tuple[int, StepResult]:
+    ) -> Applied:
         self.use()
         async with self.numbering.turn(number, kind) as turn:
             if turn.result is None:
                 self.check_free()
-                turn.finish(await self._on_owner(work, deadline))
+                result = await self._on_owner(work, deadline)
+                turn.finish(Applied(turn.number, result, self.core.update_count))
         assert turn.result is not None  # it was known, or is finished
-        return turn.number, turn.result
+        return turn.result
 
     async def _on_owner(self, work: Callable[[PassGuard], Result], deadline: float | None) -> Result:
         guard = PassGuard(deadline)

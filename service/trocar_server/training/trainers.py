@@ -9,7 +9,9 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -20,11 +22,14 @@ from trocar_server.models import HostedModel
 from trocar_server.training.checking import check_spec
 from trocar_server.training.core import TrainerCore
 from trocar_server.training.fingerprint import fingerprint
+from trocar_server.training.head import replace_head
+from trocar_server.training.snapshots import snapshot_state_dict
 from trocar_server.training.spec import TrainerSpec
-from trocar_server.training.storage import StorageOnDemand
+from trocar_server.training.storage import StorageOnDemand, TrainingStorage
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_store import TrainerRecord, check_base
 
+_CLEAN_INTERVAL_S = 30.0
 _log = structlog.get_logger("trocar")
 
 
@@ -43,6 +48,8 @@ class Trainers:
         self._scratch_dir = scratch_dir
         self._trainers: dict[str, Trainer] = {}
         self._creating = asyncio.Lock()
+        self._janitor: asyncio.Task[None] | None = None
+        self._fingerprints: WeakKeyDictionary[HostedModel, str] = WeakKeyDictionary()
 
     def get(self, principal: str, trainer_id: str) -> Trainer:
         """Return one of a principal's trainers, and renew its time to live.
@@ -53,7 +60,8 @@ class Trainers:
         found = self._trainers.get(trainer_id)
         if found is None or found.principal != principal:
             raise ServiceError(
-                ErrorReason.UNKNOWN_TRAINER, f"you have no trainer '{trainer_id[:80]}'; it may have been closed"
+                ErrorReason.UNKNOWN_TRAINER,
+                f"you have no trainer '{trainer_id[:80]}'; it may have been closed",
             )
         found.use()
         return found
@@ -80,8 +88,9 @@ class Trainers:
                     return trainer
             self._check_room(principal)
             storage = await asyncio.to_thread(self.storage.get)
-            core, base = await self._make_core(spec), self.engine.catalogue.get(spec.model_id)
-            digest = await self.engine.owner.run(lambda: fingerprint(core.base.module.state_dict()))
+            base = self.engine.catalogue.get(spec.model_id)
+            core = await self._make_core(spec)
+            digest = await self._fingerprint(spec.model_id)
             trainer_id = uuid.uuid4().hex
             facts = {"request_id": request_id, "base_weights": base.weights}
             record = await asyncio.to_thread(
@@ -95,6 +104,42 @@ class Trainers:
             )
             return await self._adopt(record, spec, core)
 
+    async def start(self) -> None:
+        """Host what was published, and bring trainers back where there are any on disk.
+
+        A server whose data directory another one uses goes without: it serves everything but trainers.
+        """
+        try:
+            storage = await asyncio.to_thread(self.storage.existing)
+            if storage is not None:
+                await self._host_published(storage)
+                await self.restore_all()
+        except ServiceError as error:
+            _log.warning("no trainers", reason=error.reason, why=error.message)
+        self._janitor = asyncio.create_task(self._keep_clean())
+
+    async def stop(self) -> None:
+        """Let go of the data directory; trainers come back from their newest checkpoints at the next start."""
+        if self._janitor is not None:
+            self._janitor.cancel()
+            self._janitor = None
+        for trainer in self.all():
+            await self.engine.owner.run(trainer.core.close)
+        await asyncio.to_thread(self.storage.close)
+
+    async def _keep_clean(self) -> None:
+        while True:
+            await asyncio.sleep(_CLEAN_INTERVAL_S)
+            await self.close_expired()
+
+    async def _host_published(self, storage: TrainingStorage) -> None:
+        for model in await asyncio.to_thread(storage.published.entries):
+            try:
+                self.engine.catalogue.add(storage.published.model_spec(model, replace_head))
+                await self.engine.load(model.model_id)
+            except ServiceError as error:
+                _log.warning("published model not hosted", model_id=model.model_id, why=error.message)
+
     async def restore_all(self) -> None:
         """Bring the trainers of an earlier run back, each from its newest checkpoint.
 
@@ -106,7 +151,10 @@ class Trainers:
                 await self._restore(record)
             except ServiceError as error:
                 _log.warning(
-                    "trainer not restored", trainer_id=record.trainer_id, reason=error.reason, why=error.message
+                    "trainer not restored",
+                    trainer_id=record.trainer_id,
+                    reason=error.reason,
+                    why=error.message,
                 )
 
     async def close(self, trainer: Trainer) -> None:
@@ -117,6 +165,34 @@ class Trainers:
         await self.engine.owner.run(trainer.core.close)
         storage = await asyncio.to_thread(self.storage.get)
         await asyncio.to_thread(storage.trainers.delete, trainer.trainer_id)
+
+    async def publish(self, trainer: Trainer, model_id: str, categories: tuple[str, ...]) -> None:
+        """Make a copy of a trainer's weights a model of the catalogue, at once and after restarts.
+
+        Raises:
+            ServiceError: `MODEL_CONFLICT`, there is a model of this id; `MODEL_INVALID`, the id is none.
+        """
+        if model_id in {entry.spec.model_id for entry in self.engine.catalogue.entries()}:
+            raise ServiceError(
+                ErrorReason.MODEL_CONFLICT, f"there is a model '{model_id[:80]}' already; take another id"
+            )
+        storage = await asyncio.to_thread(self.storage.get)
+        hosted, head = trainer.core.hosted, trainer.spec.head
+        base = self._base(trainer.spec)
+        async with trainer.numbering.at_rest():
+            weights = await self.engine.owner.run(lambda: snapshot_state_dict(hosted.module))
+        write = partial(
+            storage.published.publish,
+            model_id,
+            trainer.principal,
+            base,
+            weights,
+            heads=() if head is None else (head,),
+            categories=categories or hosted.categories,
+        )
+        published = await asyncio.to_thread(write)
+        self.engine.catalogue.add(storage.published.model_spec(published, replace_head))
+        await self.engine.load(model_id)
 
     async def close_expired(self) -> None:
         """Close every trainer that nobody has used for as long as it may live."""
@@ -140,15 +216,23 @@ class Trainers:
         spec = TrainerSpec.model_validate(record.spec)
         await self._load_models(record, spec)
         core = await self._make_core(spec)
-        digest = await self.engine.owner.run(lambda: fingerprint(core.base.module.state_dict()))
-        check_base(record, digest)
+        check_base(record, await self._fingerprint(spec.model_id))
         storage = await asyncio.to_thread(self.storage.get)
         saved = await asyncio.to_thread(storage.checkpoints.load_newest, record.trainer_id)
         if saved is not None:
             await self.engine.owner.run(lambda: core.load_state(saved.state))
         trainer = await self._adopt(record, spec, core)
         if saved is not None:
-            trainer.resume_at(saved.checkpoint.number, saved.attached)
+            trainer.resume_at(saved)
+
+    async def _fingerprint(self, model_id: str) -> str:
+        hosted = self.engine.catalogue.loaded(model_id)
+        if hosted not in self._fingerprints:
+            state = await self.engine.owner.run(
+                lambda: snapshot_state_dict(hosted.module, hosted.module.state_dict())
+            )
+            self._fingerprints[hosted] = await asyncio.to_thread(fingerprint, state)
+        return self._fingerprints[hosted]
 
     async def _load_models(self, record: TrainerRecord, spec: TrainerSpec) -> None:
         """Load what the trainer was made of, where no configuration has done so."""

@@ -14,8 +14,8 @@ from trocar_server.training.spec import TrainerSpec
 
 def make_tree(
     base: HostedModel, spec: TrainerSpec, record: Callable[[], Recording]
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return the tree and the names of its trained parameters, in the order of `named_parameters`.
+) -> tuple[nn.Module, tuple[str, ...], str]:
+    """Return the tree, the names of its trained parameters, in the order of `named_parameters`, and its new head.
 
     Trained parameters and all buffers have memory of their own, frozen parameters have the base's. The base is
     left as it is.
@@ -39,7 +39,7 @@ def make_tree(
     trained = tuple(name for name in parameters if name in chosen or (head and name.startswith(f"{head}.")))
     module = make_training_copy(tree, [parameters[name] for name in trained])
     set_modes(module, trained, spec.train_mode, stages)
-    return module, trained
+    return module, trained, head
 
 
 def _is_trainable(parameter: nn.Parameter) -> bool:
