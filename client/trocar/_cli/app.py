@@ -21,10 +21,13 @@ from trocar._cli.gradients import gradients
 from trocar._cli.health import health
 from trocar._cli.loading import load, unload
 from trocar._cli.models import models
+from trocar._cli.many_values import ManyValues
 from trocar._cli.modules import modules
 from trocar._cli.plan import plan
 from trocar._cli.plugins import add_plugins
 from trocar._cli.stats import stats
+from trocar._cli.train import train
+from trocar._cli.trainers import trainers_app
 
 _EPILOG = (
     "Exit codes: 0 done; 1 the call failed, the reason is on stderr; 2 the command line is wrong or an "
@@ -60,6 +63,8 @@ def build_app() -> typer.Typer:
     app.callback(epilog=_EPILOG)(_root)
     for command in _COMMANDS:
         app.command(epilog=_EPILOG)(connected(command))
+    app.command("train", cls=ManyValues, epilog=_EPILOG)(connected(train))
+    app.add_typer(trainers_app(_EPILOG), name="trainers")
     app.add_typer(edits_app(_EPILOG), name="edits")
     app.command(epilog=_EPILOG)(demo)
     add_plugins(app)

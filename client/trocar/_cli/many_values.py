@@ -1,0 +1,35 @@
+"""Options that take several values at once: `--trainable layer4 fc`."""
+
+from collections.abc import Iterable, Sequence
+
+from click import Context
+from typer.core import TyperCommand
+
+MANY = frozenset({"--trainable", "--augment", "--metric", "--clamp"})
+"""These options of `trocar train`."""
+
+
+class ManyValues(TyperCommand):
+    """A command in which an option of `MANY` may be followed by several values."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Repeat the option before each of its values, as click wants it."""
+        return super().parse_args(ctx, spread(args, MANY))
+
+
+def spread(arguments: Sequence[str], options: Iterable[str]) -> list[str]:
+    """Return `--trainable a b` as `--trainable a --trainable b`; a value ends where the next option begins."""
+    found: list[str] = []
+    option: str | None = None
+    chosen = set(options)
+    is_first = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            option, is_first = (argument, True) if argument in chosen else (None, False)
+            found.append(argument)
+        elif option is not None and not is_first:
+            found += [option, argument]
+        else:
+            found.append(argument)
+            is_first = False
+    return found
