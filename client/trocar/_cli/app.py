@@ -20,8 +20,8 @@ from trocar._cli.fid import fid
 from trocar._cli.gradients import gradients
 from trocar._cli.health import health
 from trocar._cli.loading import load, unload
-from trocar._cli.models import models
 from trocar._cli.many_values import ManyValues
+from trocar._cli.models import models
 from trocar._cli.modules import modules
 from trocar._cli.plan import plan
 from trocar._cli.plugins import add_plugins

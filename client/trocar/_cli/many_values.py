@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from click import Context
+from typer import Context
 from typer.core import TyperCommand
 
 MANY = frozenset({"--trainable", "--augment", "--metric", "--clamp"})
@@ -18,7 +18,7 @@ class ManyValues(TyperCommand):
 
 
 def spread(arguments: Sequence[str], options: Iterable[str]) -> list[str]:
-    """Return `--trainable a b` as `--trainable a --trainable b`; a value ends where the next option begins."""
+    """Return `--trainable a b` as `--trainable a --trainable b`; values end where an option begins."""
     found: list[str] = []
     option: str | None = None
     chosen = set(options)
