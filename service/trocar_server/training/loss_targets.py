@@ -77,7 +77,7 @@ def check_shape(spec: LossSpec, target: Tensor, shape: Shape) -> None:
         if _fits(tuple(target.shape), labels) and not _fits(tuple(target.shape), shape):
             raise _rejected(
                 spec,
-                f"has dtype {_dtype(target)}; labels are integers, and soft targets have shape {_shown(shape)}",
+                f"has dtype {_dtype(target)}; labels are integers, soft targets have shape {_shown(shape)}",
             )
     if not _fits(tuple(target.shape), shape):
         raise _rejected(
@@ -108,7 +108,7 @@ def _class_count(shape: Shape | None) -> int | None:
 
 
 def _check_range(spec: LossSpec, target: Tensor) -> None:
-    if target.numel() and ((target < 0) | (target > 1)).any():
+    if bool(((target < 0) | (target > 1)).any()):
         raise _rejected(spec, "has numbers outside of 0 to 1; bce_with_logits takes probabilities")
 
 
@@ -118,7 +118,7 @@ def _check_probabilities(spec: LossSpec, target: Tensor) -> None:
     if spec.options.get("log_target"):
         target = target.exp()
     sums = target.double().sum(1) if target.ndim > 1 else target.double().sum(0)
-    if (target < 0).any() or ((sums - 1).abs() > 1e-2).any():
+    if bool((target < 0).any()) or bool(((sums - 1).abs() > 1e-2).any()):
         raise _rejected(
             spec, "is no list of probabilities: each is at least 0, and those of a sample sum to 1"
         )

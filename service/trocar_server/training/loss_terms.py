@@ -4,8 +4,8 @@
     compute(logits, labels)
 
 # Note: [The dimension of classes]
-Classes are dimension 1, as in torch's `cross_entropy`: (batch, classes), or (batch, classes, height, width) for
-one label per pixel. Lists of numbers by class (`weight`, `pos_weight`) lie along it.
+Classes are dimension 1, as in torch's `cross_entropy`: (batch, classes), or (batch, classes, height, width)
+for one label per pixel. Lists of numbers by class (`weight`, `pos_weight`) lie along it.
 """
 
 from collections.abc import Callable

@@ -95,8 +95,8 @@ class LossFunction:
 def main_output(output: Any) -> Tensor:
     """Return the tensor of a model's output that the loss is of.
 
-    It is the output itself, `logits` of a named tuple or an object (GoogLeNet and Inception in train mode), or
-    the entry `out` of a dict (segmentation).
+    It is the output itself, `logits` of a named tuple or an object (GoogLeNet and Inception in train mode),
+    or the entry `out` of a dict (segmentation).
 
     Raises:
         ServiceError: `TRAINER_INVALID`, it is something else.

@@ -14,7 +14,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import first_line, nearest
 from trocar_server.training.parameters import Names, select_names
 from trocar_server.training.problems import Problems
-from trocar_server.training.spec import Options, OptimizerSpec
+from trocar_server.training.spec import OptimizerSpec, Options
 
 CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -78,15 +78,16 @@ def parameter_groups(
 def optimizer_problems(spec: OptimizerSpec, problems: Problems) -> None:
     """Say what is wrong with the options of an optimizer and of its groups."""
     field = "optimizer.options"
-    if _check_options(spec.name, spec.options, field, problems):
-        _try(spec.name, spec.options, field, problems)
+    options = _well_formed(spec.name, spec.options, field, problems)
+    is_possible = _try(spec.name, options, field, problems)
     if spec.name == "lbfgs" and spec.groups:
         problems.add("optimizer.groups", "torch's LBFGS has no parameter groups")
         return
     for index, group in enumerate(spec.groups):
         where = f"optimizer.groups[{index}].options"
-        if _check_options(spec.name, group.options, where, problems):
-            _try(spec.name, {**spec.options, **group.options}, where, problems)
+        own = _well_formed(spec.name, group.options, where, problems)
+        if is_possible:
+            _try(spec.name, {**options, **own}, where, problems)
 
 
 def known_options(name: str) -> list[str]:
@@ -95,9 +96,10 @@ def known_options(name: str) -> list[str]:
     return [option for option in parameters if option not in _NOT_OFFERED]
 
 
-def _check_options(name: str, options: Options, field: str, problems: Problems) -> bool:
+def _well_formed(name: str, options: Options, field: str, problems: Problems) -> Options:
+    """Return the options that exist and have a value of their kind; the others are problems."""
     known = known_options(name)
-    before = len(problems.lines)
+    fine: Options = {}
     for option, value in options.items():
         if option not in known:
             hints = nearest(option, known)
@@ -107,7 +109,9 @@ def _check_options(name: str, options: Options, field: str, problems: Problems) 
         wrong = _wrong_value(option, value)
         if wrong:
             problems.add(f"{field}.{option}", f"must be {wrong}, not {value!r}")
-    return len(problems.lines) == before
+        else:
+            fine[option] = value
+    return fine
 
 
 def _wrong_value(option: str, value: object) -> str:
@@ -135,12 +139,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
-def _try(name: str, options: Options, field: str, problems: Problems) -> None:
-    """Have torch's constructor look at the options."""
+def _try(name: str, options: Options, field: str, problems: Problems) -> bool:
+    """Have torch's constructor look at the options; returns whether it takes them."""
     try:
         _make(name, [{"params": [nn.Parameter(torch.zeros(1))]}], options)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         problems.add(field, f"torch refuses them: {first_line(error)}")
+        return False
+    return True
 
 
 def _make(name: str, groups: list[dict[str, Any]], options: Options) -> torch.optim.Optimizer:

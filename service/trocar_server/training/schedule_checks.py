@@ -1,6 +1,7 @@
 """The options of schedules: which there are, and what they must be."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from trocar_server.training.problems import Problems
 from trocar_server.training.schedules import make_schedulers
 from trocar_server.training.spec import OptimizerSpec, ScheduleSpec
 
-_CLASSES: dict[str, type] = {
+_CLASSES: dict[str, Callable[..., Any]] = {
     "step": lr_scheduler.StepLR,
     "cosine": lr_scheduler.CosineAnnealingLR,
     "one_cycle": lr_scheduler.OneCycleLR,
@@ -74,7 +75,7 @@ def known_options(name: str) -> list[str]:
     """Return the options of a schedule that can be given."""
     if name not in _CLASSES:
         return []
-    parameters = inspect.signature(_CLASSES[name].__init__).parameters
+    parameters = inspect.signature(_CLASSES[name]).parameters
     return [option for option in parameters if option not in _NOT_OFFERED]
 
 
