@@ -73,7 +73,7 @@ def replace_head(module: nn.Module, spec: HeadSpec, seed: int, recording: Record
 
 def _last_called(module: nn.Module, recording: Recording) -> str:
     modules: dict[str, nn.Module] = dict(module.named_modules())
-    called = [
+    called: list[ModuleRecord] = [
         record
         for path, record in recording.modules.items()
         if record.calls and path in modules and any(True for _ in modules[path].parameters(recurse=False))

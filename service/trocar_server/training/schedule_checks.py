@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from trocar_server.errors import ServiceError, first_line, nearest
-from trocar_server.training.loss_options import is_number
 from trocar_server.training.optimizers import make_optimizer
+from trocar_server.training.option_values import is_number, is_whole
 from trocar_server.training.problems import Problems
 from trocar_server.training.schedules import make_schedulers
 from trocar_server.training.spec import OptimizerSpec, ScheduleSpec
@@ -86,9 +86,10 @@ def _wrong(name: str, value: Any, group_count: int) -> str:
     if name in _BOOLEANS:
         return "" if isinstance(value, bool) else "true or false"
     if name in _COUNTS:
-        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= _COUNTS[name]
         is_left_out = value is None and name in ("T_max", "total_steps", "epochs", "steps_per_epoch")
-        return "" if is_whole or is_left_out else f"a whole number from {_COUNTS[name]} on"
+        return (
+            "" if is_whole(value, _COUNTS[name]) or is_left_out else f"a whole number from {_COUNTS[name]} on"
+        )
     least = "positive" if name in _POSITIVE else "finite"
     if isinstance(value, list) and name in _LISTS:
         is_fine = len(value) == group_count and all(_is_fine(name, number) for number in value)
