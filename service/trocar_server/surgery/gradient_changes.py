@@ -20,9 +20,9 @@ Change = Callable[[Tensor], Tensor]
 def make_change(name: str, options: Mapping[str, object]) -> Change:
     """Return what a rule does.
 
-    `clamp` (`low`, `high`; one may be missing), `scale` (`factor`), `zero`, `noise` (`std`: adds normal numbers
-    of torch's present generator), `nan_to_num` (`nan`, `posinf`, `neginf` as in torch), `norm_limit` (`limit`:
-    times limit / norm where the Euclidean norm, computed in float64, is over it).
+    `clamp` (`low`, `high`; one may be missing), `scale` (`factor`), `zero`, `noise` (`std`: adds normal
+    numbers of torch's present generator), `nan_to_num` (`nan`, `posinf`, `neginf` as in torch), `norm_limit`
+    (`limit`: times limit / norm where the Euclidean norm, computed in float64, is over it).
 
     Raises:
         ServiceError: `TRAINER_INVALID`, an unknown option, a missing one, or one that is no finite number.

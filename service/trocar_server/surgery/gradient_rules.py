@@ -10,8 +10,8 @@ A hook on a parameter sees the gradient of each backward pass before it is added
 clamp of 0.5, two batches can add up to 1.0.
 
 # Note: [NaN stays NaN]
-`clamp`, `scale`, `noise` and `norm_limit` let NaN through, so that a broken step shows; `zero` and `nan_to_num`
-replace it.
+`clamp`, `scale`, `noise` and `norm_limit` let NaN through, so that a broken step shows; `zero` and
+`nan_to_num` replace it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,8 +49,8 @@ class GradientRule:
 class GradientRuleSession:
     """Changes gradients while the context is open, and counts.
 
-    Rules at one gradient act in the order of the list. Modules nearer to the input see the changed gradient. The
-    gradient at a value that nothing trained influences does not exist, so there a rule does nothing.
+    Rules at one gradient act in the order of the list. Modules nearer to the input see the changed gradient.
+    A value that nothing trained influences has no gradient, so there a rule does nothing.
 
     For one forward and one backward pass; both inside the context. It removes its own hooks only.
 

@@ -75,7 +75,8 @@ def _rehearsed(
         spec = spec.model_copy(update={"head": spec.head.model_copy(update={"classes": 2})})
     with problems.noting("head"):
         return rehearse(spec, hosted, recording)
-    return None
+    # Without its new head, so that the rest is looked up as well.
+    return rehearse(spec.model_copy(update={"head": None}), hosted, recording)
 
 
 def _check_selectors(spec: TrainerSpec, rehearsal: Rehearsal, problems: Problems) -> int:

@@ -9,7 +9,8 @@ as wide as the model's output. Without a recorded pass: the last such layer in o
 right for all of torchvision's classification models.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -71,15 +72,15 @@ def replace_head(module: nn.Module, spec: HeadSpec, seed: int, recording: Record
 
 
 def _last_called(module: nn.Module, recording: Recording) -> str:
-    modules = dict(module.named_modules())
-    called = [
-        (record.calls[-1].started, record)
+    modules: dict[str, nn.Module] = dict(module.named_modules())
+    called: list[ModuleRecord] = [
+        record
         for path, record in recording.modules.items()
         if record.calls and path in modules and any(True for _ in modules[path].parameters(recurse=False))
     ]
     if not called:
         raise _invalid(f"the model calls no module with weights; {_ADVICE}")
-    record = max(called, key=lambda entry: entry[0])[1]
+    record = max(called, key=lambda record: record.calls[-1].started)
     width = _output_width(recording)
     if not _is_layer(modules[record.path]) or _width(record.calls[-1]) != width:
         raise _invalid(
@@ -129,7 +130,7 @@ def _tied_to(module: nn.Module, path: str) -> str:
 
 
 def _module_at(module: nn.Module, path: str) -> nn.Module:
-    modules = dict(module.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
     if path not in modules:
         hints = nearest(path, [name for name in modules if name])
         rest = f"nearest: {', '.join(hints)}" if hints else "list them with `trocar modules`"
@@ -158,32 +159,27 @@ def _made(old: nn.Module, spec: HeadSpec, seed: int, path: str, recording: Recor
     return head.to(device) if device is not None else head
 
 
-def _linear_layers(width: int, spec: HeadSpec, place: dict[str, object]) -> Iterator[nn.Module]:
+def _linear_layers(width: int, spec: HeadSpec, place: Mapping[str, Any]) -> Iterator[nn.Module]:
     for size in (*spec.hidden, spec.classes):
-        yield nn.Linear(width, size, bias=spec.bias, **place)  # type: ignore[arg-type]
+        yield nn.Linear(width, size, bias=spec.bias, **place)
         width = size
 
 
-def _convolutions(old: Convolution, spec: HeadSpec, place: dict[str, object]) -> Iterator[nn.Module]:
+def _convolutions(old: Convolution, spec: HeadSpec, place: Mapping[str, Any]) -> Iterator[nn.Module]:
     """Yield 1x1 convolutions for the hidden layers, then one with the old one's kernel."""
-    kind = next(kind for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(old, kind))
-    width = old.in_channels
-    for size in spec.hidden:
-        yield kind(width, size, 1, bias=spec.bias, **place)  # type: ignore[arg-type]
-        width = size
+    kind: Callable[..., nn.Module] = next(
+        kind for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(old, kind)
+    )
     if old.groups > 1:
         raise _invalid(f"a convolution with {old.groups} groups cannot be a head; choose another `head.path`")
-    yield kind(
-        width,
-        spec.classes,
-        old.kernel_size,  # type: ignore[arg-type]
-        stride=old.stride,  # type: ignore[arg-type]
-        padding=old.padding,  # type: ignore[arg-type]
-        dilation=old.dilation,  # type: ignore[arg-type]
-        padding_mode=old.padding_mode,
-        bias=spec.bias,
-        **place,  # type: ignore[arg-type]
-    )
+    width = old.in_channels
+    for size in spec.hidden:
+        yield kind(width, size, 1, bias=spec.bias, **place)
+        width = size
+    geometry = {
+        name: getattr(old, name) for name in ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+    }
+    yield kind(width, spec.classes, bias=spec.bias, **geometry, **place)
 
 
 def _sequence(layers: Iterator[nn.Module], spec: HeadSpec) -> nn.Module:

@@ -47,8 +47,8 @@ def loss_problems(
                 if leaf is not None and other is not None and leaf.shape != other.shape:
                     problems.add(
                         f"{field}.teacher",
-                        f"its value has shape {other.shape} and that of this model {leaf.shape}; choose values "
-                        "of one shape",
+                        f"its value has shape {other.shape} and that of this model {leaf.shape}; choose "
+                        "values of one shape",
                     )
 
 
@@ -86,7 +86,7 @@ def _teacher_leaf(
         recorded = record_on(copy(model.module), hosted, recording)
     except Exception as error:
         raise _invalid(
-            f"'{teacher.model_id}' cannot take this model's inputs ({first_line(error)}); choose another teacher"
+            f"'{teacher.model_id}' cannot take this model's inputs ({first_line(error)}); choose another"
         ) from error
     return loss_leaf(teacher.selector, replace(recorded, stages=stages_for(model.spec)))
 

@@ -25,8 +25,15 @@ def converted(spec: LossSpec, target: Tensor, value: Tensor) -> Tensor:
         ServiceError: `TARGET_REJECTED`, the shapes do not fit.
     """
     check_shape(spec, target, tuple(value.shape))
-    dtype = torch.int64 if is_labels(spec, target) else value.dtype
+    dtype = torch.int64 if is_labels(spec, target) else number_dtype(value)
     return target.to(value.device, dtype)
+
+
+def number_dtype(value: Tensor) -> torch.dtype:
+    """Return the dtype of numbers beside a value: its own; under autocast, which widens it again, float32."""
+    is_half = value.dtype in (torch.bfloat16, torch.float16)
+    is_widened = is_half and torch.is_autocast_enabled(value.device.type)
+    return torch.float32 if is_widened else value.dtype
 
 
 def check_target(spec: LossSpec, target: Tensor, size: int, shape: Shape | None) -> None:
@@ -77,7 +84,7 @@ def check_shape(spec: LossSpec, target: Tensor, shape: Shape) -> None:
         if _fits(tuple(target.shape), labels) and not _fits(tuple(target.shape), shape):
             raise _rejected(
                 spec,
-                f"has dtype {_dtype(target)}; labels are integers, and soft targets have shape {_shown(shape)}",
+                f"has dtype {_dtype(target)}; labels are integers, soft targets have shape {_shown(shape)}",
             )
     if not _fits(tuple(target.shape), shape):
         raise _rejected(
@@ -90,7 +97,7 @@ def _check_classes(spec: LossSpec, target: Tensor, shape: Shape | None) -> None:
         return
     ignored = spec.options.get("ignore_index", -100)
     labels = target.to(torch.int64)
-    is_counted = labels != ignored
+    is_counted = labels.ne(int(ignored) if isinstance(ignored, int) else -100)
     if target.dtype == torch.uint64:  # what is over 2^63 came out negative
         is_counted |= labels < 0
     labels = labels[is_counted]
@@ -108,7 +115,7 @@ def _class_count(shape: Shape | None) -> int | None:
 
 
 def _check_range(spec: LossSpec, target: Tensor) -> None:
-    if target.numel() and ((target < 0) | (target > 1)).any():
+    if bool(((target < 0) | (target > 1)).any()):
         raise _rejected(spec, "has numbers outside of 0 to 1; bce_with_logits takes probabilities")
 
 
@@ -118,7 +125,7 @@ def _check_probabilities(spec: LossSpec, target: Tensor) -> None:
     if spec.options.get("log_target"):
         target = target.exp()
     sums = target.double().sum(1) if target.ndim > 1 else target.double().sum(0)
-    if (target < 0).any() or ((sums - 1).abs() > 1e-2).any():
+    if bool((target < 0).any()) or bool(((sums - 1).abs() > 1e-2).any()):
         raise _rejected(
             spec, "is no list of probabilities: each is at least 0, and those of a sample sum to 1"
         )

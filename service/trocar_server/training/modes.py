@@ -4,10 +4,10 @@
 
 # Note: [Modes of a trainer]
 The model itself and every module that holds something trainable are in train mode. A module without
-parameters (a dropout, a stochastic depth) has the mode of the module that it is in, everything else is in eval
-mode. A batch norm, or whatever else keeps running statistics, is in eval mode when its own parameters are
-frozen; one that has none follows its parent, unless that holds something frozen. `train_mode` then switches
-modules, with all in them, to train mode.
+parameters (a dropout, a stochastic depth) has the mode of the module that it is in, everything else is in
+eval mode. A batch norm, or whatever else keeps running statistics, is in eval mode when its own parameters
+are frozen; one that has none follows its parent, unless that holds something frozen. `train_mode` then
+switches modules, with all in them, to train mode.
 """
 
 from collections.abc import Collection, Mapping, Sequence

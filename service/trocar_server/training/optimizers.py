@@ -12,6 +12,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import first_line, nearest
+from trocar_server.training.option_values import is_number, is_whole
 from trocar_server.training.parameters import Names, select_names
 from trocar_server.training.problems import Problems
 from trocar_server.training.spec import OptimizerSpec, Options
@@ -28,6 +29,9 @@ CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 
 _NOT_OFFERED = ("self", "params", "differentiable", "capturable", "fused")
 _WHOLE = ("max_iter", "max_eval", "history_size")
+_MOST = 1000
+"""Of these; a step goes on for as long."""
+_SWITCHES = ("foreach", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
 
 
 def make_optimizer(
@@ -78,15 +82,16 @@ def parameter_groups(
 def optimizer_problems(spec: OptimizerSpec, problems: Problems) -> None:
     """Say what is wrong with the options of an optimizer and of its groups."""
     field = "optimizer.options"
-    if _check_options(spec.name, spec.options, field, problems):
-        _try(spec.name, spec.options, field, problems)
+    options = _well_formed(spec.name, spec.options, field, problems)
+    is_possible = _try(spec.name, options, field, problems)
     if spec.name == "lbfgs" and spec.groups:
         problems.add("optimizer.groups", "torch's LBFGS has no parameter groups")
         return
     for index, group in enumerate(spec.groups):
         where = f"optimizer.groups[{index}].options"
-        if _check_options(spec.name, group.options, where, problems):
-            _try(spec.name, {**spec.options, **group.options}, where, problems)
+        own = _well_formed(spec.name, group.options, where, problems)
+        if is_possible:
+            _try(spec.name, {**options, **own}, where, problems)
 
 
 def known_options(name: str) -> list[str]:
@@ -95,9 +100,10 @@ def known_options(name: str) -> list[str]:
     return [option for option in parameters if option not in _NOT_OFFERED]
 
 
-def _check_options(name: str, options: Options, field: str, problems: Problems) -> bool:
+def _well_formed(name: str, options: Options, field: str, problems: Problems) -> Options:
+    """Return the options that exist and have a value of their kind; the others are problems."""
     known = known_options(name)
-    before = len(problems.lines)
+    fine: Options = {}
     for option, value in options.items():
         if option not in known:
             hints = nearest(option, known)
@@ -107,40 +113,35 @@ def _check_options(name: str, options: Options, field: str, problems: Problems) 
         wrong = _wrong_value(option, value)
         if wrong:
             problems.add(f"{field}.{option}", f"must be {wrong}, not {value!r}")
-    return len(problems.lines) == before
+        else:
+            fine[option] = value
+    return fine
 
 
 def _wrong_value(option: str, value: object) -> str:
     """Return what the value of an option must be, empty where it is that."""
     if option == "line_search_fn":
         return "" if value in (None, "strong_wolfe") else "strong_wolfe or nothing"
-    if option == "foreach" or option in (
-        "nesterov",
-        "maximize",
-        "amsgrad",
-        "centered",
-        "decoupled_weight_decay",
-    ):
-        return "" if isinstance(value, bool) or (value is None and option == "foreach") else "true or false"
+    if option in _SWITCHES:
+        is_left_out = value is None and option == "foreach"
+        return "" if isinstance(value, bool) or is_left_out else "true or false"
     if option in _WHOLE:
-        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        return "" if is_whole or (value is None and option == "max_eval") else "a whole number from 1 on"
+        is_fine = is_whole(value, 1, _MOST) or (value is None and option == "max_eval")
+        return "" if is_fine else f"a whole number from 1 to {_MOST}"
     if option == "betas":
-        is_pair = isinstance(value, list) and len(value) == 2 and all(_is_number(each) for each in value)
+        is_pair = isinstance(value, list) and len(value) == 2 and all(is_number(each) for each in value)
         return "" if is_pair else "a list of two numbers"
-    return "" if _is_number(value) else "a finite number"
+    return "" if is_number(value) else "a finite number"
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
-
-
-def _try(name: str, options: Options, field: str, problems: Problems) -> None:
-    """Have torch's constructor look at the options."""
+def _try(name: str, options: Options, field: str, problems: Problems) -> bool:
+    """Have torch's constructor look at the options; returns whether it takes them."""
     try:
         _make(name, [{"params": [nn.Parameter(torch.zeros(1))]}], options)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         problems.add(field, f"torch refuses them: {first_line(error)}")
+        return False
+    return True
 
 
 def _make(name: str, groups: list[dict[str, Any]], options: Options) -> torch.optim.Optimizer:

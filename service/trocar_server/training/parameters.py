@@ -148,7 +148,8 @@ def _parse(text: str, stages: Mapping[str, str], field: str) -> Selector:
     except ServiceError as error:
         raise ServiceError(error.reason, f"{field}: {error.message}", **error.details) from None
     is_of_pass = selector.call is not None or selector.order is not None or bool(selector.picks)
-    is_port = selector.parameter is None and (selector.port != "out" or text.endswith("/out"))
+    has_port = selector.is_gradient or selector.port != "out" or text.endswith("/out")
+    is_port = selector.parameter is None and has_port
     if selector.kind in ("fx", "fn") or is_of_pass or is_port:
         raise ServiceError(
             ErrorReason.INVALID_SELECTOR,

@@ -1,4 +1,4 @@
-"""A trainer's model before there is one: its tree with the new head, and a pass of it, without data if that can be.
+"""A trainer's model before there is one: its tree with the new head, and a pass, if possible without data.
 
 rehearsal = rehearse(spec, hosted, recording)
 rehearsal.recording.modules["fc"]

@@ -62,7 +62,7 @@ def _resolved(
         ((*values,),) = resolve([parse_selector(spec.selector)], recording)
         return GradientRule(change, targets=tuple(target for target, _ in values))
     matched = match_parameters(names, spec.selector, field)
-    trained = tuple(name for name in trainable if name in matched)
+    trained = tuple(name for name in names.parameters if name in matched and name in trainable)
     if not trained:
         raise ServiceError(
             ErrorReason.TRAINER_INVALID,

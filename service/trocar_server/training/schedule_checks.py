@@ -1,6 +1,7 @@
 """The options of schedules: which there are, and what they must be."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,13 +9,13 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from trocar_server.errors import ServiceError, first_line, nearest
-from trocar_server.training.loss_options import is_number
 from trocar_server.training.optimizers import make_optimizer
+from trocar_server.training.option_values import is_number, is_whole
 from trocar_server.training.problems import Problems
 from trocar_server.training.schedules import make_schedulers
 from trocar_server.training.spec import OptimizerSpec, ScheduleSpec
 
-_CLASSES: dict[str, type] = {
+_CLASSES: dict[str, Callable[..., Any]] = {
     "step": lr_scheduler.StepLR,
     "cosine": lr_scheduler.CosineAnnealingLR,
     "one_cycle": lr_scheduler.OneCycleLR,
@@ -74,7 +75,7 @@ def known_options(name: str) -> list[str]:
     """Return the options of a schedule that can be given."""
     if name not in _CLASSES:
         return []
-    parameters = inspect.signature(_CLASSES[name].__init__).parameters
+    parameters = inspect.signature(_CLASSES[name]).parameters
     return [option for option in parameters if option not in _NOT_OFFERED]
 
 
@@ -85,9 +86,10 @@ def _wrong(name: str, value: Any, group_count: int) -> str:
     if name in _BOOLEANS:
         return "" if isinstance(value, bool) else "true or false"
     if name in _COUNTS:
-        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= _COUNTS[name]
         is_left_out = value is None and name in ("T_max", "total_steps", "epochs", "steps_per_epoch")
-        return "" if is_whole or is_left_out else f"a whole number from {_COUNTS[name]} on"
+        return (
+            "" if is_whole(value, _COUNTS[name]) or is_left_out else f"a whole number from {_COUNTS[name]} on"
+        )
     least = "positive" if name in _POSITIVE else "finite"
     if isinstance(value, list) and name in _LISTS:
         is_fine = len(value) == group_count and all(_is_fine(name, number) for number in value)

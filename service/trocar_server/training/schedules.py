@@ -5,7 +5,7 @@
     schedule.after_step()                   # after each update
 
 # Note: [Two clocks]
-A schedule counts steps or epochs, as `per` says. A plateau counts evaluations, and its warm-up steps or epochs.
+A schedule counts steps or epochs, as `per` says. A plateau counts evaluations, its warm-up steps or epochs.
 """
 
 import copy
@@ -86,8 +86,8 @@ class Schedule:
             option = _TOTALS[self._spec.name]
             raise ServiceError(
                 ErrorReason.TRAINER_INVALID,
-                f"schedule.options.{option}: a {self._spec.name} schedule needs its length; give `{option}`, or "
-                "train with `fit`, which knows it",
+                f"schedule.options.{option}: a {self._spec.name} schedule needs its length; give `{option}`, "
+                "or train with `fit`, which knows it",
             )
 
     def after_step(self) -> None:
@@ -133,8 +133,8 @@ class Schedule:
         self.count, self.evaluation_count = state["count"], state["evaluation_count"]
         for group, saved in zip(self._optimizer.param_groups, state["groups"], strict=True):
             for name, value in saved.items():
-                value = _from_json(value)
-                group[name] = tuple(value) if isinstance(value, list) else value
+                read = _from_json(value)
+                group[name] = tuple(read) if isinstance(read, list) else read
 
     def _make(self) -> None:
         self._clock, self._plateau = make_schedulers(self._spec, self._optimizer, self._total)
