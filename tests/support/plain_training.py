@@ -106,7 +106,8 @@ class PlainTraining:
             loss.backward()
             return loss
 
-        self.losses.append(float(self.optim.step(closure)))  # type: ignore[arg-type]
+        loss: Any = self.optim.step(closure)  # type: ignore[arg-type]
+        self.losses.append(loss.item())
         self._after()
 
     def _after(self) -> None:

@@ -267,6 +267,7 @@ class TrainerCore:
     def _attempt(self) -> Iterator[None]:
         """Let what runs inside leave no trace when it fails. See Note: [As if it never ran]."""
         self._buffers.save()
+        self._method.begin()
         try:
             with step_errors(self.hosted), deterministic(self.spec.deterministic), self._random.in_place():
                 yield

@@ -41,6 +41,9 @@ class Method(Protocol):
     def is_torn(self) -> bool:
         """Whether the last batch failed with some weights changed and others not."""
 
+    def begin(self) -> None:
+        """Forget the last batch: it comes before `take`."""
+
     def take(self, batch: Batch, guard: PassGuard) -> Taken:
         """Take a batch.
 
@@ -57,6 +60,9 @@ class Accumulating:
     gradients: GradientAccumulator
     updates: bool = False
     is_torn: bool = False
+
+    def begin(self) -> None:
+        """Do nothing; see `Method`."""
 
     def take(self, batch: Batch, guard: PassGuard) -> Taken:
         """Take a batch; see `Method`."""
@@ -76,6 +82,9 @@ class WithClosure:
     updater: Updater
     updates: bool = True
     is_torn: bool = False
+
+    def begin(self) -> None:
+        """Do nothing; see `Method`."""
 
     def take(self, batch: Batch, guard: PassGuard) -> Taken:
         """Take a batch; see `Method`."""
@@ -113,6 +122,10 @@ class Updating:
     def is_torn(self) -> bool:
         """Whether the last batch failed with some weights changed and others not."""
         return self.optimizer.updated_count > 0
+
+    def begin(self) -> None:
+        """Forget the last batch."""
+        self.optimizer.updated_count = 0
 
     def take(self, batch: Batch, guard: PassGuard) -> Taken:
         """Take a batch; see `Method`."""
