@@ -206,7 +206,7 @@ class CheckpointStore:
     def _use_up(self, trainer_id: str, number: int) -> None:
         self._last[trainer_id] = max(number, self._last.get(trainer_id, 0))
         try:
-            self._trainers.use_upnumbers_of(trainer_id, number)
+            self._trainers.use_up_numbers(trainer_id, number)
         except ServiceError as error:
             if error.reason is not ErrorReason.STORAGE_FULL:  # then to delete matters more
                 raise

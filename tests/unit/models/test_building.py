@@ -1,5 +1,7 @@
+import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +11,17 @@ from tests.unit.models.conftest import CPU, assert_same_state, load, reason_of
 from tests.unit.models.factories import Net
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models.building import build, supply_state_dict, without_paths
+from trocar_server.models.architectures import find_builder, named_weights
+from trocar_server.models.building import build, skip_state_dict, supply_state_dict, without_paths
 from trocar_server.models.loading import load_model
 from trocar_server.models.spec import ModelSpec, parse_model_argument
 from trocar_server.models.weights_file import StateDict, write_weights
 
+ONE_OF_EACH_FAMILY = """
+densenet121 efficientnet_v2_s fasterrcnn_mobilenet_v3_large_fpn fcn_resnet50 googlenet inception_v3
+maskrcnn_resnet50_fpn mnasnet0_5 mobilenet_v3_large mvit_v1_b raft_small resnet50 retinanet_resnet50_fpn
+shufflenet_v2_x0_5 squeezenet1_0 ssd300_vgg16 swin_t vgg11_bn vit_b_16
+""".split()
 FACTORIES = "tests.unit.models.factories"
 
 
@@ -129,6 +137,35 @@ def test_torchvision_is_as_it_was_after_the_builder_failed() -> None:
     with pytest.raises(ValueError, match="builder"), supply_state_dict(ResNet18_Weights.DEFAULT, StateDict()):
         raise ValueError("builder")
     assert ResNet18_Weights.get_state_dict is original
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
+def test_an_architecture_built_for_weights_without_them_is_the_one_with_them(name: str) -> None:
+    weights, builder = named_weights(name)["DEFAULT"], find_builder(name)
+    auxiliary = {"aux_logits": True} if name in ("googlenet", "inception_v3") else {}
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with skip_state_dict(weights):
+            empty = builder(weights=weights, progress=False)
+            state: Any = builder(weights=weights, progress=False, **auxiliary).state_dict()
+        with supply_state_dict(weights, state):  # as torchvision fills it in, strictly
+            full = builder(weights=weights, progress=False)
+    assert repr(empty) == repr(full)
+    flags = ("transform_input", "aux_logits", "image_size", "training")
+    assert [getattr(empty, flag, None) for flag in flags] == [getattr(full, flag, None) for flag in flags]
+
+
+def test_others_load_state_dicts_as_ever_while_one_is_skipped() -> None:
+    original = torch.nn.Module.load_state_dict
+    source, target = Net(), Net()
+    with skip_state_dict(ResNet18_Weights.DEFAULT):
+        target.load_state_dict(source.state_dict())
+        with pytest.raises(RuntimeError, match="Missing key"):
+            Net().load_state_dict({})
+    assert_same_state(target, source)
+    with pytest.raises(ValueError, match="builder"), skip_state_dict(ResNet18_Weights.DEFAULT):
+        raise ValueError("builder")
+    assert torch.nn.Module.load_state_dict is original
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import hashlib
 from collections import OrderedDict
 from pathlib import Path
 
@@ -101,3 +102,12 @@ def test_a_failed_write_leaves_the_old_file(file: Path, monkeypatch: pytest.Monk
 def test_a_file_is_replaced_whole(file: Path) -> None:
     write_weights(OrderedDict(c=torch.ones(1)), file)
     assert list(read_weights(file)) == ["c"]
+
+
+def test_a_known_sha256_counts_and_that_beside_the_file_does_not(file: Path) -> None:
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    file.with_name("w.safetensors.sha256").write_text("0  w.safetensors\n")
+    assert list(read_weights(file, digest)) == ["a", "b"]
+    with pytest.raises(ServiceError, match="sha256") as error:
+        read_weights(file, "0" * 64)
+    assert reason_of(error) is ErrorReason.WEIGHTS_CORRUPT
