@@ -15,6 +15,7 @@ from trocar_server.training.datasets.form import (
     Shard,
     TargetForm,
 )
+from trocar_server.training.datasets.incoming import IncomingShard
 from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.datasets.listed import ListedFolder, listed_folders
 from trocar_server.training.datasets.reader import DatasetReader, LoadedSamples, RawSample
@@ -27,6 +28,7 @@ __all__ = [
     "DatasetLibrary",
     "DatasetReader",
     "DatasetStore",
+    "IncomingShard",
     "ListedFolder",
     "LoadedSamples",
     "Manifest",

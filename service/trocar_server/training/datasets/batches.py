@@ -2,9 +2,9 @@
 
 # Note: [Chance by sample]
 An augmentation draws its random numbers from torch's generator, seeded for each sample with a number that is
-made of the fit's seed, the epoch and the sample's index. So the result is the same whatever the order in which
-samples are read, however they are cut into shards and batches, and after a fit was interrupted; and the
-generator of whoever calls is as it was before.
+made of the fit's seed, the epoch and the sample's index. So the result is the same whatever the order in
+which samples are read, however they are cut into shards and batches, and after a fit was interrupted; and
+the generator of whoever calls is as it was before.
 """
 
 import hashlib
@@ -117,8 +117,8 @@ def _stacked(tensors: list[Tensor]) -> Tensor:
     if len(shapes) > 1:
         raise ServiceError(
             ErrorReason.INPUT_REJECTED,
-            f"the inputs of a batch have {len(shapes)} shapes after augmentation, {shapes[0]} and {shapes[1]} "
-            "among them; end with one that makes them equal, such as Resize",
+            f"the inputs of a batch have {len(shapes)} shapes after augmentation, {shapes[0]} and "
+            f"{shapes[1]} among them; end with one that makes them equal, such as Resize",
         )
     return torch.stack(tensors)
 

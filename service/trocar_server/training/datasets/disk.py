@@ -28,8 +28,8 @@ def disk_errors() -> Iterator[None]:
         if error.errno in _FULL:
             raise ServiceError(
                 ErrorReason.STORAGE_FULL,
-                "the server's disk is full and nothing was stored; delete data sets that are no longer needed, "
-                "or ask the operator to make room",
+                "the server's disk is full and nothing was stored; delete data sets that are no longer "
+                "needed, or ask the operator to make room",
             ) from None
         raise ServiceError(
             ErrorReason.STORAGE_UNAVAILABLE,

@@ -20,6 +20,7 @@ import hashlib
 import os
 import secrets
 from pathlib import Path
+from threading import Lock
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.edit_store.files import sync_folder
@@ -35,7 +36,9 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class IncomingShard:
-    """A shard as it comes in; `close` leaves nothing of it but what was kept. For one thread at a time.
+    """A shard as it comes in; `close` leaves nothing of it but what was kept.
+
+    Safe to call from several threads: one may close it while another still writes for a call that is gone.
 
     Args:
         folder: Where it is until it is whole.
@@ -47,6 +50,7 @@ class IncomingShard:
 
     def __init__(self, folder: Path, shard: Shard) -> None:
         self.shard = shard
+        self._lock = Lock()
         self._path, self._descriptor = _claimed(folder)
         self._digest = hashlib.sha256()
         self._size = 0
@@ -58,13 +62,14 @@ class IncomingShard:
             ServiceError: `DATASET_INVALID`, they are more than were announced.
             OSError: The disk does not take them.
         """
-        self._size += len(data)
-        if self._size > self.shard.byte_count:
-            raise self._wrong(f"more than the announced {self.shard.byte_count:,} bytes came")
-        self._digest.update(data)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
+        with self._lock:
+            self._size += len(data)
+            if self._size > self.shard.byte_count:
+                raise self._wrong(f"more than the announced {self.shard.byte_count:,} bytes came")
+            self._digest.update(data)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._open_descriptor(), view) :]
 
     def check(self, max_pixels: int) -> None:
         """Compare it with what was announced, and look into it.
@@ -73,14 +78,15 @@ class IncomingShard:
             ServiceError: `DATASET_INVALID`.
             OSError: It cannot be read.
         """
-        if self._size != self.shard.byte_count:
-            raise self._wrong(f"{self._size:,} of {self.shard.byte_count:,} bytes came")
-        if self._digest.hexdigest() != self.shard.sha256:
-            raise self._wrong("its bytes have another sha256")
-        count, _ = inspect(self._descriptor)
-        if count != self.shard.sample_count:
-            raise self._wrong(f"it has {count:,} samples, {self.shard.sample_count:,} were announced")
-        check_images(self._descriptor, max_pixels)
+        with self._lock:
+            if self._size != self.shard.byte_count:
+                raise self._wrong(f"{self._size:,} of {self.shard.byte_count:,} bytes came")
+            if self._digest.hexdigest() != self.shard.sha256:
+                raise self._wrong("its bytes have another sha256")
+            count, _ = inspect(self._open_descriptor())
+            if count != self.shard.sample_count:
+                raise self._wrong(f"it has {count:,} samples, {self.shard.sample_count:,} were announced")
+            check_images(self._open_descriptor(), max_pixels)
 
     def keep(self, own: Path, pool: Path) -> None:
         """Give it its place, durably; see Note: [One content, many owners].
@@ -92,9 +98,12 @@ class IncomingShard:
         Raises:
             OSError: It has no place.
         """
-        if is_whole(own, self.shard):
-            return
-        os.fsync(self._descriptor)
+        with self._lock:
+            if not is_whole(own, self.shard):
+                os.fsync(self._open_descriptor())
+                self._place(own, pool)
+
+    def _place(self, own: Path, pool: Path) -> None:
         try:
             if is_whole(pool, self.shard):
                 self._path.unlink()
@@ -113,11 +122,17 @@ class IncomingShard:
 
     def close(self) -> None:
         """Remove what was not kept."""
-        if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = -1
+        with self._lock:
+            if self._descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    self._path.unlink(missing_ok=True)
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _open_descriptor(self) -> int:
+        if self._descriptor < 0:
+            raise OSError(errno.EBADF, "the shard is closed")
+        return self._descriptor
 
     def _wrong(self, problem: str) -> ServiceError:
         return ServiceError(

@@ -1,4 +1,4 @@
-"""What a shard holds, checked before anything relies on it: tensors, offsets, the headers of images, labels."""
+"""What a shard holds, checked before anything relies on it: tensors, offsets, headers of images, labels."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -101,7 +101,7 @@ def target_name(key: str) -> str:
         return ""
     if name == key or not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
         raise invalid(
-            f"{key[:80]!r} is none of its tensors; there are inputs, images, offsets, targets and targets.NAME"
+            f"{key[:80]!r} is none of its tensors; there are inputs, images, offsets, targets, targets.NAME"
         )
     return name
 

@@ -105,8 +105,8 @@ class Layout:
         if not owner.is_dir() and sum(1 for _ in self.owners.iterdir()) >= MAX_PRINCIPALS:
             raise ServiceError(
                 ErrorReason.STORAGE_UNAVAILABLE,
-                f"data sets of {MAX_PRINCIPALS} callers are stored, the most there can be; ask the operator to "
-                "make room",
+                f"data sets of {MAX_PRINCIPALS} callers are stored, the most there can be; ask the operator "
+                "to make room",
             )
         for folder in (owner, owner / "shards"):
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -69,7 +69,7 @@ class DatasetReader:
         """Return samples as they are stored, in the order asked for.
 
         Raises:
-            ServiceError: `DATASET_CORRUPT` or `STORAGE_UNAVAILABLE`; `FIT_INVALID`, they are too many at once.
+            ServiceError: `DATASET_CORRUPT` or `STORAGE_UNAVAILABLE`; `FIT_INVALID`, they are too many.
             IndexError: There is no such sample.
         """
         raw = self._read(indices)

@@ -61,8 +61,8 @@ class StoredShard:
             drop_unused(self.pooled)
         raise ServiceError(
             ErrorReason.DATASET_CORRUPT,
-            f"shard {self.shard.sha256[:12]} of the data set is missing or damaged; upload the data set again: "
-            "only what is missing is sent, and it keeps its id",
+            f"shard {self.shard.sha256[:12]} of the data set is missing or damaged; upload the data set "
+            "again: only what is missing is sent, and it keeps its id",
         )
 
 
@@ -73,7 +73,7 @@ class DatasetStore:
         for index in upload.missing:
             incoming = store.receive("alice", upload.dataset_id, manifest.shards[index].sha256)
             try:
-                incoming.write(data)
+                store.write(incoming, data)
                 store.keep("alice", upload.dataset_id, incoming)
             finally:
                 store.release("alice", incoming)
@@ -137,6 +137,15 @@ class DatasetStore:
             except BaseException:
                 self._leave(principal)
                 raise
+
+    def write(self, incoming: IncomingShard, data: bytes) -> None:
+        """Append bytes to a shard that comes in.
+
+        Raises:
+            ServiceError: `DATASET_INVALID`, they are too many; `STORAGE_FULL` or `STORAGE_UNAVAILABLE`.
+        """
+        with disk_errors():
+            incoming.write(data)
 
     def keep(self, principal: str, dataset_id: str, incoming: IncomingShard) -> None:
         """Check a shard of which all bytes have come, and store it durably.
@@ -282,7 +291,7 @@ class DatasetStore:
             if self._incoming[principal] >= MAX_INCOMING:
                 raise ServiceError(
                     ErrorReason.SERVER_BUSY,
-                    f"{MAX_INCOMING} shards of yours are coming in; send the next when one of them is through",
+                    f"{MAX_INCOMING} shards of yours are coming in; send the next when one is through",
                 )
             self._incoming[principal] += 1
 
