@@ -19,8 +19,9 @@ from trocar_server.engine.device import DeviceThread, choose_device
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec, clean_downloads, default_categories
-from trocar_server.rpc.server import RpcServer, start_server
+from trocar_server.rpc.server import Parts, RpcServer, start_server
 from trocar_server.rpc.unix_socket import socket_path
+from trocar_server.training.datasets import DatasetLibrary, DatasetStore, listed_folders
 from trocar_server.training.storage import StorageOnDemand
 from trocar_server.training.trainers import Trainers
 
@@ -33,8 +34,9 @@ class App:
     """A running server and what it runs on."""
 
     engine: Engine
-    rpc: RpcServer
+    datasets: DatasetLibrary
     trainers: Trainers
+    rpc: RpcServer
     grace_s: float
 
     async def stop(self) -> None:
@@ -66,6 +68,7 @@ async def start(
     clean_downloads(data_dir)
     edit_store = EditStore(data_dir / "edits")
     edit_store.clean()
+    datasets = _datasets(config, data_dir)
     replicas = {model_id: model.replicas for model_id, model in config.models.items()}
     engine = Engine(catalogue, owner, config.limits, data_dir, replicas)
     async with AsyncExitStack() as undo:
@@ -75,7 +78,11 @@ async def start(
         undo.callback(storage.close)
         trainers = Trainers(engine, storage, data_dir / "scratch")
         rpc = await start_server(
-            engine, edit_store, trainers, config.host, config.port, with_reflection=config.reflection, log=log
+            Parts(engine, edit_store, datasets, trainers),
+            config.host,
+            config.port,
+            with_reflection=config.reflection,
+            log=log,
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:
@@ -85,7 +92,7 @@ async def start(
         undo.push_async_callback(trainers.stop)
         await rpc.set_serving()
         undo.pop_all()
-    return App(engine, rpc, trainers, config.grace_s)
+    return App(engine, datasets, trainers, rpc, config.grace_s)
 
 
 def _check_address(config: ServerConfig) -> None:
@@ -119,6 +126,14 @@ async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:
         _log.info("stopping", grace_s=config.grace_s)
     finally:
         await app.stop()
+
+
+def _datasets(config: ServerConfig, data_dir: Path) -> DatasetLibrary:
+    limits = config.limits
+    store = DatasetStore(data_dir / "datasets", limits.max_dataset_bytes, limits.max_image_pixels)
+    store.clean()
+    paths = {name: dataset.path for name, dataset in config.datasets.items()}
+    return DatasetLibrary(store, listed_folders(paths), limits.max_image_pixels)
 
 
 def _catalogue(config: ServerConfig, factories: Mapping[str, Callable[[], Any]]) -> Catalogue:

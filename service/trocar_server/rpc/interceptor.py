@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,12 +46,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler.stream_stream is not None:
             return handler._replace(stream_stream=call.wrap(handler.stream_stream))
         if handler.unary_stream is not None:
-            return handler._replace(
-                unary_stream=call.wrap(_parsing(handler, handler.unary_stream)), request_deserializer=None
-            )
-        return handler._replace(
-            unary_unary=call.wrap(_parsing(handler, handler.unary_unary)), request_deserializer=None
-        )
+            behaviour = call.wrap(_parsing(handler, handler.unary_stream))
+            return handler._replace(unary_stream=behaviour, request_deserializer=None)
+        if handler.stream_unary is not None:
+            behaviour = call.wrap(_parsing_each(handler))
+            return handler._replace(stream_unary=behaviour, request_deserializer=None)
+        behaviour = call.wrap(_parsing(handler, handler.unary_unary))
+        return handler._replace(unary_unary=behaviour, request_deserializer=None)
 
 
 def _parsing(handler: Any, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -66,6 +67,24 @@ def _parsing(handler: Any, behaviour: Callable[..., Awaitable[Any]]) -> Callable
                 ErrorReason.INVALID_ARGUMENT, "the message is not the request of this method"
             ) from None
         return await behaviour(request, context)
+
+    return call
+
+
+def _parsing_each(handler: Any) -> Callable[..., Awaitable[Any]]:
+    """Parse every message of a stream within the call, as `_parsing` does."""
+
+    async def parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for message in messages:
+            try:
+                yield handler.request_deserializer(message)
+            except DecodeError:
+                raise ServiceError(
+                    ErrorReason.INVALID_ARGUMENT, "a message is no request of this method"
+                ) from None
+
+    async def call(messages: AsyncIterator[bytes], context: Any) -> Any:
+        return await handler.stream_unary(parsed(messages), context)
 
     return call
 

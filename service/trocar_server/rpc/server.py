@@ -10,6 +10,8 @@ from grpc_reflection.v1alpha import reflection
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import (
+    dataset_pb2,
+    dataset_pb2_grpc,
     edit_store_pb2,
     edit_store_pb2_grpc,
     extraction_pb2,
@@ -25,6 +27,7 @@ from trocar_server.config import Limits
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.dataset_service import DatasetService
 from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
 from trocar_server.rpc.interceptor import CallInterceptor
@@ -34,6 +37,7 @@ from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.stream_service import StreamService
 from trocar_server.rpc.trainer_service import TrainerService
 from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
+from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.trainers import Trainers
 
 # Inputs of up to 4 MiB come within one message; more room than that is for descriptions.
@@ -48,8 +52,19 @@ _SERVICES = [
         (server_pb2.DESCRIPTOR, "ServerService"),
         (edit_store_pb2.DESCRIPTOR, "EditStoreService"),
         (trainer_pb2.DESCRIPTOR, "TrainerService"),
+        (dataset_pb2.DESCRIPTOR, "DatasetService"),
     )
 ]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the services speak for."""
+
+    engine: Engine
+    edit_store: EditStore
+    datasets: DatasetLibrary
+    trainers: Trainers
 
 
 @dataclass
@@ -78,9 +93,7 @@ class RpcServer:
 
 
 async def start_server(
-    engine: Engine,
-    edit_store: EditStore,
-    trainers: Trainers,
+    parts: Parts,
     host: str,
     port: int,
     *,
@@ -90,9 +103,7 @@ async def start_server(
     """Start listening; health says NOT_SERVING until `set_serving`.
 
     Args:
-        engine: What answers.
-        edit_store: Where lists of edits are kept.
-        trainers: Fine-tunings.
+        parts: What answers.
         host: Address to listen on, or `unix:/path`.
         port: TCP port, 0 for a free one; without meaning for a Unix socket.
         with_reflection: Whether to offer gRPC server reflection.
@@ -101,13 +112,15 @@ async def start_server(
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
+    engine = parts.engine
     server = grpc.aio.server(interceptors=[CallInterceptor(log)], options=_options(engine.limits))
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine), server)
-    edits = EditStoreService(engine, edit_store)
+    edits = EditStoreService(engine, parts.edit_store)
     edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
-    lists = StoredLists(engine, edit_store)
-    tuning = TrainerService(trainers)
+    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(DatasetService(parts.datasets), server)
+    lists = StoredLists(engine, parts.edit_store)
+    tuning = TrainerService(parts.trainers)
     server.add_generic_rpc_handlers(
         (ExtractionService(engine, lists).handler(), StreamService(engine, lists).handler(), tuning.handler())
     )
