@@ -41,12 +41,14 @@ class Split:
         tail: Takes them, returns what the model returns.
         names: Names of the values that cross.
         prefix_modules: Modules that the prefix calls.
+        overwrites: Whether the tail writes into values that cross, so that they serve one pass only.
     """
 
     prefix: fx.GraphModule
     tail: fx.GraphModule
     names: tuple[str, ...]
     prefix_modules: tuple[str, ...]
+    overwrites: bool
 
     @contextmanager
     def in_place_of(self, module: nn.Module) -> Iterator[None]:
@@ -98,7 +100,7 @@ def split_prefix(
         raise NoSplitError("no frozen module runs before the trained part")
     prefix = _over(module, made, _prefix_graph(graph, trial, crossing))
     tail = _over(module, made, _tail_graph(graph, trial, crossing, constants))
-    return Split(prefix, tail, tuple(node.name for node in crossing), modules)
+    return Split(prefix, tail, tuple(node.name for node in crossing), modules, trial.is_written(crossing))
 
 
 class _CutTracer(fx.Tracer):

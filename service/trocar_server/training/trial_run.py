@@ -42,6 +42,10 @@ class Trial:
         stores = [_store(self.values[node]) for node in crossing]
         return any(stores.count(store) > 1 for store in self._written_by_moving)
 
+    def is_written(self, crossing: list[fx.Node]) -> bool:
+        """Whether a moving node writes into one of these values."""
+        return any(_store(self.values[node]) in self._written_by_moving for node in crossing)
+
     def note(self, node: fx.Node, value: Any, arguments: list[Tensor], written: list[Tensor]) -> None:
         """Keep what a node did."""
         self.values[node] = value
