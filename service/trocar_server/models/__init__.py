@@ -17,7 +17,12 @@ from trocar_server.models.hosted import HostedModel
 from trocar_server.models.images import decode_image, image_from_pixels
 from trocar_server.models.loading import load_model
 from trocar_server.models.preprocessing import PreprocessingInfo, Preprocessor
-from trocar_server.models.replicas import make_hosted_copy, make_meta_replica, make_replica
+from trocar_server.models.replicas import (
+    make_hosted_copy,
+    make_meta_replica,
+    make_replica,
+    make_training_copy,
+)
 from trocar_server.models.spec import ModelSpec, PreprocessingSpec, parse_model_argument
 from trocar_server.models.stages import stages_for
 
@@ -42,6 +47,7 @@ __all__ = [
     "make_hosted_copy",
     "make_meta_replica",
     "make_replica",
+    "make_training_copy",
     "parse_model_argument",
     "prefetch_weights",
     "stages_for",

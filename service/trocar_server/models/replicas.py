@@ -10,7 +10,7 @@ are bound methods move to the copy; closures still see the original.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 
 import torch
@@ -66,6 +66,33 @@ def make_hosted_copy(module: nn.Module) -> nn.Module:
         for tensor in _tensors_of(module)
         if id(tensor) in shared or not tensor.is_leaf
     }
+    return _copy(module, memo)
+
+
+def make_training_copy(module: nn.Module, trained: Collection[Tensor]) -> nn.Module:
+    """Copy a module tree for training a part of it.
+
+    Trained parameters and all buffers have memory of their own; the other parameters are other tensor objects
+    over the same memory. Gradients are asked for with respect to the trained ones only. Tied tensors stay
+    tied.
+
+    Args:
+        module: The model; it is left as it is.
+        trained: Parameters of it.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, as `make_replica` does.
+    """
+    owned, buffers = {id(tensor) for tensor in trained}, {id(tensor) for tensor in module.buffers()}
+    frozen = {id(tensor) for tensor in module.parameters()}
+    memo: dict[int, Tensor] = {}
+    for tensor in _tensors_of(module):
+        if id(tensor) in owned:
+            memo[id(tensor)] = nn.Parameter(tensor.detach().clone())
+        elif id(tensor) in buffers:
+            memo[id(tensor)] = tensor.detach().clone()
+        elif id(tensor) in frozen or not tensor.is_leaf:
+            memo[id(tensor)] = _over_same_memory(tensor)
     return _copy(module, memo)
 
 

@@ -1,0 +1,161 @@
+"""One forward and backward pass of a trainer: from a batch to gradients, with everything that is around it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trocar_server.engine.recordings import record_example
+from trocar_server.models import HostedModel, stages_for
+from trocar_server.surgery import PassGuard, Recording
+from trocar_server.surgery.gradient_rules import GradientRule, GradientRuleSession
+from trocar_server.surgery.structure import leaves
+from trocar_server.training.activation_checkpointing import activation_checkpointing
+from trocar_server.training.amp import autocast
+from trocar_server.training.batch import Batch
+from trocar_server.training.in_backward import NonFiniteError
+from trocar_server.training.losses import LossFunction, main_output
+from trocar_server.training.parameters import select_modules
+from trocar_server.training.regularizers import Penalties
+from trocar_server.training.rules import make_rules
+from trocar_server.training.saved_tensors import SavedTensors
+from trocar_server.training.spec import TrainerSpec
+from trocar_server.training.teachers import make_teachers
+from trocar_server.training.watched_values import WatchedValues
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The loss of a batch and its terms."""
+
+    loss: float
+    terms: Mapping[str, float]
+
+
+class TrainingPass:
+    """Runs batches forward and backward; gradients are left at the parameters.
+
+    Args:
+        module: The trainer's tree.
+        spec: What is wanted.
+        trained: Its parameters by name.
+        hosted: The trainer's model as others see it, for recordings.
+        teachers: Hosted models by id.
+        saved: Where saved tensors lie.
+
+    Raises:
+        ServiceError: A selector of the spec does not fit the model.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        spec: TrainerSpec,
+        trained: Mapping[str, nn.Parameter],
+        hosted: HostedModel,
+        teachers: Mapping[str, HostedModel],
+        saved: SavedTensors,
+    ) -> None:
+        stages = stages_for(hosted.spec)
+        record = cache(lambda: replace(record_example(hosted)[1], stages=stages))
+        self._module, self._spec, self._saved = module, spec, saved
+        self._device = hosted.device
+        self._loss = LossFunction(spec.losses)
+        self._penalties = Penalties(spec.regularizers, trained, module)
+        self._watched = WatchedValues(self._loss.selectors, record, "losses")
+        self._teachers = make_teachers(self._loss.teachers, teachers)
+        self._rules: tuple[GradientRule, ...] = ()
+        if spec.gradient_rules:
+            self._rules = _copying(make_rules(spec.gradient_rules, module, record(), tuple(trained)))
+        paths = select_modules(
+            module, spec.activation_checkpointing, "activation_checkpointing", stages
+        )
+        self._recomputed = [module.get_submodule(path) for path in paths]
+
+    def run(self, batch: Batch, guard: PassGuard) -> tuple[Scores, Mapping[int, int]]:
+        """Run a batch forward and backward.
+
+        Returns:
+            The loss, and the number of elements that each gradient rule changed.
+
+        Raises:
+            NonFiniteError: The loss is not finite; the backward pass was not begun.
+            ServiceError: `TARGET_REJECTED`, and what the sessions raise.
+            PassAborted: The guard says to stop.
+            Exception: Whatever the model raises.
+        """
+        with ExitStack() as contexts:
+            contexts.enter_context(torch.enable_grad())
+            contexts.enter_context(activation_checkpointing(self._recomputed))
+            contexts.enter_context(_guarded_backward(self._module, guard))
+            rules = contexts.enter_context(GradientRuleSession(self._module, self._rules))
+            with self._saved.forward():
+                loss, scores = self._forward(batch, guard)
+            share = self._spec.accumulation
+            (loss / share if share > 1 else loss).backward()
+        return scores, dict(enumerate(rules.changed))
+
+    def evaluate(self, module: nn.Module, batch: Batch, guard: PassGuard) -> tuple[Scores, Tensor]:
+        """Run a batch forward on another tree of the same model, and return the loss and the main output."""
+        with torch.no_grad(), autocast(self._spec.precision, self._device):
+            output, total, terms = self._score(module, batch, guard)
+        return _scores(total, terms), main_output(output).detach()
+
+    def _forward(self, batch: Batch, guard: PassGuard) -> tuple[Tensor, Scores]:
+        with autocast(self._spec.precision, self._device):
+            _, loss, terms = self._score(self._module, batch, guard)
+            extra = self._penalties()
+            if extra is not None:
+                loss = loss + extra
+        scores = _scores(loss, terms)
+        if not torch.isfinite(loss.detach()):
+            raise NonFiniteError("the loss")
+        return loss, scores
+
+    def _score(
+        self, module: nn.Module, batch: Batch, guard: PassGuard
+    ) -> tuple[Any, Tensor, Mapping[str, Tensor]]:
+        taught: dict[Any, Tensor] = {}
+        for teacher in self._teachers:
+            taught |= teacher.values(batch, guard)
+        with guard.watching(module), self._watched.collecting(module) as values:
+            output = module(*batch.args, **batch.kwargs)
+        total, terms = self._loss(output, values, batch.targets, taught)
+        return output, total, terms
+
+
+def _copying(rules: Sequence[GradientRule]) -> tuple[GradientRule, ...]:
+    """Let rules take copies where needed: in train mode more is written in place than in a recorded pass."""
+    return tuple(
+        replace(rule, targets=tuple(replace(target, clone=True) for target in rule.targets)) for rule in rules
+    )
+
+
+def _scores(total: Tensor, terms: Mapping[str, Tensor]) -> Scores:
+    return Scores(float(total.detach()), {name: float(term.detach()) for name, term in terms.items()})
+
+
+@contextmanager
+def _guarded_backward(module: nn.Module, guard: PassGuard) -> Iterator[None]:
+    """Ask the guard wherever the backward pass comes to the output of a module that calls no other."""
+
+    def check(_: Tensor) -> None:
+        guard.check()
+
+    def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        tensors: Sequence[Any] = (
+            [output] if isinstance(output, Tensor) else [leaf for _picks, leaf in leaves(output)]
+        )
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(check)
+
+    with ExitStack() as hooks:
+        for part in module.modules():
+            if not part._modules:
+                hooks.callback(part.register_forward_hook(leave).remove)
+        yield

@@ -1,0 +1,43 @@
+"""What can go wrong in a step, as domain errors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.passes import domain_errors
+from trocar_server.errors import ServiceError, first_line
+from trocar_server.models import HostedModel
+from trocar_server.spool import SpoolError, SpoolFullError
+from trocar_server.training.in_backward import NonFiniteError
+
+
+@contextmanager
+def step_errors(hosted: HostedModel) -> Iterator[None]:
+    """Turn what torch, the model, a guard or the spool raises into domain errors; see `domain_errors`.
+
+    Raises:
+        ServiceError: `STORAGE_FULL` or `SPOOL_FAILED`, and what `domain_errors` raises.
+        NonFiniteError: As it is.
+    """
+    what: str | None = None
+    with domain_errors(hosted):
+        problem: ServiceError
+        try:
+            yield
+            return
+        except NonFiniteError as error:
+            what = str(error)
+        except SpoolError as error:
+            problem = _spool_failed(error)
+        if what is None:  # raised here, without the frames of the failed pass
+            raise problem
+    raise NonFiniteError(what)
+
+
+def _spool_failed(error: SpoolError) -> ServiceError:
+    is_full = isinstance(error, SpoolFullError)
+    return ServiceError(
+        ErrorReason.STORAGE_FULL if is_full else ErrorReason.SPOOL_FAILED,
+        f"saved tensors: {first_line(error)}; the trainer is as before this step, "
+        + ("free space or use a larger budget" if is_full else "the step may be tried again"),
+    )
