@@ -1,6 +1,6 @@
 """Runs of a trainer on features that are kept: where its module is cut, and what goes into the tail.
 
-    runs = CachedRuns.prepare(core.module, reader, targets, plan, conditions)
+    runs = CachedRuns.prepare(core.module, reader, plan, conditions)
     for done, total in runs.fill(guard): ...
     result = runs.run(indices, lambda batch: core.step(batch, guard))      # None: run the whole module
 """
@@ -20,7 +20,7 @@ from trocar_server.training.amp import autocast
 from trocar_server.training.batch import Batch
 from trocar_server.training.determinism import deterministic
 from trocar_server.training.feature_cache import CachePlan, FeatureCache, NoCacheError, is_bit_equal
-from trocar_server.training.fit_data import Reader, Targets
+from trocar_server.training.fit_data import Reader
 from trocar_server.training.prefix import NoSplitError, Split, split_prefix
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.trial_run import undone
@@ -63,7 +63,6 @@ class CachedRuns:
         split: Where it is cut.
         cache: Features of the samples.
         reader: The samples.
-        targets: Their targets.
         conditions: How the module runs.
     """
 
@@ -73,11 +72,10 @@ class CachedRuns:
         split: Split,
         cache: FeatureCache,
         reader: Reader,
-        targets: Targets,
         conditions: Conditions,
     ) -> None:
         self._module, self._split, self._cache = module, split, cache
-        self._reader, self._targets, self._conditions = reader, targets, conditions
+        self._reader, self._conditions = reader, conditions
 
     @property
     def description(self) -> str:
@@ -89,7 +87,7 @@ class CachedRuns:
 
     @classmethod
     def prepare(
-        cls, module: nn.Module, reader: Reader, targets: Targets, plan: CachePlan, conditions: Conditions
+        cls, module: nn.Module, reader: Reader, plan: CachePlan, conditions: Conditions
     ) -> "CachedRuns":
         """Cut a module.
 
@@ -97,8 +95,9 @@ class CachedRuns:
             NoCacheError: There is no exact cut.
             ServiceError: The samples cannot be read.
         """
-        arguments = _arguments(reader, torch.arange(plan.size))
-        other = _arguments(reader, torch.arange(plan.size - 1) if plan.size > 1 else torch.zeros(2).long())
+        arguments = _load(reader, torch.arange(plan.size)).args
+        fewer = torch.arange(plan.size - 1) if plan.size > 1 else torch.zeros(2, dtype=torch.int64)
+        other = _load(reader, fewer).args
         try:
             with conditions.contexts():
                 split = split_prefix(
@@ -110,8 +109,8 @@ class CachedRuns:
             raise NoCacheError(f"the model fails on a batch ({first_line(error)})") from error
         if split.overwrites and conditions.spec.optimizer.name == "lbfgs":
             raise NoCacheError("L-BFGS runs a batch several times, and the trained part overwrites its input")
-        cache = FeatureCache(plan, split.prefix, lambda indices: _arguments(reader, indices))
-        return cls(module, split, cache, reader, targets, conditions)
+        cache = FeatureCache(plan, split.prefix, lambda indices: _load(reader, indices))
+        return cls(module, split, cache, reader, conditions)
 
     def fill(self, guard: PassGuard) -> Generator[tuple[int, int], PassGuard, None]:
         """Compute the features, a batch at a time; who sends a guard replaces the one before.
@@ -142,10 +141,9 @@ class CachedRuns:
 
     def run(self, indices: Tensor, work: Callable[[Batch], Result]) -> Result | None:
         """Do some work on a batch while the module runs from the cut on; None when it has no features."""
-        features = self._cache.batch(indices)
-        if features is None:
+        batch = self._cache.batch(indices)
+        if batch is None:
             return None
-        batch = Batch(features, {}, self._targets.of(indices), len(indices))
         with self._split.in_place_of(self._module):
             return work(batch)
 
@@ -155,16 +153,16 @@ class CachedRuns:
 
     def _check_output(self) -> None:
         """Compare the tail's output with the whole module's on one batch, bit by bit."""
-        indices = torch.arange(self._cache.size).flip(0)
-        features = self._cache.batch(indices)
-        if features is None:
+        indices = self._cache.example()
+        kept = self._cache.batch(indices)
+        if kept is None:
             raise NoCacheError("there are no features for a whole batch")
-        arguments = _arguments(self._reader, indices)
+        arguments = _load(self._reader, indices).args
         with self._conditions.contexts():
             with undone(self._module):
                 whole = self._module(*arguments)
             with undone(self._module), self._split.in_place_of(self._module):
-                tail = self._module(*features)
+                tail = self._module(*kept.args)
         pairs = zip(_tensors(whole), _tensors(tail), strict=True)
         if not all(is_bit_equal(first, second) for first, second in pairs):
             raise NoCacheError("the output differs from that without a cache")
@@ -203,11 +201,11 @@ def _paths(module: nn.Module, text: str) -> list[str]:
     return paths
 
 
-def _arguments(reader: Reader, indices: Tensor) -> tuple[Any, ...]:
+def _load(reader: Reader, indices: Tensor) -> Batch:
     batch = reader.batch(indices)
     if batch.kwargs or not batch.args or not all(isinstance(value, Tensor) for value in batch.args):
         raise NoCacheError("the model's inputs are not one tensor each")
-    return batch.args
+    return batch
 
 
 def _tensors(value: Any) -> list[Tensor]:

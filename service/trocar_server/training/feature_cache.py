@@ -3,7 +3,7 @@
     cache = FeatureCache(plan, split.prefix, load)
     for done, total in cache.fill():        # one batch of samples each time
         ...
-    features = cache.batch(indices)         # what split.tail takes; None: run this batch without
+    batch = cache.batch(indices)            # arguments of split.tail, and targets; None: run this batch without
 
 # Note: [Bit-equal or not at all]
 A sample's features may depend on how many samples are in its batch, because another kernel is chosen, and even
@@ -16,11 +16,11 @@ costs less. Batches that are the same in every epoch need none of this: they are
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from trocar_server.training.batch import Batch
 from trocar_server.training.feature_store import FeatureStore, Layout, NoRoomError
 from trocar_server.training.order import batches
 from trocar_server.training.trial_run import random_state
@@ -28,7 +28,7 @@ from trocar_server.training.trial_run import random_state
 _PROBES = 2
 
 Prefix = Callable[..., Sequence[Tensor]]
-Load = Callable[[Tensor], tuple[Any, ...]]
+Load = Callable[[Tensor], Batch]
 
 
 class NoCacheError(Exception):
@@ -76,7 +76,7 @@ class FeatureCache:
     Args:
         plan: What it is for.
         prefix: Computes them; called in the contexts that hold in a training step.
-        load: Returns the model's arguments for samples.
+        load: Returns samples, with their targets, as the model takes them.
 
     Attributes:
         byte_count: Of all features.
@@ -87,6 +87,7 @@ class FeatureCache:
         self._plan, self._prefix, self._load = plan, prefix, load
         self._stores: dict[int, FeatureStore] = {}
         self._layouts: dict[int, list[Layout]] = {}
+        self._target_names: tuple[str, ...] = ()
 
     @property
     def byte_count(self) -> int:
@@ -98,13 +99,19 @@ class FeatureCache:
         """Bytes of those on disk."""
         return sum(store.disk_byte_count for store in set(self._stores.values()))
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, ...] | None:
-        """Return the features of samples, or None where a batch of this size runs without."""
-        size = len(indices)
-        if size not in self._stores:
+    def batch(self, indices: Tensor) -> Batch | None:
+        """Return features and targets of samples, or None where a batch of this size runs without."""
+        values = self._values(indices)
+        if values is None:
             return None
-        rows = self._stores[size].read(indices)
-        return tuple(layout.laid_out(row) for layout, row in zip(self._layouts[size], rows, strict=True))
+        first_target = len(values) - len(self._target_names)
+        targets = dict(zip(self._target_names, values[first_target:], strict=True))
+        return Batch(tuple(values[:first_target]), {}, targets, len(indices))
+
+    def example(self) -> Tensor:
+        """Return a full batch as it may be asked for."""
+        order = torch.arange(self._plan.size)
+        return order.flip(0) if self._plan.is_shuffled else order
 
     def fill(self) -> Generator[tuple[int, int], None, None]:
         """Compute the features, a batch at a time; yields how many samples are done, and of how many.
@@ -188,21 +195,30 @@ class FeatureCache:
         self._stores[size].write(indices, rows)
 
     def _compute(self, indices: Tensor) -> tuple[Tensor, ...]:
-        arguments = self._load(indices)
+        """Return features of samples, and behind them their targets."""
+        batch = self._load(indices)
         before = random_state()
-        values = tuple(self._prefix(*arguments))
+        values = tuple(self._prefix(*batch.args))
         if not all(torch.equal(a, b) for a, b in zip(before, random_state(), strict=True)):
             raise NoCacheError("the frozen part draws random numbers")
         if any(value.requires_grad for value in values):
             raise NoCacheError("the frozen part depends on something that is trained")
-        return values
+        self._target_names = tuple(batch.targets)
+        return values + tuple(batch.targets.values())
+
+    def _values(self, indices: Tensor) -> list[Tensor] | None:
+        size = len(indices)
+        if size not in self._stores:
+            return None
+        rows = self._stores[size].read(indices)
+        return [layout.laid_out(row) for layout, row in zip(self._layouts[size], rows, strict=True)]
 
     def _compare(self, indices: Tensor, dependence: str) -> None:
         if not self._is_equal(indices, self._compute(indices)):
             raise NoCacheError(f"a sample's features depend on the samples beside it, or {dependence}")
 
     def _is_equal(self, indices: Tensor, values: Sequence[Tensor]) -> bool:
-        kept = self.batch(indices)
+        kept = self._values(indices)
         return kept is not None and all(is_bit_equal(a, b) for a, b in zip(kept, values, strict=True))
 
     def _random_batch(self, size: int, number: int) -> Tensor:

@@ -1,34 +1,37 @@
 """What a fit needs of its data sets and of its trainer, and no more."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from trocar_server.surgery import PassGuard
 from trocar_server.training.batch import Batch
-from trocar_server.training.order import batches
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.step_result import EvalResult, StepResult
-
-_CHUNK = 1024
-_LARGEST_TABLE = 64 << 20
 
 
 class Reader(Protocol):
     """Samples of a data set by their place, from 0."""
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, as augmentations see it."""
+        ...
+
     def __len__(self) -> int:
         """Return how many samples there are."""
         ...
 
-    def batch(self, indices: Tensor, augmentation: Callable[[Tensor], Tensor] | None = None) -> Batch:
-        """Return samples as the model takes them; each input goes through the augmentation first."""
+    def batch(self, indices: Tensor, epoch: int | None = None) -> Batch:
+        """Return samples as the model takes them, on its device; with an epoch augmented as in that epoch."""
         ...
 
-    def targets(self, indices: Tensor) -> Mapping[str, Tensor]:
-        """Return the targets of samples, without touching their inputs."""
+    def announce(self, indices: Tensor) -> None:
+        """Say which batch will be asked for next, so that it may be loaded meanwhile."""
+
+    def labels(self, target: str) -> Collection[int] | None:
+        """Return the different values of a target by name; None where it is not made of whole numbers."""
         ...
 
 
@@ -90,42 +93,6 @@ class Core(Protocol):
     def evaluate(self, batch: Batch, guard: PassGuard) -> EvalResult:
         """Return loss and output of a batch."""
         ...
-
-
-class Targets:
-    """Targets of a data set; all of them in memory where they are small, as labels are.
-
-    Args:
-        reader: Of the data set.
-    """
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._table: dict[str, Tensor] | None = None
-        if len(reader):
-            first = reader.targets(torch.arange(1))
-            if sum(value.nbytes for value in first.values()) * len(reader) <= _LARGEST_TABLE:
-                parts = [reader.targets(part) for part in batches(torch.arange(len(reader)), _CHUNK)]
-                self._table = {name: torch.cat([part[name] for part in parts]) for name in first}
-
-    def of(self, indices: Tensor) -> dict[str, Tensor]:
-        """Return the targets of samples, in new memory."""
-        if self._table is None:
-            return dict(self._reader.targets(indices))
-        return {name: values.index_select(0, indices) for name, values in self._table.items()}
-
-
-def labels_of(targets: Targets, count: int, name: str) -> dict[int, int] | None:
-    """Return how often each label occurs; None where the target is not made of whole numbers."""
-    found: dict[int, int] = {}
-    for part in batches(torch.arange(count), _CHUNK):
-        values = named_target(targets.of(part), name)
-        if values is None or values.is_floating_point() or values.is_complex():
-            return None
-        labels, counts = values.unique(return_counts=True)
-        for label, times in zip(labels.tolist(), counts.tolist(), strict=True):
-            found[int(label)] = found.get(int(label), 0) + times
-    return found
 
 
 def named_target(targets: Mapping[str, Any], name: str) -> Tensor | None:

@@ -4,7 +4,6 @@
         ...
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,16 +31,6 @@ def batches(order: Tensor, batch_size: int, *, drop_last: bool = False) -> list[
 def batch_count(count: int, batch_size: int, *, drop_last: bool = False) -> int:
     """Return how many batches an epoch has."""
     return count // batch_size if drop_last else -(-count // batch_size)
-
-
-def augmentation_seed(seed: int, epoch: int, batch: int) -> int:
-    """Return what the random numbers of a batch's augmentations begin with.
-
-    The first 63 bits of the SHA-256 of `"seed:epoch:batch"`, all counted from 0. So a fit that goes on after
-    a restart augments as if it had never stopped, and what a model draws in its own steps does not matter.
-    """
-    digest = hashlib.sha256(f"{seed}:{epoch}:{batch}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 @contextmanager
