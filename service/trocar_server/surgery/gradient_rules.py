@@ -1,0 +1,192 @@
+"""Declared changes to the gradients of a training step.
+
+    rules = [GradientRule(Clamp(-1.0, 1.0), parameters=("fc.weight",))]
+    with GradientRuleSession(model, rules) as session:
+        loss(model(batch)).backward()
+    session.changed         # elements changed by each rule
+
+# Note: [Before accumulation]
+A hook on a parameter sees the gradient of each backward pass before it is added to `Parameter.grad`. Under a
+clamp of 0.5, two batches can add up to 1.0.
+
+# Note: [NaN stays NaN]
+`clamp`, `scale`, `noise` and `norm_limit` let NaN through, so that a broken step shows; `zero` and
+`nan_to_num` replace it.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from trocar_server.surgery.gradient_changes import Change
+from trocar_server.surgery.gradient_sites import Written, alias, by_place, tensor_at
+from trocar_server.surgery.hooks import Arguments, hook_calls, in_ports, with_ports
+from trocar_server.surgery.structure import put
+from trocar_server.surgery.taps import Target
+
+
+@dataclass(frozen=True)
+class GradientRule:
+    """One rule.
+
+    Attributes:
+        change: What is done.
+        parameters: To the gradients of which parameters, by name.
+        targets: To the gradients at which values of the pass.
+    """
+
+    change: Change
+    parameters: tuple[str, ...] = ()
+    targets: tuple[Target, ...] = ()
+
+
+class GradientRuleSession:
+    """Changes gradients while the context is open, and counts.
+
+    Rules at one gradient act in the order of the list. Modules nearer to the input see the changed gradient.
+    A value that nothing trained influences has no gradient, so there a rule does nothing.
+
+    For one forward and one backward pass; both inside the context. It removes its own hooks only.
+
+    Args:
+        model: The trainer's tree.
+        rules: What to do.
+
+    Raises:
+        ValueMissingError: In the forward pass: a module did not take or return what a target names.
+    """
+
+    def __init__(self, model: nn.Module, rules: Sequence[GradientRule]) -> None:
+        self._model = model
+        self._rules = tuple(rules)
+        self._changed: list[Tensor | int] = [0] * len(rules)
+        self._seen = [0] * len(rules)
+        self._sites: dict[tuple[int, int], _Site] = {}
+        self._undo = ExitStack()
+
+    @property
+    def changed(self) -> list[int]:
+        """Elements that each rule has changed; NaN that stays NaN is none. Waits for the device."""
+        return [int(count) for count in self._changed]
+
+    @property
+    def seen(self) -> list[int]:
+        """Elements that each rule has looked at."""
+        return list(self._seen)
+
+    def __enter__(self) -> Self:
+        try:
+            self._register_parameters()
+            of_calls: dict[str, dict[Target, list[int]]] = {}
+            for index, rule in enumerate(self._rules):
+                for target in rule.targets:
+                    of_calls.setdefault(target.path, {}).setdefault(target, []).append(index)
+            for path, targets in of_calls.items():
+                self._register(path, targets)
+        except BaseException:
+            self._undo.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._undo.close()
+
+    def apply(self, index: int, gradient: Tensor) -> Tensor:
+        """Apply one rule to a gradient, and count."""
+        with torch.no_grad():
+            changed = self._rules[index].change(gradient)
+            differs = (changed != gradient) & ~(changed.isnan() & gradient.isnan())
+            self._changed[index] = self._changed[index] + differs.sum()
+        self._seen[index] += gradient.numel()
+        return changed
+
+    def _register_parameters(self) -> None:
+        of_parameters: dict[str, list[int]] = {}
+        for index, rule in enumerate(self._rules):
+            for name in rule.parameters:
+                of_parameters.setdefault(name, []).append(index)
+        named = dict(self._model.named_parameters(remove_duplicate=False))
+        for name, indices in of_parameters.items():
+            site = _Site(ref(named[name]), set(indices), self)
+            self._undo.callback(named[name].register_hook(site.see).remove)
+
+    def _register(self, path: str, targets: Mapping[Target, list[int]]) -> None:
+        written: dict[int, list[Written]] = {}
+
+        def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+            wanted = [target for target in targets if target.call == index and target.port != "out"]
+            if not wanted:
+                return None
+            ports = in_ports(args, kwargs)
+            entries = written.setdefault(index, [])
+            for (port, picks), here in by_place(wanted).items():
+                value = tensor_at(ports, port, picks, here[0])
+                if not value.requires_grad:
+                    continue
+                own = value.clone() if here[0].clone else alias(value)
+                entries.append(Written(value, own, own._version))
+                ports[port] = put(ports[port], picks, own)
+                self._attach(own, here, targets)
+            return with_ports(ports)
+
+        def leave(index: int, output: Any) -> Any:
+            for entry in written.pop(index, ()):
+                entry.settle()
+            wanted = [target for target in targets if target.call == index and target.port == "out"]
+            for (port, picks), here in by_place(wanted).items():
+                value = tensor_at({port: output}, port, picks, here[0])
+                if not value.requires_grad:
+                    continue
+                own = self._own_output(value, here[0])
+                output = put(output, picks, own)
+                self._attach(own, here, targets)
+            return output if wanted else None
+
+        hook_calls(self._model.get_submodule(path), self._undo, enter, leave)
+
+    def _own_output(self, value: Tensor, target: Target) -> Tensor:
+        is_input = self._is_input(value)
+        if target.clone and (is_input or value._is_view()):
+            return value.clone()
+        return alias(value) if is_input or value.is_leaf else value
+
+    def _is_input(self, value: Tensor) -> bool:
+        """Whether this very tensor is what a module took, and returned: it has two gradients."""
+        site = self._sites.get((id(value), value._version))
+        return site is not None and site.tensor() is value and site.is_input
+
+    def _attach(self, value: Tensor, here: Sequence[Target], targets: Mapping[Target, list[int]]) -> None:
+        key = id(value), value._version
+        site = self._sites.get(key)
+        if site is None or site.tensor() is not value:
+            site = self._sites[key] = _Site(ref(value), set(), self)
+            self._undo.callback(value.register_hook(site.see).remove)
+        for target in here:
+            site.rules.update(targets[target])
+            site.is_input |= target.port != "out"
+
+
+@dataclass
+class _Site:
+    """The rules at one tensor's gradient."""
+
+    tensor: "ref[Tensor]"
+    rules: set[int]
+    session: GradientRuleSession
+    is_input: bool = False
+
+    def see(self, gradient: Tensor | None) -> Tensor | None:
+        """Apply the rules in their order."""
+        if gradient is None:  # the hook of a leaf is called where nothing has come, too (torch 2.14)
+            return None
+        for index in sorted(self.rules):
+            gradient = self.session.apply(index, gradient)
+        return gradient

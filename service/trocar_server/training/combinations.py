@@ -1,0 +1,43 @@
+"""Parts of a trainer's description that are each right and do not go together."""
+
+from trocar_server.training.problems import Problems
+from trocar_server.training.spec import TrainerSpec
+
+
+def combination_problems(spec: TrainerSpec, problems: Problems) -> None:
+    """Say what does not go together."""
+    if spec.optimizer.in_backward:
+        _check_in_backward(spec, problems)
+    if spec.optimizer.name == "lbfgs" and spec.accumulation > 1:
+        problems.add(
+            "accumulation", "lbfgs computes its loss several times in a step, of one batch; leave it 1"
+        )
+    saved = spec.saved_tensors
+    if saved.store != "spool":
+        for name in ("modules", "store_dtype"):
+            if getattr(saved, name):
+                problems.add(
+                    f"saved_tensors.{name}", f"only a spool has it, and the store is '{saved.store}'"
+                )
+    if spec.schedule.name == "one_cycle" and spec.schedule.warmup:
+        problems.add("schedule.warmup", "one_cycle has a warm-up of its own: the option `pct_start`")
+    if spec.head is not None and spec.head.init == "zeros" and spec.head.hidden:
+        problems.add("head.init", "hidden layers of zeros never learn; choose another `init`")
+
+
+def _check_in_backward(spec: TrainerSpec, problems: Problems) -> None:
+    field = "optimizer.in_backward"
+    if spec.clip_norm is not None:
+        problems.add(field, "`clip_norm` needs all gradients at once; leave one of the two out")
+    if spec.accumulation > 1:
+        problems.add(
+            field, "each gradient is used at once, so none can be accumulated; set `accumulation` to 1"
+        )
+    if spec.optimizer.name == "lbfgs":
+        problems.add(field, "lbfgs needs all gradients at once; choose another optimizer")
+    if spec.on_nonfinite == "skip":
+        problems.add(
+            field,
+            "weights are changed before all gradients are known, so no step can be skipped; set "
+            "`on_nonfinite` to 'fail'",
+        )

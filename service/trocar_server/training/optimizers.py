@@ -1,0 +1,157 @@
+"""Optimizers of `torch.optim`, by name, with torch's own options.
+
+optimizer = make_optimizer(spec.optimizer, dict(trained), module)
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import first_line, nearest
+from trocar_server.training.parameters import Names, select_names
+from trocar_server.training.problems import Problems
+from trocar_server.training.spec import OptimizerSpec, Options
+
+CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "lbfgs": torch.optim.LBFGS,
+}
+"""torch's classes by our names."""
+
+_NOT_OFFERED = ("self", "params", "differentiable", "capturable", "fused")
+_WHOLE = ("max_iter", "max_eval", "history_size")
+
+
+def make_optimizer(
+    spec: OptimizerSpec, named: Mapping[str, nn.Parameter], module: nn.Module | None = None
+) -> torch.optim.Optimizer:
+    """Make an optimizer of parameters.
+
+    Its groups are those of the spec in their order, then one of what no group names; within a group
+    parameters are in their order in `named`.
+
+    Args:
+        spec: Which optimizer, its options, its groups.
+        named: The trained parameters, in the order of `named_parameters`.
+        module: The tree, for selectors with classes.
+
+    Raises:
+        ServiceError: `TRAINER_INVALID`, all that is wrong with options and groups.
+    """
+    problems = Problems()
+    optimizer_problems(spec, problems)
+    groups = parameter_groups(spec, named, module, problems)
+    problems.raise_any(ErrorReason.TRAINER_INVALID, "the optimizer cannot be made")
+    return _make(spec.name, groups, spec.options)
+
+
+def parameter_groups(
+    spec: OptimizerSpec,
+    named: Mapping[str, nn.Parameter],
+    module: nn.Module | None,
+    problems: Problems,
+) -> list[dict[str, Any]]:
+    """Return the groups as torch takes them; what is wrong with their selectors goes to `problems`."""
+    names = Names.of_parameters(named) if module is None else Names.of_module(module)
+    rest = dict(named)
+    groups: list[dict[str, Any]] = []
+    for index, group in enumerate(spec.groups):
+        field = f"optimizer.groups[{index}].parameters"
+        found: Sequence[str] = ()
+        with problems.noting(field):
+            found = select_names(names, group.parameters, field)
+            if not any(name in rest for name in found):
+                problems.add(field, "none of its parameters is trained and in no group before; leave it out")
+        taken = [rest.pop(name) for name in named if name in found and name in rest]
+        groups.append({"params": taken, **_for_torch(group.options)})
+    return [*groups, {"params": list(rest.values())}] if rest else groups
+
+
+def optimizer_problems(spec: OptimizerSpec, problems: Problems) -> None:
+    """Say what is wrong with the options of an optimizer and of its groups."""
+    field = "optimizer.options"
+    options = _well_formed(spec.name, spec.options, field, problems)
+    is_possible = _try(spec.name, options, field, problems)
+    if spec.name == "lbfgs" and spec.groups:
+        problems.add("optimizer.groups", "torch's LBFGS has no parameter groups")
+        return
+    for index, group in enumerate(spec.groups):
+        where = f"optimizer.groups[{index}].options"
+        own = _well_formed(spec.name, group.options, where, problems)
+        if is_possible:
+            _try(spec.name, {**options, **own}, where, problems)
+
+
+def known_options(name: str) -> list[str]:
+    """Return the options of an optimizer that can be given."""
+    parameters = inspect.signature(CLASSES[name].__init__).parameters
+    return [option for option in parameters if option not in _NOT_OFFERED]
+
+
+def _well_formed(name: str, options: Options, field: str, problems: Problems) -> Options:
+    """Return the options that exist and have a value of their kind; the others are problems."""
+    known = known_options(name)
+    fine: Options = {}
+    for option, value in options.items():
+        if option not in known:
+            hints = nearest(option, known)
+            rest = f"nearest: {', '.join(hints)}" if hints else f"there is {', '.join(known)}"
+            problems.add(f"{field}.{option}", f"{name} has no such option; {rest}")
+            continue
+        wrong = _wrong_value(option, value)
+        if wrong:
+            problems.add(f"{field}.{option}", f"must be {wrong}, not {value!r}")
+        else:
+            fine[option] = value
+    return fine
+
+
+def _wrong_value(option: str, value: object) -> str:
+    """Return what the value of an option must be, empty where it is that."""
+    if option == "line_search_fn":
+        return "" if value in (None, "strong_wolfe") else "strong_wolfe or nothing"
+    if option == "foreach" or option in (
+        "nesterov",
+        "maximize",
+        "amsgrad",
+        "centered",
+        "decoupled_weight_decay",
+    ):
+        return "" if isinstance(value, bool) or (value is None and option == "foreach") else "true or false"
+    if option in _WHOLE:
+        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        return "" if is_whole or (value is None and option == "max_eval") else "a whole number from 1 on"
+    if option == "betas":
+        is_pair = isinstance(value, list) and len(value) == 2 and all(_is_number(each) for each in value)
+        return "" if is_pair else "a list of two numbers"
+    return "" if _is_number(value) else "a finite number"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+def _try(name: str, options: Options, field: str, problems: Problems) -> bool:
+    """Have torch's constructor look at the options; returns whether it takes them."""
+    try:
+        _make(name, [{"params": [nn.Parameter(torch.zeros(1))]}], options)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        problems.add(field, f"torch refuses them: {first_line(error)}")
+        return False
+    return True
+
+
+def _make(name: str, groups: list[dict[str, Any]], options: Options) -> torch.optim.Optimizer:
+    return CLASSES[name](groups, **_for_torch(options))
+
+
+def _for_torch(options: Options) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}

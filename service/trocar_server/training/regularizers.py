@@ -1,0 +1,58 @@
+"""Penalties on weights, added to the loss."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from trocar_server.training.parameters import Names, select_names
+from trocar_server.training.spec import RegularizerSpec
+
+
+class Penalties:
+    """Penalties whose selectors are resolved once.
+
+        penalties = Penalties(spec.regularizers, trained, module)
+        loss = loss + penalties()
+
+    Args:
+        specs: The penalties.
+        named_parameters: The trained parameters by name; others have no penalty.
+        module: The tree, for selectors with classes; without it they find nothing.
+
+    Raises:
+        ServiceError: `UNKNOWN_PARAMETER` or `INVALID_SELECTOR`.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[RegularizerSpec],
+        named_parameters: Mapping[str, Tensor],
+        module: nn.Module | None = None,
+    ) -> None:
+        names = Names.of_parameters(named_parameters) if module is None else Names.of_module(module)
+        self._chosen: list[tuple[RegularizerSpec, list[Tensor]]] = []
+        for index, spec in enumerate(specs):
+            field = f"regularizers[{index}].parameters"
+            found = select_names(names, spec.parameters, field)
+            self._chosen.append((spec, [named_parameters[n] for n in found if n in named_parameters]))
+
+    def __call__(self) -> Tensor | None:
+        """Return the sum over penalties of weight * sum of norms, each over parameters in their order."""
+        total: Tensor | None = None
+        for spec, parameters in self._chosen:
+            term: Tensor | None = None
+            for parameter in parameters:
+                norm = parameter.abs().sum() if spec.norm == "l1" else parameter.square().sum()
+                term = norm if term is None else term + norm
+            if term is not None:
+                total = term * spec.weight if total is None else total + term * spec.weight
+        return total
+
+
+def penalty(
+    specs: Sequence[RegularizerSpec],
+    named_parameters: Mapping[str, Tensor],
+    module: nn.Module | None = None,
+) -> Tensor | None:
+    """Return the penalties of parameters, None without; see `Penalties`, which is faster in a loop."""
+    return Penalties(specs, named_parameters, module)()

@@ -1,0 +1,78 @@
+"""A trainer's model before there is one: its tree with the new head, and a pass, if possible without data.
+
+rehearsal = rehearse(spec, hosted, recording)
+rehearsal.recording.modules["fc"]
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError, first_line
+from trocar_server.models import HostedModel, make_meta_replica, make_replica
+from trocar_server.surgery import Recording, record_calls
+from trocar_server.training.head import replace_head
+from trocar_server.training.spec import TrainerSpec
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a trainer would be.
+
+    Attributes:
+        module: Its tree: on the meta device, or over the hosted model's weights where it cannot run there.
+        recording: A pass of it in eval mode.
+        head_path: Where the new head is; None without one.
+    """
+
+    module: nn.Module
+    recording: Recording
+    head_path: str | None
+
+
+def rehearse(spec: TrainerSpec, hosted: HostedModel, recording: Recording) -> Rehearsal:
+    """Give a copy of a model its new head and record a pass.
+
+    Args:
+        spec: The trainer.
+        hosted: The model that it begins with.
+        recording: A pass of that model.
+
+    Raises:
+        ServiceError: `TRAINER_INVALID`, the head cannot be replaced, or the model does not run with it.
+    """
+    copy = make_meta_replica if recording.is_symbolic else make_replica
+    module = copy(hosted.module)
+    if spec.head is None:
+        return Rehearsal(module, recording, None)
+    head_path = replace_head(module, spec.head, spec.seed, recording)
+    try:
+        recorded = record_on(module, hosted, recording)
+    except Exception as error:
+        raise ServiceError(
+            ErrorReason.TRAINER_INVALID,
+            f"head: with a new layer at '{head_path}' the model does not run ({first_line(error)}); choose "
+            "another `head.path`",
+        ) from error
+    return Rehearsal(module, replace(recorded, stages=recording.stages), head_path)
+
+
+def record_on(module: nn.Module, hosted: HostedModel, recording: Recording) -> Recording:
+    """Record a pass of a tree on inputs of the form that a recorded pass had."""
+    args, kwargs = _example(hosted, recording)
+    return record_calls(module, args, kwargs, is_symbolic=recording.is_symbolic)
+
+
+def _example(hosted: HostedModel, recording: Recording) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    inputs = recording.modules[""].calls[0].inputs
+    is_flat = all(leaf.shape is not None and len(leaf.picks) == (leaf.port == "in") for leaf in inputs)
+    if not is_flat:
+        return hosted.example_inputs(), {}
+    device = "meta" if recording.is_symbolic else hosted.device
+    tensors = [(leaf.port, torch.zeros(leaf.shape or (), dtype=leaf.dtype, device=device)) for leaf in inputs]
+    args = [tensor for port, tensor in tensors if port == "in"]
+    return args, {port[3:-1]: tensor for port, tensor in tensors if port != "in"}
