@@ -44,7 +44,10 @@ _LIMITS = {
 }  # fmt: skip
 """The most that whole-number options may be; more would only cost memory and time."""
 _LARGEST = 1e9
-_REFUSED = {"inplace": "it would change what the dataset holds", "expand": "images of a batch would differ in size"}
+_REFUSED = {
+    "inplace": "it would change what the dataset holds",
+    "expand": "images of a batch would differ in size",
+}
 _PROBE_SHAPE = (3, 32, 32)
 
 
@@ -133,7 +136,9 @@ def _problems_of(spec: AugmentationSpec) -> Iterator[str]:
 def _problems_of_value(name: str, value: object) -> Iterator[str]:
     if name in _REFUSED and value:
         yield f"option '{name}' must be left out: {_REFUSED[name]}"
-    numbers = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, (int, float))]
+    numbers = [
+        item for item in (value if isinstance(value, list) else [value]) if isinstance(item, (int, float))
+    ]
     if any(not math.isfinite(item) or abs(item) > _LARGEST for item in numbers):
         yield f"option '{name}' is not a finite number of ordinary size"
     elif name in _LIMITS and any(abs(item) > _LIMITS[name] for item in numbers):
@@ -160,7 +165,13 @@ def _converted(name: str, value: Any) -> Any:
     if name == "policy" and isinstance(value, str):
         return v2.AutoAugmentPolicy(value)
     if name in _LIMITS:
-        return [int(item) for item in value] if isinstance(value, list) else value if value is None else int(value)
+        return (
+            [int(item) for item in value]
+            if isinstance(value, list)
+            else value
+            if value is None
+            else int(value)
+        )
     return value
 
 
@@ -186,4 +197,7 @@ def _trial(
                 )
                 return
     if image.shape[0] != shape[0]:
-        yield f"augmentations: they turn {shape[0]} channels into {image.shape[0]}, which the model does not take"
+        yield (
+            f"augmentations: they turn {shape[0]} channels into {image.shape[0]}, which the model does not "
+            "take"
+        )

@@ -1,8 +1,8 @@
 """Runs of a trainer on features that are kept: where its module is cut, and what goes into the tail.
 
-    runs = CachedRuns.prepare(core.module, reader, plan, conditions)
-    for done, total in runs.fill(guard): ...
-    result = runs.run(indices, lambda batch: core.step(batch, guard))      # None: run the whole module
+runs = CachedRuns.prepare(core.module, load, plan, conditions)
+for done, total in runs.fill(guard): ...
+result = runs.run(indices, lambda batch: core.step(batch, guard))      # None: run the whole module
 """
 
 from collections.abc import Callable, Collection, Generator
@@ -19,8 +19,7 @@ from trocar_server.surgery.structure import leaves
 from trocar_server.training.amp import autocast
 from trocar_server.training.batch import Batch
 from trocar_server.training.determinism import deterministic
-from trocar_server.training.feature_cache import CachePlan, FeatureCache, NoCacheError, is_bit_equal
-from trocar_server.training.fit_data import Reader
+from trocar_server.training.feature_cache import CachePlan, FeatureCache, Load, NoCacheError, is_bit_equal
 from trocar_server.training.prefix import NoSplitError, Split, split_prefix
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.trial_run import undone
@@ -62,7 +61,7 @@ class CachedRuns:
         module: The whole.
         split: Where it is cut.
         cache: Features of the samples.
-        reader: The samples.
+        load: Returns samples as the whole takes them.
         conditions: How the module runs.
     """
 
@@ -71,33 +70,40 @@ class CachedRuns:
         module: nn.Module,
         split: Split,
         cache: FeatureCache,
-        reader: Reader,
+        load: Load,
         conditions: Conditions,
     ) -> None:
         self._module, self._split, self._cache = module, split, cache
-        self._reader, self._conditions = reader, conditions
+        self._load, self._conditions = load, conditions
 
     @property
     def description(self) -> str:
         """What is kept, for a person."""
         last = self._split.prefix_modules[-1]
-        disk = self._cache.disk_byte_count
-        where = f", {disk:,} of them on disk" if disk else ""
-        return f"what is frozen, up to '{last}', runs once: {self._cache.byte_count:,} bytes{where}"
+        where = f", {self.disk_byte_count:,} of them on disk" if self.disk_byte_count else ""
+        return f"what is frozen, up to '{last}', runs once: {self.byte_count:,} bytes{where}"
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of what is kept."""
+        return self._cache.byte_count
+
+    @property
+    def disk_byte_count(self) -> int:
+        """Bytes of that on disk."""
+        return self._cache.disk_byte_count
 
     @classmethod
-    def prepare(
-        cls, module: nn.Module, reader: Reader, plan: CachePlan, conditions: Conditions
-    ) -> "CachedRuns":
+    def prepare(cls, module: nn.Module, load: Load, plan: CachePlan, conditions: Conditions) -> "CachedRuns":
         """Cut a module.
 
         Raises:
             NoCacheError: There is no exact cut.
             ServiceError: The samples cannot be read.
         """
-        arguments = _load(reader, torch.arange(plan.size)).args
+        arguments = _checked(load(torch.arange(plan.size))).args
         fewer = torch.arange(plan.size - 1) if plan.size > 1 else torch.zeros(2, dtype=torch.int64)
-        other = _load(reader, fewer).args
+        other = _checked(load(fewer)).args
         try:
             with conditions.contexts():
                 split = split_prefix(
@@ -109,11 +115,11 @@ class CachedRuns:
             raise NoCacheError(f"the model fails on a batch ({first_line(error)})") from error
         if split.overwrites and conditions.spec.optimizer.name == "lbfgs":
             raise NoCacheError("L-BFGS runs a batch several times, and the trained part overwrites its input")
-        cache = FeatureCache(plan, split.prefix, lambda indices: _load(reader, indices))
-        return cls(module, split, cache, reader, conditions)
+        cache = FeatureCache(plan, split.prefix, load)
+        return cls(module, split, cache, load, conditions)
 
     def fill(self, guard: PassGuard) -> Generator[tuple[int, int], PassGuard, None]:
-        """Compute the features, a batch at a time; who sends a guard replaces the one before.
+        """Compute the features, a batch at a time; send the guard of each next one.
 
         Raises:
             NoCacheError: They cannot be kept.
@@ -131,7 +137,7 @@ class CachedRuns:
                 raise
             except Exception as error:  # as above
                 raise NoCacheError(f"the frozen part fails on a batch ({first_line(error)})") from error
-            guard = (yield done) or guard
+            guard = yield done
         if not all(is_bit_equal(buffer, before) for buffer, before in kept):
             with torch.no_grad():
                 for buffer, before in kept:
@@ -157,7 +163,7 @@ class CachedRuns:
         kept = self._cache.batch(indices)
         if kept is None:
             raise NoCacheError("there are no features for a whole batch")
-        arguments = _load(self._reader, indices).args
+        arguments = self._load(indices).args
         with self._conditions.contexts():
             with undone(self._module):
                 whole = self._module(*arguments)
@@ -201,8 +207,7 @@ def _paths(module: nn.Module, text: str) -> list[str]:
     return paths
 
 
-def _load(reader: Reader, indices: Tensor) -> Batch:
-    batch = reader.batch(indices)
+def _checked(batch: Batch) -> Batch:
     if batch.kwargs or not batch.args or not all(isinstance(value, Tensor) for value in batch.args):
         raise NoCacheError("the model's inputs are not one tensor each")
     return batch

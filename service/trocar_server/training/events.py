@@ -1,7 +1,7 @@
 """What a fit tells while it runs: numbered events, from 0, without a gap.
 
-    Event(number=7, kind="step", step=8, epoch=0, loss=1.25).to_json()
-    # {"number": 7, "kind": "step", "step": 8, "epoch": 0, "loss": 1.25}
+Event(number=7, kind="step", step=8, epoch=0, loss=1.25).to_json()
+# {"number": 7, "kind": "step", "step": 8, "epoch": 0, "loss": 1.25}
 """
 
 import math

@@ -3,14 +3,14 @@
     cache = FeatureCache(plan, split.prefix, load)
     for done, total in cache.fill():        # one batch of samples each time
         ...
-    batch = cache.batch(indices)            # arguments of split.tail, and targets; None: run this batch without
+    batch = cache.batch(indices)            # what split.tail takes, and targets; None: run it without
 
 # Note: [Bit-equal or not at all]
-A sample's features may depend on how many samples are in its batch, because another kernel is chosen, and even
-on its place there. So the cache is filled in batches of the fit's own size, the last one filled up with
-repeated samples. Then other batches, in random order, are computed and compared bit by bit. The last batch of
-an epoch is smaller: where its features would differ it gets rows of its own, or runs without the cache if that
-costs less. Batches that are the same in every epoch need none of this: they are kept as they are.
+A sample's features may depend on how many samples are in its batch, because another kernel is chosen, and
+even on its place there. So the cache is filled in batches of the fit's own size, the last one filled up with
+repeated samples. Then other batches, in random order, are computed and compared bit by bit. The last batch
+of an epoch is smaller: where its features would differ it gets rows of its own, or runs without the cache if
+that costs less. Batches that are the same in every epoch need none of this: they are kept as they are.
 """
 
 from collections.abc import Callable, Generator, Sequence

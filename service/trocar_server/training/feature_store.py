@@ -5,7 +5,8 @@
     rows = store.read(indices)
 
 The file has no name from the first moment on: when the process ends, however it ends, it is gone. Its blocks
-are allocated before anything is written, because a full disk cannot be reported to who writes to mapped memory.
+are allocated before anything is written, because whoever writes to mapped memory learns of a full disk by a
+signal that ends the process.
 """
 
 import errno
@@ -46,7 +47,8 @@ class Layout:
     @classmethod
     def of(cls, value: Tensor) -> "Layout":
         """Return a value's layout."""
-        return cls(tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device)
+        offset = int(value.storage_offset())
+        return cls(tuple(value.shape), value.stride(), offset, value.dtype, value.device)
 
     @property
     def row_bytes(self) -> int:
@@ -96,8 +98,8 @@ class FeatureStore:
         self.disk_byte_count = row_bytes * (count - self._split)
         if self.disk_byte_count > disk_bytes:
             raise NoRoomError(
-                f"the features have {self.byte_count:,} bytes; the budgets are {memory_bytes:,} bytes in memory "
-                f"and {disk_bytes:,} on disk"
+                f"the features have {self.byte_count:,} bytes; the budgets are {memory_bytes:,} bytes in "
+                f"memory and {disk_bytes:,} on disk"
             )
         self._memory = [
             torch.empty((self._split, *layout.shape[1:]), dtype=layout.dtype) for layout in layouts

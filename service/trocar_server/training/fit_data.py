@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from trocar_server.surgery import PassGuard
+from trocar_server.training.augmentations import Augmentation
 from trocar_server.training.batch import Batch
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.step_result import EvalResult, StepResult
@@ -23,8 +24,12 @@ class Reader(Protocol):
         """Return how many samples there are."""
         ...
 
-    def batch(self, indices: Tensor, epoch: int | None = None) -> Batch:
-        """Return samples as the model takes them, on its device; with an epoch augmented as in that epoch."""
+    def batch(self, indices: Tensor, augmentation: Augmentation | None = None, epoch: int = 0) -> Batch:
+        """Return samples as the model takes them, on its device.
+
+        Each input goes through the augmentation first; its random numbers depend on nothing but the trainer's
+        seed, the epoch and the sample or the batch.
+        """
         ...
 
     def announce(self, indices: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Where a fit is, as JSON; with the trainer's own state all that it takes to go on bit-equal.
 
-    text = json.dumps(fit.state().to_json())
-    state = FitState.from_json(json.loads(text))
+text = json.dumps(fit.state().to_json())
+state = FitState.from_json(json.loads(text))
 """
 
 from collections.abc import Mapping

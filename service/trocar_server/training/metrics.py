@@ -55,6 +55,11 @@ class Metrics:
         """The names of the results."""
         return tuple(self._members)
 
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """The names of those that are one number."""
+        return tuple(name for name, member in self._members.items() if _is_scalar(member))
+
     def reset(self) -> None:
         """Begin a new evaluation."""
         self._counts = dict.fromkeys(self._members, 0)
@@ -186,6 +191,12 @@ def _build(spec: MetricSpec, kind: Any, classes: int, task: Task) -> tuple[Any, 
 def _free_name(name: str, taken: dict[str, Any]) -> str:
     count = sum(other == name or other.startswith(f"{name}_") for other in taken)
     return f"{name}_{count + 1}" if name in taken else name
+
+
+def _is_scalar(member: Any) -> bool:
+    if type(member).__name__.endswith("ConfusionMatrix"):
+        return False
+    return getattr(member, "average", "micro") not in (None, "none")
 
 
 def _flattened(output: Tensor, target: Tensor, task: Task) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,10 @@ from torchvision.ops import StochasticDepth
 _ALWAYS_RANDOM = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _RANDOM_IN_TRAINING = (_DropoutNd, nn.RReLU, StochasticDepth)
 _WITH_DROPOUT = (nn.MultiheadAttention, nn.RNNBase)
-_RISKY_WORDS = ("dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "stochastic_depth", "rrelu",
-                "batch_norm", "instance_norm")  # fmt: skip
+_RISKY_WORDS = (
+    "dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "stochastic_depth", "rrelu",
+    "batch_norm", "instance_norm",
+)  # fmt: skip
 _HARMLESS = (operator.getitem, getattr)
 
 

@@ -1,7 +1,7 @@
 """In which order a fit takes its samples; anyone can rebuild it from the seed.
 
-    for indices in batches(epoch_order(len(data), seed=0, epoch=2), batch_size=32):
-        ...
+for indices in batches(epoch_order(len(data), seed=0, epoch=2), batch_size=32):
+    ...
 """
 
 from collections.abc import Iterator
@@ -37,5 +37,5 @@ def batch_count(count: int, batch_size: int, *, drop_last: bool = False) -> int:
 def random_numbers(seed: int) -> Iterator[None]:
     """Let torch's CPU random numbers inside the context begin with a seed, and put them back after it."""
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         yield

@@ -107,7 +107,7 @@ class _CutTracer(fx.Tracer):
     """Traces into a module only where a part of it moves and another part does not."""
 
     def __init__(self, moving: frozenset[str], needed: frozenset[str]) -> None:
-        super().__init__(autowrap_modules=(math, torchvision.ops))
+        super().__init__(autowrap_modules=(math, torchvision.ops))  # type: ignore[arg-type]
         self.proxy_buffer_attributes = True
         self._moving = moving
         self._needed = needed
@@ -118,8 +118,7 @@ class _CutTracer(fx.Tracer):
             return True
         if all(parameter.requires_grad for parameter in m.parameters()) and any(True for _ in m.parameters()):
             return True
-        inside = (*self._moving, *self._needed)
-        return not any(other == path or other.startswith(f"{path}.") for other in inside)
+        return not any(_is_within(other, path) for other in (*self._moving, *self._needed))
 
 
 def _is_hooked(module: nn.Module) -> bool:
@@ -165,29 +164,35 @@ def _moving_nodes(graph: fx.Graph, module: nn.Module, also: frozenset[str]) -> s
     reasons = {*moving_paths(module), *also}
     moves: set[fx.Node] = set()
     for node in graph.nodes:
-        if any(argument in moves for argument in node.all_input_nodes) or does_function_move(node):
+        path = str(node.target)
+        if any(argument in moves for argument in node.all_input_nodes) or node.op == "output":
             moves.add(node)
-        elif node.op == "call_module":
-            path = str(node.target)
-            if any(other == path or other.startswith(f"{path}.") for other in reasons):
-                moves.add(node)
-        elif node.op == "get_attr" and _is_moving_tensor(module, str(node.target), reasons, also):
+        elif node.op == "call_module" and any(_is_within(other, path) for other in reasons):
             moves.add(node)
-        elif node.op == "output":
+        elif does_function_move(node):
+            moves.add(node)
+        elif node.op == "get_attr" and _is_moving_tensor(module, path, reasons, also):
             moves.add(node)
     return moves
+
+
+def _is_within(path: str, other: str) -> bool:
+    """Whether a module is another one or inside it."""
+    return path == other or path.startswith(f"{other}.")
 
 
 def _check_calls(graph: fx.Graph, needed: Collection[str]) -> None:
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     for path in needed:
-        if path and not any(path == other or path.startswith(f"{other}.") for other in called):
+        if path and not any(_is_within(path, other) for other in called):
             raise NoSplitError(f"'{path}' is hooked, and its graph does not call it")
 
 
 def _is_moving_tensor(module: nn.Module, path: str, movers: Collection[str], also: Collection[str]) -> bool:
     owner, _, name = path.rpartition(".")
-    value = _attribute(module.get_submodule(owner), name) if hasattr(module.get_submodule(owner), name) else None
+    value = (
+        _attribute(module.get_submodule(owner), name) if hasattr(module.get_submodule(owner), name) else None
+    )
     if isinstance(value, nn.Parameter):
         return value.requires_grad or owner in also
     return owner in movers
@@ -272,6 +277,7 @@ def _copy_node(
 
     if node.op == "output":
         return result.output(fx.map_arg(node.args[0], argument))
-    return result.create_node(
+    copied: fx.Node = result.create_node(
         node.op, node.target, fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument), node.name
     )
+    return copied
