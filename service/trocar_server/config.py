@@ -59,8 +59,6 @@ class Limits(BaseModel):
     """Seconds after its last use at which a trainer is closed; a week."""
     max_checkpoints: int = Field(default=8, ge=1)
     """Checkpoints of one trainer; the oldest goes."""
-    max_dataset_bytes: int = Field(default=64 << 30, ge=0)
-    """Bytes of all data sets of one principal."""
 
 
 class PreprocessingConfig(BaseModel):

@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Lock
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.edit_store.files import sync_folder
+from trocar_server.durable import sync_folder
 from trocar_server.errors import ServiceError
 from trocar_server.training.datasets.form import Shard
 from trocar_server.training.datasets.inspection import check_images, inspect

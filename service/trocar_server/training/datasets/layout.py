@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.edit_store.files import sync_folder
+from trocar_server.durable import sync_folder
 from trocar_server.errors import ServiceError
 from trocar_server.training.datasets.incoming import drop_unused
 from trocar_server.training.datasets.records import SUFFIX, DamagedRecordError, Record, read_record

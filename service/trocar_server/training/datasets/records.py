@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trocar_server.edit_store.files import write_durably
+from trocar_server.durable import write_durably
 from trocar_server.training.datasets.form import (
     DatasetInfo,
     Manifest,

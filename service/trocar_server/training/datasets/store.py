@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.edit_store.files import sync_folder
+from trocar_server.durable import sync_folder
 from trocar_server.errors import ServiceError
 from trocar_server.training.datasets import janitor
 from trocar_server.training.datasets.checking import check_manifest
