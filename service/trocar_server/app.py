@@ -22,6 +22,7 @@ from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec, clean_
 from trocar_server.rpc.server import Parts, RpcServer, start_server
 from trocar_server.rpc.unix_socket import socket_path
 from trocar_server.training.datasets import DatasetLibrary, DatasetStore, listed_folders
+from trocar_server.training.fitting import Fits
 from trocar_server.training.storage import StorageOnDemand
 from trocar_server.training.trainers import Trainers
 
@@ -36,12 +37,14 @@ class App:
     engine: Engine
     datasets: DatasetLibrary
     trainers: Trainers
+    fits: Fits
     rpc: RpcServer
     grace_s: float
 
     async def stop(self) -> None:
         """Let calls finish within the grace, then end the owner thread."""
         await self.rpc.stop(self.grace_s)
+        await self.fits.stop()
         await self.trainers.stop()
         await asyncio.to_thread(self.engine.owner.stop)
 
@@ -77,8 +80,10 @@ async def start(
         storage = StorageOnDemand(data_dir, config.limits.max_checkpoints)
         undo.callback(storage.close)
         trainers = Trainers(engine, storage, data_dir / "scratch")
+        fits = Fits(trainers, datasets, data_dir / "fits", data_dir / "scratch")
+        trainers.on_close = fits.forget
         rpc = await start_server(
-            Parts(engine, edit_store, datasets, trainers),
+            Parts(engine, edit_store, datasets, trainers, fits),
             config.host,
             config.port,
             with_reflection=config.reflection,
@@ -90,9 +95,11 @@ async def start(
             log.info("model loaded", model_id=model_id)
         await trainers.start()
         undo.push_async_callback(trainers.stop)
+        await fits.restore_all()
+        undo.push_async_callback(fits.stop)
         await rpc.set_serving()
         undo.pop_all()
-    return App(engine, datasets, trainers, rpc, config.grace_s)
+    return App(engine, datasets, trainers, fits, rpc, config.grace_s)
 
 
 def _check_address(config: ServerConfig) -> None:

@@ -15,6 +15,8 @@ from trocar_api.v1 import (
     edit_store_pb2,
     edit_store_pb2_grpc,
     extraction_pb2,
+    fit_pb2,
+    fit_pb2_grpc,
     model_pb2,
     model_pb2_grpc,
     server_pb2,
@@ -30,6 +32,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.rpc.dataset_service import DatasetService
 from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
+from trocar_server.rpc.fit_service import FitService
 from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
 from trocar_server.rpc.server_service import ServerService
@@ -38,6 +41,7 @@ from trocar_server.rpc.stream_service import StreamService
 from trocar_server.rpc.trainer_service import TrainerService
 from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
 from trocar_server.training.datasets import DatasetLibrary
+from trocar_server.training.fitting import Fits
 from trocar_server.training.trainers import Trainers
 
 # Inputs of up to 4 MiB come within one message; more room than that is for descriptions.
@@ -52,6 +56,7 @@ _SERVICES = [
         (server_pb2.DESCRIPTOR, "ServerService"),
         (edit_store_pb2.DESCRIPTOR, "EditStoreService"),
         (trainer_pb2.DESCRIPTOR, "TrainerService"),
+        (fit_pb2.DESCRIPTOR, "FitService"),
         (dataset_pb2.DESCRIPTOR, "DatasetService"),
     )
 ]
@@ -65,6 +70,7 @@ class Parts:
     edit_store: EditStore
     datasets: DatasetLibrary
     trainers: Trainers
+    fits: Fits
 
 
 @dataclass
@@ -125,6 +131,7 @@ async def start_server(
         (ExtractionService(engine, lists).handler(), StreamService(engine, lists).handler(), tuning.handler())
     )
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(tuning, server)
+    fit_pb2_grpc.add_FitServiceServicer_to_server(FitService(parts.fits), server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     for name in ("", *_SERVICES):

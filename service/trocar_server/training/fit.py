@@ -85,6 +85,12 @@ class Fit:
         return self._is_told
 
     @property
+    def step_total(self) -> int:
+        """Training batches of the whole fit, unless it ends early."""
+        spec = self.spec
+        return spec.epochs * batch_count(len(self._train), spec.batch_size, drop_last=spec.drop_last)
+
+    @property
     def cache_refusals(self) -> dict[str, str]:
         """Why features are not kept, by `training` and `evaluation`; known when the first step is done."""
         return dict(self._caches.why_not)

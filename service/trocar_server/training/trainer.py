@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
@@ -24,6 +24,7 @@ from trocar_server.training.export import Export, make_export
 from trocar_server.training.numbering import Numbering
 from trocar_server.training.snapshots import snapshot_state_dict
 from trocar_server.training.spec import TrainerSpec
+from trocar_server.training.state import TrainerState
 from trocar_server.training.step_result import EvalResult, StepResult
 from trocar_server.training.storage import StorageOnDemand
 
@@ -34,7 +35,7 @@ MakeBatch = Callable[[PassGuard], Batch]
 
 
 @unique
-class TrainerState(StrEnum):
+class TrainerActivity(StrEnum):
     """What a trainer does."""
 
     READY = "ready"
@@ -97,16 +98,20 @@ class Trainer:
     numbering: Numbering[Applied] = field(default_factory=Numbering)
     used_at_s: float = field(default_factory=time.time)
     checkpoint_number: int | None = None
-    fitting: TrainerState | None = None
+    activity: TrainerActivity = TrainerActivity.READY
     """`FITTING` or `PAUSED` while there is a fit."""
+    stored_facts: dict[str, Any] = field(default_factory=dict)
+    """What the trainer's record says."""
+    restored: dict[str, Any] = field(default_factory=dict)
+    """What came with the checkpoint from which it was restored."""
     is_closed: bool = False
 
     @property
-    def state(self) -> TrainerState:
+    def state(self) -> TrainerActivity:
         """What it does now."""
         if self.core.is_broken:
-            return TrainerState.BROKEN
-        return self.fitting or TrainerState.READY
+            return TrainerActivity.BROKEN
+        return self.activity
 
     @property
     def expires_at_s(self) -> float:
@@ -125,7 +130,7 @@ class Trainer:
         """
         if self.is_closed:
             raise ServiceError(ErrorReason.UNKNOWN_TRAINER, "the trainer was closed")
-        if self.fitting is not None:
+        if self.activity is not TrainerActivity.READY:
             raise ServiceError(
                 ErrorReason.TRAINER_BUSY, "a fit of the trainer is not at its end; wait for it, or cancel it"
             )
@@ -158,30 +163,40 @@ class Trainer:
 
         return await self._on_owner(work, deadline)
 
-    async def save(self, note: str = "", attached: Mapping[str, Any] | None = None) -> Checkpoint:
+    async def save(self, note: str = "") -> Checkpoint:
         """Write a checkpoint: when this returns it survives a crash.
 
-        Args:
-            note: For people.
-            attached: A fit's state, where a fit saves it.
-
         Raises:
-            ServiceError: `STORAGE_FULL`, `STORAGE_UNAVAILABLE`, `TRAINER_BROKEN`.
+            ServiceError: `STORAGE_FULL`, `STORAGE_UNAVAILABLE`, `TRAINER_BROKEN`, `TRAINER_BUSY`.
         """
         self.use()
-        store = (await asyncio.to_thread(self.storage.get)).checkpoints
+        self.check_free()  # a fit's own checkpoints know its place in the data
         async with self.numbering.at_rest():
             state = await self.engine.owner.run(self.core.state)
-            facts = {"next_number": self.numbering.next_number, "fit": attached}
-            updates = self.core.update_count
+            return await self.write(state, note)
+
+    async def write(
+        self, state: TrainerState, note: str = "", fit: Mapping[str, Any] | None = None
+    ) -> Checkpoint:
+        """Write a state that was taken before.
+
+        Args:
+            state: Of the core.
+            note: For people.
+            fit: The place of the fit that saves it.
+
+        Raises:
+            ServiceError: As `save`.
+        """
+        store = (await asyncio.to_thread(self.storage.get)).checkpoints
         write = partial(
             store.save,
             self.trainer_id,
             state,
-            update_count=updates,
+            update_count=int(cast("int", state.facts["update_count"])),
             note=note,
-            is_automatic=attached is not None,
-            attached=facts,
+            is_automatic=fit is not None,
+            attached={"next_number": self.numbering.next_number, "fit": fit},
         )
         saved = await asyncio.to_thread(write)
         self.checkpoint_number = saved.number
@@ -202,8 +217,17 @@ class Trainer:
             await self.engine.owner.run(lambda: self.core.load_state(saved.state))
             self.resume_at(saved)
 
+    async def remember(self, name: str, value: Any) -> None:
+        """Write something into the trainer's record, durably; None takes it out."""
+        self.stored_facts = {**self.stored_facts, name: value}
+        if value is None:
+            del self.stored_facts[name]
+        store = (await asyncio.to_thread(self.storage.get)).trainers
+        await asyncio.to_thread(store.update, self.trainer_id, self.stored_facts)
+
     def resume_at(self, saved: SavedTrainer) -> None:
         """Take over what a checkpoint says beside the weights."""
+        self.restored = dict(saved.attached)
         self.checkpoint_number = saved.checkpoint.number
         self.numbering.begin_at(int(saved.attached.get("next_number", 0)))
 

@@ -7,7 +7,7 @@ same.
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from trocar_server.training.head import replace_head
 from trocar_server.training.snapshots import snapshot_state_dict
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.storage import StorageOnDemand, TrainingStorage
-from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer import Trainer, TrainerActivity
 from trocar_server.training.trainer_store import TrainerRecord, check_base
 
 _CLEAN_INTERVAL_S = 30.0
@@ -40,6 +40,9 @@ class Trainers:
         engine: Has the models that trainers begin with, and serves the trainers' own.
         storage: Where they are kept.
         scratch_dir: Where the spool may write.
+
+    Attributes:
+        on_close: Called with the id of a trainer that is being closed, before anything of it goes.
     """
 
     def __init__(self, engine: Engine, storage: StorageOnDemand, scratch_dir: Path) -> None:
@@ -48,6 +51,7 @@ class Trainers:
         self._scratch_dir = scratch_dir
         self._trainers: dict[str, Trainer] = {}
         self._creating = asyncio.Lock()
+        self.on_close: Callable[[str], Awaitable[None]] | None = None
         self._janitor: asyncio.Task[None] | None = None
         self._fingerprints: WeakKeyDictionary[HostedModel, str] = WeakKeyDictionary()
 
@@ -161,6 +165,8 @@ class Trainers:
         """Close a trainer and delete its checkpoints."""
         trainer.is_closed = True
         self._trainers.pop(trainer.trainer_id, None)
+        if self.on_close is not None:
+            await self.on_close(trainer.trainer_id)
         await self.engine.release(trainer.trainer_id)
         await self.engine.owner.run(trainer.core.close)
         storage = await asyncio.to_thread(self.storage.get)
@@ -198,7 +204,7 @@ class Trainers:
         """Close every trainer that nobody has used for as long as it may live."""
         now = time.time()
         for trainer in self.all():
-            if trainer.expires_at_s < now and trainer.fitting is None:
+            if trainer.expires_at_s < now and trainer.activity is TrainerActivity.READY:
                 _log.info("trainer expired", trainer_id=trainer.trainer_id)
                 await self.close(trainer)
 
@@ -259,6 +265,7 @@ class Trainers:
             created_at_s=record.created_at_s,
             ttl_s=min(spec.ttl_s or limit, limit),
             request_id=str(record.facts.get("request_id", "")),
+            stored_facts=dict(record.facts),
         )
         own = replace(core.hosted, spec=replace(core.hosted.spec, model_id=trainer.trainer_id))
         await self.engine.adopt(own, trainer.principal)
