@@ -51,6 +51,7 @@ from trocar._scores import gradient_penalty, log_probability, logit, loss, proba
 from trocar._selectors import selector
 from trocar._statistic_options import HistogramWanted, QuantilesWanted, histogram, quantiles
 from trocar._statistics import Histogram, Statistics
+from trocar._stored_datasets import DatasetTarget, DatasetTensor, StoredDataset
 from trocar._stored_edits import StoredEdits
 from trocar._stream_messages import BatchResult
 from trocar._taps import Tap, tap
@@ -74,6 +75,7 @@ from trocar._trainer_parts import (
 )
 from trocar._trainer_types import Checkpoint, Evaluation, StepResult, TrainerInfo
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
+from trocar._uploads.plan import UploadProgress
 from trocar.errors import (
     AmbiguousCallError,
     BadReplyError,
@@ -182,6 +184,8 @@ __all__ = [
     "DatasetError",
     "DatasetInvalidError",
     "DatasetReport",
+    "DatasetTarget",
+    "DatasetTensor",
     "DeadChannels",
     "DeadRow",
     "DeadlineExceededError",
@@ -271,6 +275,7 @@ __all__ = [
     "StepResult",
     "StorageFullError",
     "StorageUnavailableError",
+    "StoredDataset",
     "StoredEdits",
     "Tap",
     "TargetRejectedError",
@@ -296,6 +301,7 @@ __all__ = [
     "UnknownSourceError",
     "UnknownTrainerError",
     "UnknownWeightsError",
+    "UploadProgress",
     "VersionSkewError",
     "WeightsCorruptError",
     "WeightsMismatchError",

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import grpc
 
 from trocar._channel import new_request_id
-from trocar._client_attributions import Attributions
+from trocar._client_datasets import Datasets
 from trocar._client_fits import Trainer
 from trocar._concurrency import sync_pause
 from trocar._rpc_errors import is_broken_connection
+from trocar._stored_datasets import StoredDataset, is_dataset_id
 from trocar._trainer_requests import trainer_spec
 from trocar._trainer_types import trainer_info
 from trocar.errors import BadReplyError
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 
-class Trainers(Attributions):
+class Trainers(Datasets):
     """Fine-tuning on the server."""
 
     def train(  # noqa: PLR0913 - options of one trainer, by keyword
@@ -151,6 +152,14 @@ class Trainers(Attributions):
         """Return your trainers, oldest first."""
         reply = self._call(self._trainers.ListTrainers, pb.ListTrainersRequest())
         return [trainer_info(message) for message in reply.trainers]
+
+    def _dataset_id(self, source: object) -> str:
+        """Return the id of a data set on the server; what is none of them is uploaded first."""
+        if isinstance(source, StoredDataset):
+            return source.dataset_id
+        if isinstance(source, str) and is_dataset_id(source):
+            return source
+        return (self.upload_dataset(source)).dataset_id
 
     def _train(self, call: ExtractCall, timeout_s: float | None) -> pb.StepResult:
         """Send a batch, again where the connection breaks: its number sees to it that it is applied once."""

@@ -193,7 +193,7 @@ class Trainer:
             store.save,
             self.trainer_id,
             state,
-            update_count=int(cast("int", state.facts["update_count"])),
+            update_count=cast("dict[str, int]", state.facts["counts"])["update_count"],
             note=note,
             is_automatic=fit is not None,
             attached={"next_number": self.numbering.next_number, "fit": fit},
