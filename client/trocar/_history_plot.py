@@ -47,4 +47,4 @@ def _draw_metrics(axes: Axes, history: History) -> None:
             lines.append(line)
             labels.append(name)
         other.set_ylabel(", ".join(names))
-    axes.legend(lines, labels, loc="center right")
+    axes.figure.legend(lines, labels, loc="outside upper center", ncols=len(labels), frameon=False)

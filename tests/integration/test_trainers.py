@@ -41,7 +41,7 @@ def client(running: RunningServer) -> Iterator[trocar.Client]:
 def batches(count: int) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     random = np.random.default_rng(3)
     return [
-        (random.normal(size=(4, 3, 64, 64)).astype(np.float32), random.integers(0, 10, 4))
+        (random.normal(size=(4, 3, 32, 32)).astype(np.float32), random.integers(0, 10, 4))
         for _ in range(count)
     ]
 
