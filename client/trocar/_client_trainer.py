@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
+from safetensors.numpy import load
 
+from trocar._channel import new_request_id
 from trocar._concurrency import sync_pause
 from trocar._downloads import Download
 from trocar._rpc_errors import is_broken_connection
@@ -203,6 +205,22 @@ class TrainerCalls:
                         raise self._client._converted(error, "") from error
                     sync_pause(min(_FIRST_PAUSE_S * 2**failures, _LONGEST_PAUSE_S))
         return Path(path)
+
+    def parameter_gradients(self, *, timeout_s: float | None = None) -> dict[str, Array]:
+        """Return the gradients that wait for an update, by parameter: after rules, before `clip_norm`.
+
+        trainer.forward_backward(images, labels)
+        (trainer.parameter_gradients())["fc.bias"]
+        """
+        request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, content=pb.EXPORT_CONTENT_GRADIENTS)
+        pieces: list[bytes] = []
+        request_id = new_request_id()
+        try:
+            for message in self._client._exported(request, timeout_s):
+                pieces.append(message.data)
+        except grpc.RpcError as error:
+            raise self._client._converted(error, request_id) from error
+        return load(b"".join(pieces))
 
     def publish(
         self, model_id: str, *, categories: Sequence[str] = (), timeout_s: float | None = None

@@ -326,3 +326,21 @@ def test_closing_twice_is_closing(client: trocar.Client) -> None:
     trainer.close()
     with pytest.raises(trocar.UnknownTrainerError):
         trainer.info()
+
+
+def test_gradients_that_wait_can_be_read(client: trocar.Client) -> None:
+    trainer, (images, labels) = make_trainer(client, ("layer4", "fc")), batches(1)[0]
+    assert trainer.parameter_gradients() == {}
+    trainer.forward_backward(images, labels)
+    found = trainer.parameter_gradients()
+    assert sorted(found) == sorted(trainer.info().trainable)
+    assert np.abs(found["fc.bias"]).max() <= np.float32(0.1)
+    model = with_head(base_model())
+    model.train()
+    for path, module in model.named_modules():
+        module.training = path == "" or path.startswith("layer4")
+    cross_entropy(model(torch.from_numpy(images)), torch.from_numpy(labels)).backward()
+    assert model.fc.bias.grad is not None
+    assert np.array_equal(found["fc.bias"], model.fc.bias.grad.clamp(-0.1, 0.1).numpy())
+    trainer.optimizer_step()
+    assert trainer.parameter_gradients() == {}

@@ -50,6 +50,30 @@ TRAIN_KIND_EVALUATE: TrainKind.ValueType  # 3
 """The loss in eval mode; nothing changes."""
 Global___TrainKind: _TypeAlias = TrainKind  # noqa: Y015
 
+class _ExportContent:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ExportContentEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExportContent.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EXPORT_CONTENT_UNSPECIFIED: _ExportContent.ValueType  # 0
+    """Not set; means weights."""
+    EXPORT_CONTENT_WEIGHTS: _ExportContent.ValueType  # 1
+    """The state dict of the model."""
+    EXPORT_CONTENT_GRADIENTS: _ExportContent.ValueType  # 2
+    """The gradients that wait for an update, by parameter."""
+
+class ExportContent(_ExportContent, metaclass=_ExportContentEnumTypeWrapper):
+    """What is exported."""
+
+EXPORT_CONTENT_UNSPECIFIED: ExportContent.ValueType  # 0
+"""Not set; means weights."""
+EXPORT_CONTENT_WEIGHTS: ExportContent.ValueType  # 1
+"""The state dict of the model."""
+EXPORT_CONTENT_GRADIENTS: ExportContent.ValueType  # 2
+"""The gradients that wait for an update, by parameter."""
+Global___ExportContent: _TypeAlias = ExportContent  # noqa: Y015
+
 @_typing.final
 class TrainerSpec(_message.Message):
     """What a trainer is made of. Names of losses, optimizers, schedules and rules are torch's in small letters; options are
@@ -1339,22 +1363,26 @@ class ExportTrainerRequest(_message.Message):
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     HAS_OPTIMIZER_FIELD_NUMBER: _builtins.int
     OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
     """Which."""
     has_optimizer: _builtins.bool
     """Whether to add the optimizer's state, under names that begin with `optimizer.`."""
     offset_bytes: _builtins.int
     """Where to go on after a broken connection, in bytes; the weights must not have changed."""
+    content: Global___ExportContent.ValueType
+    """What; weights when unset."""
     def __init__(
         self,
         *,
         trainer_id: _builtins.str = ...,
         has_optimizer: _builtins.bool = ...,
         offset_bytes: _builtins.int = ...,
+        content: Global___ExportContent.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_optimizer", b"has_optimizer", "offset_bytes", b"offset_bytes", "trainer_id", b"trainer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "has_optimizer", b"has_optimizer", "offset_bytes", b"offset_bytes", "trainer_id", b"trainer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -88,7 +88,10 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> None:
         """Stream a safetensors file."""
         trainer = self._get(request.trainer_id, context)
-        update_count, export = await trainer.export(has_optimizer=request.has_optimizer)
+        is_gradients = request.content == pb.EXPORT_CONTENT_GRADIENTS
+        update_count, export = await trainer.export(
+            has_optimizer=request.has_optimizer, is_gradients=is_gradients
+        )
         if not 0 <= request.offset_bytes <= export.byte_count:
             raise invalid("offset_bytes", f"is not within the {export.byte_count} bytes of the file")
         position, is_first = 0, True

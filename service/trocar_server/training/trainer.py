@@ -22,7 +22,7 @@ from trocar_server.training.core import TrainerCore
 from trocar_server.training.counting import correct_count
 from trocar_server.training.export import Export, make_export
 from trocar_server.training.numbering import Numbering
-from trocar_server.training.snapshots import snapshot_state_dict
+from trocar_server.training.snapshots import snapshot_state_dict, snapshot_tensors
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.state import TrainerState
 from trocar_server.training.step_result import EvalResult, StepResult
@@ -236,11 +236,13 @@ class Trainer:
         store = (await asyncio.to_thread(self.storage.get)).checkpoints
         return await asyncio.to_thread(store.entries, self.trainer_id)
 
-    async def export(self, *, has_optimizer: bool) -> tuple[int, Export]:
-        """Return the weights as one file, and the updates that they have seen."""
+    async def export(self, *, has_optimizer: bool, is_gradients: bool = False) -> tuple[int, Export]:
+        """Return weights, or the gradients that wait, as one file, and the updates that weights have seen."""
         self.use()
 
         def copy() -> tuple[int, Export]:
+            if is_gradients:
+                return self.core.update_count, make_export(snapshot_tensors(self.core.gradients()))
             weights = snapshot_state_dict(self.core.hosted.module)
             optimizer = None
             if has_optimizer:
