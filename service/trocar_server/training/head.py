@@ -108,7 +108,7 @@ def _class_size(shape: tuple[int, ...]) -> int:
 
 
 def _last_layer(module: nn.Module) -> str:
-    layers = [path for path, part in module.named_modules() if _is_layer(part)]
+    layers: list[str] = [path for path, part in module.named_modules() if _is_layer(part)]
     if not layers:
         raise _invalid(f"the model has no linear layer; {_ADVICE}")
     return layers[-1]
