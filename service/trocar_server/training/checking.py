@@ -16,10 +16,11 @@ from trocar_server.surgery import Recording
 from trocar_server.training.combinations import combination_problems
 from trocar_server.training.forms import form_problems
 from trocar_server.training.loss_checks import loss_problems
+from trocar_server.training.losses import LossFunction
 from trocar_server.training.optimizers import optimizer_problems, parameter_groups
 from trocar_server.training.parameters import select_modules, select_parameters, trained_parameters
 from trocar_server.training.problems import Problems
-from trocar_server.training.rehearsal import Rehearsal, rehearse
+from trocar_server.training.rehearsal import Rehearsal, influenced, rehearse
 from trocar_server.training.rules import rules_with_problems
 from trocar_server.training.schedule_checks import schedule_problems
 from trocar_server.training.spec import TrainerSpec
@@ -63,7 +64,10 @@ def check_spec(
     if rehearsal is not None:
         group_count = _check_selectors(spec, rehearsal, problems)
     schedule_problems(spec.schedule, spec.optimizer, group_count, problems)
-    loss_problems(spec.losses, hosted, rehearsal.recording if rehearsal else None, teachers, problems)
+    recorded = rehearsal.recording if rehearsal else None
+    loss_problems(spec.losses, hosted, recorded, teachers, problems)
+    if rehearsal is not None and not problems.lines:
+        _check_influence(spec, rehearsal, hosted, problems)
     problems.raise_any(ErrorReason.TRAINER_INVALID, _WHAT)
 
 
@@ -98,6 +102,19 @@ def _check_selectors(spec: TrainerSpec, rehearsal: Rehearsal, problems: Problems
     _check_regularizers(spec, module, named, problems)
     rules_with_problems(spec.gradient_rules, module, rehearsal.recording, trained, problems)
     return len(parameter_groups(spec.optimizer, named, module, problems))
+
+
+def _check_influence(
+    spec: TrainerSpec, rehearsal: Rehearsal, hosted: HostedModel, problems: Problems
+) -> None:
+    stages = rehearsal.recording.stages
+    trained = trained_parameters(rehearsal.module, spec.trainable, rehearsal.head_path, stages)
+    with problems.noting("trainable"):
+        is_influenced = influenced(rehearsal, hosted, trained, LossFunction(spec.losses))
+        if not is_influenced and not spec.regularizers:
+            problems.add(
+                "losses", "nothing that is trained influences them; choose other values, or train more"
+            )
 
 
 def _check_regularizers(

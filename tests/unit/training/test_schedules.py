@@ -270,3 +270,25 @@ def test_a_cycle_of_momentum_needs_an_optimizer_that_has_one() -> None:
         _problems({"name": "one_cycle", "options": {"max_lr": 0.1, "cycle_momentum": False}}, adagrad) == []
     )
     assert _problems(fields, OptimizerSpec(name="adamw", options={"lr": 0.1})) == []
+
+
+def test_a_cycle_of_betas_goes_on_from_its_state() -> None:
+    spec = ScheduleSpec(name="one_cycle", options={"max_lr": 0.1, "total_steps": 8})
+
+    def by_hand(steps: int) -> list[Any]:
+        optimizer = _optimizer(torch.optim.AdamW)
+        scheduler = OneCycleLR(optimizer, 0.1, 8)
+        found = []
+        for _ in range(steps):
+            found.append(_numbers(optimizer))
+            _step(optimizer)
+            scheduler.step()
+        return found
+
+    first = _optimizer(torch.optim.AdamW)
+    schedule = Schedule(spec, first)
+    before = _rates(schedule, first, 3)
+    second = _optimizer(torch.optim.AdamW)
+    other = Schedule(spec, second)
+    other.load(json.loads(json.dumps(schedule.state())))
+    assert before + _rates(other, second, 5) == by_hand(8)
