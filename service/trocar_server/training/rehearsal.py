@@ -86,6 +86,7 @@ def influenced(
         parameter.requires_grad_(name in trained)
     targets = [loss_target(selector, recording) for selector in loss.selectors]
     args, kwargs = _example(hosted, recording)
+    output: Any = None
     try:
         with torch.enable_grad(), TapSession(module, targets, Collector(ends_pass=False)) as session:
             output = module(*args, **kwargs)
@@ -94,10 +95,8 @@ def influenced(
             ErrorReason.TRAINER_INVALID,
             f"trainable: the model does not run with gradients ({first_line(error)}); train other parameters",
         ) from error
-    values = list(session.values.values())
-    if any(not spec.selector for spec in loss.specs):
-        values.append(main_output(output))
-    return any(value.requires_grad for value in values)
+    outputs = [main_output(output)] if any(not spec.selector for spec in loss.specs) else []
+    return any(value.requires_grad for value in (*session.values.values(), *outputs))
 
 
 def _example(hosted: HostedModel, recording: Recording) -> tuple[Sequence[Any], Mapping[str, Any]]:

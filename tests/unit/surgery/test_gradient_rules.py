@@ -50,8 +50,8 @@ def test_rules_on_parameters_act_in_their_order_before_accumulation() -> None:
     mine, x = _plain()
     theirs, _ = _plain()
     rules = [GradientRule(CLAMP, ("fc.weight", "fc.bias")), GradientRule(DOUBLE, ("fc.weight",))]
-    for _ in range(2):
-        session = _run(mine, rules, x)
+    _run(mine, rules, x)
+    session = _run(mine, rules, x)
     handles = [
         theirs.fc.weight.register_hook(lambda g: g.clamp(-0.01, 0.01) * 2),
         theirs.fc.bias.register_hook(lambda g: g.clamp(-0.01, 0.01)),
@@ -91,7 +91,8 @@ def test_the_notebooks_clamp_makes_every_bias_gradient_one() -> None:
     )
     with GradientRuleSession(net, [rule]):
         (net(x).sum() * 5).backward()
-    assert net.get_submodule("fc2").bias.grad.tolist() == [1.0] * 5  # type: ignore[union-attr]
+    gradients = _gradients(net)
+    assert gradients["fc2.bias"].tolist() == [1.0] * 5
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_two_rules_at_one_tensor_under_two_names_act_in_the_order_of_the_list() 
         model.zero_grad()
         with GradientRuleSession(model, rules):
             model(x).sum().backward()
-        found.append(model[0][1].bias.grad.tolist())
+        found.append(_gradients(model)["0.1.bias"].tolist())
     assert found == [[8.0, 8.0], [6.0, 6.0]]  # (1 + 1) * 2 and 1 * 2 + 1 for each of two rows
 
 

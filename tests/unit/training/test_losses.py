@@ -19,7 +19,7 @@ LABELS = torch.tensor([0, 1, 2, 3, 1, 0])
 MAPS = torch.randint(0, 4, (2, 3, 5), generator=torch.Generator().manual_seed(2))
 SOFT = torch.softmax(torch.randn(6, 4, generator=torch.Generator().manual_seed(3)), 1)
 WEIGHTS = [0.5, 1.0, 2.0, 0.1]
-TEACHER = TeacherSpec(model_id="t", selector="fc")
+TEACHER: Any = TeacherSpec(model_id="t", selector="fc")
 
 
 def _loss(name: Any, value: Tensor, target: Tensor | None, **options: Any) -> Tensor:

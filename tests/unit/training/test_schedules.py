@@ -28,11 +28,11 @@ SGD = OptimizerSpec(name="sgd", options={"lr": 0.1, "momentum": 0.9})
 
 
 def _optimizer(kind: type[torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> torch.optim.Optimizer:
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [nn.Parameter(torch.ones(1))]},
         {"params": [nn.Parameter(torch.ones(1))], "lr": 0.02},
     ]
-    return kind(groups, **{"lr": 0.1, **options})  # type: ignore[call-arg]
+    return kind(groups, **{"lr": 0.1, **options})
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
@@ -148,7 +148,7 @@ def test_epochs_are_counted_apart_from_steps() -> None:
 
 def test_a_plateau_follows_evaluations_and_goes_on_from_its_state() -> None:
     values = [1.0, 0.9, 0.95, 0.96, 0.97, 0.5, float("inf"), 0.6, 0.7]
-    options = {"patience": 1, "factor": 0.5, "cooldown": 1}
+    options: dict[str, Any] = {"patience": 1, "factor": 0.5, "cooldown": 1}
     by_hand = _optimizer()
     plateau = ReduceLROnPlateau(by_hand, patience=1, factor=0.5, cooldown=1)
     mine = _optimizer()
@@ -180,7 +180,7 @@ def test_a_plateau_can_have_a_warm_up_of_steps() -> None:
 @pytest.mark.parametrize("name", ["cosine", "one_cycle"])
 def test_a_schedule_without_its_length_is_refused_before_a_step(name: Any) -> None:
     optimizer = _optimizer(momentum=0.9)
-    options = {"max_lr": 0.1} if name == "one_cycle" else {}
+    options: dict[str, Any] = {"max_lr": 0.1} if name == "one_cycle" else {}
     schedule = Schedule(ScheduleSpec(name=name, options=options), optimizer)
     with pytest.raises(ServiceError, match="needs its length") as caught:
         schedule.check_ready()
