@@ -18,7 +18,7 @@ from trocar_server.training.forms import form_problems
 from trocar_server.training.loss_checks import loss_problems
 from trocar_server.training.losses import LossFunction
 from trocar_server.training.optimizers import optimizer_problems, parameter_groups
-from trocar_server.training.parameters import select_modules, select_parameters, trained_parameters
+from trocar_server.training.parameters import Names, select_modules, select_names, trained_parameters
 from trocar_server.training.problems import Problems
 from trocar_server.training.rehearsal import Rehearsal, influenced, rehearse
 from trocar_server.training.rules import rules_with_problems
@@ -98,10 +98,11 @@ def _check_selectors(spec: TrainerSpec, rehearsal: Rehearsal, problems: Problems
         trained = tuple(name for name, _ in module.named_parameters())
     elif not trained:
         problems.add("trainable", "the model has no parameters of floats, so nothing would be trained")
+    names = Names.of_module(module, stages)
     named = {name: parameter for name, parameter in module.named_parameters() if name in set(trained)}
-    _check_regularizers(spec, module, named, problems)
+    _check_regularizers(spec, names, named, problems)
     rules_with_problems(spec.gradient_rules, module, rehearsal.recording, trained, problems)
-    return len(parameter_groups(spec.optimizer, named, module, problems))
+    return len(parameter_groups(spec.optimizer, named, names, problems))
 
 
 def _check_influence(
@@ -118,7 +119,7 @@ def _check_influence(
 
 
 def _check_regularizers(
-    spec: TrainerSpec, module: nn.Module, named: Mapping[str, nn.Parameter], problems: Problems
+    spec: TrainerSpec, names: Names, named: Mapping[str, nn.Parameter], problems: Problems
 ) -> None:
     for index, regularizer in enumerate(spec.regularizers):
         field = f"regularizers[{index}].parameters"
@@ -126,6 +127,6 @@ def _check_regularizers(
             problems.add(field, "say which parameters it is of; `**` is all")
             continue
         with problems.noting(field):
-            found = select_parameters(module, regularizer.parameters, field)
+            found = select_names(names, regularizer.parameters, field)
             if not any(name in named for name in found):
                 problems.add(field, "none of these parameters is trained; leave it out, or train them")

@@ -68,8 +68,9 @@ def _problems(
             ],
             "optimizer": {"name": "adamw", "groups": [{"parameters": ["fc"], "options": {"lr": 0.1}}]},
             "schedule": {"name": "one_cycle", "options": {"max_lr": [0.1, 0.01]}},
-            "regularizers": [{"parameters": ["**.weight"]}],
+            "regularizers": [{"parameters": ["**.weight", "stage4"]}],
         },
+        {"optimizer": {"groups": [{"parameters": ["stage1"], "options": {"lr": 0.001}}]}},
         {
             "losses": [
                 {"name": "cross_entropy", "options": {"label_smoothing": 0.1}},
