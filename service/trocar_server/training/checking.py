@@ -13,7 +13,7 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.models import HostedModel
 from trocar_server.surgery import Recording
-from trocar_server.training.combinations import combination_problems
+from trocar_server.training.combinations import combination_problems, count_problems
 from trocar_server.training.forms import form_problems
 from trocar_server.training.loss_checks import loss_problems
 from trocar_server.training.losses import LossFunction
@@ -57,6 +57,8 @@ def check_spec(
         ServiceError: `TRAINER_INVALID`; the message lists every problem with its field.
     """
     problems = Problems()
+    count_problems(spec, problems)
+    problems.raise_any(ErrorReason.TRAINER_INVALID, _WHAT)
     combination_problems(spec, problems)
     optimizer_problems(spec.optimizer, problems)
     rehearsal = _rehearsed(spec, hosted, recording, problems)

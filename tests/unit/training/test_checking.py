@@ -201,6 +201,24 @@ def test_what_cannot_work_is_refused_with_its_field(
     assert "problems: (1)" not in found  # one problem is told as one
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"head": {"classes": 10**6, "hidden": [10**6]}},
+            "head: it would have about 1,000,512,000,000 parameters",
+        ),
+        ({"head": {"classes": 2, "hidden": [1] * 257}}, "head.hidden: has 257 entries; the most is 256"),
+        ({"losses": [{"name": "mse"}] * 257}, "losses: has 257 entries; the most is 256"),
+        ({"trainable": ["**"] * 5000}, "trainable: has 5000 selectors; the most is 4096, use patterns"),
+    ],
+)
+def test_what_is_too_much_is_refused(
+    resnet: tuple[HostedModel, Recording], fields: dict[str, Any], message: str
+) -> None:
+    assert message in _problems(resnet, **fields)
+
+
 def test_all_problems_come_in_one_error(resnet: tuple[HostedModel, Recording]) -> None:
     found = _problems(
         resnet,
