@@ -13,7 +13,7 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import first_line, nearest
 from trocar_server.training.option_values import is_number, is_whole
-from trocar_server.training.parameters import Names, select_names
+from trocar_server.training.parameters import NO_STAGES, Names, select_names
 from trocar_server.training.problems import Problems
 from trocar_server.training.spec import OptimizerSpec, Options
 
@@ -35,7 +35,10 @@ _SWITCHES = ("foreach", "nesterov", "maximize", "amsgrad", "centered", "decouple
 
 
 def make_optimizer(
-    spec: OptimizerSpec, named: Mapping[str, nn.Parameter], module: nn.Module | None = None
+    spec: OptimizerSpec,
+    named: Mapping[str, nn.Parameter],
+    module: nn.Module | None = None,
+    stages: Mapping[str, str] = NO_STAGES,
 ) -> torch.optim.Optimizer:
     """Make an optimizer of parameters.
 
@@ -46,13 +49,14 @@ def make_optimizer(
         spec: Which optimizer, its options, its groups.
         named: The trained parameters, in the order of `named_parameters`.
         module: The tree, for selectors with classes.
+        stages: Selectors by stage name.
 
     Raises:
         ServiceError: `TRAINER_INVALID`, all that is wrong with options and groups.
     """
     problems = Problems()
     optimizer_problems(spec, problems)
-    groups = parameter_groups(spec, named, module, problems)
+    groups = parameter_groups(spec, named, Names.of_trained(named, module, stages), problems)
     problems.raise_any(ErrorReason.TRAINER_INVALID, "the optimizer cannot be made")
     return _make(spec.name, groups, spec.options)
 
@@ -60,11 +64,10 @@ def make_optimizer(
 def parameter_groups(
     spec: OptimizerSpec,
     named: Mapping[str, nn.Parameter],
-    module: nn.Module | None,
+    names: Names,
     problems: Problems,
 ) -> list[dict[str, Any]]:
     """Return the groups as torch takes them; what is wrong with their selectors goes to `problems`."""
-    names = Names.of_parameters(named) if module is None else Names.of_module(module)
     rest = dict(named)
     groups: list[dict[str, Any]] = []
     for index, group in enumerate(spec.groups):

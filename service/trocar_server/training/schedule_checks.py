@@ -13,7 +13,7 @@ from trocar_server.training.optimizers import make_optimizer
 from trocar_server.training.option_values import is_number, is_whole
 from trocar_server.training.problems import Problems
 from trocar_server.training.schedules import make_schedulers
-from trocar_server.training.spec import OptimizerSpec, ScheduleSpec
+from trocar_server.training.spec import OptimizerSpec, Option, ScheduleSpec
 
 _CLASSES: dict[str, Callable[..., Any]] = {
     "step": lr_scheduler.StepLR,
@@ -79,7 +79,7 @@ def known_options(name: str) -> list[str]:
     return [option for option in parameters if option not in _NOT_OFFERED]
 
 
-def _wrong(name: str, value: Any, group_count: int) -> str:
+def _wrong(name: str, value: Option, group_count: int) -> str:
     """Return what an option must be, empty where it is that."""
     if name in _WORDS:
         return "" if value in _WORDS[name] else f"one of {', '.join(_WORDS[name])}"
@@ -93,16 +93,16 @@ def _wrong(name: str, value: Any, group_count: int) -> str:
     least = "positive" if name in _POSITIVE else "finite"
     if isinstance(value, list) and name in _LISTS:
         is_fine = len(value) == group_count and all(_is_fine(name, number) for number in value)
-        return (
-            "" if is_fine else f"a {least} number, or a list of {group_count}, one for each parameter group"
-        )
+        rest = f"a {least} number, or a list of {group_count}, one for each parameter group"
+        return "" if is_fine else rest
     if name == "pct_start":
-        return "" if is_number(value) and 0 <= value < 1 else "a number from 0 to less than 1"
+        is_share = isinstance(value, int | float) and is_number(value) and 0 <= value < 1
+        return "" if is_share else "a number from 0 to less than 1"
     return "" if _is_fine(name, value) else f"a {least} number"
 
 
 def _is_fine(name: str, value: Any) -> bool:
-    return is_number(value) and (value > 0 or name not in _POSITIVE)
+    return is_number(value) and bool(value > 0 or name not in _POSITIVE)
 
 
 def _try(spec: ScheduleSpec, optimizer: OptimizerSpec, group_count: int, problems: Problems) -> None:

@@ -19,7 +19,7 @@ LABELS = torch.tensor([0, 1, 2, 3, 1, 0])
 MAPS = torch.randint(0, 4, (2, 3, 5), generator=torch.Generator().manual_seed(2))
 SOFT = torch.softmax(torch.randn(6, 4, generator=torch.Generator().manual_seed(3)), 1)
 WEIGHTS = [0.5, 1.0, 2.0, 0.1]
-TEACHER = TeacherSpec(model_id="t", selector="fc")
+TEACHER: Any = TeacherSpec(model_id="t", selector="fc")
 
 
 def _loss(name: Any, value: Tensor, target: Tensor | None, **options: Any) -> Tensor:
@@ -34,7 +34,7 @@ def _loss(name: Any, value: Tensor, target: Tensor | None, **options: Any) -> Te
 @pytest.mark.parametrize(
     ("name", "value", "target", "options", "oracle"),
     [
-        ("cross_entropy", LOGITS, LABELS, {}, lambda v, t: F.cross_entropy(v, t)),
+        ("cross_entropy", LOGITS, LABELS, {}, F.cross_entropy),
         (
             "cross_entropy",
             LOGITS,
@@ -49,8 +49,8 @@ def _loss(name: Any, value: Tensor, target: Tensor | None, **options: Any) -> Te
             {"reduction": "sum"},
             lambda v, t: F.cross_entropy(v, t, reduction="sum"),
         ),
-        ("cross_entropy", LOGITS, SOFT, {}, lambda v, t: F.cross_entropy(v, t)),
-        ("cross_entropy", PIXELS, MAPS, {}, lambda v, t: F.cross_entropy(v, t)),
+        ("cross_entropy", LOGITS, SOFT, {}, F.cross_entropy),
+        ("cross_entropy", PIXELS, MAPS, {}, F.cross_entropy),
         (
             "cross_entropy",
             PIXELS,
@@ -58,7 +58,7 @@ def _loss(name: Any, value: Tensor, target: Tensor | None, **options: Any) -> Te
             {"weight": WEIGHTS, "ignore_index": 255},
             lambda v, t: F.cross_entropy(v, t, torch.tensor(WEIGHTS), ignore_index=255),
         ),
-        ("bce_with_logits", LOGITS, SOFT, {}, lambda v, t: F.binary_cross_entropy_with_logits(v, t)),
+        ("bce_with_logits", LOGITS, SOFT, {}, F.binary_cross_entropy_with_logits),
         (
             "bce_with_logits",
             LOGITS,
@@ -82,7 +82,7 @@ def _loss(name: Any, value: Tensor, target: Tensor | None, **options: Any) -> Te
             {"pos_weight": 3.0},
             lambda v, t: F.binary_cross_entropy_with_logits(v, t, pos_weight=torch.tensor([3.0])),
         ),
-        ("mse", LOGITS, SOFT, {}, lambda v, t: F.mse_loss(v, t)),
+        ("mse", LOGITS, SOFT, {}, F.mse_loss),
         ("l1", LOGITS, SOFT, {"reduction": "sum"}, lambda v, t: F.l1_loss(v, t, reduction="sum")),
         ("huber", LOGITS, SOFT, {"delta": 0.3}, lambda v, t: F.huber_loss(v, t, delta=0.3)),
         (

@@ -27,11 +27,11 @@ def _train(
     for _ in range(steps):
         x, y = torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
 
-        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+        def closure(x: Tensor = x, y: Tensor = y) -> float:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(net(x), y)
             loss.backward()
-            return loss
+            return loss  # type: ignore[return-value]  # as torch's own closures do
 
         optimizer.step(closure)
     return [parameter.detach() for parameter in net.parameters()]
@@ -56,7 +56,9 @@ def _made(spec: OptimizerSpec) -> Callable[[nn.Module], torch.optim.Optimizer]:
     ],
 )
 def test_steps_are_those_of_torch(name: Any, options: dict[str, Any]) -> None:
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    plain: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+    }
     mine = _train(_net(), _made(OptimizerSpec(name=name, options=options)))
     theirs = _train(_net(), lambda net: CLASSES[name](net.parameters(), **plain))
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
@@ -74,14 +76,12 @@ def test_groups_have_rates_of_their_own_and_the_first_that_names_a_parameter_has
 
     def by_hand(net: nn.Module) -> torch.optim.Optimizer:
         named = dict(net.named_parameters())
-        return torch.optim.AdamW(
-            [
-                {"params": [named["1.weight"], named["1.bias"], named["3.bias"]], "weight_decay": 0.0},
-                {"params": [named["3.weight"]], "lr": 0.1, "betas": (0.5, 0.9)},
-                {"params": [named["0.weight"], named["0.bias"]]},
-            ],
-            lr=0.01,
-        )
+        groups: list[dict[str, Any]] = [
+            {"params": [named["1.weight"], named["1.bias"], named["3.bias"]], "weight_decay": 0.0},
+            {"params": [named["3.weight"]], "lr": 0.1, "betas": (0.5, 0.9)},
+            {"params": [named["0.weight"], named["0.bias"]]},
+        ]
+        return torch.optim.AdamW(groups, lr=0.01)
 
     mine, theirs = _train(_net(), _made(spec)), _train(_net(), by_hand)
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))

@@ -22,7 +22,8 @@ from trocar_server.training.parameters import (
 @pytest.fixture(scope="module")
 def resnet() -> nn.Module:
     with torch.device("meta"):
-        return torchvision.models.resnet18()
+        model: nn.Module = torchvision.models.resnet18()
+    return model
 
 
 def _starting(model: nn.Module, *starts: str) -> tuple[str, ...]:

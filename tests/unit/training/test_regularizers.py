@@ -37,10 +37,10 @@ def test_a_penalty_and_its_gradient_are_those_of_the_sums() -> None:
 
 def test_only_trained_parameters_count() -> None:
     net = _net()
-    trained = {"3.weight": net[3].weight}
+    trained = {"3.weight": net.get_parameter("3.weight")}
     total = penalty([RegularizerSpec(parameters=("**",))], trained, net)
     assert total is not None
-    assert torch.equal(total, net[3].weight.square().sum())
+    assert torch.equal(total, trained["3.weight"].square().sum())
 
 
 def test_a_class_chooses_parameters_when_the_tree_is_known() -> None:
@@ -56,7 +56,7 @@ def test_penalties_follow_the_weights() -> None:
     net = _net()
     penalties = Penalties([RegularizerSpec(parameters=("3.bias",), norm="l1")], dict(net.named_parameters()))
     with torch.no_grad():
-        net[3].bias.fill_(2.0)
+        net.get_parameter("3.bias").fill_(2.0)
     total = penalties()
     assert total is not None
     assert float(total.detach()) == 4.0
