@@ -1,10 +1,10 @@
 """Stopping a backward pass from outside.
 
 # Note: [Where the backward pass asks]
-A guard's own hooks are on modules that are called, and nothing is called in a backward pass. So it is asked
-when a weight's gradient comes, and where it passes the output of a frozen module. Hooks cost some microseconds
-each, so only modules with a weight of two dimensions or more have one: they are what takes time. After the
-first pass, frozen modules that no gradient came to have none either.
+A guard's own hooks are on modules that are called, and nothing is called in a backward pass. So it is
+asked when a weight's gradient comes, and where the pass comes to the output of a frozen module. Hooks cost
+some microseconds each, so only modules with a weight of two dimensions or more have one: they are what takes
+time. After the first pass, frozen modules that no gradient came to have none either.
 """
 
 from collections.abc import Iterator, Sequence

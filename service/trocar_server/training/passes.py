@@ -1,4 +1,4 @@
-"""One forward and backward pass of a trainer: from a batch to gradients, with everything that is around it."""
+"""One forward and backward pass of a trainer: from a batch to gradients, with all that is around it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -75,9 +75,7 @@ class TrainingPass:
         self._rules: tuple[GradientRule, ...] = ()
         if spec.gradient_rules:
             self._rules = _copying(make_rules(spec.gradient_rules, module, record(), tuple(trained)))
-        paths = select_modules(
-            module, spec.activation_checkpointing, "activation_checkpointing", stages
-        )
+        paths = select_modules(module, spec.activation_checkpointing, "activation_checkpointing", stages)
         self._guarded = BackwardGuard(module)
         self._recomputed = [module.get_submodule(path) for path in paths]
 
@@ -145,7 +143,9 @@ class _Shapes:
     ) -> None:
         self._input_shape = input_shape
         self._known: dict[bool, dict[str, Shape]] = {True: {}, False: {}}
-        with suppress(ServiceError):  # a model that needs its own data: targets are then checked by its output
+        with suppress(
+            ServiceError
+        ):  # a model that needs its own data: targets are then checked by its output
             for is_same in self._known:
                 self._known[is_same] = known_shapes(losses, record(), is_same_size=is_same)
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.recordings import record_example
 from trocar_server.engine.passes import domain_errors
+from trocar_server.engine.recordings import record_example
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, make_replica
 from trocar_server.surgery import PassGuard

@@ -17,8 +17,8 @@ def make_tree(
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Return the tree and the names of its trained parameters, in the order of `named_parameters`.
 
-    Trained parameters and all buffers have memory of their own, frozen parameters have the base's. The base is
-    left as it is.
+    Trained parameters and all buffers have memory of their own, frozen parameters have the base's. The base
+    is left as it is.
 
     Args:
         base: What it begins with.
@@ -37,4 +37,3 @@ def make_tree(
     module = make_training_copy(tree, [parameters[name] for name in trained])
     set_modes(module, trained, spec.train_mode, stages)
     return module, trained
-

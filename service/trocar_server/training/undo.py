@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.training.many import add_all, copy_all
 
 
 class BufferBackup:
@@ -42,16 +43,14 @@ class BufferBackup:
 
     def save(self) -> None:
         """Copy the buffers as they are now."""
-        if self._tensors:
-            torch._foreach_copy_(self._copies, self._tensors)
+        copy_all(self._copies, self._tensors)
 
     def restore(self) -> None:
         """Let the buffers be as they were when they were saved."""
         self._drop_graphs()
         for owner, name, tensor in self._places:
             owner[name] = tensor
-        if self._tensors:
-            torch._foreach_copy_(self._tensors, self._copies)
+        copy_all(self._tensors, self._copies)
 
     def settle(self) -> None:
         """Take over buffers that the modules have replaced.
@@ -115,8 +114,7 @@ class GradientAccumulator:
             elif held is not None:
                 ours.append(parameter.grad)
                 theirs.append(held)
-        if ours:
-            torch._foreach_add_(ours, theirs)
+        add_all(ours, theirs)
 
     def present(self) -> list[Tensor]:
         """Return the gradients that there are."""
