@@ -67,6 +67,7 @@ class TrainerCore:
         trainable: Names of the trained parameters, in the order of `named_parameters`.
         hosted: The model over the trainer's memory, in eval mode; with moving averages in the place of
             weights where there are any. It follows the steps by itself.
+        evaluated: The tree that `evaluate` runs, over the same memory as `hosted`.
         schedule: Of the learning rates; to be told of epochs and evaluations.
         step_count: Batches that were taken, skipped ones included.
         update_count: Updates of the weights.
@@ -90,7 +91,7 @@ class TrainerCore:
         self.schedule = self._updater.schedule
         averages = self._updater.averages
         self.hosted = hosted_view(base, self.module, spec, averages.tensors if averages else None)
-        self._evaluated = make_replica(self.hosted.module)
+        self.evaluated = make_replica(self.hosted.module)
         self._buffers = BufferBackup(self.module)
         self._gradients = GradientAccumulator(list(self._trained.values()))
         self._norm: Tensor | None = None
@@ -166,7 +167,7 @@ class TrainerCore:
             self._random.in_place(is_kept=False),
         ):
             guard.check()
-            scores, output = self._pass.evaluate(self._evaluated, here, guard)
+            scores, output = self._pass.evaluate(self.evaluated, here, guard)
         return EvalResult(scores.loss, scores.terms, output, batch.size, time.perf_counter() - started)
 
     def gradients(self) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trocar_api.reasons import ErrorReason
 from trocar_server.engine.recordings import record_example
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, stages_for
@@ -87,7 +88,8 @@ class TrainingPass:
 
         Raises:
             NonFiniteError: The loss is not finite; the backward pass was not begun.
-            ServiceError: `TARGET_REJECTED`, and what the sessions raise.
+            ServiceError: `TARGET_REJECTED`; `TRAINER_INVALID`, nothing that is trained has an influence; and
+                what the sessions raise.
             PassAborted: The guard says to stop.
             Exception: Whatever the model raises.
         """
@@ -117,6 +119,12 @@ class TrainingPass:
             extra = self._penalties()
             if extra is not None:
                 loss = loss + extra
+        if not loss.requires_grad:
+            raise ServiceError(
+                ErrorReason.TRAINER_INVALID,
+                "the loss does not depend on anything that is trained: the pass does not come to it; choose "
+                "other `trainable` parts",
+            )
         scores = _scores(loss, terms)
         if not torch.isfinite(loss.detach()):
             raise NonFiniteError("the loss")

@@ -1,9 +1,9 @@
 """A call that fails leaves no trace: all is as before, and the next step is that of a run without it."""
 
-import copy
 import errno
 import gc
 import os
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiny_models import Plain
 from tests.unit.training.trainers import (
     Pair,
     TinyNet,
@@ -76,7 +77,7 @@ class Faulty(TinyNet):
 
 
 def fail_with(error: BaseException) -> Any:
-    def action(_: Tensor) -> Tensor:
+    def action(*_: Any, **__: Any) -> Any:
         raise error
 
     return action
@@ -355,9 +356,26 @@ def test_a_buffer_that_is_replaced_stays_in_its_memory() -> None:
     assert_same_state(core, before)
 
 
-def test_a_deep_copy_of_the_base_is_not_needed() -> None:
-    base = tiny()
-    before = copy.deepcopy(base.module)
-    core = core_of(base, optimizer={"name": "sgd", "options": {"lr": 1.0}})
-    run(core, batches(3))
-    assert_same(base.module, before)
+def test_an_optimizer_that_fails_breaks_the_trainer_until_it_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base, data = tiny(), batches(3)
+    unbroken, core = core_of(base, **BASE), core_of(base, **BASE)
+    run(unbroken, data)
+    run(core, data[:1])
+    saved = core.state()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["torch.optim.adam"], "adam", fail_with(RuntimeError("no")))
+        with pytest.raises(ServiceError, match="restore it") as caught:
+            run(core, data[1:2])
+    assert caught.value.reason is ErrorReason.TRAINER_BROKEN
+    core.load_state(saved)
+    run(core, data[1:])
+    assert_same(core.module, unbroken.module)
+
+
+def test_a_loss_that_nothing_trained_has_an_influence_on() -> None:
+    core = core_of(tiny(Plain), trainable=["unused"])
+    with pytest.raises(ServiceError, match="does not depend") as caught:
+        run(core, batches(1))
+    assert caught.value.reason is ErrorReason.TRAINER_INVALID
