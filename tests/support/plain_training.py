@@ -58,7 +58,9 @@ class PlainTraining:
     """
 
     model: nn.Module
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, lr=0.01)
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda p: torch.optim.SGD(
+        p, lr=0.01
+    )
     loss: Loss = field(default_factory=cross_entropy)
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     accumulation: int = 1

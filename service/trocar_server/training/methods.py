@@ -36,13 +36,16 @@ class Method(Protocol):
     @property
     def updates(self) -> bool:
         """Whether weights are changed, too."""
+        ...
 
     @property
     def is_torn(self) -> bool:
         """Whether the last batch failed with some weights changed and others not."""
+        ...
 
     def begin(self) -> None:
         """Forget the last batch: it comes before `take`."""
+        ...
 
     def take(self, batch: Batch, guard: PassGuard) -> Taken:
         """Take a batch.
@@ -50,6 +53,7 @@ class Method(Protocol):
         Raises:
             NonFiniteError: The loss or a gradient is not finite.
         """
+        ...
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trocar_server.training.random_state import RandomStream
+from trocar_server.training.schedules import Schedule
 from trocar_server.training.state import (
     TrainerState,
     check_tensors,
@@ -91,7 +93,7 @@ def read_state(parts: Parts, state: TrainerState, names: Sequence[str]) -> dict[
     schedule = facts.get("schedule")
     if not isinstance(schedule, dict):
         raise damaged("it has no schedule")
-    parts.updater.schedule.load(schedule)
+    _load_schedule(parts.updater.schedule, schedule)
     with torch.no_grad():
         for kind, own in live.items():
             for name, tensor in own.items():
@@ -102,3 +104,12 @@ def read_state(parts: Parts, state: TrainerState, names: Sequence[str]) -> dict[
     put_optimizer(optimizer, states, groups)
     parts.random.load(random)
     return {name: int(counts[name]) for name in names}
+
+
+def _load_schedule(schedule: Schedule, state: dict[str, Any]) -> None:
+    before = schedule.state()
+    try:
+        schedule.load(state)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        schedule.load(before)
+        raise damaged("it has another schedule") from None

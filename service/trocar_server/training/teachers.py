@@ -33,7 +33,7 @@ class Teacher:
         self._module = make_replica(hosted.module)
         self._specs = specs
         selectors = list(dict.fromkeys(spec.selector for spec in specs if spec.selector))
-        self._watched = WatchedValues(selectors, lambda: record_example(hosted)[1], "losses.teacher")
+        self._watched = WatchedValues(selectors, lambda: record_example(hosted)[1])
         self._needs_output = any(not spec.selector for spec in specs)
 
     def values(self, batch: Batch, guard: PassGuard) -> dict[TeacherSpec, Tensor]:

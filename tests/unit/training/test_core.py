@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from tests.support.plain_training import PlainTraining, cross_entropy, freeze_all_but, new_head
-from tests.unit.training.trainers import assert_same, batches, by_name, core_of, run, tiny
+from tests.unit.training.trainers import assert_same, batches, by_name, core_of, net, run, tiny
 
 
-def plain_of(module: nn.Module, trained: list[str], head: str = "fc", classes: int = 5) -> nn.Module:
+def plain_of(module: nn.Module, trained: list[str], head: str = "fc", classes: int = 5) -> Any:
     """Return a copy with a new head, all but some parts frozen."""
     model = copy.deepcopy(module)
     if head:
@@ -63,7 +63,11 @@ def test_resnet18(trainable: list[str], prefixes: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "head", "size"),
-    [("mobilenet_v3_small", "classifier.3", 64), ("swin_t", "head", 64), ("efficientnet_b0", "classifier.1", 64)],
+    [
+        ("mobilenet_v3_small", "classifier.3", 64),
+        ("swin_t", "head", 64),
+        ("efficientnet_b0", "classifier.1", 64),
+    ],
 )
 def test_other_architectures_as_a_whole(architecture: str, head: str, size: int) -> None:
     base, data = by_name(architecture, size), batches(2, 10, size=2, shape=(3, size, size))
@@ -71,9 +75,7 @@ def test_other_architectures_as_a_whole(architecture: str, head: str, size: int)
     plain = PlainTraining(
         plain_of(base.module, everything, head, 10), lambda p: torch.optim.AdamW(p, lr=1e-3)
     )
-    core = core_of(
-        base, head={"classes": 10}, optimizer={"name": "adamw", "options": {"lr": 1e-3}}
-    )
+    core = core_of(base, head={"classes": 10}, optimizer={"name": "adamw", "options": {"lr": 1e-3}})
     run(core, data)
     assert_same(core.module, plain.run(data))
 
@@ -92,7 +94,9 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]
 def test_each_optimizer(name: str) -> None:
     base, data = tiny(), batches(6)
     options, kind = OPTIMIZERS[name]
-    plain_options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    plain_options = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+    }
     plain = PlainTraining(plain_of(base.module, ["stem", "block", "fc"]), lambda p: kind(p, **plain_options))
     core = core_of(base, head={"classes": 5}, optimizer={"name": name, "options": options})
     results = run(core, data)
@@ -104,7 +108,9 @@ def test_each_optimizer(name: str) -> None:
 def test_an_optimizer_in_the_backward_pass_gives_the_same_weights(name: str) -> None:
     base, data = tiny(), batches(6)
     options, kind = OPTIMIZERS[name]
-    plain_options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    plain_options = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+    }
     plain = PlainTraining(
         plain_of(base.module, ["stem", "block", "fc"]),
         lambda p: kind(p, **plain_options),
@@ -223,7 +229,7 @@ def test_batch_norm_in_train_mode_by_name() -> None:
     core = core_of(base, head={"classes": 5}, trainable=["fc"], train_mode=["block"])
     run(core, data)
     assert_same(core.module, PlainTraining(model).run(data))
-    assert not torch.equal(core.module.block[1].running_mean, base.module.block[1].running_mean)
+    assert not torch.equal(net(core).block[1].running_mean, net(base).block[1].running_mean)
 
 
 def test_label_smoothing_and_class_weights() -> None:
@@ -267,17 +273,20 @@ def test_terms_on_a_tap_and_against_a_teacher() -> None:
             parameter.mul_(1.5)
 
     def loss(model: Any, x: Any, y: Any) -> Any:
-        seen = {}
+        seen: dict[str, Any] = {}
         handle = model.block.register_forward_hook(lambda _, __, out: seen.update(block=out.clone()))
         output = model(x)
         handle.remove()
         with torch.no_grad():
-            taught = teacher.module(x)
-            features = teacher.module.stem(x)
-            features = teacher.module.block(features)
+            taught = net(teacher)(x)
+            features = net(teacher).stem(x)
+            features = net(teacher).block(features)
         first = nn.functional.cross_entropy(output, y)
         soft = nn.functional.softmax(taught / 2.0, 1)
-        second = nn.functional.kl_div(nn.functional.log_softmax(output / 2.0, 1), soft, reduction="batchmean") * 4.0
+        second = (
+            nn.functional.kl_div(nn.functional.log_softmax(output / 2.0, 1), soft, reduction="batchmean")
+            * 4.0
+        )
         third = nn.functional.mse_loss(seen["block"], features)
         fourth = seen["block"].abs().mean()
         return first + second * 0.5 + third * 0.25 + fourth * 0.01
@@ -288,8 +297,18 @@ def test_terms_on_a_tap_and_against_a_teacher() -> None:
         teachers={"big": teacher},
         losses=[
             {"name": "cross_entropy"},
-            {"name": "kl_div", "weight": 0.5, "teacher": {"model_id": "big"}, "options": {"temperature": 2.0}},
-            {"name": "mse", "weight": 0.25, "selector": "block", "teacher": {"model_id": "big", "selector": "block"}},
+            {
+                "name": "kl_div",
+                "weight": 0.5,
+                "teacher": {"model_id": "big"},
+                "options": {"temperature": 2.0},
+            },
+            {
+                "name": "mse",
+                "weight": 0.25,
+                "selector": "block",
+                "teacher": {"model_id": "big", "selector": "block"},
+            },
             {"name": "l1_norm", "weight": 0.01, "selector": "block"},
         ],
     )

@@ -1,9 +1,9 @@
 """A call that fails leaves no trace: all is as before, and the next step is that of a run without it."""
 
-import copy
 import errno
 import gc
 import os
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiny_models import Plain
 from tests.unit.training.trainers import (
     Pair,
     TinyNet,
@@ -21,6 +22,7 @@ from tests.unit.training.trainers import (
     batch_of,
     batches,
     core_of,
+    net,
     run,
     tiny,
 )
@@ -75,7 +77,7 @@ class Faulty(TinyNet):
 
 
 def fail_with(error: BaseException) -> Any:
-    def action(_: Tensor) -> Tensor:
+    def action(*_: Any, **__: Any) -> Any:
         raise error
 
     return action
@@ -110,28 +112,28 @@ def cancelled_in_forward(core: TrainerCore, data: Pair) -> None:
         guard.cancel()
         return x
 
-    core.module.switch.forward_action = cancel
+    net(core).switch.forward_action = cancel
     core.step(batch_of(data), guard)
 
 
 def cancelled_in_backward(core: TrainerCore, data: Pair) -> None:
     guard = PassGuard()
-    core.module.switch.backward_action = lambda _: guard.cancel()
+    net(core).switch.backward_action = lambda _: guard.cancel()
     core.step(batch_of(data), guard)
 
 
 def error_in_forward(core: TrainerCore, data: Pair) -> None:
-    core.module.switch.forward_action = fail_with(RuntimeError("no"))
+    net(core).switch.forward_action = fail_with(RuntimeError("no"))
     core.step(batch_of(data), PassGuard())
 
 
 def out_of_memory_in_backward(core: TrainerCore, data: Pair) -> None:
-    core.module.switch.backward_action = fail_with(torch.OutOfMemoryError("too little"))
+    net(core).switch.backward_action = fail_with(torch.OutOfMemoryError("too little"))
     core.step(batch_of(data), PassGuard())
 
 
 def non_finite_gradient(core: TrainerCore, data: Pair) -> None:
-    core.module.switch.backward_action = lambda gradient: gradient * float("inf")
+    net(core).switch.backward_action = lambda gradient: gradient * float("inf")
     core.step(batch_of(data), PassGuard())
 
 
@@ -158,14 +160,16 @@ def failing(core: TrainerCore, reason: ErrorReason) -> Iterator[None]:
         yield
     assert caught.value.reason is reason
     assert torch.equal(torch.get_rng_state(), outside)
-    core.module.switch.forward_action = core.module.switch.backward_action = None
+    net(core).switch.forward_action = net(core).switch.backward_action = None
 
 
 def assert_same_state(core: TrainerCore, before: Any) -> None:
     after = core.state()
     assert after.facts == before.facts
     assert after.tensors.keys() == before.tensors.keys()
-    assert [name for name, found in before.tensors.items() if not torch.equal(after.tensors[name], found)] == []
+    assert [
+        name for name, found in before.tensors.items() if not torch.equal(after.tensors[name], found)
+    ] == []
 
 
 CASES = [
@@ -200,7 +204,7 @@ def test_a_skipped_step_leaves_no_trace_but_its_count(fault: Any) -> None:
     for pair in data:
         before = core.state()
         fault(core, pair)
-        core.module.switch.backward_action = None
+        net(core).switch.backward_action = None
         after = core.state()
         assert all(torch.equal(after.tensors[name], found) for name, found in before.tensors.items())
         run(core, [pair])
@@ -226,7 +230,11 @@ def test_an_update_that_stops_half_way_breaks_the_trainer_until_it_is_restored(f
     saved = core.state()
     with failing(core, ErrorReason.TRAINER_BROKEN):
         fault(core, data[2])
-    for call in (core.state, lambda: run(core, data[:1]), lambda: core.evaluate(batch_of(data[0]), PassGuard())):
+    for call in (
+        core.state,
+        lambda: run(core, data[:1]),
+        lambda: core.evaluate(batch_of(data[0]), PassGuard()),
+    ):
         with pytest.raises(ServiceError, match="restore it") as caught:
             call()
         assert caught.value.reason is ErrorReason.TRAINER_BROKEN
@@ -272,7 +280,7 @@ def test_files_that_are_gone_fail_the_backward_pass(tmp_path: Path) -> None:
             if path.is_file():
                 os.truncate(path, 0)
 
-    core.module.switch.backward_action = damage
+    net(core).switch.backward_action = damage
     with failing(core, ErrorReason.SPOOL_FAILED):
         run(core, data[:1])
     assert_same_state(core, before)
@@ -287,7 +295,7 @@ def test_the_values_of_a_failed_step_are_freed() -> None:
         seen.append(weakref.ref(x))
         raise RuntimeError("no")
 
-    core.module.switch.forward_action = fail
+    net(core).switch.forward_action = fail
     with pytest.raises(ServiceError):
         run(core, batches(1))
     gc.collect()
@@ -322,6 +330,7 @@ class Replacing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.mean: Tensor
         self.register_buffer("mean", torch.zeros(5))
         self.fc = nn.Linear(4, 5)
 
@@ -335,21 +344,38 @@ class Replacing(nn.Module):
 def test_a_buffer_that_is_replaced_stays_in_its_memory() -> None:
     base, data = tiny(Replacing, (4,)), batches(3, shape=(4,))
     core = core_of(base)
-    place = core.hosted.module.mean.data_ptr()
+    place = net(core.hosted).mean.data_ptr()
     run(core, data)
-    assert core.module.mean.data_ptr() == place
-    assert not core.module.mean.requires_grad
-    assert torch.equal(core.hosted.module.mean, core.module.mean)
-    assert not torch.equal(core.module.mean, torch.zeros(5))
+    assert net(core).mean.data_ptr() == place
+    assert not net(core).mean.requires_grad
+    assert torch.equal(net(core.hosted).mean, net(core).mean)
+    assert not torch.equal(net(core).mean, torch.zeros(5))
     before = core.state()
     with pytest.raises(ServiceError):
         wrong_label(core, data[0])
     assert_same_state(core, before)
 
 
-def test_a_deep_copy_of_the_base_is_not_needed() -> None:
-    base = tiny()
-    before = copy.deepcopy(base.module)
-    core = core_of(base, optimizer={"name": "sgd", "options": {"lr": 1.0}})
-    run(core, batches(3))
-    assert_same(base.module, before)
+def test_an_optimizer_that_fails_breaks_the_trainer_until_it_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base, data = tiny(), batches(3)
+    unbroken, core = core_of(base, **BASE), core_of(base, **BASE)
+    run(unbroken, data)
+    run(core, data[:1])
+    saved = core.state()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["torch.optim.adam"], "adam", fail_with(RuntimeError("no")))
+        with pytest.raises(ServiceError, match="restore it") as caught:
+            run(core, data[1:2])
+    assert caught.value.reason is ErrorReason.TRAINER_BROKEN
+    core.load_state(saved)
+    run(core, data[1:])
+    assert_same(core.module, unbroken.module)
+
+
+def test_a_loss_that_nothing_trained_has_an_influence_on() -> None:
+    core = core_of(tiny(Plain), trainable=["unused"])
+    with pytest.raises(ServiceError, match="does not depend") as caught:
+        run(core, batches(1))
+    assert caught.value.reason is ErrorReason.TRAINER_INVALID

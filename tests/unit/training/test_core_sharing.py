@@ -15,6 +15,7 @@ from tests.unit.training.trainers import (
     batches,
     by_name,
     core_of,
+    net,
     run,
     tiny,
 )
@@ -154,10 +155,10 @@ def test_tied_weights_stay_tied(in_backward: bool) -> None:
     core = core_of(base, optimizer=spec, ema_decay=0.5)
     run(core, data)
     assert_same(core.module, plain)
-    assert core.module.first.weight is core.module.second.weight
-    shown = core.hosted.module
+    assert net(core).first.weight is net(core).second.weight
+    shown = net(core.hosted)
     assert shown.first.weight is shown.second.weight
-    assert not torch.equal(shown.first.weight, core.module.first.weight)
+    assert not torch.equal(shown.first.weight, net(core).first.weight)
 
 
 class Recurrent(nn.Module):

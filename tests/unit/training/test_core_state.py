@@ -87,7 +87,7 @@ def test_a_state_is_a_copy() -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "shape", "dtype", "extra", "version", "optimizer", "random"])
 def test_a_state_that_does_not_fit_changes_nothing(damage: str) -> None:
-    spec = {"optimizer": {"name": "adam", "options": {"lr": 0.1}}, "ema_decay": 0.9}
+    spec: dict[str, Any] = {"optimizer": {"name": "adam", "options": {"lr": 0.1}}, "ema_decay": 0.9}
     core, data = core_of(tiny(), **spec), batches(4)
     run(core, data[:2])
     state = again(core)
