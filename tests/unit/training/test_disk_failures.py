@@ -127,7 +127,7 @@ def test_a_disk_that_is_full_from_some_moment_on_keeps_what_it_has(
         shutil.rmtree(data)
         shutil.copytree(saved, data)
         with pytest.MonkeyPatch.context() as patch:
-            full = []
+            full: list[bool] = []
 
             def no_room(*_: Any, full: list[bool] = full) -> None:
                 full.append(True)

@@ -54,9 +54,9 @@ def restarted(data: Path) -> dict[str, Any]:
         ]
     for model in storage.published.entries():
         path = data / "published" / model.model_id / model.weights_file
-        state = read_weights(path, model.sha256)
-        seed = int(state["w"][0])
-        assert torch.equal(state["w"], weights(seed)["w"])
+        values = read_weights(path, model.sha256)["w"]
+        seed = int(values[0])
+        assert torch.equal(values, weights(seed)["w"])
         found["models"][model.model_id] = seed
         expected += [str(path.relative_to(data)), f"published/{model.model_id}/model.json"]
     assert sorted([*tree(data), "trainers/lock"]) == sorted(expected)
