@@ -52,7 +52,8 @@ def test_the_bytes_are_on_disk_before_the_name_is_and_the_name_before_it_returns
 
 
 def test_a_file_may_come_in_pieces(tmp_path: Path) -> None:
-    write_durably(tmp_path / "x.json", iter([b"abc", memoryview(b"def"), b""]))
+    pieces: list[bytes | memoryview] = [b"abc", memoryview(b"def"), b""]
+    write_durably(tmp_path / "x.json", pieces)
     assert (tmp_path / "x.json").read_bytes() == b"abcdef"
 
 

@@ -116,6 +116,18 @@ class Catalogue:
         check_spec(spec)
         return self._entries.setdefault(spec.model_id, Entry(spec))
 
+    def remove(self, model_id: str) -> None:
+        """Forget a model that is not in memory, so that another may have its id.
+
+        Raises:
+            ServiceError: `UNKNOWN_MODEL`; `MODEL_CONFLICT`, it is loaded or being loaded.
+        """
+        if self.get(model_id).state in (ModelState.LOADED, ModelState.LOADING):
+            raise ServiceError(
+                ErrorReason.MODEL_CONFLICT, f"model '{model_id}' is in memory; unload it first"
+            )
+        del self._entries[model_id]
+
     def request(self, model_id: str, weights: str = "") -> Entry:
         """Return the entry that a client asks to load; add one for a torchvision name that is new.
 

@@ -17,11 +17,27 @@ from trocar_server.models.loading import load_model
 from trocar_server.models.spec import ModelSpec, parse_model_argument
 from trocar_server.models.weights_file import StateDict, write_weights
 
-ONE_OF_EACH_FAMILY = """
-densenet121 efficientnet_v2_s fasterrcnn_mobilenet_v3_large_fpn fcn_resnet50 googlenet inception_v3
-maskrcnn_resnet50_fpn mnasnet0_5 mobilenet_v3_large mvit_v1_b raft_small resnet50 retinanet_resnet50_fpn
-shufflenet_v2_x0_5 squeezenet1_0 ssd300_vgg16 swin_t vgg11_bn vit_b_16
-""".split()
+ONE_OF_EACH_FAMILY = [
+    "densenet121",
+    "efficientnet_v2_s",
+    "fasterrcnn_mobilenet_v3_large_fpn",
+    "fcn_resnet50",
+    "googlenet",
+    "inception_v3",
+    "maskrcnn_resnet50_fpn",
+    "mnasnet0_5",
+    "mobilenet_v3_large",
+    "mvit_v1_b",
+    "raft_small",
+    "resnet50",
+    "retinanet_resnet50_fpn",
+    "shufflenet_v2_x0_5",
+    "squeezenet1_0",
+    "ssd300_vgg16",
+    "swin_t",
+    "vgg11_bn",
+    "vit_b_16",
+]
 FACTORIES = "tests.unit.models.factories"
 
 

@@ -132,6 +132,21 @@ def test_a_client_may_add_a_torchvision_model(catalogue: Catalogue) -> None:
     assert catalogue.request("squeezenet1_1").spec.weights == "DEFAULT"
 
 
+@pytest.mark.parametrize("state", ModelState)
+def test_only_what_is_not_in_memory_is_forgotten(catalogue: Catalogue, state: ModelState) -> None:
+    catalogue.get("cats").state = state
+    if state in (ModelState.LOADED, ModelState.LOADING):
+        with pytest.raises(ServiceError, match="unload it first"):
+            catalogue.remove("cats")
+        return
+    catalogue.remove("cats")
+    catalogue.add(parse_model_argument("squeezenet1_1"))
+    with pytest.raises(ServiceError) as error:
+        catalogue.remove("cats")
+    assert reason_of(error) is ErrorReason.UNKNOWN_MODEL
+    assert [entry.spec.model_id for entry in catalogue.entries()] == ["resnet18", "resnet50", "squeezenet1_1"]
+
+
 @pytest.mark.parametrize(
     "weights",
     [

@@ -1,5 +1,6 @@
 """Checkpoints: bit-equal, numbered, limited, and told when they are damaged."""
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -312,3 +313,41 @@ def test_a_trainer_deleted_while_it_is_saved_is_gone(storage: TrainingStorage, t
         saving.result()
     assert error.value.reason is ErrorReason.UNKNOWN_TRAINER
     assert tree(tmp_path / "data") == []
+
+
+def test_every_step_is_on_disk_before_the_next(
+    store: CheckpointStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in (1, 2, 3):
+        store.save(ID, make_state(seed))
+    events: list[str] = []
+    fsync, replace, unlink = os.fsync, os.replace, os.unlink
+
+    def noted_fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        events.append("sync folder" if path == folder else "sync file")
+        fsync(descriptor)
+
+    def noted_replace(source: Path, target: Path) -> None:
+        events.append(f"rename to {target.name}")
+        replace(source, target)
+
+    def noted_unlink(path: Path) -> None:
+        events.append(f"remove {path.name}")
+        unlink(path)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    monkeypatch.setattr(os, "unlink", noted_unlink)
+    store.save(ID, make_state(4))
+    assert events == [
+        "sync file",
+        "rename to checkpoint-00000004.safetensors",
+        "sync folder",
+        "sync file",
+        "rename to checkpoint-00000004.json",
+        "sync folder",
+        "remove checkpoint-00000001.json",
+        "sync folder",
+        "remove checkpoint-00000001.safetensors",
+    ]

@@ -12,15 +12,15 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.training.data_lock import lock_folder
 
-HOLD = """
-import sys
+HOLD = r"""
+import os, sys
 from pathlib import Path
 from trocar_server.training.data_lock import lock_folder
 lock = lock_folder(Path(sys.argv[1]))
-print("held", flush=True)
+os.write(1, b"held\n")
 sys.stdin.read()
 """
-FORK = """
+FORK = r"""
 import os, sys
 from pathlib import Path
 from trocar_server.training.data_lock import lock_folder
@@ -31,10 +31,10 @@ if os.fork() == 0:
     os.read(reading, 1)          # lives on until the one who holds the other end is gone
     os._exit(0)
 os.close(reading)
-print("held", flush=True)
+os.write(1, b"held\n")
 sys.stdin.readline()
 lock.release()
-print("released", flush=True)
+os.write(1, b"released\n")
 sys.stdin.read()
 """
 
@@ -96,9 +96,9 @@ def test_a_lock_that_was_released_is_free_though_a_forked_process_lives(tmp_path
 
 
 def test_a_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path) -> None:
-    program = FORK.replace(
-        "if os.fork() == 0:", "if os.fork() == 0:\n    print('forked', flush=True)"
-    ).replace("os._exit(0)", "sys.stdin.read(); os._exit(0)")
+    program = FORK.replace("if os.fork() == 0:", "if os.fork() == 0:\n    os.write(1, b'forked\\n')").replace(
+        "os._exit(0)", "sys.stdin.read(); os._exit(0)"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", program, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

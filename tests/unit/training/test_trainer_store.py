@@ -121,7 +121,8 @@ def test_a_damaged_trainer_is_told_and_hides_no_other(store: TrainerStore, damag
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     other = (store.folder_of(OTHER_ID) / "trainer.json").read_bytes()
-    path.write_bytes({"gone": b"", "cut": content[:50], "bit": content, "swapped": other}[damage])
+    contents = {"gone": b"", "cut": bytes(content[:50]), "bit": bytes(content), "swapped": other}
+    path.write_bytes(contents[damage])
     assert [record.trainer_id for record in store.entries()] == [OTHER_ID]
     with pytest.raises(ServiceError) as error:
         store.get(ID)
