@@ -2,7 +2,10 @@
 
 import io
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from tests.support.running_server import RunningServer, running_server
 from tests.support.serving import Serve, custom
 from tests.support.tiny_models import Plain
 from tests.support.wire import raw_channel
+from trocar import _client_datasets, _stored_datasets
 from trocar._cli.app import main
 from trocar._rpc_errors import error_from_rpc
 from trocar_api.reasons import ErrorReason
@@ -102,10 +106,10 @@ def test_digits_come_back_as_they_were(client: trocar.Client, serving: RunningSe
     assert len(stored_shards(data_dir)) == 5
     with_safetensors = [load(path.read_bytes())["inputs"] for path in stored_shards(data_dir)]
     assert sum(map(len, with_safetensors)) == 1797
-    assert [step.read_count for step in watched.seen][:5] == [375, 750, 1125, 1500, 1797]
+    assert [step.read_count for step in watched.seen][:5] == [378, 756, 1134, 1512, 1797]
     assert watched.seen[-1].sent_bytes == watched.seen[-1].missing_bytes == dataset.byte_count
     reader = opened(serving, dataset)
-    order = np.random.default_rng(1).permutation(1797)
+    order = np.random.default_rng(1).permutation(1797).tolist()
     arrays = reader.arrays(order)
     np.testing.assert_array_equal(arrays["inputs"], inputs[order])
     np.testing.assert_array_equal(arrays["targets"], digits.target[order])
@@ -128,10 +132,11 @@ def test_a_folder_of_class_folders_is_what_torchvision_sees(
     client: trocar.Client, serving: RunningServer, tmp_path: Path
 ) -> None:
     root = folder_of_images(tmp_path / "flowers", {"rose": 4, "daisy": 3, "aster": 2})
-    (root / "daisy" / ".hidden.png").write_bytes(b"none")
     (root / "daisy" / "notes.txt").write_text("none")
     dataset = client.upload_dataset(root, shard_bytes=1000)
     expected = ImageFolder(str(root))
+    (root / "daisy" / ".hidden.png").write_bytes(b"none")
+    assert client.upload_dataset(root, shard_bytes=1000) == dataset
     assert (dataset.name, dataset.has_images, dataset.inputs) == ("flowers", True, None)
     assert list(dataset.categories) == expected.classes
     loaded = opened(serving, dataset).load(range(9))
@@ -159,7 +164,7 @@ def test_the_operators_folder_is_there_for_everybody(
 def test_torch_datasets_give_what_torch_gives(client: trocar.Client, serving: RunningServer) -> None:
     x, y = torch.randn(20, 3, 8, 8), torch.arange(20) % 3
     dataset = client.upload_dataset(TensorDataset(x, y), name="torch", shard_bytes=5000)
-    reader, hosted = opened(serving, dataset), serving.engine.catalogue.loaded("arrays").hosted
+    reader, hosted = opened(serving, dataset), serving.engine.catalogue.loaded("arrays")
     batch = serving.on_owner(lambda: to_batch(reader.load([3, 19, 0]), reader.info, hosted))
     assert batch.size == 3
     assert torch.equal(batch.args[0], x[[3, 19, 0]])
@@ -236,10 +241,11 @@ def test_more_than_the_limit_is_refused_before_it_is_sent(client: trocar.Client,
         client.upload_dataset(np.zeros((5 << 20, 1), np.uint8), progress=watched)
     assert caught.value.details["limit"] == str(4 << 20)
     assert all(step.missing_bytes == 0 for step in watched.seen)
-    client.upload_dataset(np.zeros((3 << 20, 1), np.uint8), shard_bytes=1 << 18)
+    client.upload_dataset(np.zeros((3 << 20, 1), np.uint8))
     with pytest.raises(trocar.errors.QuotaExceededError):
         client.upload_dataset(np.ones((2 << 20, 1), np.uint8))
     assert len(client.datasets()) == 2
+    assert len(stored_shards(data_dir)) == 1
 
 
 def test_a_broken_connection_sends_the_missing_shards_only(serving: RunningServer, data_dir: Path) -> None:
@@ -255,9 +261,31 @@ def test_a_broken_connection_sends_the_missing_shards_only(serving: RunningServe
         dataset = client.upload_dataset(source, shard_bytes=40_000, progress=breaking)
     assert dataset.is_complete
     assert proxy.connection_count > 3
-    assert len(stored_shards(data_dir)) == 16
+    assert len(stored_shards(data_dir)) == 22
     np.testing.assert_array_equal(opened(serving, dataset).arrays(range(64))["inputs"], source[0])
     assert not list((data_dir / "datasets" / "incoming").iterdir())
+
+
+def test_a_connection_that_breaks_within_a_shard_sends_that_shard_again(
+    serving: RunningServer, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = np.random.default_rng(0).integers(0, 256, (3, 1 << 20), np.uint8)
+    sent: list[int] = []
+    with running_proxy(serving.address) as proxy, trocar.connect(proxy.address) as client:
+
+        def breaking(*args: Any) -> Iterator[pb.UploadShardRequest]:
+            for message in _stored_datasets.shard_requests(*args):
+                yield message
+                sent.append(len(message.data))
+                if len(sent) == 2:
+                    wait_until(lambda: bool(list((data_dir / "datasets" / "incoming").iterdir())))
+                    proxy.break_connections()
+
+        monkeypatch.setattr(_client_datasets, "shard_requests", breaking)
+        dataset = client.upload_dataset(source)
+    assert len(sent) > 4
+    np.testing.assert_array_equal(opened(serving, dataset).arrays([2, 0])["inputs"], source[[2, 0]])
+    wait_until(lambda: not list((data_dir / "datasets" / "incoming").iterdir()))
 
 
 def test_an_upload_that_was_given_up_goes_on(client: trocar.Client, data_dir: Path) -> None:
@@ -304,14 +332,14 @@ def test_images_for_a_model_are_prepared_as_its_weights_want(
 ) -> None:
     root = folder_of_images(tmp_path / "two", {"a": 2, "b": 1})
     dataset = client.upload_dataset(root)
-    reader, hosted = opened(serving, dataset), serving.engine.catalogue.loaded("plain").hosted
+    reader, hosted = opened(serving, dataset), serving.engine.catalogue.loaded("plain")
     batch = serving.on_owner(lambda: to_batch(reader.load([2, 0]), reader.info, hosted))
     expected = [ImageFolder(str(root))[index][0] for index in (2, 0)]
     assert hosted.preprocessing is not None
     oracle = hosted.preprocessing(expected)
     assert isinstance(oracle, torch.Tensor)
     assert torch.equal(batch.args[0], oracle)
-    without = serving.engine.catalogue.loaded("arrays").hosted
+    without = serving.engine.catalogue.loaded("arrays")
     with pytest.raises(Exception, match="no preprocessing"):
         check_dataset(reader.info, without)
 
@@ -375,16 +403,16 @@ def test_messages_that_no_client_of_ours_sends(serving: RunningServer) -> None:
         manifest = pb.DatasetManifest(name="one", sample_count=1, shards=[shard])
         begun = stub.BeginUpload(pb.BeginUploadRequest(manifest=manifest))
         head = {"dataset_id": begun.dataset_id, "sha256": "0" * 64}
-        Message = pb.UploadShardRequest
+        kind = pb.UploadShardRequest
         for messages, reason in [
             ([], ErrorReason.INVALID_ARGUMENT),
-            ([Message()], ErrorReason.UNKNOWN_DATASET),
-            ([Message(dataset_id=begun.dataset_id)], ErrorReason.DATASET_INVALID),
-            ([Message(**head), Message(**head)], ErrorReason.INVALID_ARGUMENT),
-            ([Message(data=bytes(11), **head)], ErrorReason.DATASET_INVALID),
-            ([Message(data=bytes(10), **head)], ErrorReason.DATASET_INVALID),
+            ([kind()], ErrorReason.UNKNOWN_DATASET),
+            ([kind(dataset_id=begun.dataset_id)], ErrorReason.DATASET_INVALID),
+            ([kind(**head), kind(**head)], ErrorReason.INVALID_ARGUMENT),
+            ([kind(data=bytes(11), **head)], ErrorReason.DATASET_INVALID),
+            ([kind(data=bytes(10), **head)], ErrorReason.DATASET_INVALID),
         ]:
-            assert refused(lambda messages=messages: stub.UploadShard(iter(messages))) is reason
+            assert refused(partial(stub.UploadShard, iter(messages))) is reason
         method: Any = channel.stream_unary("/trocar_api.v1.DatasetService/UploadShard", None, None)
         assert refused(lambda: method(iter([b"\xff\xff"]))) is ErrorReason.INVALID_ARGUMENT
         assert (
@@ -408,8 +436,6 @@ def test_a_cancelled_shard_leaves_no_file_and_no_place_taken(serving: RunningSer
 
 
 def cancelled_call(stub: Any, dataset_id: str, incoming: Path) -> Any:
-    import threading
-
     release = threading.Event()
 
     def messages() -> Iterator[pb.UploadShardRequest]:
@@ -424,9 +450,6 @@ def cancelled_call(stub: Any, dataset_id: str, incoming: Path) -> Any:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    import threading
-    import time
-
     deadline = time.monotonic() + 30
     pause = threading.Event()
     while not condition():

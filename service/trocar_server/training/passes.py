@@ -13,7 +13,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.recordings import record_example
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, stages_for
-from trocar_server.surgery import PassGuard
+from trocar_server.surgery import PassGuard, Recording
 from trocar_server.surgery.gradient_rules import GradientRule, GradientRuleSession
 from trocar_server.training.activation_checkpointing import activation_checkpointing
 from trocar_server.training.amp import autocast

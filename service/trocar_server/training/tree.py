@@ -36,4 +36,4 @@ def make_tree(
     parameters = dict(tree.named_parameters())
     module = make_training_copy(tree, [parameters[name] for name in trained])
     set_modes(module, trained, spec.train_mode, stages)
-    return module, trained, head
+    return module, trained, head or ""
