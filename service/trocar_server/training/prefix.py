@@ -165,13 +165,14 @@ def _moving_nodes(graph: fx.Graph, module: nn.Module, also: frozenset[str]) -> s
     moves: set[fx.Node] = set()
     for node in graph.nodes:
         path = str(node.target)
-        if any(argument in moves for argument in node.all_input_nodes) or node.op == "output":
-            moves.add(node)
-        elif node.op == "call_module" and any(_is_within(other, path) for other in reasons):
-            moves.add(node)
-        elif does_function_move(node):
-            moves.add(node)
-        elif node.op == "get_attr" and _is_moving_tensor(module, path, reasons, also):
+        is_mover = (
+            node.op == "output"
+            or any(argument in moves for argument in node.all_input_nodes)
+            or (node.op == "call_module" and any(_is_within(other, path) for other in reasons))
+            or (node.op == "get_attr" and _is_moving_tensor(module, path, reasons, also))
+            or does_function_move(node)
+        )
+        if is_mover:
             moves.add(node)
     return moves
 
@@ -276,7 +277,8 @@ def _copy_node(
         return constants[old] if old in constants else copies[old]
 
     if node.op == "output":
-        return result.output(fx.map_arg(node.args[0], argument))
+        end: fx.Node = result.output(fx.map_arg(node.args[0], argument))
+        return end
     copied: fx.Node = result.create_node(
         node.op, node.target, fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument), node.name
     )
