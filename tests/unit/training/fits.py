@@ -50,7 +50,10 @@ class ArrayReader:
         images = self.images[indices]
         if augmentation is not None:
             images = torch.stack(
-                [augmented(image, augmentation, epoch, int(i)) for image, i in zip(images, indices, strict=True)]
+                [
+                    augmented(image, augmentation, epoch, int(i))
+                    for image, i in zip(images, indices, strict=True)
+                ]
             )
         return Batch((images,), {}, {"": self.targets[indices]}, len(indices))
 

@@ -127,7 +127,9 @@ class Inner(nn.Module):
         (nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 4), nn.Softmax(1)), "head", "head.1"),
     ],
 )
-def test_the_order_of_execution_counts_not_that_of_registration(head: nn.Module, name: str, path: str) -> None:
+def test_the_order_of_execution_counts_not_that_of_registration(
+    head: nn.Module, name: str, path: str
+) -> None:
     model = Named(head, name).eval()
     recording = _record(model, 1, 3, 4, 4)
     assert find_head(model, recording) == path
