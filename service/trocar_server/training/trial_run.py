@@ -108,7 +108,8 @@ def random_state() -> tuple[object, ...]:
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
     kind, words, *rest = np.random.get_state(legacy=True)
-    return (*(state.numpy().tobytes() for state in states), random.getstate(), kind, np.asarray(words).tobytes(), *rest)
+    of_numpy = (kind, np.asarray(words).tobytes(), *rest)
+    return (*(state.numpy().tobytes() for state in states), random.getstate(), of_numpy)
 
 
 @contextmanager
