@@ -58,7 +58,9 @@ class PlainTraining:
     """
 
     model: nn.Module
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, lr=0.01)
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda p: torch.optim.SGD(
+        p, lr=0.01
+    )
     loss: Loss = field(default_factory=cross_entropy)
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     accumulation: int = 1
@@ -106,7 +108,8 @@ class PlainTraining:
             loss.backward()
             return loss
 
-        self.losses.append(float(self.optim.step(closure)))  # type: ignore[arg-type]
+        loss: Any = self.optim.step(closure)  # type: ignore[arg-type]
+        self.losses.append(loss.item())
         self._after()
 
     def _after(self) -> None:

@@ -1,8 +1,8 @@
 """Modules whose values are computed again in the backward pass instead of saved.
 
 # Note: [The second forward]
-`torch.utils.checkpoint` (use_reentrant=False) runs a module's forward once more in the backward pass, with the
-random numbers of the first time. What the module keeps in buffers would move a second time: batch norm's
+`torch.utils.checkpoint` (use_reentrant=False) runs a module's forward once more in the backward pass, with
+the random numbers of the first time. What the module keeps in buffers would move a second time: batch norm's
 statistics, for example, would count the batch twice. So the buffers are put back to what they were before the
 first forward, and afterwards to what they are now. The version counters of autograd are left alone, because
 the values are the same again.
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils.checkpoint import checkpoint
+
+from trocar_server.training.many import copy_all
 
 
 @contextmanager
@@ -79,7 +81,7 @@ class _Buffers:
         if not self._tensors:
             return
         with torch.no_grad(), _unsafe_preserve_version_counter(tuple(self._tensors)):
-            torch._foreach_copy_(self._tensors, values)
+            copy_all(self._tensors, values)
 
 
 @contextmanager

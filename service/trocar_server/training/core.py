@@ -9,9 +9,9 @@ Its tree of modules is its own. Frozen parameters are the base model's memory, t
 buffers are copies. Weights are changed in place only, so whoever looks at their memory sees every step.
 
 # Note: [As if it never ran]
-Weights, averages, optimizer and schedule change behind everything that can fail. What changes earlier is put
-back: buffers, random numbers, gradients. LBFGS, which goes back and forth, gets copies of all. An optimizer in
-the backward pass cannot have them: a fault in the middle of it breaks the trainer.
+Weights, averages, optimizer and schedule change behind all that can fail. What changes earlier is put back:
+buffers, random numbers, gradients. LBFGS, which goes back and forth, gets copies of all. An
+optimizer in the backward pass cannot have them: a fault in the middle of it breaks the trainer.
 """
 
 import time
@@ -39,7 +39,7 @@ from trocar_server.training.random_state import RandomStream
 from trocar_server.training.saved_tensors import SavedTensors
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.state import TrainerState
-from trocar_server.training.step_errors import step_errors
+from trocar_server.training.step_errors import broken, not_finite, step_errors
 from trocar_server.training.step_result import EvalResult, StepResult
 from trocar_server.training.stored import Parts, read_state, write_state
 from trocar_server.training.tree import make_tree
@@ -65,8 +65,8 @@ class TrainerCore:
         spec: As given.
         module: The trainer's tree. See Note: [What a trainer owns].
         trainable: Names of the trained parameters, in the order of `named_parameters`.
-        hosted: The model over the trainer's memory, in eval mode; with moving averages in the place of weights
-            where there are any. It follows the steps by itself.
+        hosted: The model over the trainer's memory, in eval mode; with moving averages in the place of
+            weights where there are any. It follows the steps by itself.
         schedule: Of the learning rates; to be told of epochs and evaluations.
         step_count: Batches that were taken, skipped ones included.
         update_count: Updates of the weights.
@@ -134,7 +134,7 @@ class TrainerCore:
         if self.accumulated_count < self.spec.accumulation:
             raise ServiceError(
                 ErrorReason.STEP_OUT_OF_ORDER,
-                f"{self.accumulated_count} of {self.spec.accumulation} batches were taken; take the rest first",
+                f"{self.accumulated_count} of {self.spec.accumulation} batches were taken; take the rest",
             )
         started, rates = time.perf_counter(), self._updater.learning_rates
         norm = finite_norm(self._gradients) if self._norm is None else self._norm
@@ -170,7 +170,7 @@ class TrainerCore:
         return EvalResult(scores.loss, scores.terms, output, batch.size, time.perf_counter() - started)
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients that wait for the update, by parameter; parameters without one are left out."""
+        """Return the gradients that wait for the update, by parameter, where there are any."""
         return {name: p.grad.detach() for name, p in self._trained.items() if p.grad is not None}
 
     def describe(self) -> TrainerDescription:
@@ -221,7 +221,7 @@ class TrainerCore:
         if self.accumulated_count >= self.spec.accumulation:
             raise ServiceError(
                 ErrorReason.STEP_OUT_OF_ORDER,
-                f"the gradients of {self.accumulated_count} batches wait for the optimizer's step; do it first",
+                f"gradients of {self.accumulated_count} batches wait for the optimizer's step; do it first",
             )
         started, rates = time.perf_counter(), self._updater.learning_rates
         saved, written = self._saved.counts()
@@ -254,6 +254,7 @@ class TrainerCore:
     def _attempt(self) -> Iterator[None]:
         """Let what runs inside leave no trace when it fails. See Note: [As if it never ran]."""
         self._buffers.save()
+        self._method.begin()
         try:
             with step_errors(self.hosted), deterministic(self.spec.deterministic), self._random.in_place():
                 yield
@@ -261,7 +262,7 @@ class TrainerCore:
             self._buffers.restore()
             if self._method.is_torn:
                 self._broken = f"a step stopped in the middle of its updates ({first_line(error)})"
-                raise self._broken_error() from error
+                raise broken(self._broken) from error
             raise
 
     @contextmanager
@@ -271,15 +272,11 @@ class TrainerCore:
             yield
         except BaseException as error:
             self._broken = f"the optimizer failed ({first_line(error)})"
-            raise self._broken_error() from error
+            raise broken(self._broken) from error
 
     def _skipped(self, what: str, result: StepResult, batch: Batch) -> StepResult:
         if self.spec.on_nonfinite == "fail":
-            raise ServiceError(
-                ErrorReason.NON_FINITE_STEP,
-                f"{what} is not finite; the trainer is as before this step: use a smaller learning rate, "
-                "`clip_norm` or a gradient rule, or `on_nonfinite` 'skip'",
-            )
+            raise not_finite(what)
         self.step_count += 1
         self.skipped_count += 1
         return replace(result, is_skipped=True, sample_count=batch.size)
@@ -296,9 +293,4 @@ class TrainerCore:
 
     def _check_usable(self) -> None:
         if self._broken:
-            raise self._broken_error()
-
-    def _broken_error(self) -> ServiceError:
-        return ServiceError(
-            ErrorReason.TRAINER_BROKEN, f"the trainer is broken: {self._broken}; restore it from a checkpoint"
-        )
+            raise broken(self._broken)

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
+
+from trocar_server.training.many import add_all, scale_all
 
 
 class MovingAverages:
@@ -30,5 +31,5 @@ class MovingAverages:
 
     def update(self) -> None:
         """Move each average towards its weight."""
-        torch._foreach_mul_(self._averages, self._decay)
-        torch._foreach_add_(self._averages, self._weights, alpha=1 - self._decay)
+        scale_all(self._averages, self._decay)
+        add_all(self._averages, self._weights, 1 - self._decay)

@@ -1,9 +1,9 @@
 """Updating each parameter as soon as its gradient is complete, and freeing the gradient.
 
 # Note: [One optimizer, one parameter]
-torch's tutorial makes an optimizer for each parameter. One for all is enough: an optimizer's step looks at the
-parameters in its groups only, and keeps their state apart. So for the time of an update the groups hold one
-parameter. The schedule and the stored state are then those of an ordinary optimizer.
+torch's tutorial makes an optimizer for each parameter. One for all is enough: an optimizer's step looks at
+the parameters in its groups only, and keeps their state apart. So for the time of an update the groups hold
+one parameter. The schedule and the stored state are then those of an ordinary optimizer.
 """
 
 from collections.abc import Callable, Iterator

@@ -36,10 +36,16 @@ class Method(Protocol):
     @property
     def updates(self) -> bool:
         """Whether weights are changed, too."""
+        ...
 
     @property
     def is_torn(self) -> bool:
         """Whether the last batch failed with some weights changed and others not."""
+        ...
+
+    def begin(self) -> None:
+        """Forget the last batch: it comes before `take`."""
+        ...
 
     def take(self, batch: Batch, guard: PassGuard) -> Taken:
         """Take a batch.
@@ -47,6 +53,7 @@ class Method(Protocol):
         Raises:
             NonFiniteError: The loss or a gradient is not finite.
         """
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,9 @@ class Accumulating:
     gradients: GradientAccumulator
     updates: bool = False
     is_torn: bool = False
+
+    def begin(self) -> None:
+        """Do nothing; see `Method`."""
 
     def take(self, batch: Batch, guard: PassGuard) -> Taken:
         """Take a batch; see `Method`."""
@@ -76,6 +86,9 @@ class WithClosure:
     updater: Updater
     updates: bool = True
     is_torn: bool = False
+
+    def begin(self) -> None:
+        """Do nothing; see `Method`."""
 
     def take(self, batch: Batch, guard: PassGuard) -> Taken:
         """Take a batch; see `Method`."""
@@ -113,6 +126,10 @@ class Updating:
     def is_torn(self) -> bool:
         """Whether the last batch failed with some weights changed and others not."""
         return self.optimizer.updated_count > 0
+
+    def begin(self) -> None:
+        """Forget the last batch."""
+        self.optimizer.updated_count = 0
 
     def take(self, batch: Batch, guard: PassGuard) -> Taken:
         """Take a batch; see `Method`."""

@@ -1,7 +1,7 @@
-"""One forward and backward pass of a trainer: from a batch to gradients, with everything that is around it."""
+"""One forward and backward pass of a trainer: from a batch to gradients, with all that is around it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -10,20 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from trocar_server.engine.recordings import record_example
+from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, stages_for
 from trocar_server.surgery import PassGuard, Recording
 from trocar_server.surgery.gradient_rules import GradientRule, GradientRuleSession
-from trocar_server.surgery.structure import leaves
 from trocar_server.training.activation_checkpointing import activation_checkpointing
 from trocar_server.training.amp import autocast
+from trocar_server.training.backward_guard import BackwardGuard
 from trocar_server.training.batch import Batch
 from trocar_server.training.in_backward import NonFiniteError
+from trocar_server.training.loss_targets import Shape
+from trocar_server.training.loss_values import known_shapes
 from trocar_server.training.losses import LossFunction, main_output
 from trocar_server.training.parameters import select_modules
 from trocar_server.training.regularizers import Penalties
 from trocar_server.training.rules import make_rules
 from trocar_server.training.saved_tensors import SavedTensors
-from trocar_server.training.spec import TrainerSpec
+from trocar_server.training.spec import LossSpec, TrainerSpec
 from trocar_server.training.teachers import make_teachers
 from trocar_server.training.watched_values import WatchedValues
 
@@ -65,15 +68,15 @@ class TrainingPass:
         self._module, self._spec, self._saved = module, spec, saved
         self._device = hosted.device
         self._loss = LossFunction(spec.losses)
+        self._shapes = _Shapes(spec.losses, record, hosted.input_shape)
         self._penalties = Penalties(spec.regularizers, trained, module)
-        self._watched = WatchedValues(self._loss.selectors, record, "losses")
+        self._watched = WatchedValues(self._loss.selectors, record)
         self._teachers = make_teachers(self._loss.teachers, teachers)
         self._rules: tuple[GradientRule, ...] = ()
         if spec.gradient_rules:
             self._rules = _copying(make_rules(spec.gradient_rules, module, record(), tuple(trained)))
-        paths = select_modules(
-            module, spec.activation_checkpointing, "activation_checkpointing", stages
-        )
+        paths = select_modules(module, spec.activation_checkpointing, "activation_checkpointing", stages)
+        self._guarded = BackwardGuard(module)
         self._recomputed = [module.get_submodule(path) for path in paths]
 
     def run(self, batch: Batch, guard: PassGuard) -> tuple[Scores, Mapping[int, int]]:
@@ -91,19 +94,22 @@ class TrainingPass:
         with ExitStack() as contexts:
             contexts.enter_context(torch.enable_grad())
             contexts.enter_context(activation_checkpointing(self._recomputed))
-            contexts.enter_context(_guarded_backward(self._module, guard))
-            rules = contexts.enter_context(GradientRuleSession(self._module, self._rules))
+            contexts.enter_context(self._guarded.asking(guard))
+            rules = self._rule_session(contexts)
             with self._saved.forward():
                 loss, scores = self._forward(batch, guard)
             share = self._spec.accumulation
             (loss / share if share > 1 else loss).backward()
-        return scores, dict(enumerate(rules.changed))
+        return scores, dict(enumerate(rules.changed)) if rules is not None else {}
 
     def evaluate(self, module: nn.Module, batch: Batch, guard: PassGuard) -> tuple[Scores, Tensor]:
         """Run a batch forward on another tree of the same model, and return the loss and the main output."""
         with torch.no_grad(), autocast(self._spec.precision, self._device):
             output, total, terms = self._score(module, batch, guard)
         return _scores(total, terms), main_output(output).detach()
+
+    def _rule_session(self, contexts: ExitStack) -> GradientRuleSession | None:
+        return contexts.enter_context(GradientRuleSession(self._module, self._rules)) if self._rules else None
 
     def _forward(self, batch: Batch, guard: PassGuard) -> tuple[Tensor, Scores]:
         with autocast(self._spec.precision, self._device):
@@ -119,6 +125,7 @@ class TrainingPass:
     def _score(
         self, module: nn.Module, batch: Batch, guard: PassGuard
     ) -> tuple[Any, Tensor, Mapping[str, Tensor]]:
+        self._loss.check_targets(batch.targets, batch.size, self._shapes.of_batch(batch))
         taught: dict[Any, Tensor] = {}
         for teacher in self._teachers:
             taught |= teacher.values(batch, guard)
@@ -126,6 +133,26 @@ class TrainingPass:
             output = module(*batch.args, **batch.kwargs)
         total, terms = self._loss(output, values, batch.targets, taught)
         return output, total, terms
+
+
+class _Shapes:
+    """Shapes of the values that losses are of, as far as a recorded pass tells."""
+
+    def __init__(
+        self, losses: Sequence[LossSpec], record: Callable[[], Recording], input_shape: tuple[int, ...]
+    ) -> None:
+        self._input_shape = input_shape
+        self._known: dict[bool, dict[str, Shape]] = {True: {}, False: {}}
+        with suppress(
+            ServiceError
+        ):  # a model that needs its own data: targets are then checked by its output
+            for is_same in self._known:
+                self._known[is_same] = known_shapes(losses, record(), is_same_size=is_same)
+
+    def of_batch(self, batch: Batch) -> Mapping[str, Shape]:
+        """Return the shapes for a batch; sizes of images only where they are those of the recorded pass."""
+        first = next(iter(batch.args), None)
+        return self._known[isinstance(first, Tensor) and tuple(first.shape[1:]) == self._input_shape]
 
 
 def _copying(rules: Sequence[GradientRule]) -> tuple[GradientRule, ...]:
@@ -137,25 +164,3 @@ def _copying(rules: Sequence[GradientRule]) -> tuple[GradientRule, ...]:
 
 def _scores(total: Tensor, terms: Mapping[str, Tensor]) -> Scores:
     return Scores(float(total.detach()), {name: float(term.detach()) for name, term in terms.items()})
-
-
-@contextmanager
-def _guarded_backward(module: nn.Module, guard: PassGuard) -> Iterator[None]:
-    """Ask the guard wherever the backward pass comes to the output of a module that calls no other."""
-
-    def check(_: Tensor) -> None:
-        guard.check()
-
-    def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        tensors: Sequence[Any] = (
-            [output] if isinstance(output, Tensor) else [leaf for _picks, leaf in leaves(output)]
-        )
-        for tensor in tensors:
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                tensor.register_hook(check)
-
-    with ExitStack() as hooks:
-        for part in module.modules():
-            if not part._modules:
-                hooks.callback(part.register_forward_hook(leave).remove)
-        yield

@@ -1,4 +1,4 @@
-"""Where the tensors lie that autograd saves for the backward pass: as usual, in host memory, or in a spool."""
+"""Where tensors lie that autograd saves for the backward pass: as usual, in host memory, or in a spool."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

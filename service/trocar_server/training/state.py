@@ -92,7 +92,9 @@ def pack_optimizer(
         if parameter in optimizer.state:
             states[name] = pack(optimizer.state[parameter], f"optimizer/{name}", tensors)
     groups = [
-        pack({key: value for key, value in group.items() if key != "params"}, f"optimizer_groups/{i}", tensors)
+        pack(
+            {key: value for key, value in group.items() if key != "params"}, f"optimizer_groups/{i}", tensors
+        )
         for i, group in enumerate(optimizer.param_groups)
     ]
     return {"states": states, "groups": groups}

@@ -19,9 +19,9 @@ def step_errors(hosted: HostedModel) -> Iterator[None]:
         ServiceError: `STORAGE_FULL` or `SPOOL_FAILED`, and what `domain_errors` raises.
         NonFiniteError: As it is.
     """
-    what: str | None = None
+    what = ""
     with domain_errors(hosted):
-        problem: ServiceError
+        problem: ServiceError | None = None
         try:
             yield
             return
@@ -29,9 +29,25 @@ def step_errors(hosted: HostedModel) -> Iterator[None]:
             what = str(error)
         except SpoolError as error:
             problem = _spool_failed(error)
-        if what is None:  # raised here, without the frames of the failed pass
+        if problem is not None:  # raised here, without the frames of the failed pass
             raise problem
     raise NonFiniteError(what)
+
+
+def not_finite(what: str) -> ServiceError:
+    """Return the error for a loss or gradient that is not finite."""
+    return ServiceError(
+        ErrorReason.NON_FINITE_STEP,
+        f"{what} is not finite; the trainer is as before this step: use a smaller learning rate, "
+        "`clip_norm` or a gradient rule, or `on_nonfinite` 'skip'",
+    )
+
+
+def broken(why: str) -> ServiceError:
+    """Return the error for a trainer whose weights are half updated, or that is closed."""
+    return ServiceError(
+        ErrorReason.TRAINER_BROKEN, f"the trainer is broken: {why}; restore it from a checkpoint"
+    )
 
 
 def _spool_failed(error: SpoolError) -> ServiceError:

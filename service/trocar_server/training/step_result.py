@@ -13,7 +13,7 @@ class StepResult:
     Attributes:
         loss: The loss of the batch, regularisers included, before it is divided for accumulation; NaN for an
             update alone.
-        terms: Its terms by name, each with its weight.
+        terms: Its terms by name, before their weights.
         learning_rates: Of each parameter group: those that the update used, or the next one will use.
         gradient_norm: The Euclidean norm of all gradients that were accumulated so far, after the rules and
             before `clip_norm`; NaN where they are freed as they come.
@@ -45,7 +45,7 @@ class EvalResult:
 
     Attributes:
         loss: Without regularisers.
-        terms: Its terms by name, each with its weight.
+        terms: Its terms by name, before their weights.
         output: The model's main output, (batch, ...), on the model's device.
         sample_count: Samples of the batch.
         compute_s: Seconds.

@@ -81,7 +81,9 @@ def read_state(parts: Parts, state: TrainerState, names: Sequence[str]) -> dict[
         raise damaged("it is of another version")
     live = parts.live()
     found = {kind: check_tensors(tensors, kind, own) for kind, own in live.items()}
-    gradients = {name: tensors[f"gradients/{name}"] for name in parts.trained if f"gradients/{name}" in tensors}
+    gradients = {
+        name: tensors[f"gradients/{name}"] for name in parts.trained if f"gradients/{name}" in tensors
+    }
     check_tensors(tensors, "gradients", {name: live["weights"][name] for name in gradients})
     random = check_tensors(tensors, "random", parts.random.state())
     optimizer = parts.updater.optimizer

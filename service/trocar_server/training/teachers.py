@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.recordings import record_example
 from trocar_server.engine.passes import domain_errors
+from trocar_server.engine.recordings import record_example
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, make_replica
 from trocar_server.surgery import PassGuard
@@ -33,7 +33,7 @@ class Teacher:
         self._module = make_replica(hosted.module)
         self._specs = specs
         selectors = list(dict.fromkeys(spec.selector for spec in specs if spec.selector))
-        self._watched = WatchedValues(selectors, lambda: record_example(hosted)[1], "losses.teacher")
+        self._watched = WatchedValues(selectors, lambda: record_example(hosted)[1])
         self._needs_output = any(not spec.selector for spec in specs)
 
     def values(self, batch: Batch, guard: PassGuard) -> dict[TeacherSpec, Tensor]:

@@ -8,7 +8,7 @@ from trocar_server.models import HostedModel, make_hosted_copy, make_training_co
 from trocar_server.surgery import Recording
 from trocar_server.training.head import replace_head
 from trocar_server.training.modes import set_modes
-from trocar_server.training.parameters import select_parameters
+from trocar_server.training.parameters import trained_parameters
 from trocar_server.training.spec import TrainerSpec
 
 
@@ -17,8 +17,8 @@ def make_tree(
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Return the tree and the names of its trained parameters, in the order of `named_parameters`.
 
-    Trained parameters and all buffers have memory of their own, frozen parameters have the base's. The base is
-    left as it is.
+    Trained parameters and all buffers have memory of their own, frozen parameters have the base's. The base
+    is left as it is.
 
     Args:
         base: What it begins with.
@@ -28,19 +28,12 @@ def make_tree(
     Raises:
         ServiceError: `TRAINER_INVALID`, `UNKNOWN_PARAMETER`, `UNKNOWN_MODULE` or `INVALID_SELECTOR`.
     """
-    tree, head = make_hosted_copy(base.module), ""
+    tree, head = make_hosted_copy(base.module), None
     if spec.head is not None:
         head = replace_head(tree, spec.head, spec.seed, record())
     stages = stages_for(base.spec)
-    parameters = {name: found for name, found in tree.named_parameters() if _is_trainable(found)}
-    chosen = set(parameters)
-    if spec.trainable:
-        chosen = set(select_parameters(tree, spec.trainable, "trainable", stages))
-    trained = tuple(name for name in parameters if name in chosen or (head and name.startswith(f"{head}.")))
+    trained = trained_parameters(tree, spec.trainable, head, stages)
+    parameters = dict(tree.named_parameters())
     module = make_training_copy(tree, [parameters[name] for name in trained])
     set_modes(module, trained, spec.train_mode, stages)
     return module, trained
-
-
-def _is_trainable(parameter: nn.Parameter) -> bool:
-    return parameter.is_floating_point() or parameter.is_complex()

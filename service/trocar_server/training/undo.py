@@ -11,25 +11,30 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.training.many import add_all, copy_all
 
 
 class BufferBackup:
-    """A copy of every buffer of a tree, for the time of a step.
+    """A copy of the buffers of a tree that a step may change, for the time of the step.
+
+    That is all but those of torch's batch norms in eval mode.
 
     The memory of a buffer stays the same for good, because others look at it: a module that puts another
     tensor in its place has that one's values copied into it.
 
     Args:
-        module: The tree.
+        module: The tree, in its modes.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._places = [
             (part._buffers, name, tensor)
             for part in module.modules()
+            if part.training or not isinstance(part, _NormBase)
             for name, tensor in part._buffers.items()
             if tensor is not None
         ]
@@ -37,17 +42,15 @@ class BufferBackup:
         self._copies = [torch.empty_like(tensor) for tensor in self._tensors]
 
     def save(self) -> None:
-        """Copy all buffers as they are now."""
-        if self._tensors:
-            torch._foreach_copy_(self._copies, self._tensors)
+        """Copy the buffers as they are now."""
+        copy_all(self._copies, self._tensors)
 
     def restore(self) -> None:
-        """Let all buffers be as they were when they were saved."""
+        """Let the buffers be as they were when they were saved."""
         self._drop_graphs()
         for owner, name, tensor in self._places:
             owner[name] = tensor
-        if self._tensors:
-            torch._foreach_copy_(self._tensors, self._copies)
+        copy_all(self._tensors, self._copies)
 
     def settle(self) -> None:
         """Take over buffers that the modules have replaced.
@@ -111,8 +114,7 @@ class GradientAccumulator:
             elif held is not None:
                 ours.append(parameter.grad)
                 theirs.append(held)
-        if ours:
-            torch._foreach_add_(ours, theirs)
+        add_all(ours, theirs)
 
     def present(self) -> list[Tensor]:
         """Return the gradients that there are."""

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import Collector, Recording, TapSession, Target, parse_selector, resolve
+from trocar_server.surgery import Collector, Recording, TapSession, Target
+from trocar_server.training.loss_values import loss_target
 
 
 class WatchedValues:
     """Collects values by their selectors from passes of a module tree.
 
-        watched = WatchedValues(["layer4", "layer3/in"], recording, "losses")
+        watched = WatchedValues(["layer4", "layer3/in"], recording)
         with watched.collecting(model) as values:
             model(batch)
         values["layer4"]
@@ -25,17 +26,16 @@ class WatchedValues:
     Args:
         selectors: Each stands for exactly one tensor of one call of a module.
         record: Gives a recorded pass of the model; called only where there are selectors.
-        field: The spec's field, for errors.
 
     Raises:
-        ServiceError: A selector does not stand for one value; see `resolve`.
+        ServiceError: A selector does not stand for one value; see `loss_target`.
     """
 
-    def __init__(self, selectors: Sequence[str], record: Callable[[], Recording], field: str) -> None:
+    def __init__(self, selectors: Sequence[str], record: Callable[[], Recording]) -> None:
         self._targets: dict[str, Target] = {}
         if selectors:
             recording = record()
-            self._targets = {text: _target(text, recording, field) for text in selectors}
+            self._targets = {text: replace(loss_target(text, recording), clone=True) for text in selectors}
 
     @contextmanager
     def collecting(self, module: nn.Module, *, ends_pass: bool = False) -> Iterator[dict[str, Tensor]]:
@@ -59,22 +59,3 @@ class WatchedValues:
                     name=text,
                 )
             values[text] = session.values[target.name]
-
-
-def _target(text: str, recording: Recording, field: str) -> Target:
-    selector = parse_selector(text)
-    if selector.kind not in ("module", "regex") or selector.is_gradient or selector.parameter is not None:
-        raise ServiceError(
-            ErrorReason.INVALID_SELECTOR,
-            f"{field}: '{text}' is no value that a module takes or returns; give `layer4` or `layer4/in`",
-            selector=text,
-        )
-    (found,) = resolve([selector], recording)
-    if len(found) != 1:
-        names = ", ".join(target.name for target, _ in found[:3])
-        raise ServiceError(
-            ErrorReason.INVALID_SELECTOR,
-            f"{field}: '{text}' stands for {len(found)} values ({names}, ...); name one",
-            selector=text,
-        )
-    return replace(found[0][0], clone=True)

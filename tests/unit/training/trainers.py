@@ -67,6 +67,11 @@ def core_of(
     return TrainerCore(base, spec, teachers or {}, scratch)
 
 
+def net(owner: TrainerCore | HostedModel) -> Any:
+    """Return a module whose parts a test reaches by their names."""
+    return owner.module
+
+
 def batch_of(pair: Pair) -> Batch:
     """Return a batch of images and labels."""
     return Batch((pair[0],), {}, {"": pair[1]}, len(pair[0]))

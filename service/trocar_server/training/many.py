@@ -1,0 +1,27 @@
+"""Operations on lists of tensors in place: one kernel for many on a GPU.
+
+torch's own functions, which it does not export to type checkers; its optimizers are made of them (2.14).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each source into its target."""
+    if targets:
+        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def add_all(targets: Sequence[Tensor], others: Sequence[Tensor], factor: float = 1) -> None:
+    """Add to each target `factor` times another tensor, as `add_(other, alpha=factor)` does."""
+    if targets:
+        torch._foreach_add_(targets, others, alpha=factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def scale_all(targets: Sequence[Tensor], factor: float) -> None:
+    """Multiply each target."""
+    if targets:
+        torch._foreach_mul_(targets, factor)  # pyright: ignore[reportPrivateImportUsage]
