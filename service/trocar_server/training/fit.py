@@ -7,8 +7,8 @@
 
 # Note: [Units]
 A unit is a training batch, an evaluation batch, a batch of the feature cache or a checkpoint. Between two
-units anybody may use the trainer's thread; to pause is to stop calling. A unit that fails changes nothing, and
-the next call tries it again.
+units anybody may use the trainer's thread; to pause is to stop calling. A unit that fails changes nothing,
+and the next call tries it again.
 
 # Note: [Going on]
 `FitState` and the trainer's state, taken between two units, are all that there is. The order of samples and

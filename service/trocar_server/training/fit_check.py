@@ -100,8 +100,8 @@ def _size_problems(
     elif not _update_count(core, train, spec):
         yield (
             "epochs",
-            f"there would be no update: the trainer accumulates {core.spec.accumulation} batches, and the fit "
-            f"has {spec.epochs * batch_count(len(train), spec.batch_size, drop_last=spec.drop_last)}",
+            f"there would be no update: the trainer accumulates {core.spec.accumulation} batches, and the "
+            f"fit has {spec.epochs * batch_count(len(train), spec.batch_size, drop_last=spec.drop_last)}",
         )
     if evaluation is not None and not len(evaluation):
         yield "eval_dataset_id", "the data set is empty"

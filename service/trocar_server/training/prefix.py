@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from trocar_server.errors import first_line
 from trocar_server.models.replicas import make_replica
 from trocar_server.training.motion import does_function_move, moving_paths
-from trocar_server.training.trial_run import Trial, run_trial
+from trocar_server.training.trial_run import Trial, random_state, run_trial, undone
 
 _PLAIN = (int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device)
 
@@ -134,10 +134,15 @@ def _trace(
         raise NoSplitError("the model changes how it is called")
     replica = make_replica(module)  # what tracing sets on modules is thrown away with it
     tracer = _CutTracer(frozenset(moving_paths(module)) | moving, needed)
+    before = random_state()
     try:
-        graph = tracer.trace(replica)
+        with undone(module):
+            graph = tracer.trace(replica)
+            is_random = random_state() != before
     except Exception as error:  # whatever the model's own code raises when it meets a proxy
         raise NoSplitError(f"its graph cannot be traced ({first_line(error)})") from error
+    if is_random:
+        raise NoSplitError("its own code draws random numbers")
     names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     own = dict(module.named_parameters(remove_duplicate=False)) | dict(
         module.named_buffers(remove_duplicate=False)
@@ -165,13 +170,14 @@ def _moving_nodes(graph: fx.Graph, module: nn.Module, also: frozenset[str]) -> s
     moves: set[fx.Node] = set()
     for node in graph.nodes:
         path = str(node.target)
-        if any(argument in moves for argument in node.all_input_nodes) or node.op == "output":
-            moves.add(node)
-        elif node.op == "call_module" and any(_is_within(other, path) for other in reasons):
-            moves.add(node)
-        elif does_function_move(node):
-            moves.add(node)
-        elif node.op == "get_attr" and _is_moving_tensor(module, path, reasons, also):
+        is_mover = (
+            node.op == "output"
+            or any(argument in moves for argument in node.all_input_nodes)
+            or (node.op == "call_module" and any(_is_within(other, path) for other in reasons))
+            or (node.op == "get_attr" and _is_moving_tensor(module, path, reasons, also))
+            or does_function_move(node)
+        )
+        if is_mover:
             moves.add(node)
     return moves
 
@@ -276,7 +282,8 @@ def _copy_node(
         return constants[old] if old in constants else copies[old]
 
     if node.op == "output":
-        return result.output(fx.map_arg(node.args[0], argument))
+        end: fx.Node = result.output(fx.map_arg(node.args[0], argument))
+        return end
     copied: fx.Node = result.create_node(
         node.op, node.target, fx.map_arg(node.args, argument), fx.map_arg(node.kwargs, argument), node.name
     )

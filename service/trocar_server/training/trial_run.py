@@ -5,11 +5,13 @@ operation may write into a value that another one reads. So one batch runs node 
 versions and memory are compared before and after each.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -92,7 +94,7 @@ def _run_node(interpreter: fx.Interpreter, node: fx.Node, trial: Trial) -> None:
     interpreter.env[node] = value
     outputs = list(_tensors_in(value))
     is_grown = any(tensor.requires_grad for tensor in outputs)
-    if is_grown or not all(torch.equal(a, b) for a, b in zip(before, random_state(), strict=True)):
+    if is_grown or random_state() != before:
         trial.moves.add(node)
     written = [
         tensor for tensor, version in zip(arguments, versions, strict=True) if tensor._version != version
@@ -101,10 +103,13 @@ def _run_node(interpreter: fx.Interpreter, node: fx.Node, trial: Trial) -> None:
     trial.note(node, value, arguments, written)
 
 
-def random_state() -> list[Tensor]:
-    """Return the states of torch's global generators."""
+def random_state() -> tuple[object, ...]:
+    """Return the states of the global generators of torch, Python and NumPy, to be compared."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    kind, words, *rest = np.random.get_state(legacy=True)
+    of_numpy = (kind, np.asarray(words).tobytes(), *rest)
+    return (*(state.numpy().tobytes() for state in states), random.getstate(), of_numpy)
 
 
 @contextmanager
