@@ -2,14 +2,13 @@
 
 import threading
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from trocar_server.spool.choice import Choice
-from trocar_server.spool.saved import Copied, Kept, Saved, VersionWatch
+from trocar_server.spool.saved import Copied, Kept, Packed, Saved, VersionWatch
 from trocar_server.spool.store import BlockStore
 from trocar_server.spool.views import View, small_part
 
@@ -48,7 +47,7 @@ class Packer:
             kept[storage._cdata] = StorageWeakRef(storage)
         self._kept = {address: known for address, known in kept.items() if not known.expired()}
 
-    def pack(self, tensor: torch.Tensor) -> object:
+    def pack(self, tensor: torch.Tensor) -> Packed:
         """Take a tensor that autograd saves; returns what it holds instead.
 
         Raises:
@@ -99,15 +98,14 @@ class Packer:
             self.kept_bytes += kept_bytes
 
 
-def unpack(saved: Any) -> torch.Tensor:
+def unpack(saved: Packed) -> torch.Tensor:
     """Return the tensor for which `Packer.pack` gave this.
 
     Raises:
         SavedTensorChangedError: It was changed in place since.
         SpoolError: It cannot be brought back from disk.
     """
-    tensor: torch.Tensor = saved.unpack()
-    return tensor
+    return saved.unpack()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

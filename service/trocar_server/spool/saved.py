@@ -114,6 +114,10 @@ class Saved:
         return self._watch.counted(self._view.tensor(self._store.get(self._block)))
 
 
+Packed = Kept | Copied | Saved
+"""What autograd holds in the place of a tensor."""
+
+
 def changed(
     shape: tuple[int, ...], dtype: torch.dtype, version: int, expected: int
 ) -> SavedTensorChangedError:

@@ -70,7 +70,11 @@ losses = [forward() for _ in range(3)]
 slowly('read', 0.01)
 threading.Thread(target=lambda: [loss.backward() for loss in losses]).start()
 """,
-    "an uncaught error": "loss = forward(); sys.excepthook = lambda *_: os.write(1, b'caught'); raise SystemExit(0)",
+    "an uncaught error": """
+loss = forward()
+sys.excepthook = lambda *_: os.write(1, b'caught')
+raise SystemExit(0)
+""",
     "forward in a daemon thread": """
 begun = threading.Event()
 def train():

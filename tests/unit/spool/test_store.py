@@ -13,7 +13,8 @@ from tests.support.spool_audit import AuditedLedger
 from tests.unit.spool.steps import wait_for
 from trocar_server.spool import Spool, SpoolError, SpoolReadError
 from trocar_server.spool import store as store_module
-from trocar_server.spool.entries import Block, State
+from trocar_server.spool.entries import State
+from trocar_server.spool.saved import Saved
 from trocar_server.spool.transfer import Transfer
 
 
@@ -39,7 +40,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self._goes_on = threading.Semaphore(0), threading.Semaphore(0)
         self._write = Transfer.write
-        monkeypatch.setattr(Transfer, "write", lambda *args: self._waited(*args))
+        monkeypatch.setattr(Transfer, "write", self._waited)
 
     def open(self, count: int = 1000) -> None:
         self._goes_on.release(count)
@@ -152,8 +153,10 @@ def test_the_garbage_collector_may_come_at_every_step(
         return inner(*arguments)
 
     monkeypatch.setattr(store_module.BlockStore, name, collecting)
+    held: list[Any] = []
+    kept = None
     for _ in range(30):
-        held: list[Any] = [spool._packer.pack(tensor())]
+        held = [spool._packer.pack(tensor())]
         held.append(held)
         cycles.append(held)
         value = tensor()
@@ -244,7 +247,8 @@ def test_closing_wakes_who_waits(spool: Spool, monkeypatch: pytest.MonkeyPatch) 
 def test_threads_and_files_go_with_the_last_graph(tmp_path: Path) -> None:
     opened = Spool(tmp_path, 0, min_bytes=100)
     held = opened._packer.pack(tensor())
-    wait_for(opened, lambda: not opened._store._ledger.pending_bytes)
+    ledger = opened._store._ledger
+    wait_for(opened, lambda: not ledger.pending_bytes)
     workers = opened._store._writer, opened._store._reader
     del opened
     gc.collect()
@@ -263,7 +267,9 @@ def test_an_interrupted_read_leaves_the_block_on_disk(spool: Spool, monkeypatch:
     values = [tensor() for _ in range(4)]
     held = [spool._packer.pack(value) for value in values]
     wait_for(spool, lambda: not spool._store._ledger.pending_bytes)
-    block: Block = held[0]._block
+    saved = held[0]
+    assert isinstance(saved, Saved)
+    block = saved._block
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
