@@ -7,13 +7,13 @@ import os
 import random
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.spool_processes import Processes
 from tests.unit.spool.steps import (
     are_equal,
     batch,
@@ -363,9 +363,10 @@ with open_spool(Path(sys.argv[1])) as spool:
 """
 
 
-def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
+def test_a_limit_on_the_size_of_files_is_a_full_disk(processes: Processes, tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
-    subprocess.run([sys.executable, "-c", LIMITED, tmp_path], check=True)
+    ended = processes.run(LIMITED, tmp_path)
+    assert (ended.returncode, ended.errors) == (0, "")
 
 
 @pytest.fixture

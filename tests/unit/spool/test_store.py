@@ -39,16 +39,17 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self._goes_on = threading.Semaphore(0), threading.Semaphore(0)
-        self._write = Transfer.write
-        monkeypatch.setattr(Transfer, "write", self._waited)
+        write = Transfer.write
+
+        def waited(*arguments: Any) -> Any:
+            self.entered.release()
+            assert self._goes_on.acquire(timeout=60)
+            return write(*arguments)
+
+        monkeypatch.setattr(Transfer, "write", waited)
 
     def open(self, count: int = 1000) -> None:
         self._goes_on.release(count)
-
-    def _waited(self, *arguments: Any) -> Any:
-        self.entered.release()
-        assert self._goes_on.acquire(timeout=60)
-        return self._write(*arguments)
 
 
 def run(work: Any) -> threading.Thread:
