@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -79,7 +80,7 @@ class Processes:
         returncode = self.wait(self.start(script, [str(folder)], output, errors))
         return Ended(returncode, output.read_text(), errors.read_text())
 
-    def _ask(self, job: dict[str, object]) -> int:
+    def _ask(self, job: Mapping[str, object]) -> int:
         assert self._first.stdin is not None
         assert self._first.stdout is not None
         self._first.stdin.write(json.dumps(job) + "\n")

@@ -3,7 +3,7 @@
     python -m tests.sweeps.spool_graphs --count 10000
     python -m tests.sweeps.spool_graphs --first 4711 --count 1
 
-Ten thousand take some ten minutes, so not part of the suite, which tries two hundred. Every fifth is three
+Ten thousand take some six minutes, so not part of the suite, which tries some fifty. Every fifth is three
 programs at once, in threads of their own. Prints one line a failure and exits with 1 if there is any.
 """
 

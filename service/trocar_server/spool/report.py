@@ -44,6 +44,11 @@ class Report:
     step_count: int = 0
     notes: list[str] = field(default_factory=list)
 
+    def stalled(self, seconds: float) -> None:
+        """Count a time that forward or backward waited for the disk."""
+        self.stall_count += 1
+        self.stall_s += seconds
+
     def note(self, text: str) -> None:
         """Add a note, once."""
         if text not in self.notes and len(self.notes) < _MOST_NOTES:

@@ -56,7 +56,7 @@ def test_what_fits_is_never_written(tmp_path: Path) -> None:
         for _ in range(5):
             gradients(model, spool)
         assert list(tmp_path.iterdir()) == []
-        assert spool._store._writer is None
+        assert spool._store._traffic._writer is None
 
 
 def test_no_more_is_written_than_must_be(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_an_error_of_a_step_that_was_dropped_is_not_the_next_ones(
             failing_writes(errno.EIO, 0)(patch)
             with spool:
                 result = (x * 2).tanh()
-            wait_for(spool, lambda: spool._store._error is not None)
+            wait_for(spool, lambda: spool._store._blocks._error is not None)
         del result
         with spool:
             loss = x.tanh().sum()
@@ -209,7 +209,7 @@ def test_a_late_error_comes_out_of_backward_once(tmp_path: Path, monkeypatch: py
             failing_writes(errno.EIO, 0)(patch)
             with spool:
                 loss = (x * 2).tanh().sum()
-            wait_for(spool, lambda: spool._store._error is not None)
+            wait_for(spool, lambda: spool._store._blocks._error is not None)
         with pytest.raises(SpoolError, match="Input/output error"):
             loss.backward(retain_graph=True)
         loss.backward()  # it is all in memory still
