@@ -1,4 +1,4 @@
-"""Random programs over autograd come to the same with a spool; `tests/sweeps/spool_graphs.py` runs thousands."""
+"""Random programs over autograd come to the same with a spool; thousands: `tests/sweeps/spool_graphs.py`."""
 
 import os
 from pathlib import Path
