@@ -14,6 +14,7 @@ class Report:
         saved_bytes: Of all tensors that autograd saved, each time counted.
         unique_bytes: Of their blocks, each once.
         kept_bytes: Of what always stays: parameters, small tensors, kinds that cannot be written.
+        offloaded_bytes: Of blocks that were copied from other devices to host memory.
         written_bytes: To disk.
         read_bytes: From disk.
         lossy_bytes: Of blocks that were stored with less precision, before they were: gradients are not
@@ -32,6 +33,7 @@ class Report:
     saved_bytes: int = 0
     unique_bytes: int = 0
     kept_bytes: int = 0
+    offloaded_bytes: int = 0
     written_bytes: int = 0
     read_bytes: int = 0
     lossy_bytes: int = 0

@@ -76,6 +76,7 @@ class BlockStore:
         byte_count: int,
         dtype: torch.dtype,
         copy: Callable[[], torch.UntypedStorage] | None = None,
+        ready: Callable[[], None] | None = None,
     ) -> Block:
         """Take a block, or another user of one that is known; waits while memory is over the budget.
 
@@ -85,6 +86,7 @@ class BlockStore:
             byte_count: Of the block.
             dtype: What its elements are.
             copy: Makes the block; None where it is all of the origin.
+            ready: Waits until the block has its bytes; None where it has them at once.
 
         Raises:
             SpoolError: The writer has failed since, or the spool is closed.
@@ -102,7 +104,7 @@ class BlockStore:
             self._number += 1
             storage = origin if copy is None else copy()
             block = Block(self._number, byte_count, dtype, key, StorageWeakRef(origin), storage)
-            block.generation = self._generation
+            block.generation, block.ready = self._generation, ready
             self._blocks.add(block)
             self.report.unique_bytes += byte_count
             self._traffic.poke_writer()
@@ -125,6 +127,15 @@ class BlockStore:
             # May forget the block again, if another thread asked for an older one.
             self._traffic.poke_reader()
             return storage
+
+    def peek(self, block: Block) -> torch.UntypedStorage | None:
+        """Return the bytes of a block that is needed soon, if they are in memory; else have them read."""
+        with self._blocks:
+            self._blocks.collect()
+            if block.generation == self._generation and block.state is not State.GONE:
+                self._ledger.ask(block)
+                self._traffic.poke_reader()
+            return block.storage
 
     def release(self, block: Block) -> None:
         """Say that a user of a block is gone. Waits for no lock."""
