@@ -87,6 +87,8 @@ def built(name: str) -> nn.Module:
         arguments["weights_backbone"] = None
     if name.startswith("vit_"):
         arguments["image_size"] = 56 if name == "vit_h_14" else 64
+    if "rcnn" in name or name.startswith(("retinanet", "fcos")):
+        arguments.update(min_size=160, max_size=224)  # to which pictures are scaled; 800 by default
     if name in ("googlenet", "inception_v3"):
         arguments["init_weights"] = False
     model: nn.Module = builder(**arguments).train()

@@ -1,5 +1,6 @@
-"""Processes for scripts that fork, are killed, or end in the middle of things."""
+"""Processes for scripts that fork, are killed, or end in the middle of things; a quick garbage collector."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -11,3 +12,12 @@ from tests.support.spool_processes import Processes
 def processes() -> Iterator[Processes]:
     with Processes() as opened:
         yield opened
+
+
+@pytest.fixture(scope="package", autouse=True)
+def frozen() -> Iterator[None]:
+    """What is there before the first test is left out of collections, of which these tests ask for many."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -46,7 +46,10 @@ def test_memory_stays_within_the_budget_and_one_block(
         report = spool.report()
         assert report.unique_bytes == 3 * TOTAL
         assert report.peak_bytes <= budget_bytes + LARGEST
-        assert (report.written_bytes == 0) == (budget_bytes == TOTAL)
+        if budget_bytes == TOTAL:
+            assert report.written_bytes == 0
+        elif budget_bytes + LARGEST < TOTAL:  # else backward may begin before the writer has
+            assert report.written_bytes > 0
         assert report.read_bytes <= report.written_bytes
 
 

@@ -129,7 +129,7 @@ def test_files_are_used_again_step_after_step(tmp_path: Path) -> None:
 def test_files_of_a_graph_that_was_never_used_are_free_again(tmp_path: Path) -> None:
     model = small_model()
     with open_spool(tmp_path) as spool:
-        for _ in range(10):
+        for _ in range(4):
             with spool:
                 model(batch())
             gc.collect()
