@@ -3,6 +3,7 @@
 import gc
 import random
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from trocar_server.spool import Spool, store
 _BUDGETS = (0, 0, 300, 300, 1_000, 4_000, 10_000_000)
 _LEAST = (0, 0, 1, 64)
 _WINDOWS = (0, 300, 2_000, 1_000_000)
+_PAUSES_S = (0, 0, 0, 0.02, 0.05, 0.1, 0.2)
 
 
 def failure(seed: int, directory: Path, thread_count: int = 1) -> str | None:
@@ -112,10 +114,13 @@ def _left(spool: Spool) -> str | None:
     assert isinstance(ledger, AuditedLedger)
     if ledger.failures:
         return f"the ledger: {ledger.failures[0]}"
-    for _ in range(3):  # tensors and nodes of torch that hold one another take more than one pass
+    # Tensors and nodes of torch that hold one another take more than one pass, and the threads on which torch
+    # runs reentrant backward passes let go of a graph a moment after the pass.
+    for pause_s in _PAUSES_S:
         if not ledger.is_empty:
             gc.collect()
-    if not ledger.is_empty or spool._store._known or ledger._staying or ledger._stored:
+            time.sleep(pause_s)
+    if not ledger.is_empty or spool._store._blocks._known or ledger._staying or ledger._stored:
         return f"{ledger._live_bytes} bytes are left when all graphs are gone"
     return None
 

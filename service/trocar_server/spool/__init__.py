@@ -9,6 +9,7 @@ loss.backward()
 spool.report()
 """
 
+from trocar_server.spool.allocator import return_freed_memory
 from trocar_server.spool.errors import (
     SavedTensorChangedError,
     SpoolError,
@@ -25,4 +26,5 @@ __all__ = [
     "SpoolError",
     "SpoolFullError",
     "SpoolReadError",
+    "return_freed_memory",
 ]

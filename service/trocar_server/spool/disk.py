@@ -42,6 +42,8 @@ class Disk:
         storage = block.storage
         assert storage is not None
         try:
+            if block.ready is not None:
+                block.ready()
             source = storage_bytes(storage, block.byte_count)
             encoding = self._options.encoding.choose(source, block.dtype)
             size = encoding.stored_bytes(block.byte_count)

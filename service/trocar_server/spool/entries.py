@@ -1,6 +1,6 @@
 """What is saved: blocks of bytes, each once, and where they are at present."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -41,6 +41,7 @@ class Block:
         origin: The storage that was saved, without keeping its memory: as long as this lives, no other
             storage gets its address, which is a part of the key.
         storage: The bytes, where they are in memory.
+        ready: Waits until they are there, where they are copied from a device; None where they are.
         state: Where the bytes are.
         users: Saved tensors that need it.
         generation: Counts forks: blocks of the parent process are not managed in its child.
@@ -59,3 +60,4 @@ class Block:
     generation: int = 0
     place: Place | None = None
     pass_number: int = 0
+    ready: Callable[[], None] | None = None

@@ -263,7 +263,7 @@ class Ledger:
         return byte_count <= room and is_within
 
     def _forget_used(self, byte_count: int) -> None:
-        """Let go of what this pass asked for before, and of what an earlier one left, until the window has room."""
+        """Let go of what this pass has used, and of what an earlier one left, until the window has room."""
         while self._loaded and self.loaded_bytes + byte_count > self._ahead:
             block = next(iter(self._loaded.values()))
             is_needed = block.number <= self._cursor and block.pass_number == self._pass_number

@@ -2,14 +2,14 @@
 
 import threading
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from trocar_server.spool.choice import Choice
-from trocar_server.spool.saved import Copied, Kept, Saved, VersionWatch
+from trocar_server.spool.device_tier import DeviceTier, Tiers
+from trocar_server.spool.saved import Copied, Kept, Packed, Saved, VersionWatch
 from trocar_server.spool.store import BlockStore
 from trocar_server.spool.views import View, small_part
 
@@ -20,7 +20,7 @@ class Packer:
     """Packs the tensors that autograd saves. For any thread.
 
     Args:
-        store: Takes what may be written.
+        tiers: Take what may be written.
         min_bytes: Smaller tensors stay in memory.
         choose: Says which tensors may be written; all that can be when None.
         tells_dtypes: Whether bytes that are seen as two dtypes are two blocks.
@@ -31,10 +31,10 @@ class Packer:
     """
 
     def __init__(
-        self, store: BlockStore, min_bytes: int, choose: Choice | None = None, tells_dtypes: bool = False
+        self, tiers: Tiers, min_bytes: int, choose: Choice | None = None, tells_dtypes: bool = False
     ) -> None:
         self.saved_bytes = self.kept_bytes = 0
-        self._store, self._min_bytes, self._choose = store, min_bytes, choose
+        self._tiers, self._min_bytes, self._choose = tiers, min_bytes, choose
         self._tells_dtypes = tells_dtypes
         self._counting = threading.Lock()
         self._kept: dict[
@@ -48,21 +48,21 @@ class Packer:
             kept[storage._cdata] = StorageWeakRef(storage)
         self._kept = {address: known for address, known in kept.items() if not known.expired()}
 
-    def pack(self, tensor: torch.Tensor) -> object:
+    def pack(self, tensor: torch.Tensor) -> Packed:
         """Take a tensor that autograd saves; returns what it holds instead.
 
         Raises:
             SpoolError: The disk fails, or the spool is closed.
         """
-        is_plain = _is_plain(tensor)
-        byte_count = tensor.nbytes if is_plain or type(tensor) is nn.Parameter else 0
-        storage = tensor.untyped_storage() if is_plain and byte_count else None
-        if storage is None or self._stays(tensor, storage):
+        home = self._tiers.home_of(tensor.device) if _is_plain(tensor) else None
+        byte_count = tensor.nbytes if home is not None or type(tensor) is nn.Parameter else 0
+        storage = tensor.untyped_storage() if home is not None and byte_count else None
+        if home is None or storage is None or self._stays(tensor, storage):
             self._count(byte_count, byte_count)
             return Kept(tensor)
         self._count(byte_count, byte_count if byte_count < self._min_bytes else 0)
         if byte_count >= self._min_bytes:
-            return self._saved(tensor, storage, byte_count)
+            return self._saved(home, tensor, storage)
         if storage.nbytes() > max(2 * byte_count, self._min_bytes):
             view = View.of(tensor)
             part = small_part(view, storage)
@@ -70,11 +70,13 @@ class Packer:
                 return Copied(part.copy(), part.view, VersionWatch(tensor))
         return Kept(tensor)
 
-    def _saved(self, tensor: torch.Tensor, storage: torch.UntypedStorage, byte_count: int) -> Saved:
-        store, watch, view = self._store, VersionWatch(tensor), View.of(tensor)
+    def _saved(
+        self, store: BlockStore | DeviceTier, tensor: torch.Tensor, storage: torch.UntypedStorage
+    ) -> Saved:
+        watch, view = VersionWatch(tensor), View.of(tensor)
         key: Hashable = (storage._cdata, tensor._version, tensor.dtype if self._tells_dtypes else None)
         whole_bytes = storage.nbytes()
-        part = small_part(view, storage) if byte_count != whole_bytes else None
+        part = small_part(view, storage) if tensor.nbytes != whole_bytes else None
         if part is None:
             return Saved(store, store.save(key, storage, whole_bytes, tensor.dtype), view, watch)
         block = store.find(key)  # all of it is there anyway
@@ -99,22 +101,20 @@ class Packer:
             self.kept_bytes += kept_bytes
 
 
-def unpack(saved: Any) -> torch.Tensor:
+def unpack(saved: Packed) -> torch.Tensor:
     """Return the tensor for which `Packer.pack` gave this.
 
     Raises:
         SavedTensorChangedError: It was changed in place since.
         SpoolError: It cannot be brought back from disk.
     """
-    tensor: torch.Tensor = saved.unpack()
-    return tensor
+    return saved.unpack()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but elements in host memory."""
+    """Whether a tensor is nothing but elements in the memory of one device."""
     return (
         type(tensor) is torch.Tensor
-        and tensor.is_cpu
         and tensor.layout is torch.strided
         and not (tensor.is_quantized or tensor.is_nested or tensor._is_zerotensor() or _is_wrapped(tensor))
     )

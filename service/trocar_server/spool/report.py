@@ -14,6 +14,7 @@ class Report:
         saved_bytes: Of all tensors that autograd saved, each time counted.
         unique_bytes: Of their blocks, each once.
         kept_bytes: Of what always stays: parameters, small tensors, kinds that cannot be written.
+        offloaded_bytes: Of blocks that were copied from other devices to host memory.
         written_bytes: To disk.
         read_bytes: From disk.
         lossy_bytes: Of blocks that were stored with less precision, before they were: gradients are not
@@ -32,6 +33,7 @@ class Report:
     saved_bytes: int = 0
     unique_bytes: int = 0
     kept_bytes: int = 0
+    offloaded_bytes: int = 0
     written_bytes: int = 0
     read_bytes: int = 0
     lossy_bytes: int = 0
@@ -43,6 +45,11 @@ class Report:
     file_count: int = 0
     step_count: int = 0
     notes: list[str] = field(default_factory=list)
+
+    def stalled(self, seconds: float) -> None:
+        """Count a time that forward or backward waited for the disk."""
+        self.stall_count += 1
+        self.stall_s += seconds
 
     def note(self, text: str) -> None:
         """Add a note, once."""

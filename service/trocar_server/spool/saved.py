@@ -15,6 +15,7 @@ import torch
 from trocar_server.spool.errors import SavedTensorChangedError
 
 if TYPE_CHECKING:
+    from trocar_server.spool.device_tier import DeviceTier
     from trocar_server.spool.entries import Block
     from trocar_server.spool.store import BlockStore
     from trocar_server.spool.views import View
@@ -97,7 +98,9 @@ class Saved:
 
     __slots__ = ("_block", "_store", "_view", "_watch")
 
-    def __init__(self, store: "BlockStore", block: "Block", view: "View", watch: VersionWatch) -> None:
+    def __init__(
+        self, store: "BlockStore | DeviceTier", block: "Block", view: "View", watch: VersionWatch
+    ) -> None:
         self._store, self._block, self._view, self._watch = store, block, view, watch
 
     def __del__(self) -> None:
@@ -112,6 +115,10 @@ class Saved:
         """
         self._watch.check(self._view.shape)
         return self._watch.counted(self._view.tensor(self._store.get(self._block)))
+
+
+Packed = Kept | Copied | Saved
+"""What autograd holds in the place of a tensor."""
 
 
 def changed(

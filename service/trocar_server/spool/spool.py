@@ -21,6 +21,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from trocar_server.spool.choice import Choice, all_of, made_by
+from trocar_server.spool.device_copies import copier_of
+from trocar_server.spool.device_tier import Tiers
 from trocar_server.spool.encoding import EncodingOptions, StoreDtype
 from trocar_server.spool.options import DiskOptions
 from trocar_server.spool.packing import Packer, unpack
@@ -30,6 +32,7 @@ from trocar_server.spool.wrapping import Wrapped
 
 MIN_BYTES = 32 << 10
 AHEAD_BYTES = 64 << 20
+DEVICE_AHEAD_BYTES = 1 << 30
 
 
 class Spool(AbstractContextManager["Spool"]):
@@ -40,8 +43,10 @@ class Spool(AbstractContextManager["Spool"]):
     anywhere, later, twice or never; files go when the graph does. Gradients are bit-equal to those without
     it.
 
-    Parameters are never written, nor are the tensors of `keep` and tensors below `min_bytes`, of other
-    devices than the CPU, sparse, quantised or of subclasses: they stay in memory as without a spool.
+    Parameters are never written, nor are the tensors of `keep` and tensors below `min_bytes`, sparse,
+    quantised or of subclasses: they stay in memory as without a spool. Tensors of CUDA devices go to host
+    memory, within the same budget, and from there to disk; this has not run on a real GPU yet. Tensors of
+    other devices stay where they are.
 
     A tensor that is changed in place between forward and backward raises as without a spool. What torch
     itself does not see, it does not see either: changes through `.data` or NumPy come too late for what is on
@@ -54,6 +59,8 @@ class Spool(AbstractContextManager["Spool"]):
         min_bytes: Smaller tensors stay in memory, uncounted.
         ahead_bytes: The most bytes that are read ahead of the backward pass, within the budget, but for a
             single tensor that is larger.
+        device_ahead_bytes: The most bytes of a CUDA device that are on their way to host memory, and the most
+            that are brought back ahead of the backward pass, but for a single tensor that is larger.
         quota_bytes: The most bytes on disk; no limit when None.
         modules: Only what calls of these modules save, in all threads, for as long as somebody is in the
             context; see `wrap`. All that the thread saves when None.
@@ -77,6 +84,7 @@ class Spool(AbstractContextManager["Spool"]):
         *,
         min_bytes: int = MIN_BYTES,
         ahead_bytes: int = AHEAD_BYTES,
+        device_ahead_bytes: int = DEVICE_AHEAD_BYTES,
         quota_bytes: int | None = None,
         modules: Iterable[nn.Module] | None = None,
         keep: Iterable[nn.Module | torch.Tensor] = (),
@@ -86,13 +94,14 @@ class Spool(AbstractContextManager["Spool"]):
         bits: bool = True,
         store_dtype: StoreDtype | None = None,
     ) -> None:
-        if min(budget_bytes, min_bytes, ahead_bytes) < 0:
-            raise ValueError("budget_bytes, min_bytes and ahead_bytes cannot be negative")
+        if min(budget_bytes, min_bytes, ahead_bytes, device_ahead_bytes) < 0:
+            raise ValueError("budget_bytes, min_bytes, ahead_bytes and device_ahead_bytes cannot be negative")
         options = DiskOptions(quota_bytes, checksum, EncodingOptions(store_dtype, bits))
         self._store = BlockStore(Path(directory), budget_bytes, ahead_bytes, options)
         chosen = all_of(choose, None if operations is None else made_by(operations))
         # Bytes seen as two dtypes are two blocks where each loses another part.
-        self._packer = Packer(self._store, min_bytes, chosen, tells_dtypes=store_dtype is not None)
+        tiers = Tiers(self._store, device_ahead_bytes, copier_of)
+        self._packer = Packer(tiers, min_bytes, chosen, tells_dtypes=store_dtype is not None)
         self._modules = None if modules is None else list(modules)
         self._keep = [*keep, *(self._modules or [])]
         self._lock = threading.Lock()

@@ -13,7 +13,7 @@ Owner = TypeVar("Owner")
 class Worker(Generic[Owner]):
     """Runs `work(owner, is_idle)` on a thread of its own whenever it is poked, until it is stopped.
 
-    Ends at once when it is stopped, and at the next poke when the owner is gone. `poke` and `stop` may be
+    Ends at once when it is stopped, or when the owner is gone. `poke` and `stop` may be
     called from anywhere, also by the garbage collector: they take no lock.
 
     Args:
@@ -28,7 +28,8 @@ class Worker(Generic[Owner]):
     ) -> None:
         self._inbox: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its `put` is reentrant
         self._is_poked = False
-        arguments = (weakref.ref(owner), work, rest_s)
+        wake = self._inbox.put
+        arguments = (weakref.ref(owner, lambda _: wake(False)), work, rest_s)
         self._thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
         self._thread.start()
 

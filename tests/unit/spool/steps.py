@@ -62,12 +62,12 @@ def open_spool(parent: Path, budget_bytes: int = 0, **options: object) -> Iterat
 
 def wait_for(spool: Spool, is_so: Callable[[], bool]) -> None:
     """Wait until something holds of the insides of a spool."""
-    store = spool._store
+    blocks = spool._store._blocks
     deadline = time.monotonic() + 60
-    with store:
+    with blocks:
         while not is_so():
             assert time.monotonic() < deadline
-            store._changed.wait(0.002)
+            blocks._changed.wait(0.002)
 
 
 def wait_until_written(spool: Spool) -> None:

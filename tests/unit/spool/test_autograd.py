@@ -1,4 +1,4 @@
-"""Everything that autograd allows comes to the same with a spool: compared with autograd alone, bit by bit."""
+"""Everything that autograd allows comes to the same with a spool as with autograd alone, bit by bit."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -89,13 +89,13 @@ def test_what_a_node_saved_can_be_read_again_and_again(spool: Spool) -> None:
     x, y = leaf(20, 30), leaf(20, 30)
     with spool:
         z = x.exp() * y.tanh()
-    node = z.grad_fn
+    node: Any = z.grad_fn
     for _ in range(3):
         assert torch.equal(node._saved_self, x.exp())
         assert torch.equal(node._saved_other, y.tanh())
     z.sum().backward()
     with pytest.raises(RuntimeError, match="after they have already been freed"):
-        node._saved_self
+        _ = node._saved_self
 
 
 def test_several_graphs_end_in_any_order(spool: Spool) -> None:
@@ -183,13 +183,13 @@ def test_numerical_gradients_agree_to_the_second_order(tmp_path: Path) -> None:
     x, y = leaf(3, 4, dtype=torch.float64), leaf(4, 3, dtype=torch.float64)
 
     def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with spool:
+        with opened:
             return (x.T.exp() * y).tanh() @ x.sigmoid()
 
-    with open_spool(tmp_path, 0, min_bytes=0) as spool:
+    with open_spool(tmp_path, 0, min_bytes=0) as opened:
         assert torch.autograd.gradcheck(product, (x, y))
         assert torch.autograd.gradgradcheck(product, (x, y))
-        assert spool.report().written_bytes > 0
+        assert opened.report().written_bytes > 0
 
 
 def test_jacobians_of_whole_batches(spool: Spool) -> None:
@@ -219,7 +219,8 @@ def test_functions_over_a_batch(spool: Spool) -> None:
 
 def test_hooks_of_tensors_and_nodes_see_what_they_would(spool: Spool) -> None:
     def work(context: Context) -> list[torch.Tensor]:
-        x, seen = leaf(20, 30), []
+        x = leaf(20, 30)
+        seen: list[torch.Tensor] = []
         with context:
             middle = x.exp()
             loss = chain(middle)
@@ -235,11 +236,13 @@ def test_hooks_of_tensors_and_nodes_see_what_they_would(spool: Spool) -> None:
 def test_a_saved_tensor_with_hooks_of_its_own_stays_in_memory(spool: Spool) -> None:
     x = leaf(20, 30)
     y = x.exp()
-    y.grad_fn._raw_saved_result.register_hooks(lambda t: t + 1, lambda t: t)
+    node: Any = y.grad_fn
+    node._raw_saved_result.register_hooks(lambda t: t + 1, lambda t: t)
     with spool:
         z = y * y
+        node = z.grad_fn
         with pytest.raises(RuntimeError, match="hooks have already been set"):
-            z.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: t)
+            node._raw_saved_self.register_hooks(lambda t: t, lambda t: t)
     z.sum().backward()
     assert x.grad is not None
 

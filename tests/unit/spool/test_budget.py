@@ -46,7 +46,10 @@ def test_memory_stays_within_the_budget_and_one_block(
         report = spool.report()
         assert report.unique_bytes == 3 * TOTAL
         assert report.peak_bytes <= budget_bytes + LARGEST
-        assert (report.written_bytes == 0) == (budget_bytes == TOTAL)
+        if budget_bytes == TOTAL:
+            assert report.written_bytes == 0
+        elif budget_bytes + LARGEST < TOTAL:  # else backward may begin before the writer has
+            assert report.written_bytes > 0
         assert report.read_bytes <= report.written_bytes
 
 
@@ -56,7 +59,7 @@ def test_what_fits_is_never_written(tmp_path: Path) -> None:
         for _ in range(5):
             gradients(model, spool)
         assert list(tmp_path.iterdir()) == []
-        assert spool._store._writer is None
+        assert spool._store._traffic._writer is None
 
 
 def test_no_more_is_written_than_must_be(tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ def nested(layers: nn.ModuleList, context: Any, is_reentrant: bool) -> torch.Ten
 
     with context:
         y = checkpoint(pair, inputs() * 1, use_reentrant=is_reentrant)
-        return checkpoint_sequential(layers[2:], 2, y, use_reentrant=is_reentrant).square().sum()
+        y = checkpoint_sequential(layers[2:], 2, y, use_reentrant=is_reentrant)
+        loss: torch.Tensor = y.square().sum()
+        return loss
 
 
 @pytest.mark.filterwarnings(

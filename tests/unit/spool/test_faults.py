@@ -7,13 +7,13 @@ import os
 import random
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.spool_processes import Processes
 from tests.unit.spool.steps import (
     are_equal,
     batch,
@@ -195,7 +195,7 @@ def test_an_error_of_a_step_that_was_dropped_is_not_the_next_ones(
             failing_writes(errno.EIO, 0)(patch)
             with spool:
                 result = (x * 2).tanh()
-            wait_for(spool, lambda: spool._store._error is not None)
+            wait_for(spool, lambda: spool._store._blocks._error is not None)
         del result
         with spool:
             loss = x.tanh().sum()
@@ -209,7 +209,7 @@ def test_a_late_error_comes_out_of_backward_once(tmp_path: Path, monkeypatch: py
             failing_writes(errno.EIO, 0)(patch)
             with spool:
                 loss = (x * 2).tanh().sum()
-            wait_for(spool, lambda: spool._store._error is not None)
+            wait_for(spool, lambda: spool._store._blocks._error is not None)
         with pytest.raises(SpoolError, match="Input/output error"):
             loss.backward(retain_graph=True)
         loss.backward()  # it is all in memory still
@@ -363,9 +363,10 @@ with open_spool(Path(sys.argv[1])) as spool:
 """
 
 
-def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
+def test_a_limit_on_the_size_of_files_is_a_full_disk(processes: Processes, tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
-    subprocess.run([sys.executable, "-c", LIMITED, tmp_path], check=True)
+    ended = processes.run(LIMITED, tmp_path)
+    assert (ended.returncode, ended.errors) == (0, "")
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """What is in the files of a spool while its graphs live, and when they go."""
 
 import gc
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
+from tests.support.spool_processes import Processes
 from tests.unit.spool.steps import (
     are_equal,
     batch,
@@ -130,7 +129,7 @@ def test_files_are_used_again_step_after_step(tmp_path: Path) -> None:
 def test_files_of_a_graph_that_was_never_used_are_free_again(tmp_path: Path) -> None:
     model = small_model()
     with open_spool(tmp_path) as spool:
-        for _ in range(10):
+        for _ in range(4):
             with spool:
                 model(batch())
             gc.collect()
@@ -171,6 +170,7 @@ assert spool.report().written_bytes
 """
 
 
-def test_a_process_that_ends_takes_its_folder_along(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", EXIT, tmp_path], check=True)
+def test_a_process_that_ends_takes_its_folder_along(processes: Processes, tmp_path: Path) -> None:
+    ended = processes.run(EXIT, tmp_path)
+    assert (ended.returncode, ended.errors) == (0, "")
     assert list(tmp_path.iterdir()) == []

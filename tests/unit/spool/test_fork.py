@@ -1,8 +1,8 @@
 """A process that forks: the child leaves the parent's files alone and gets a folder of its own."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.spool_processes import Processes
 
 HEAD = """
 import gc, os, sys, warnings
@@ -32,12 +32,14 @@ def in_child(work):
 """
 
 
-def run(script: str, folder: Path) -> None:
-    subprocess.run([sys.executable, "-c", HEAD + script, folder], check=True, timeout=120)
+def run(processes: Processes, script: str, folder: Path) -> None:
+    ended = processes.run(HEAD + script, folder)
+    assert ended.returncode == 0, ended.errors
 
 
-def test_parent_and_child_train_side_by_side(tmp_path: Path) -> None:
+def test_parent_and_child_train_side_by_side(processes: Processes, tmp_path: Path) -> None:
     run(
+        processes,
         """
 with open_spool(parent) as spool:
     assert are_equal(gradients(model, spool), expected)
@@ -55,8 +57,9 @@ with open_spool(parent) as spool:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_child_that_ends_takes_nothing_of_its_parents(tmp_path: Path) -> None:
+def test_a_child_that_ends_takes_nothing_of_its_parents(processes: Processes, tmp_path: Path) -> None:
     run(
+        processes,
         """
 spool = Spool(parent, 0, min_bytes=1024)
 with spool:
@@ -77,8 +80,11 @@ assert are_equal([p.grad for p in model.parameters()], expected)
     )
 
 
-def test_what_is_on_the_parents_disk_cannot_be_read_by_the_child(tmp_path: Path) -> None:
+def test_what_is_on_the_parents_disk_cannot_be_read_by_the_child(
+    processes: Processes, tmp_path: Path
+) -> None:
     run(
+        processes,
         """
 with open_spool(parent) as spool, open_spool(parent, 1 << 30) as roomy:
     with spool:
@@ -105,8 +111,11 @@ with open_spool(parent) as spool, open_spool(parent, 1 << 30) as roomy:
     )
 
 
-def test_a_living_child_does_not_keep_the_folder_of_a_killed_parent(tmp_path: Path) -> None:
+def test_a_living_child_does_not_keep_the_folder_of_a_killed_parent(
+    processes: Processes, tmp_path: Path
+) -> None:
     run(
+        processes,
         """
 import signal
 reader, writer = os.pipe()
@@ -115,15 +124,15 @@ if middle == 0:
     spool = Spool(parent, 0, min_bytes=1024)
     gradients(model, spool)
     if os.fork() == 0:
-        os.write(writer, b"x")
-        os.close(writer)
+        os.write(writer, f"{os.getpid()}\\n".encode())
         signal.pause()
     os.kill(os.getpid(), signal.SIGKILL)
 os.waitpid(middle, 0)
-assert os.read(reader, 1) == b"x"
+child = int(os.read(reader, 100))
 assert len(list(parent.iterdir())) == 1
 with open_spool(parent):
     assert list(parent.iterdir()) == []
+os.kill(child, signal.SIGKILL)
 """,
         tmp_path,
     )

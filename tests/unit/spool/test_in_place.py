@@ -121,7 +121,7 @@ def test_a_change_raises(
             CHANGES[change](saved)
         for _ in range(2):
             with pytest.raises(
-                SavedTensorChangedError, match="modified by an inplace operation: .*version 1"
+                SavedTensorChangedError, match=r"modified by an inplace operation: .*version 1"
             ):
                 result.sum().backward(retain_graph=True)
         del result, saved
@@ -169,9 +169,12 @@ class ChangesWhatItSaved(torch.autograd.Function):
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - as torch calls it
+        ctx: Any, grad: torch.Tensor
+    ) -> torch.Tensor:
         (x,) = ctx.saved_tensors
-        return grad * x.mul_(2)
+        found: torch.Tensor = grad * x.mul_(2)
+        return found
 
 
 @pytest.mark.parametrize("budget_bytes", [None, 0, 1 << 30], ids=["plain", "on disk", "in memory"])

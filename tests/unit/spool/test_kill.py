@@ -3,10 +3,10 @@
 import os
 import random
 import signal
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
+from tests.support.spool_processes import Processes
 from tests.unit.spool.steps import are_equal, gradients, open_spool, small_model
 
 KILLS = int(os.environ.get("TROCAR_SPOOL_KILLS", "10"))
@@ -23,41 +23,43 @@ with open_spool(Path(sys.argv[1])) as spool:
 """
 
 
-def start(parent: Path) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen([sys.executable, "-c", TRAIN, parent], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    return process
+class Training:
+    """A process that trains with a spool until it is killed."""
+
+    def __init__(self, processes: Processes, parent: Path, pipe: Path) -> None:
+        os.mkfifo(pipe)
+        self._processes = processes
+        self._id = processes.start(TRAIN, [str(parent)], pipe, Path(os.devnull))
+        self._lines = pipe.open()
+        assert self._lines.readline() == "ready\n"
+
+    def kill(self, steps: int, delay_s: float) -> None:
+        """Kill it a moment after it has done some steps."""
+        for _ in range(steps):
+            assert self._lines.readline() == "step\n"
+        threading.Event().wait(delay_s)
+        os.kill(self._id, signal.SIGKILL)
+        assert self._processes.wait(self._id) == -signal.SIGKILL
+        self._lines.close()
 
 
-def kill(process: "subprocess.Popen[bytes]", steps: int, delay_s: float) -> None:
-    """Kill a process a moment after it has done some steps."""
-    assert process.stdout is not None
-    for _ in range(steps):
-        assert process.stdout.readline() == b"step\n"
-    try:
-        process.wait(delay_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    assert process.wait(60) == -signal.SIGKILL
-    process.stdout.close()
-
-
-def test_leftovers_of_killed_processes_are_removed_by_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed_by_the_next(processes: Processes, tmp_path: Path) -> None:
     chance = random.Random(0)
-    neighbour = tmp_path / "trocar-spool-data"
-    neighbour.mkdir()
-    living = start(tmp_path)
+    parent = tmp_path / "spools"
+    neighbour = parent / "trocar-spool-data"
+    neighbour.mkdir(parents=True)
+    living = Training(processes, parent, tmp_path / "living")
     kept = 0
-    for _ in range(KILLS):
-        kill(start(tmp_path), chance.randrange(3), chance.random() / 50)
-        kept = max(kept, len(list(tmp_path.iterdir())))
-        assert len(list(tmp_path.iterdir())) <= 3  # the one before is gone
+    for index in range(KILLS):
+        killed = Training(processes, parent, tmp_path / f"{index}")
+        killed.kill(chance.randrange(3), chance.random() / 50)
+        kept = max(kept, len(list(parent.iterdir())))
+        assert len(list(parent.iterdir())) <= 3  # the one before is gone
     assert kept == 3
     model = small_model()
     expected = gradients(model)
-    with open_spool(tmp_path) as spool:
+    with open_spool(parent) as spool:
         assert are_equal(gradients(model, spool), expected)
-        kill(living, 1, 0)
-    with open_spool(tmp_path):
-        assert list(tmp_path.iterdir()) == [neighbour]
+        living.kill(1, 0)
+    with open_spool(parent):
+        assert list(parent.iterdir()) == [neighbour]

@@ -271,10 +271,9 @@ def test_a_fault_of_reading_leaves_the_block_on_disk_and_the_reader_goes_on() ->
     steps.ledger.ask(blocks[5])
     for block in blocks[3:]:
         steps.ledger.drop(block)
-    block = steps.ledger.next_to_read()
-    assert block is blocks[2]
-    steps.ledger.begin_reading(block)
-    steps.ledger.loaded(block, None)
+    assert steps.ledger.next_to_read() is blocks[2]
+    steps.ledger.begin_reading(blocks[2])
+    steps.ledger.loaded(blocks[2], None)
     assert steps.ledger.memory_bytes == 0
     assert steps.read_ahead() == [2, 1]
 

@@ -79,7 +79,7 @@ KEPT: dict[str, Callable[[], torch.Tensor]] = {
     "jagged": lambda: torch.nested.nested_tensor([torch.randn(400), torch.randn(300)], layout=torch.jagged),
     "subclass": lambda: torch.randn(1000).as_subclass(Subclass),
     "meta": lambda: torch.empty(1000, device="meta"),
-    "no elements at all": lambda: torch._efficientzerotensor(1000),
+    "no elements at all": lambda: torch._efficientzerotensor(1000),  # pyright: ignore[reportPrivateImportUsage] - torch has no public one
     "parameter": lambda: nn.Parameter(torch.randn(40, 40)),
     "view of a parameter": lambda: nn.Parameter(torch.randn(40, 40)).T[1:],
     "frozen parameter": lambda: nn.Parameter(torch.randn(40, 40), requires_grad=False),

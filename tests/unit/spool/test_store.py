@@ -13,7 +13,10 @@ from tests.support.spool_audit import AuditedLedger
 from tests.unit.spool.steps import wait_for
 from trocar_server.spool import Spool, SpoolError, SpoolReadError
 from trocar_server.spool import store as store_module
-from trocar_server.spool.entries import Block, State
+from trocar_server.spool.blocks import Blocks
+from trocar_server.spool.entries import State
+from trocar_server.spool.saved import Saved
+from trocar_server.spool.traffic import Traffic
 from trocar_server.spool.transfer import Transfer
 
 
@@ -38,16 +41,17 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self._goes_on = threading.Semaphore(0), threading.Semaphore(0)
-        self._write = Transfer.write
-        monkeypatch.setattr(Transfer, "write", lambda *args: self._waited(*args))
+        write = Transfer.write
+
+        def waited(*arguments: Any) -> Any:
+            self.entered.release()
+            assert self._goes_on.acquire(timeout=60)
+            return write(*arguments)
+
+        monkeypatch.setattr(Transfer, "write", waited)
 
     def open(self, count: int = 1000) -> None:
         self._goes_on.release(count)
-
-    def _waited(self, *arguments: Any) -> Any:
-        self.entered.release()
-        assert self._goes_on.acquire(timeout=60)
-        return self._write(*arguments)
 
 
 def run(work: Any) -> threading.Thread:
@@ -61,7 +65,7 @@ def test_who_saves_waits_for_the_writer(spool: Spool, monkeypatch: pytest.Monkey
     held = [spool._packer.pack(tensor()) for _ in range(3)]
     assert gate.entered.acquire(timeout=60)
     thread = run(lambda: held.append(spool._packer.pack(tensor())))
-    wait_for(spool, lambda: spool._store._waiting_count == 1)
+    wait_for(spool, lambda: spool._store._blocks._waiting_count == 1)
     assert len(held) == 3
     gate.open()
     thread.join(60)
@@ -74,7 +78,7 @@ def test_what_somebody_drops_makes_room_for_who_waits(spool: Spool, monkeypatch:
     held = [spool._packer.pack(tensor()) for _ in range(3)]
     assert gate.entered.acquire(timeout=60)
     thread = run(lambda: held.append(spool._packer.pack(tensor())))
-    wait_for(spool, lambda: spool._store._waiting_count == 1)
+    wait_for(spool, lambda: spool._store._blocks._waiting_count == 1)
     del held[1]
     thread.join(60)
     assert not thread.is_alive()
@@ -89,7 +93,7 @@ def test_two_threads_that_save_one_storage_share_a_block(
     assert gate.entered.acquire(timeout=60)
     shared = tensor()
     threads = [run(lambda: held.append(spool._packer.pack(shared))) for _ in range(4)]
-    wait_for(spool, lambda: spool._store._waiting_count == 4)
+    wait_for(spool, lambda: spool._store._blocks._waiting_count == 4)
     gate.open()
     for thread in threads:
         thread.join(60)
@@ -113,7 +117,7 @@ def test_a_block_is_read_once_for_all_who_ask(spool: Spool, monkeypatch: pytest.
     found: list[torch.Tensor] = []
     threads = [run(lambda: found.append(first.unpack())) for _ in range(3)]
     assert entered.acquire(timeout=60)
-    wait_for(spool, lambda: spool._store._waiting_count == 2)
+    wait_for(spool, lambda: spool._store._blocks._waiting_count == 2)
     goes_on.release()
     for thread in threads:
         thread.join(60)
@@ -129,20 +133,31 @@ def test_the_garbage_collector_may_come_while_the_lock_is_held(spool: Spool) -> 
 
     for _ in range(20):
         Cycle(spool._packer.pack(tensor()))
-    store = spool._store
-    with store:
+    blocks, ledger = spool._store._blocks, spool._store._ledger
+    with blocks:
         gc.collect()
-        assert store._released
-        assert not store._ledger.is_empty
-    wait_for(spool, lambda: store._ledger.is_empty)
-    assert not store._known
+        assert blocks._released
+        assert not ledger.is_empty
+    wait_for(spool, lambda: ledger.is_empty)
+    assert not blocks._known
 
 
-@pytest.mark.parametrize("name", ["_collect", "_found", "_poke_writer", "_drop", "_notify"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Blocks, "collect"),
+        (Blocks, "find"),
+        (Blocks, "add"),
+        (Blocks, "_drop"),
+        (Blocks, "notify"),
+        (Traffic, "poke_writer"),
+        (Traffic, "poke_reader"),
+    ],
+)
 def test_the_garbage_collector_may_come_at_every_step(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch, name: str
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, kind: type, name: str
 ) -> None:
-    inner = getattr(store_module.BlockStore, name)
+    inner = getattr(kind, name)
     cycles: list[object] = []
 
     def collecting(*arguments: Any) -> Any:
@@ -151,9 +166,11 @@ def test_the_garbage_collector_may_come_at_every_step(
             gc.collect(0)
         return inner(*arguments)
 
-    monkeypatch.setattr(store_module.BlockStore, name, collecting)
+    monkeypatch.setattr(kind, name, collecting)
+    held: list[Any] = []
+    kept = None
     for _ in range(30):
-        held: list[Any] = [spool._packer.pack(tensor())]
+        held = [spool._packer.pack(tensor())]
         held.append(held)
         cycles.append(held)
         value = tensor()
@@ -232,7 +249,7 @@ def test_closing_wakes_who_waits(spool: Spool, monkeypatch: pytest.MonkeyPatch) 
             errors.append(error)
 
     thread = run(save)
-    wait_for(spool, lambda: spool._store._waiting_count == 1)
+    wait_for(spool, lambda: spool._store._blocks._waiting_count == 1)
     closing = run(spool.close)
     thread.join(60)
     assert len(errors) == 1
@@ -244,8 +261,11 @@ def test_closing_wakes_who_waits(spool: Spool, monkeypatch: pytest.MonkeyPatch) 
 def test_threads_and_files_go_with_the_last_graph(tmp_path: Path) -> None:
     opened = Spool(tmp_path, 0, min_bytes=100)
     held = opened._packer.pack(tensor())
-    wait_for(opened, lambda: not opened._store._ledger.pending_bytes)
-    workers = opened._store._writer, opened._store._reader
+    ledger = opened._store._ledger
+    wait_for(opened, lambda: not ledger.pending_bytes)
+    traffic = opened._store._traffic
+    workers = traffic._writer, traffic._reader
+    del traffic
     del opened
     gc.collect()
     assert list(tmp_path.iterdir()) != []
@@ -253,7 +273,6 @@ def test_threads_and_files_go_with_the_last_graph(tmp_path: Path) -> None:
     gc.collect()
     for worker in workers:
         assert worker is not None
-        worker.poke()
         worker.join(60)
         assert not worker._thread.is_alive()
     assert list(tmp_path.iterdir()) == []
@@ -263,7 +282,9 @@ def test_an_interrupted_read_leaves_the_block_on_disk(spool: Spool, monkeypatch:
     values = [tensor() for _ in range(4)]
     held = [spool._packer.pack(value) for value in values]
     wait_for(spool, lambda: not spool._store._ledger.pending_bytes)
-    block: Block = held[0]._block
+    saved = held[0]
+    assert isinstance(saved, Saved)
+    block = saved._block
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt

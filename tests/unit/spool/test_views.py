@@ -79,15 +79,18 @@ def test_what_is_written_to_every_element_is_seen_by_no_other(view: View) -> Non
 
 
 def test_an_overlap_is_seen_where_torch_refuses_to_write() -> None:
-    for shape, strides in (((3, 2), (1, 1)), ((2, 4, 3), (2, 1, 8)), ((5, 5), (4, 1))):
+    lapping: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    lapping = [((3, 2), (1, 1)), ((2, 4, 3), (2, 1, 8)), ((5, 5), (4, 1))]
+    for shape, strides in lapping:
         assert View(shape, strides, 0, torch.float32).overlaps()
-    for shape, strides in (
+    apart: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
         ((3, 2), (2, 1)),
         ((4, 3, 2), (1, 8, 4)),
         ((7, 5), (0, 1)),
         ((1, 9), (1, 1)),
         ((), ()),
-    ):
+    ]
+    for shape, strides in apart:
         assert not View(shape, strides, 0, torch.float32).overlaps()
 
 
