@@ -31,7 +31,7 @@ from trocar._rpc_errors import error_from_rpc
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import dataset_pb2 as pb
 from trocar_api.v1 import dataset_pb2_grpc
-from trocar_server.rpc.principal import ANONYMOUS
+from trocar_server.models import ANONYMOUS
 from trocar_server.training.datasets import DatasetReader, check_dataset, to_batch
 
 PREPARED = custom(Plain, (3, 8, 8), preprocessing={"resize": (8, 8)})

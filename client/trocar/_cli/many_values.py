@@ -1,8 +1,8 @@
 """Options that take several values at once: `--trainable layer4 fc`."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from typer import Context
 from typer.core import TyperCommand
 
 MANY = frozenset({"--trainable", "--augment", "--metric", "--clamp"})
@@ -12,7 +12,7 @@ MANY = frozenset({"--trainable", "--augment", "--metric", "--clamp"})
 class ManyValues(TyperCommand):
     """A command in which an option of `MANY` may be followed by several values."""
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Repeat the option before each of its values, as click wants it."""
         return super().parse_args(ctx, spread(args, MANY))
 

@@ -125,7 +125,7 @@ class Engine:
 
     async def release(self, model_id: str) -> None:
         """Take back `adopt`, when the calls that use it have ended."""
-        self.catalogue.remove(model_id)
+        self.catalogue.release(model_id)
         host = self._hosts.pop(model_id, None)
         if host is not None:
             await host.pool.drain()

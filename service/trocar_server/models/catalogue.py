@@ -97,8 +97,8 @@ class Catalogue:
         model_id = hosted.spec.model_id
         return self._entries.setdefault(model_id, Entry(hosted.spec, ModelState.LOADED, hosted, owner=owner))
 
-    def remove(self, model_id: str) -> None:
-        """Take an entry out, if there is one."""
+    def release(self, model_id: str) -> None:
+        """Take a guest out, if there is one."""
         self._entries.pop(model_id, None)
 
     def add(self, spec: ModelSpec) -> Entry:

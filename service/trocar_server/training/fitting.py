@@ -258,7 +258,7 @@ class Fits:
                 last = run.fit.note("cancelled", message="the fit was cancelled")
         except ServiceError as error:
             last = run.fit.note("failed", reason=error.reason, message=error.message)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a fit ends with what it can say, and the server lives
             _log.error("fit failed", trainer_id=run.trainer.trainer_id, exc_info=error)
             last = run.fit.note("failed", reason=ErrorReason.INTERNAL, message="the server failed in the fit")
         await self._close(run)

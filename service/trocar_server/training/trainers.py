@@ -123,7 +123,7 @@ class Trainers:
         self._janitor = asyncio.create_task(self._keep_clean())
 
     async def stop(self) -> None:
-        """Let go of the data directory; trainers come back from their newest checkpoints at the next start."""
+        """Let go of the data directory; at the next start trainers come back from their checkpoints."""
         if self._janitor is not None:
             self._janitor.cancel()
             self._janitor = None

@@ -4,7 +4,8 @@ import hashlib
 
 import pytest
 
-from trocar_server.rpc.principal import ANONYMOUS, principal_from
+from trocar_server.models import ANONYMOUS
+from trocar_server.rpc.principal import principal_from
 
 TOKEN = "s3cret"
 
