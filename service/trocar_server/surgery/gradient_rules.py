@@ -9,6 +9,12 @@
 A hook on a parameter sees the gradient of each backward pass before it is added to `Parameter.grad`. Under a
 clamp of 0.5, two batches can add up to 1.0.
 
+# Note: [Copies that keep hooks]
+A view that is written to later loses its hooks, and the gradient at a module's input is that of this module
+alone. So a copy stands for an input, and for an output that is a view, a parameter or an input itself. What
+is written in place is not known: selectors are looked up in a pass in eval mode, and dropout, for example,
+writes in train mode only.
+
 # Note: [NaN stays NaN]
 `clamp`, `scale`, `noise` and `norm_limit` let NaN through, so that a broken step shows; `zero` and
 `nan_to_num` replace it.
@@ -25,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from trocar_server.surgery.gradient_changes import Change
-from trocar_server.surgery.gradient_sites import Written, alias, by_place, tensor_at
+from trocar_server.surgery.gradient_sites import Written, by_place, tensor_at
 from trocar_server.surgery.hooks import Arguments, hook_calls, in_ports, with_ports
 from trocar_server.surgery.structure import put
 from trocar_server.surgery.taps import Target
@@ -131,7 +137,7 @@ class GradientRuleSession:
                 value = tensor_at(ports, port, picks, here[0])
                 if not value.requires_grad:
                     continue
-                own = value.clone() if here[0].clone else alias(value)
+                own = value.clone()  # See Note: [Copies that keep hooks].
                 entries.append(Written(value, own, own._version))
                 ports[port] = put(ports[port], picks, own)
                 self._attach(own, here, targets)
@@ -145,18 +151,16 @@ class GradientRuleSession:
                 value = tensor_at({port: output}, port, picks, here[0])
                 if not value.requires_grad:
                     continue
-                own = self._own_output(value, here[0])
+                own = self._own_output(value)
                 output = put(output, picks, own)
                 self._attach(own, here, targets)
             return output if wanted else None
 
         hook_calls(self._model.get_submodule(path), self._undo, enter, leave)
 
-    def _own_output(self, value: Tensor, target: Target) -> Tensor:
-        is_input = self._is_input(value)
-        if target.clone and (is_input or value._is_view()):
-            return value.clone()
-        return alias(value) if is_input or value.is_leaf else value
+    def _own_output(self, value: Tensor) -> Tensor:
+        """Return what stands for a module's output. See Note: [Copies that keep hooks]."""
+        return value.clone() if value._is_view() or value.is_leaf or self._is_input(value) else value
 
     def _is_input(self, value: Tensor) -> bool:
         """Whether this very tensor is what a module took, and returned: it has two gradients."""

@@ -13,13 +13,14 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.models import HostedModel
 from trocar_server.surgery import Recording
-from trocar_server.training.combinations import combination_problems
+from trocar_server.training.combinations import combination_problems, count_problems
 from trocar_server.training.forms import form_problems
 from trocar_server.training.loss_checks import loss_problems
+from trocar_server.training.losses import LossFunction
 from trocar_server.training.optimizers import optimizer_problems, parameter_groups
-from trocar_server.training.parameters import select_modules, select_parameters, trained_parameters
+from trocar_server.training.parameters import Names, select_modules, select_names, trained_parameters
 from trocar_server.training.problems import Problems
-from trocar_server.training.rehearsal import Rehearsal, rehearse
+from trocar_server.training.rehearsal import Rehearsal, influenced, rehearse
 from trocar_server.training.rules import rules_with_problems
 from trocar_server.training.schedule_checks import schedule_problems
 from trocar_server.training.spec import TrainerSpec
@@ -56,6 +57,8 @@ def check_spec(
         ServiceError: `TRAINER_INVALID`; the message lists every problem with its field.
     """
     problems = Problems()
+    count_problems(spec, problems)
+    problems.raise_any(ErrorReason.TRAINER_INVALID, _WHAT)
     combination_problems(spec, problems)
     optimizer_problems(spec.optimizer, problems)
     rehearsal = _rehearsed(spec, hosted, recording, problems)
@@ -63,7 +66,10 @@ def check_spec(
     if rehearsal is not None:
         group_count = _check_selectors(spec, rehearsal, problems)
     schedule_problems(spec.schedule, spec.optimizer, group_count, problems)
-    loss_problems(spec.losses, hosted, rehearsal.recording if rehearsal else None, teachers, problems)
+    recorded = rehearsal.recording if rehearsal else None
+    loss_problems(spec.losses, hosted, recorded, teachers, problems)
+    if rehearsal is not None and not problems.lines:
+        _check_influence(spec, rehearsal, hosted, problems)
     problems.raise_any(ErrorReason.TRAINER_INVALID, _WHAT)
 
 
@@ -94,14 +100,28 @@ def _check_selectors(spec: TrainerSpec, rehearsal: Rehearsal, problems: Problems
         trained = tuple(name for name, _ in module.named_parameters())
     elif not trained:
         problems.add("trainable", "the model has no parameters of floats, so nothing would be trained")
+    names = Names.of_module(module, stages)
     named = {name: parameter for name, parameter in module.named_parameters() if name in set(trained)}
-    _check_regularizers(spec, module, named, problems)
+    _check_regularizers(spec, names, named, problems)
     rules_with_problems(spec.gradient_rules, module, rehearsal.recording, trained, problems)
-    return len(parameter_groups(spec.optimizer, named, module, problems))
+    return len(parameter_groups(spec.optimizer, named, names, problems))
+
+
+def _check_influence(
+    spec: TrainerSpec, rehearsal: Rehearsal, hosted: HostedModel, problems: Problems
+) -> None:
+    stages = rehearsal.recording.stages
+    trained = trained_parameters(rehearsal.module, spec.trainable, rehearsal.head_path, stages)
+    with problems.noting("trainable"):
+        is_influenced = influenced(rehearsal, hosted, trained, LossFunction(spec.losses))
+        if not is_influenced and not spec.regularizers:
+            problems.add(
+                "losses", "nothing that is trained influences them; choose other values, or train more"
+            )
 
 
 def _check_regularizers(
-    spec: TrainerSpec, module: nn.Module, named: Mapping[str, nn.Parameter], problems: Problems
+    spec: TrainerSpec, names: Names, named: Mapping[str, nn.Parameter], problems: Problems
 ) -> None:
     for index, regularizer in enumerate(spec.regularizers):
         field = f"regularizers[{index}].parameters"
@@ -109,6 +129,6 @@ def _check_regularizers(
             problems.add(field, "say which parameters it is of; `**` is all")
             continue
         with problems.noting(field):
-            found = select_parameters(module, regularizer.parameters, field)
+            found = select_names(names, regularizer.parameters, field)
             if not any(name in named for name in found):
                 problems.add(field, "none of these parameters is trained; leave it out, or train them")

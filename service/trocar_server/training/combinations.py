@@ -3,6 +3,36 @@
 from trocar_server.training.problems import Problems
 from trocar_server.training.spec import TrainerSpec
 
+_MOST_PARTS = 256
+_MOST_SELECTORS = 4096
+
+
+def count_problems(spec: TrainerSpec, problems: Problems) -> None:
+    """Say what is too much to be looked at."""
+    lists: dict[str, tuple[object, ...]] = {
+        "losses": spec.losses,
+        "regularizers": spec.regularizers,
+        "gradient_rules": spec.gradient_rules,
+        "optimizer.groups": spec.optimizer.groups,
+        "head.hidden": spec.head.hidden if spec.head is not None else (),
+    }
+    for field, parts in lists.items():
+        if len(parts) > _MOST_PARTS:
+            problems.add(field, f"has {len(parts)} entries; the most is {_MOST_PARTS}")
+    selected: dict[str, tuple[str, ...]] = {
+        "trainable": spec.trainable,
+        "train_mode": spec.train_mode,
+        "activation_checkpointing": spec.activation_checkpointing,
+        "saved_tensors.modules": spec.saved_tensors.modules,
+        "regularizers": tuple(text for part in spec.regularizers for text in part.parameters),
+        "optimizer.groups": tuple(text for part in spec.optimizer.groups for text in part.parameters),
+    }
+    for field, selectors in selected.items():
+        if len(selectors) > _MOST_SELECTORS:
+            problems.add(
+                field, f"has {len(selectors)} selectors; the most is {_MOST_SELECTORS}, use patterns"
+            )
+
 
 def combination_problems(spec: TrainerSpec, problems: Problems) -> None:
     """Say what does not go together."""

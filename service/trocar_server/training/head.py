@@ -10,6 +10,8 @@ right for all of torchvision's classification models.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ from trocar_server.surgery import Call, ModuleRecord, Recording
 from trocar_server.training.spec import HeadSpec
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+MAX_PARAMETERS = 1 << 28
+"""Of a new head."""
 _ADVICE = "say which module it is in `head.path`"
 
 
@@ -73,7 +77,7 @@ def replace_head(module: nn.Module, spec: HeadSpec, seed: int, recording: Record
 
 def _last_called(module: nn.Module, recording: Recording) -> str:
     modules: dict[str, nn.Module] = dict(module.named_modules())
-    called = [
+    called: list[ModuleRecord] = [
         record
         for path, record in recording.modules.items()
         if record.calls and path in modules and any(True for _ in modules[path].parameters(recurse=False))
@@ -108,7 +112,7 @@ def _class_size(shape: tuple[int, ...]) -> int:
 
 
 def _last_layer(module: nn.Module) -> str:
-    layers = [path for path, part in module.named_modules() if _is_layer(part)]
+    layers: list[str] = [path for path, part in module.named_modules() if _is_layer(part)]
     if not layers:
         raise _invalid(f"the model has no linear layer; {_ADVICE}")
     return layers[-1]
@@ -138,6 +142,14 @@ def _module_at(module: nn.Module, path: str) -> nn.Module:
     return modules[path]
 
 
+def _check_size(width: int, spec: HeadSpec, kernel_size: int = 1) -> None:
+    """Refuse a head before its memory is asked for."""
+    widths = (width, *spec.hidden, spec.classes)
+    count = sum(before * after for before, after in pairwise(widths)) * kernel_size
+    if count > MAX_PARAMETERS:
+        raise _invalid(f"head: it would have about {count:,} parameters; the most is {MAX_PARAMETERS:,}")
+
+
 def _made(old: nn.Module, spec: HeadSpec, seed: int, path: str, recording: Recording | None) -> nn.Module:
     """Make the new head beside the old one."""
     weight = next(iter([*old.parameters()]), None)
@@ -147,12 +159,13 @@ def _made(old: nn.Module, spec: HeadSpec, seed: int, path: str, recording: Recor
     generator = torch.default_generator
     with torch.random.fork_rng(devices=[]):
         generator.manual_seed(seed)  # `torch.manual_seed` would seed the devices' generators, too
-        if isinstance(old, nn.Linear):
-            head = _sequence(_linear_layers(old.in_features, spec, place), spec)
-        elif isinstance(old, Convolution):
+        if isinstance(old, Convolution):
+            _check_size(old.in_channels, spec, prod(old.kernel_size))
             head = _sequence(_convolutions(old, spec, place), spec)
         else:
-            head = _sequence(_linear_layers(_input_width(old, path, recording), spec, place), spec)
+            width = old.in_features if isinstance(old, nn.Linear) else _input_width(old, path, recording)
+            _check_size(width, spec)
+            head = _sequence(_linear_layers(width, spec, place), spec)
         if spec.init != "default":
             for layer in head.modules():
                 _initialise(layer, spec.init)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from trocar_server.errors import nearest
+from trocar_server.training.option_values import is_number, is_whole
 from trocar_server.training.problems import Problems
 from trocar_server.training.spec import LossSpec
 
@@ -49,7 +50,7 @@ def _wrong(spec: LossSpec, name: str, value: Any, shape: tuple[int, ...] | None)
     if name == "log_target":
         return "" if isinstance(value, bool) else "true or false"
     if name == "ignore_index":
-        return "" if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
+        return "" if is_whole(value, -(1 << 53)) else "a whole number"
     if name == "label_smoothing":
         return "" if is_number(value) and 0 <= value <= 1 else "a number from 0 to 1"
     if name in ("temperature", "delta"):
@@ -72,11 +73,6 @@ def _wrong_weights(spec: LossSpec, name: str, value: Any, shape: tuple[int, ...]
         one = "a number or " * may_be_one
         return f"{one}a list of {'' if count is None else f'{count} '}numbers, at least 0, one for each class"
     return "" if any(numbers) else "a list in which not all numbers are 0"
-
-
-def is_number(value: object) -> bool:
-    """Whether an option is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
 def _short(value: object) -> str:

@@ -25,8 +25,15 @@ def converted(spec: LossSpec, target: Tensor, value: Tensor) -> Tensor:
         ServiceError: `TARGET_REJECTED`, the shapes do not fit.
     """
     check_shape(spec, target, tuple(value.shape))
-    dtype = torch.int64 if is_labels(spec, target) else value.dtype
+    dtype = torch.int64 if is_labels(spec, target) else number_dtype(value)
     return target.to(value.device, dtype)
+
+
+def number_dtype(value: Tensor) -> torch.dtype:
+    """Return the dtype of numbers beside a value: its own; under autocast, which widens it again, float32."""
+    is_half = value.dtype in (torch.bfloat16, torch.float16)
+    is_widened = is_half and torch.is_autocast_enabled(value.device.type)
+    return torch.float32 if is_widened else value.dtype
 
 
 def check_target(spec: LossSpec, target: Tensor, size: int, shape: Shape | None) -> None:
@@ -90,7 +97,7 @@ def _check_classes(spec: LossSpec, target: Tensor, shape: Shape | None) -> None:
         return
     ignored = spec.options.get("ignore_index", -100)
     labels = target.to(torch.int64)
-    is_counted = labels != ignored
+    is_counted = labels.ne(int(ignored) if isinstance(ignored, int) else -100)
     if target.dtype == torch.uint64:  # what is over 2^63 came out negative
         is_counted |= labels < 0
     labels = labels[is_counted]

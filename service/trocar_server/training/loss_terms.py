@@ -1,7 +1,6 @@
 """The losses by name: torch's own functions with torch's own options.
 
-    compute = term(LossSpec(name="cross_entropy", options={"label_smoothing": 0.1}))
-    compute(logits, labels)
+    compute(LossSpec(name="cross_entropy", options={"label_smoothing": 0.1}), logits, labels)
 
 # Note: [The dimension of classes]
 Classes are dimension 1, as in torch's `cross_entropy`: (batch, classes), or (batch, classes, height, width)
@@ -15,10 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trocar_server.training.loss_targets import number_dtype
 from trocar_server.training.spec import LossSpec
-
-Term = Callable[[Tensor, Tensor | None], Tensor]
-"""Gets a value and what it is compared with; returns a number."""
 
 WITHOUT_TARGET = frozenset(("l1_norm", "l2_norm"))
 """Losses of a value alone."""
@@ -69,7 +66,7 @@ def _kl_div(value: Tensor, target: Tensor, spec: LossSpec) -> Tensor:
 
 def _numbers(option: Any, value: Tensor) -> Tensor:
     numbers = option if isinstance(option, list) else [option]
-    return torch.tensor(numbers, dtype=value.dtype, device=value.device)
+    return torch.tensor(numbers, dtype=number_dtype(value), device=value.device)
 
 
 def _along_classes(numbers: Tensor, value: Tensor) -> Tensor:

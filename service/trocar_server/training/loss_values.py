@@ -46,11 +46,9 @@ def known_shapes(losses: Sequence[LossSpec], recording: Recording, *, is_same_si
 
 def _output(recording: Recording) -> Leaf:
     leaves = {leaf.picks: leaf for leaf in recording.modules[""].calls[-1].outputs if leaf.shape is not None}
-    for picks in ((), ("logits",), ("out",)):
+    for picks in ((), ("logits",), ("out",), *(leaves if list(leaves) == [(0,)] else ())):
         if picks in leaves:
-            return leaves[picks]
-    if list(leaves) == [(0,)]:
-        return leaves[(0,)]
+            return _of_floats(leaves[picks], "the model's output")
     raise _invalid(
         "the model does not return one tensor, `logits` or `out`; say in each loss which value it is of, for "
         'example `selector: "/out[0]"`'
@@ -66,9 +64,15 @@ def _one_value(text: str, recording: Recording) -> tuple[Target, Leaf]:
         shown = ", ".join(f"'{target.name}'" for target, _ in values[:5])
         raise _invalid(f"'{text}' means {len(values)} values ({shown}); a loss is of one")
     target, leaf = values[0]
+    return target, _of_floats(leaf, f"'{text}'")
+
+
+def _of_floats(leaf: Leaf, name: str) -> Leaf:
     if leaf.dtype is None or not leaf.dtype.is_floating_point:
-        raise _invalid(f"'{text}' is of {leaf.dtype}; a loss needs a value of floats")
-    return target, leaf
+        raise _invalid(
+            f"{name} is of {str(leaf.dtype).removeprefix('torch.')}; a loss needs a value of floats"
+        )
+    return leaf
 
 
 def _invalid(message: str) -> ServiceError:

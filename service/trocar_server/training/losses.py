@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.training.loss_targets import Shape, check_target, converted
+from trocar_server.training.loss_targets import Shape, check_target, converted, number_dtype
 from trocar_server.training.loss_terms import WITHOUT_TARGET, compute
 from trocar_server.training.spec import LossSpec, TeacherSpec
 
@@ -120,7 +120,7 @@ def _term(
     spec: LossSpec, value: Tensor, targets: Mapping[str, Tensor], teachers: Mapping[TeacherSpec, Tensor]
 ) -> Tensor:
     if spec.teacher is not None:
-        other = teachers[spec.teacher].to(value.device, value.dtype)
+        other = teachers[spec.teacher].to(value.device, number_dtype(value))
         if other.shape != value.shape:
             raise ServiceError(
                 ErrorReason.TRAINER_INVALID,

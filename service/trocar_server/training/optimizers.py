@@ -12,7 +12,8 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import first_line, nearest
-from trocar_server.training.parameters import Names, select_names
+from trocar_server.training.option_values import is_number, is_whole
+from trocar_server.training.parameters import NO_STAGES, Names, select_names
 from trocar_server.training.problems import Problems
 from trocar_server.training.spec import OptimizerSpec, Options
 
@@ -28,10 +29,16 @@ CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 
 _NOT_OFFERED = ("self", "params", "differentiable", "capturable", "fused")
 _WHOLE = ("max_iter", "max_eval", "history_size")
+_MOST = 1000
+"""Of these; a step goes on for as long."""
+_SWITCHES = ("foreach", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
 
 
 def make_optimizer(
-    spec: OptimizerSpec, named: Mapping[str, nn.Parameter], module: nn.Module | None = None
+    spec: OptimizerSpec,
+    named: Mapping[str, nn.Parameter],
+    module: nn.Module | None = None,
+    stages: Mapping[str, str] = NO_STAGES,
 ) -> torch.optim.Optimizer:
     """Make an optimizer of parameters.
 
@@ -42,13 +49,14 @@ def make_optimizer(
         spec: Which optimizer, its options, its groups.
         named: The trained parameters, in the order of `named_parameters`.
         module: The tree, for selectors with classes.
+        stages: Selectors by stage name.
 
     Raises:
         ServiceError: `TRAINER_INVALID`, all that is wrong with options and groups.
     """
     problems = Problems()
     optimizer_problems(spec, problems)
-    groups = parameter_groups(spec, named, module, problems)
+    groups = parameter_groups(spec, named, Names.of_trained(named, module, stages), problems)
     problems.raise_any(ErrorReason.TRAINER_INVALID, "the optimizer cannot be made")
     return _make(spec.name, groups, spec.options)
 
@@ -56,11 +64,10 @@ def make_optimizer(
 def parameter_groups(
     spec: OptimizerSpec,
     named: Mapping[str, nn.Parameter],
-    module: nn.Module | None,
+    names: Names,
     problems: Problems,
 ) -> list[dict[str, Any]]:
     """Return the groups as torch takes them; what is wrong with their selectors goes to `problems`."""
-    names = Names.of_parameters(named) if module is None else Names.of_module(module)
     rest = dict(named)
     groups: list[dict[str, Any]] = []
     for index, group in enumerate(spec.groups):
@@ -118,25 +125,16 @@ def _wrong_value(option: str, value: object) -> str:
     """Return what the value of an option must be, empty where it is that."""
     if option == "line_search_fn":
         return "" if value in (None, "strong_wolfe") else "strong_wolfe or nothing"
-    if option == "foreach" or option in (
-        "nesterov",
-        "maximize",
-        "amsgrad",
-        "centered",
-        "decoupled_weight_decay",
-    ):
-        return "" if isinstance(value, bool) or (value is None and option == "foreach") else "true or false"
+    if option in _SWITCHES:
+        is_left_out = value is None and option == "foreach"
+        return "" if isinstance(value, bool) or is_left_out else "true or false"
     if option in _WHOLE:
-        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        return "" if is_whole or (value is None and option == "max_eval") else "a whole number from 1 on"
+        is_fine = is_whole(value, 1, _MOST) or (value is None and option == "max_eval")
+        return "" if is_fine else f"a whole number from 1 to {_MOST}"
     if option == "betas":
-        is_pair = isinstance(value, list) and len(value) == 2 and all(_is_number(each) for each in value)
+        is_pair = isinstance(value, list) and len(value) == 2 and all(is_number(each) for each in value)
         return "" if is_pair else "a list of two numbers"
-    return "" if _is_number(value) else "a finite number"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    return "" if is_number(value) else "a finite number"
 
 
 def _try(name: str, options: Options, field: str, problems: Problems) -> bool:

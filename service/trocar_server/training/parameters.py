@@ -17,7 +17,8 @@ from trocar_server.errors import ServiceError, nearest
 from trocar_server.surgery import Selector, parse_selector
 from trocar_server.surgery.naming import ALL_PARAMETERS
 
-_NO_STAGES: Mapping[str, str] = {}
+NO_STAGES: Mapping[str, str] = {}
+"""Where there are none."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Names:
     stages: Mapping[str, str]
 
     @classmethod
-    def of_module(cls, module: nn.Module, stages: Mapping[str, str] = _NO_STAGES) -> "Names":
+    def of_module(cls, module: nn.Module, stages: Mapping[str, str] = NO_STAGES) -> "Names":
         """Return the names of a tree of modules."""
         modules = {path: type(part).__name__ for path, part in module.named_modules(remove_duplicate=False)}
         first: dict[int, str] = {}
@@ -46,6 +47,13 @@ class Names:
         return cls(modules, parameters, stages)
 
     @classmethod
+    def of_trained(
+        cls, named: Mapping[str, object], module: nn.Module | None, stages: Mapping[str, str] = NO_STAGES
+    ) -> "Names":
+        """Return the names of a tree, or, where there is none, what the names of parameters tell."""
+        return cls.of_parameters(named) if module is None else cls.of_module(module, stages)
+
+    @classmethod
     def of_parameters(cls, names: Iterable[str]) -> "Names":
         """Return what the names of parameters alone tell: modules by path, without their classes."""
         parameters = {name: name for name in names}
@@ -53,11 +61,11 @@ class Names:
         for name in parameters:
             parts = name.split(".")[:-1]
             modules.update({".".join(parts[:end]): "" for end in range(1, len(parts) + 1)})
-        return cls(modules, parameters, _NO_STAGES)
+        return cls(modules, parameters, NO_STAGES)
 
 
 def select_parameters(
-    module: nn.Module, selectors: Sequence[str], field: str, stages: Mapping[str, str] = _NO_STAGES
+    module: nn.Module, selectors: Sequence[str], field: str, stages: Mapping[str, str] = NO_STAGES
 ) -> tuple[str, ...]:
     """Return the names of the parameters that selectors mean, in the order of `named_parameters`.
 
@@ -79,7 +87,7 @@ def select_names(names: Names, selectors: Sequence[str], field: str) -> tuple[st
 
 
 def select_modules(
-    module: nn.Module, selectors: Sequence[str], field: str, stages: Mapping[str, str] = _NO_STAGES
+    module: nn.Module, selectors: Sequence[str], field: str, stages: Mapping[str, str] = NO_STAGES
 ) -> tuple[str, ...]:
     """Return the paths of the modules that selectors mean, in the order of `named_modules`.
 
@@ -148,7 +156,8 @@ def _parse(text: str, stages: Mapping[str, str], field: str) -> Selector:
     except ServiceError as error:
         raise ServiceError(error.reason, f"{field}: {error.message}", **error.details) from None
     is_of_pass = selector.call is not None or selector.order is not None or bool(selector.picks)
-    is_port = selector.parameter is None and (selector.port != "out" or text.endswith("/out"))
+    has_port = selector.is_gradient or selector.port != "out" or text.endswith("/out")
+    is_port = selector.parameter is None and has_port
     if selector.kind in ("fx", "fn") or is_of_pass or is_port:
         raise ServiceError(
             ErrorReason.INVALID_SELECTOR,
@@ -190,7 +199,7 @@ def trained_parameters(
     module: nn.Module,
     selectors: Sequence[str],
     head_path: str | None = None,
-    stages: Mapping[str, str] = _NO_STAGES,
+    stages: Mapping[str, str] = NO_STAGES,
 ) -> tuple[str, ...]:
     """Return the names of what is trained, in the order of `named_parameters`.
 

@@ -25,7 +25,8 @@ class Problems:
         self.lines: list[str] = []
 
     def add(self, field: str, message: str) -> None:
-        """Note a problem; what names its field itself gets no second name."""
+        """Note a problem, its first line; what names its field itself gets no second name."""
+        message = message.partition("\n")[0]
         line = message if not field or message.startswith(field) else f"{field}: {message}"
         if line not in self.lines:
             self.lines.append(line)

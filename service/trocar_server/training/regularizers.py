@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from trocar_server.training.parameters import Names, select_names
+from trocar_server.training.parameters import NO_STAGES, Names, select_names
 from trocar_server.training.spec import RegularizerSpec
 
 
@@ -18,6 +18,7 @@ class Penalties:
         specs: The penalties.
         named_parameters: The trained parameters by name; others have no penalty.
         module: The tree, for selectors with classes; without it they find nothing.
+        stages: Selectors by stage name.
 
     Raises:
         ServiceError: `UNKNOWN_PARAMETER` or `INVALID_SELECTOR`.
@@ -28,8 +29,9 @@ class Penalties:
         specs: Sequence[RegularizerSpec],
         named_parameters: Mapping[str, Tensor],
         module: nn.Module | None = None,
+        stages: Mapping[str, str] = NO_STAGES,
     ) -> None:
-        names = Names.of_parameters(named_parameters) if module is None else Names.of_module(module)
+        names = Names.of_trained(named_parameters, module, stages)
         self._chosen: list[tuple[RegularizerSpec, list[Tensor]]] = []
         for index, spec in enumerate(specs):
             field = f"regularizers[{index}].parameters"

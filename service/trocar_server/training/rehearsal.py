@@ -4,7 +4,7 @@ rehearsal = rehearse(spec, hosted, recording)
 rehearsal.recording.modules["fc"]
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,10 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_meta_replica, make_replica
-from trocar_server.surgery import Recording, record_calls
+from trocar_server.surgery import Collector, Recording, TapSession, record_calls
 from trocar_server.training.head import replace_head
+from trocar_server.training.loss_values import loss_target
+from trocar_server.training.losses import LossFunction, main_output
 from trocar_server.training.spec import TrainerSpec
 
 
@@ -65,6 +67,36 @@ def record_on(module: nn.Module, hosted: HostedModel, recording: Recording) -> R
     """Record a pass of a tree on inputs of the form that a recorded pass had."""
     args, kwargs = _example(hosted, recording)
     return record_calls(module, args, kwargs, is_symbolic=recording.is_symbolic)
+
+
+def influenced(
+    rehearsal: Rehearsal, hosted: HostedModel, trained: Collection[str], loss: LossFunction
+) -> bool:
+    """Whether anything that is trained influences a value that the loss is of, and torch has its gradient.
+
+    Where there is no pass without data, it is not looked at.
+
+    Raises:
+        ServiceError: `TRAINER_INVALID`, the model does not run with gradients.
+    """
+    module, recording = rehearsal.module, rehearsal.recording
+    if not recording.is_symbolic:
+        return True
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in trained)
+    targets = [loss_target(selector, recording) for selector in loss.selectors]
+    args, kwargs = _example(hosted, recording)
+    output: Any = None
+    try:
+        with torch.enable_grad(), TapSession(module, targets, Collector(ends_pass=False)) as session:
+            output = module(*args, **kwargs)
+    except Exception as error:
+        raise ServiceError(
+            ErrorReason.TRAINER_INVALID,
+            f"trainable: the model does not run with gradients ({first_line(error)}); train other parameters",
+        ) from error
+    outputs = [main_output(output)] if any(not spec.selector for spec in loss.specs) else []
+    return any(value.requires_grad for value in (*session.values.values(), *outputs))
 
 
 def _example(hosted: HostedModel, recording: Recording) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -6,8 +6,8 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import Recording, parse_selector, resolve
-from trocar_server.surgery.gradient_changes import make_change
+from trocar_server.surgery import Recording, Target, parse_selector, resolve
+from trocar_server.surgery.gradient_changes import Change, make_change
 from trocar_server.surgery.gradient_rules import GradientRule
 from trocar_server.training.parameters import Names, is_of_values, match_parameters
 from trocar_server.training.problems import Problems
@@ -46,27 +46,29 @@ def rules_with_problems(
     rules: list[GradientRule] = []
     for index, spec in enumerate(specs):
         field = f"gradient_rules[{index}]"
+        change: Change | None = None
         with problems.noting(field):
-            make_change(spec.name, spec.options)
+            change = make_change(spec.name, spec.options)
         with problems.noting(f"{field}.selector"):
-            rule = _resolved(spec, names, recording, frozenset(trainable), f"{field}.selector")
-            rules.append(rule)
+            parameters, targets = _places(spec.selector, names, recording, trainable, f"{field}.selector")
+            if change is not None:
+                rules.append(GradientRule(change, parameters, targets))
     return tuple(rules)
 
 
-def _resolved(
-    spec: GradientRuleSpec, names: Names, recording: Recording, trainable: Collection[str], field: str
-) -> GradientRule:
-    change = make_change(spec.name, spec.options)
-    if is_of_values(spec.selector):
-        ((*values,),) = resolve([parse_selector(spec.selector)], recording)
-        return GradientRule(change, targets=tuple(target for target, _ in values))
-    matched = match_parameters(names, spec.selector, field)
+def _places(
+    selector: str, names: Names, recording: Recording, trainable: Collection[str], field: str
+) -> tuple[tuple[str, ...], tuple[Target, ...]]:
+    """Return the parameters and the values that a selector means."""
+    if is_of_values(selector):
+        ((*values,),) = resolve([parse_selector(selector)], recording)
+        return (), tuple(target for target, _ in values)
+    matched = match_parameters(names, selector, field)
     trained = tuple(name for name in names.parameters if name in matched and name in trainable)
     if not trained:
         raise ServiceError(
             ErrorReason.TRAINER_INVALID,
-            f"{field}: none of the {len(matched)} parameters of '{spec.selector}' is trained; add them to "
+            f"{field}: none of the {len(matched)} parameters of '{selector}' is trained; add them to "
             "`trainable`, or leave the rule out",
         )
-    return GradientRule(change, parameters=trained)
+    return trained, ()

@@ -9,11 +9,11 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from trocar_server.errors import ServiceError, first_line, nearest
-from trocar_server.training.loss_options import is_number
 from trocar_server.training.optimizers import make_optimizer
+from trocar_server.training.option_values import is_number, is_whole
 from trocar_server.training.problems import Problems
 from trocar_server.training.schedules import make_schedulers
-from trocar_server.training.spec import OptimizerSpec, ScheduleSpec
+from trocar_server.training.spec import OptimizerSpec, Option, ScheduleSpec
 
 _CLASSES: dict[str, Callable[..., Any]] = {
     "step": lr_scheduler.StepLR,
@@ -79,29 +79,30 @@ def known_options(name: str) -> list[str]:
     return [option for option in parameters if option not in _NOT_OFFERED]
 
 
-def _wrong(name: str, value: Any, group_count: int) -> str:
+def _wrong(name: str, value: Option, group_count: int) -> str:
     """Return what an option must be, empty where it is that."""
     if name in _WORDS:
         return "" if value in _WORDS[name] else f"one of {', '.join(_WORDS[name])}"
     if name in _BOOLEANS:
         return "" if isinstance(value, bool) else "true or false"
     if name in _COUNTS:
-        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= _COUNTS[name]
         is_left_out = value is None and name in ("T_max", "total_steps", "epochs", "steps_per_epoch")
-        return "" if is_whole or is_left_out else f"a whole number from {_COUNTS[name]} on"
+        return (
+            "" if is_whole(value, _COUNTS[name]) or is_left_out else f"a whole number from {_COUNTS[name]} on"
+        )
     least = "positive" if name in _POSITIVE else "finite"
     if isinstance(value, list) and name in _LISTS:
         is_fine = len(value) == group_count and all(_is_fine(name, number) for number in value)
-        return (
-            "" if is_fine else f"a {least} number, or a list of {group_count}, one for each parameter group"
-        )
+        rest = f"a {least} number, or a list of {group_count}, one for each parameter group"
+        return "" if is_fine else rest
     if name == "pct_start":
-        return "" if is_number(value) and 0 <= value < 1 else "a number from 0 to less than 1"
+        is_share = isinstance(value, int | float) and is_number(value) and 0 <= value < 1
+        return "" if is_share else "a number from 0 to less than 1"
     return "" if _is_fine(name, value) else f"a {least} number"
 
 
 def _is_fine(name: str, value: Any) -> bool:
-    return is_number(value) and (value > 0 or name not in _POSITIVE)
+    return is_number(value) and bool(value > 0 or name not in _POSITIVE)
 
 
 def _try(spec: ScheduleSpec, optimizer: OptimizerSpec, group_count: int, problems: Problems) -> None:
