@@ -9,9 +9,9 @@ the values are the same again.
 
 # Note: [Inputs that are written to]
 The second forward begins with the inputs as they are then. A module that writes to its input, as an
-in-place ReLU does, would begin with what it has written. torch notices in the backward pass, but not of a module inside
-another one that is computed again (2.14). So such modules are refused when they do it, and of modules in one
-another only the outer ones are wrapped.
+in-place ReLU does, would begin with what it has written. torch notices in the backward pass, but not of a
+module inside another one that is computed again (2.14). So such modules are refused when they do it, and of
+modules in one another only the outer ones are wrapped.
 """
 
 from collections.abc import Callable, Iterator, Mapping
