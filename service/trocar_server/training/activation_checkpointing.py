@@ -6,9 +6,15 @@ the random numbers of the first time. What the module keeps in buffers would mov
 statistics, for example, would count the batch twice. So the buffers are put back to what they were before the
 first forward, and afterwards to what they are now. The version counters of autograd are left alone, because
 the values are the same again.
+
+# Note: [Inputs that are written to]
+The second forward begins with the inputs as they are then. A module that writes to its input, as an
+in-place ReLU does, would begin with what it has written. torch notices in the backward pass, but not of a
+module inside another one that is computed again (2.14). So such modules are refused when they do it, and of
+modules in one another only the outer ones are wrapped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,27 +23,39 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils.checkpoint import checkpoint
 
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.surgery.structure import leaves
 from trocar_server.training.many import copy_all
 
 
 @contextmanager
-def activation_checkpointing(modules: Sequence[nn.Module]) -> Iterator[None]:
+def activation_checkpointing(modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Let calls of these modules inside the context save their inputs only.
 
-        with activation_checkpointing([model.layer1, model.layer2]):
+        with activation_checkpointing({"layer1": model.layer1, "layer2": model.layer2}):
             loss = criterion(model(x), y)
             loss.backward()
 
     Gradients, random numbers and buffers are bit-equal to those without it. The backward pass may run behind
-    the context. Modules may lie in one another.
+    the context. A module inside another one of them is computed again with that one.
+
+    Args:
+        modules: By path.
+
+    Raises:
+        ServiceError: `TRAINER_INVALID`, in the forward pass: a module writes to its input. See
+            Note: [Inputs that are written to].
     """
+    inner = {id(part) for module in modules.values() for part in module.modules() if part is not module}
     with ExitStack() as undo:
-        for module in modules:
-            _wrap(module, undo)
+        for path, module in modules.items():
+            if id(module) not in inner:
+                _wrap(path, module, undo)
         yield
 
 
-def _wrap(module: nn.Module, undo: ExitStack) -> None:
+def _wrap(path: str, module: nn.Module, undo: ExitStack) -> None:
     forward: Callable[..., Any] = module.forward
     had_own = "forward" in vars(module)
 
@@ -45,7 +63,12 @@ def _wrap(module: nn.Module, undo: ExitStack) -> None:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         contexts = _Buffers(module).contexts
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        taken = [leaf for _, leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        versions = [tensor._version for tensor in taken]
+        output = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        if versions != [tensor._version for tensor in taken]:
+            raise _writes(path, module)
+        return output
 
     def unwrap() -> None:
         if had_own:
@@ -55,6 +78,14 @@ def _wrap(module: nn.Module, undo: ExitStack) -> None:
 
     module.forward = checkpointed
     undo.callback(unwrap)
+
+
+def _writes(path: str, module: nn.Module) -> ServiceError:
+    return ServiceError(
+        ErrorReason.TRAINER_INVALID,
+        f"activation_checkpointing: '{path}' ({type(module).__name__}) writes to its input in place, so it "
+        "cannot be computed again; choose the module around it",
+    )
 
 
 class _Buffers:

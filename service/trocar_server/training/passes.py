@@ -78,7 +78,7 @@ class TrainingPass:
             self._rules = _copying(make_rules(spec.gradient_rules, module, record(), tuple(trained)))
         paths = select_modules(module, spec.activation_checkpointing, "activation_checkpointing", stages)
         self._guarded = BackwardGuard(module)
-        self._recomputed = [module.get_submodule(path) for path in paths]
+        self._recomputed = {path: module.get_submodule(path) for path in paths}
 
     def run(self, batch: Batch, guard: PassGuard) -> tuple[Scores, Mapping[int, int]]:
         """Run a batch forward and backward.

@@ -38,7 +38,8 @@ class SavedTensors:
     ) -> None:
         paths = select_modules(module, spec.modules, "saved_tensors.modules", stages)
         self._modules = [module.get_submodule(path) for path in paths]
-        self._is_host = spec.store == "host"
+        is_on_device = any(parameter.device.type != "cpu" for parameter in module.parameters())
+        self._is_host = spec.store == "host" and is_on_device  # on the CPU they are in its memory already
         self._spool: Spool | None = None
         if spec.store == "spool":
             self._spool = Spool(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from trocar_server.errors import ServiceError
 from trocar_server.training.activation_checkpointing import activation_checkpointing
 
 
@@ -27,7 +28,7 @@ def test_a_module_runs_twice_and_with_its_keywords() -> None:
     module, x = Counting(), torch.randn(3, 4)
     other = copy.deepcopy(module)
     other(x, scale=2.0).sum().backward()
-    with activation_checkpointing([module]):
+    with activation_checkpointing({"m": module}):
         module(x, scale=2.0).sum().backward()
     assert module.count == 2
     assert torch.equal(_gradient(module), _gradient(other))
@@ -35,7 +36,7 @@ def test_a_module_runs_twice_and_with_its_keywords() -> None:
 
 def test_the_backward_pass_may_come_behind_the_context() -> None:
     module, x = Counting(), torch.randn(3, 4)
-    with activation_checkpointing([module]):
+    with activation_checkpointing({"m": module}):
         loss = module(x).sum()
     assert "forward" not in vars(module)
     loss.backward()
@@ -54,7 +55,7 @@ def test_it_saves_the_inputs_only() -> None:
             return tensor.detach()
 
         with (
-            activation_checkpointing(list(module) if is_checkpointed else []),
+            activation_checkpointing(dict(module.named_children()) if is_checkpointed else {}),
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         ):
             module(torch.randn(8, 16))
@@ -65,7 +66,7 @@ def test_it_saves_the_inputs_only() -> None:
 def test_batch_norm_counts_a_batch_once() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     other, x = copy.deepcopy(module), torch.randn(6, 4)
-    for model, chosen in ((module, [module]), (other, [])):
+    for model, chosen in ((module, {"m": module}), (other, {})):
         torch.manual_seed(0)
         with activation_checkpointing(chosen):
             for _ in range(3):
@@ -79,14 +80,14 @@ def test_batch_norm_counts_a_batch_once() -> None:
 
 def test_without_gradients_nothing_is_different() -> None:
     module = Counting()
-    with activation_checkpointing([module]), torch.no_grad():
+    with activation_checkpointing({"m": module}), torch.no_grad():
         module(torch.randn(2, 4))
     assert module.count == 1
 
 
 def test_a_failure_leaves_the_module_as_it_was() -> None:
     module = Counting()
-    with pytest.raises(RuntimeError), activation_checkpointing([module]):
+    with pytest.raises(RuntimeError), activation_checkpointing({"m": module}):
         module(torch.randn(2, 5))
     assert "forward" not in vars(module)
 
@@ -95,9 +96,27 @@ def test_a_forward_of_ones_own_comes_back() -> None:
     module = Counting()
     own = module.forward
     module.forward = own  # type: ignore[method-assign]
-    with activation_checkpointing([module]):
+    with activation_checkpointing({"m": module}):
         assert module.forward is not own
     assert vars(module)["forward"] is own
+
+
+def test_a_module_that_writes_to_its_input_is_refused_by_its_path() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Hardswish(inplace=True), nn.Linear(4, 4))
+    x = torch.randn(2, 4)
+    with activation_checkpointing({"1": model[1]}), pytest.raises(ServiceError, match=r"'1' \(Hardswish\)"):
+        model(x)
+
+
+def test_a_module_inside_another_one_is_computed_again_with_that_one() -> None:
+    model = nn.Sequential(Counting(), nn.Hardswish(inplace=True), Counting())
+    other, x = copy.deepcopy(model), torch.randn(2, 4)
+    with activation_checkpointing({"": model, **dict(model.named_children())}):
+        model(x).sum().backward()
+    other(x).sum().backward()
+    assert [part.count for part in model if isinstance(part, Counting)] == [2, 2]
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(_some(mine.grad), _some(theirs.grad))
 
 
 def _gradient(module: Counting) -> Tensor:

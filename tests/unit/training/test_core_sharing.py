@@ -1,6 +1,7 @@
 """What a trainer shares with its base model, and what others see of it."""
 
 import copy
+import gc
 import hashlib
 from typing import Any
 
@@ -193,3 +194,45 @@ def test_a_closed_trainer_takes_no_steps() -> None:
     with pytest.raises(ServiceError, match="closed"):
         run(core, batches(1))
     assert isinstance(core.module, TinyNet)
+
+
+class Watching(nn.Module):
+    """Notes whether algorithms are deterministic while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 5)
+        self.seen: list[bool] = []
+
+    def forward(self, x: Tensor) -> Any:
+        self.seen.append(torch.are_deterministic_algorithms_enabled())
+        return self.fc(x)
+
+
+def test_deterministic_mode_holds_in_steps_only() -> None:
+    data = batches(1, shape=(4,))
+    core = core_of(tiny(Watching, (4,)), deterministic=True)
+    net(core).seen.clear()
+    run(core, data)
+    assert net(core).seen == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+    with pytest.raises(ServiceError):
+        run(core, batches(1, shape=(5,)))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_steps_leave_no_tensors_behind() -> None:
+    core, data = core_of(tiny(), activation_checkpointing=["block"], ema_decay=0.9), batches(1)
+    run(core, data * 3)
+    gc.collect()
+    before = _count_tensors()
+    gc.disable()
+    try:
+        run(core, data * 10)
+        assert _count_tensors() <= before
+    finally:
+        gc.enable()
+
+
+def _count_tensors() -> int:
+    return sum(issubclass(type(found), Tensor) for found in gc.get_objects())
