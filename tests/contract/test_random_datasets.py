@@ -25,6 +25,12 @@ _MANIFESTS = st.builds(
     shards=st.lists(_SHARDS, max_size=3),
 )
 _PARTS = st.builds(pb.UploadShardRequest, dataset_id=_TEXTS, sha256=_TEXTS, data=st.binary(max_size=20))
+
+
+def _with_id(text: str) -> bytes:
+    return pb.GetDatasetRequest(dataset_id=text).SerializeToString()
+
+
 _METHODS = ("BeginUpload", "CommitUpload", "ListDatasets", "GetDataset", "DeleteDataset")
 relaxed = settings(max_examples=200, deadline=None)
 
@@ -47,7 +53,7 @@ def test_no_manifest_is_answered_with_a_defect(channel: grpc.Channel, manifest: 
 
 
 @relaxed
-@given(st.sampled_from(_METHODS), st.binary(max_size=40) | _TEXTS.map(lambda text: _with_id(text)))
+@given(st.sampled_from(_METHODS), st.binary(max_size=40) | _TEXTS.map(_with_id))
 def test_no_bytes_are_answered_with_a_defect(channel: grpc.Channel, method: str, data: bytes) -> None:
     assert unary_answer(channel, f"DatasetService/{method}", data) not in DEFECTS
 
@@ -60,7 +66,3 @@ def test_no_shard_is_answered_with_a_defect(channel: grpc.Channel, messages: lis
         method(iter(messages), timeout=CALL_TIMEOUT_S)
     error: Any = caught.value
     assert error.code() not in DEFECTS
-
-
-def _with_id(text: str) -> bytes:
-    return pb.GetDatasetRequest(dataset_id=text).SerializeToString()
