@@ -103,6 +103,7 @@ def server_info(message: server_pb2.GetServerInfoResponse) -> ServerInfo:
             max_queue=limits.max_queue,
             max_pass_bytes=limits.max_pass_bytes,
             max_edits=limits.max_edits,
+            max_dataset_bytes=limits.max_dataset_bytes,
         ),
     )
 

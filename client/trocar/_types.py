@@ -80,6 +80,8 @@ class ServerLimits:
     """The most bytes of device memory that one pass may need at once, by estimate."""
     max_edits: int
     """The most edits in one call, those behind stored names included."""
+    max_dataset_bytes: int
+    """The most bytes of all data sets that you have uploaded; equal shards count once."""
 
 
 @dataclass(frozen=True)

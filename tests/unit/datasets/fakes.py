@@ -46,7 +46,10 @@ class FakeClient:
 
     def server_info(self) -> ServerInfo:
         return ServerInfo(
-            "1", "2.14", "cpu", ServerLimits(1 << 30, 1 << 30, 1 << 20, 64, 8, 10_000, 8, 1 << 30, 256)
+            "1",
+            "2.14",
+            "cpu",
+            ServerLimits(1 << 30, 1 << 30, 1 << 20, 64, 8, 10_000, 8, 1 << 30, 256, 1 << 30),
         )
 
     def stored_edits(self, model_id: str) -> list[StoredEdits]:

@@ -25,7 +25,7 @@ from trocar_server.training.datasets.inspection import (
     read_exactly,
     sample_count_of,
 )
-from trocar_server.training.datasets.store import StoredShard
+from trocar_server.training.datasets.stored_shard import StoredShard
 
 Array = NDArray[Any]
 

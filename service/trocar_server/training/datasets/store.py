@@ -16,10 +16,11 @@ from trocar_server.training.datasets import janitor
 from trocar_server.training.datasets.checking import check_manifest
 from trocar_server.training.datasets.disk import disk_errors
 from trocar_server.training.datasets.form import DatasetInfo, Manifest, SampleForm, Shard
-from trocar_server.training.datasets.incoming import IncomingShard, drop_unused, is_whole
+from trocar_server.training.datasets.incoming import IncomingShard
 from trocar_server.training.datasets.inspection import inspect, joined
 from trocar_server.training.datasets.layout import Layout, sizes, unknown_dataset
 from trocar_server.training.datasets.records import Record, write_record
+from trocar_server.training.datasets.stored_shard import StoredShard
 
 MAX_DATASETS = 256
 """Of one principal, uploads included."""
@@ -35,35 +36,6 @@ class Upload:
     """The id of the data set to be."""
     missing: tuple[int, ...]
     """Which shards are to be sent, by their index; each content once."""
-
-
-@dataclass(frozen=True)
-class StoredShard:
-    """One shard of somebody's data set."""
-
-    path: Path
-    """Where it is."""
-    shard: Shard
-    """What it has to be."""
-    pooled: Path
-    """Its name among those of all principals."""
-
-    def check(self) -> None:
-        """Compare its bytes with its sha256. What is damaged is removed, so that it can be sent again.
-
-        Raises:
-            ServiceError: `DATASET_CORRUPT` or `STORAGE_UNAVAILABLE`.
-        """
-        with disk_errors():
-            if is_whole(self.path, self.shard):
-                return
-            self.path.unlink(missing_ok=True)
-            drop_unused(self.pooled)
-        raise ServiceError(
-            ErrorReason.DATASET_CORRUPT,
-            f"shard {self.shard.sha256[:12]} of the data set is missing or damaged; upload the data set "
-            "again: only what is missing is sent, and it keeps its id",
-        )
 
 
 class DatasetStore:
