@@ -32,7 +32,7 @@ from trocar_server.training.fit_check import check_fit
 from trocar_server.training.fit_data import Core, Reader
 from trocar_server.training.fit_evaluation import Evaluation, is_better
 from trocar_server.training.fit_spec import FitSpec
-from trocar_server.training.fit_state import FitState
+from trocar_server.training.fit_state import HISTORY, FitState
 from trocar_server.training.order import batch_count, batches, epoch_order
 from trocar_server.training.pace import Pace, memory_bytes
 from trocar_server.training.step_result import StepResult
@@ -221,9 +221,8 @@ class Fit:
             "learning_rates": [*last.learning_rates],
         }
         event = self._event("epoch", loss=loss, sample_count=state.sample_sum)
-        self._state = replace(
-            self._state, history=(*state.history, entry), loss_sum=0.0, sample_sum=0, phase="evaluate"
-        )
+        history = (*state.history, entry)[-HISTORY:]
+        self._state = replace(self._state, history=history, loss_sum=0.0, sample_sum=0, phase="evaluate")
         if self._evaluation_data is None:
             self._next_epoch()
         return event
