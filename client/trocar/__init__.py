@@ -47,10 +47,12 @@ from trocar._scores import gradient_penalty, log_probability, logit, loss, proba
 from trocar._selectors import selector
 from trocar._statistic_options import HistogramWanted, QuantilesWanted, histogram, quantiles
 from trocar._statistics import Histogram, Statistics
+from trocar._stored_datasets import DatasetTarget, DatasetTensor, StoredDataset
 from trocar._stored_edits import StoredEdits
 from trocar._stream_messages import BatchResult
 from trocar._taps import Tap, tap
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
+from trocar._uploads.plan import UploadProgress
 from trocar.errors import (
     AmbiguousCallError,
     BadReplyError,
@@ -135,6 +137,8 @@ __all__ = [
     "Client",
     "DatasetError",
     "DatasetReport",
+    "DatasetTarget",
+    "DatasetTensor",
     "DeadChannels",
     "DeadRow",
     "DeadlineExceededError",
@@ -213,6 +217,7 @@ __all__ = [
     "SourceError",
     "StartNotPossibleError",
     "Statistics",
+    "StoredDataset",
     "StoredEdits",
     "Tap",
     "TlsOptions",
@@ -227,6 +232,7 @@ __all__ = [
     "UnknownPickError",
     "UnknownSourceError",
     "UnknownWeightsError",
+    "UploadProgress",
     "VersionSkewError",
     "WeightsCorruptError",
     "WeightsMismatchError",

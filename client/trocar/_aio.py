@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trocar import _from_wire
-from trocar._aio_attributions import AsyncAttributions
+from trocar._aio_datasets import AsyncDatasets
 from trocar._channel import (
     LOCAL,
     ConnectOptions,
@@ -77,7 +77,7 @@ def connect(
     return AsyncClient(replace(chosen, target=local.target), local)
 
 
-class AsyncClient(AsyncAttributions):
+class AsyncClient(AsyncDatasets):
     """A connection to a Trocar server; made by `connect`.
 
     Safe for concurrent calls. Every method that calls the server may raise, beside what it

@@ -17,6 +17,7 @@ from trocar._channel import (
 from trocar._local import async_stop, stop_with
 from trocar._rpc_errors import error_from_rpc
 from trocar_api.v1 import model_pb2
+from trocar_api.v1.dataset_pb2_grpc import DatasetServiceStub
 from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
@@ -46,6 +47,7 @@ class AsyncConnection:
         self._channel: AsyncChannel = open_async_channel(options)
         self._models = ModelServiceStub(self._channel)
         self._edits = EditStoreServiceStub(self._channel)
+        self._datasets = DatasetServiceStub(self._channel)
         self._plan = ExtractionServiceStub(self._channel).Plan
         self._server = ServerServiceStub(self._channel)
         # No serialisers: chunks are built and read by hand, without protobuf's copies. A request

@@ -212,7 +212,10 @@ def _service_config(retries: int) -> str:
         "backoffMultiplier": 2,
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
-    return json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
+    # A shard is sent again by the client itself. Left to gRPC, the last message was lost where a connection
+    # broke while it was sent (grpcio 1.81): the server then refused a shard that is cut off.
+    unretried = {"name": [{"service": "trocar_api.v1.DatasetService", "method": "UploadShard"}]}
+    return json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}, unretried]})
 
 
 def _credentials(tls: TlsOptions | bool) -> grpc.ChannelCredentials:

@@ -11,7 +11,7 @@ from trocar._channel import (
     ConnectOptions,
     TlsOptions,
 )
-from trocar._client_attributions import Attributions
+from trocar._client_datasets import Datasets
 from trocar._local import start_local
 from trocar_api.v1 import model_pb2, server_pb2
 from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
@@ -77,7 +77,7 @@ def connect(
     return Client(replace(chosen, target=local.target), local)
 
 
-class Client(Attributions):
+class Client(Datasets):
     """A connection to a Trocar server; made by `connect`.
 
     Safe for concurrent calls. Every method that calls the server may raise, beside what it

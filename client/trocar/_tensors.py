@@ -96,6 +96,15 @@ def as_numpy(value: object) -> Array:
     return _host_array(value)[0]
 
 
+def named_array(value: object) -> tuple[Array, str]:
+    """Return the host array of any library's array and the name of its dtype; bfloat16 as its bits in uint16.
+
+    Raises:
+        TypeError: It is no array.
+    """
+    return _host_array(value)
+
+
 def widen_bfloat16(bits: NDArray[np.uint16], out: Array) -> None:
     """Write bfloat16 bits into a contiguous float32 array, exactly.
 

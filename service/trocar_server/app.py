@@ -21,6 +21,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec, clean_downloads, default_categories
 from trocar_server.rpc.server import RpcServer, start_server
 from trocar_server.rpc.unix_socket import socket_path
+from trocar_server.training.datasets import DatasetLibrary, DatasetStore, listed_folders
 
 _TORCHVISION = "torchvision:"
 _log = structlog.get_logger("trocar")
@@ -31,6 +32,7 @@ class App:
     """A running server and what it runs on."""
 
     engine: Engine
+    datasets: DatasetLibrary
     rpc: RpcServer
     grace_s: float
 
@@ -62,13 +64,14 @@ async def start(
     clean_downloads(data_dir)
     edit_store = EditStore(data_dir / "edits")
     edit_store.clean()
+    datasets = _datasets(config, data_dir)
     replicas = {model_id: model.replicas for model_id, model in config.models.items()}
     engine = Engine(catalogue, owner, config.limits, data_dir, replicas)
     async with AsyncExitStack() as undo:
         owner.start()
         undo.push_async_callback(asyncio.to_thread, owner.stop)
         rpc = await start_server(
-            engine, edit_store, config.host, config.port, with_reflection=config.reflection, log=log
+            engine, edit_store, datasets, config.host, config.port, with_reflection=config.reflection, log=log
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:
@@ -76,7 +79,7 @@ async def start(
             log.info("model loaded", model_id=model_id)
         await rpc.set_serving()
         undo.pop_all()
-    return App(engine, rpc, config.grace_s)
+    return App(engine, datasets, rpc, config.grace_s)
 
 
 def _check_address(config: ServerConfig) -> None:
@@ -110,6 +113,14 @@ async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:
         _log.info("stopping", grace_s=config.grace_s)
     finally:
         await app.stop()
+
+
+def _datasets(config: ServerConfig, data_dir: Path) -> DatasetLibrary:
+    limits = config.limits
+    store = DatasetStore(data_dir / "datasets", limits.max_dataset_bytes, limits.max_image_pixels)
+    store.clean()
+    paths = {name: dataset.path for name, dataset in config.datasets.items()}
+    return DatasetLibrary(store, listed_folders(paths), limits.max_image_pixels)
 
 
 def _catalogue(config: ServerConfig, factories: Mapping[str, Callable[[], Any]]) -> Catalogue:

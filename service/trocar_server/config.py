@@ -12,6 +12,9 @@ weights = "DEFAULT"
 [models.cats]
 factory = "my_package.models:build"
 weights = "cats.safetensors"
+
+[datasets.flowers]
+path = "flowers"            # a folder with one folder of images for each class
 """
 
 import tomllib
@@ -46,6 +49,8 @@ class Limits(BaseModel):
     """Edits in one call, those behind stored names included."""
     max_image_pixels: int = Field(default=50_000_000, ge=1)
     """Pixels of one encoded image, checked before decoding."""
+    max_dataset_bytes: int = Field(default=16 << 30, ge=1 << 10)
+    """Bytes of all data sets that one caller has uploaded; equal shards count once."""
     max_queue: int = Field(default=64, ge=1)
     """Calls that wait for one model."""
 
@@ -96,6 +101,16 @@ class ModelConfig(BaseModel):
     """Copies of the module tree, sharing weights."""
 
 
+class DatasetConfig(BaseModel):
+    """A data set of the operator, which every caller can train on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Path
+    """A folder with one folder of JPEG, PNG or WebP files for each class. A relative one is looked up beside
+    the config file."""
+
+
 class ServerConfig(BaseSettings):
     """Everything `trocar serve` can be told. What is not given comes from environment variables."""
 
@@ -121,6 +136,8 @@ class ServerConfig(BaseSettings):
     """What a call may not exceed."""
     models: dict[str, ModelConfig] = {}
     """The catalogue by model id, loaded at start."""
+    datasets: dict[str, DatasetConfig] = {}
+    """Folders to train on, by the id that callers use."""
 
 
 def read_config(path: Path | None = None, **overrides: Any) -> ServerConfig:
@@ -165,6 +182,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
     for model in models.values() if isinstance(models, dict) else ():
         if isinstance(model, dict):
             _resolve_files(model, path.parent)
+    datasets = values.get("datasets")
+    for dataset in datasets.values() if isinstance(datasets, dict) else ():
+        if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
+            dataset["path"] = str(path.parent / _at_home(Path(dataset["path"])))
     return {**server, **values}
 
 

@@ -10,6 +10,7 @@ import trocar
 from trocar._cli.cam import cam
 from trocar._cli.cka import cka
 from trocar._cli.connection import connected
+from trocar._cli.datasets import datasets_app
 from trocar._cli.dead import dead
 from trocar._cli.demo.command import demo
 from trocar._cli.diff import diff
@@ -61,6 +62,7 @@ def build_app() -> typer.Typer:
     for command in _COMMANDS:
         app.command(epilog=_EPILOG)(connected(command))
     app.add_typer(edits_app(_EPILOG), name="edits")
+    app.add_typer(datasets_app(_EPILOG), name="datasets")
     app.command(epilog=_EPILOG)(demo)
     add_plugins(app)
     return app

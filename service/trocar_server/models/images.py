@@ -32,24 +32,22 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
         ServiceError: `INVALID_IMAGE`, the bytes are no such image, damaged or cut off;
             `IMAGE_TOO_LARGE`.
     """
-    opener = _opener(data)
-    # The plugin is called directly, because `Image.open` judges the size by a global variable and
-    # tells of it by a warning (Pillow 12 and 13).
-    if opener is WebPImageFile:
-        _check_size(*_webp_size(data), 3, max_pixels)  # its decoder takes memory when it is opened
-    try:
-        image = opener(io.BytesIO(data))
-    except (
-        Exception
-    ) as error:  # SyntaxError, OSError, ValueError, struct.error: Pillow's headers raise anything
-        raise _damaged(opener) from error
-    _check_size(image.width, image.height, len(image.getbands()), max_pixels)
+    image = _opened(data, max_pixels)
     try:
         image.load()
         image.info.pop("transparency", None)  # convert() would warn about it and drop it
         return image.convert("RGB")
     except Exception as error:
-        raise _damaged(opener) from error
+        raise _damaged(type(image)) from error
+
+
+def check_image(data: bytes, max_pixels: int) -> None:
+    """Look at an image's header alone; `decode_image` would refuse what this does.
+
+    Raises:
+        ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`.
+    """
+    _opened(data, max_pixels)
 
 
 def image_from_pixels(height: int, width: int, data: bytes) -> Image.Image:
@@ -65,6 +63,21 @@ def image_from_pixels(height: int, width: int, data: bytes) -> Image.Image:
             "send uint8 values in (height, width, 3) order, each side at least 1",
         )
     return Image.frombytes("RGB", (width, height), data)
+
+
+def _opened(data: bytes, max_pixels: int) -> ImageFile:
+    """Read the header, and check the size that it tells."""
+    opener = _opener(data)
+    # The plugin is called directly, because `Image.open` judges the size by a global variable and
+    # tells of it by a warning (Pillow 12 and 13).
+    if opener is WebPImageFile:
+        _check_size(*_webp_size(data), 3, max_pixels)  # its decoder takes memory when it is opened
+    try:
+        image = opener(io.BytesIO(data))
+    except Exception as error:  # SyntaxError, OSError, struct.error: Pillow's headers raise anything
+        raise _damaged(opener) from error
+    _check_size(image.width, image.height, len(image.getbands()), max_pixels)
+    return image
 
 
 def _opener(data: bytes) -> type[ImageFile]:

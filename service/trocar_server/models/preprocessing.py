@@ -7,6 +7,7 @@ The result is bit-equal to `torch.stack([weights.transforms()(image) for image i
 torch, so only the owner thread may use it; `images` has the part before, which any thread may do.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from trocar_server.models.spec import PreprocessingSpec
 
 Transform = Callable[[Image.Image], Tensor]
 """One PIL image to one (channels, height, width) tensor."""
+Augment = Callable[[int, Tensor], Tensor]
+"""The position of an image in its batch, and the image, to what takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +85,33 @@ class Preprocessor:
     def __init__(self, transform: Transform, *, as_list: bool = False) -> None:
         self._transform = transform
         self._as_list = as_list
+        self._unnormalised = _without_normalisation(transform)
 
-    def __call__(self, images: Iterable[Image.Image]) -> Tensor | list[Tensor]:
+    def __call__(
+        self, images: Iterable[Image.Image], augment: Augment | None = None
+    ) -> Tensor | list[Tensor]:
         """Return (batch, channels, height, width) on the CPU; for detection a list without the batch.
+
+        Args:
+            images: What to prepare.
+            augment: Takes the position of an image and the image as it is before it is normalised, resized
+                and cropped, float32 in [0, 1]; returns what takes its place.
 
         Raises:
             ServiceError: `EMPTY_BATCH`; `INPUT_REJECTED`, the prepared images differ in size and
                 would not stack; `INVALID_IMAGE`, an image is too narrow to be resized.
         """
-        tensors = [self._prepare(image) for image in images]
+        tensors = [self._prepare(index, image, augment) for index, image in enumerate(images)]
         if not tensors:
             raise ServiceError(ErrorReason.EMPTY_BATCH, "there is no image; send at least one")
         if self._as_list:
             return tensors
         _check_same_size(tensors)
         return torch.stack(tensors)
+
+    def _normalised(self, image: Tensor) -> Tensor:
+        mean, std = _numbers(self._transform, "mean"), _numbers(self._transform, "std")
+        return functional.normalize(image, list(mean), list(std)) if mean else image
 
     def describe(self) -> PreprocessingInfo:
         """Return what is done, for the wire."""
@@ -112,14 +127,26 @@ class Preprocessor:
             interpolation=interpolation.value if interpolation else "",
         )
 
-    def _prepare(self, image: Image.Image) -> Tensor:
+    def _prepare(self, index: int, image: Image.Image, augment: Augment | None) -> Tensor:
         try:
-            return self._transform(image)
+            if augment is None:
+                return self._transform(image)
+            return self._normalised(augment(index, self._unnormalised(image)))
         except ValueError as error:  # Pillow: a side of 0 pixels after a resize that keeps the proportions
             raise ServiceError(
                 ErrorReason.INVALID_IMAGE,
                 f"an image of {image.height} x {image.width} pixels cannot be prepared: {error}",
             ) from error
+
+
+def _without_normalisation(transform: Transform) -> Transform:
+    """Return a transform that ends before it normalises: with mean 0 and deviation 1 nothing changes."""
+    mean = _numbers(transform, "mean")
+    if not mean:
+        return transform
+    changed: Any = copy.copy(transform)
+    changed.mean, changed.std = [0.0] * len(mean), [1.0] * len(mean)
+    return changed  # type: ignore[no-any-return]
 
 
 def _check_same_size(tensors: Sequence[Tensor]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,6 +43,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         call = _Call(self._log, method, _request_id(handler_call_details))
         if handler.stream_stream is not None:
             return handler._replace(stream_stream=call.wrap(handler.stream_stream))
+        if handler.stream_unary is not None:
+            behaviour = call.wrap(_parsing_each(handler))
+            return handler._replace(stream_unary=behaviour, request_deserializer=None)
         return handler._replace(unary_unary=call.wrap(_parsing(handler)), request_deserializer=None)
 
 
@@ -58,6 +61,24 @@ def _parsing(handler: Any) -> Callable[..., Awaitable[Any]]:
                 ErrorReason.INVALID_ARGUMENT, "the message is not the request of this method"
             ) from None
         return await handler.unary_unary(request, context)
+
+    return call
+
+
+def _parsing_each(handler: Any) -> Callable[..., Awaitable[Any]]:
+    """Parse every message of a stream within the call, as `_parsing` does."""
+
+    async def parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for message in messages:
+            try:
+                yield handler.request_deserializer(message)
+            except DecodeError:
+                raise ServiceError(
+                    ErrorReason.INVALID_ARGUMENT, "a message is no request of this method"
+                ) from None
+
+    async def call(messages: AsyncIterator[bytes], context: Any) -> Any:
+        return await handler.stream_unary(parsed(messages), context)
 
     return call
 

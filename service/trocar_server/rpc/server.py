@@ -10,6 +10,8 @@ from grpc_reflection.v1alpha import reflection
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import (
+    dataset_pb2,
+    dataset_pb2_grpc,
     edit_store_pb2,
     edit_store_pb2_grpc,
     extraction_pb2,
@@ -23,6 +25,7 @@ from trocar_server.config import Limits
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.dataset_service import DatasetService
 from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
 from trocar_server.rpc.interceptor import CallInterceptor
@@ -31,6 +34,7 @@ from trocar_server.rpc.server_service import ServerService
 from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.stream_service import StreamService
 from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
+from trocar_server.training.datasets import DatasetLibrary
 
 # Inputs of up to 4 MiB come within one message; more room than that is for descriptions.
 _MESSAGE_ROOM_BYTES = 8 << 20
@@ -43,6 +47,7 @@ _SERVICES = [
         (model_pb2.DESCRIPTOR, "ModelService"),
         (server_pb2.DESCRIPTOR, "ServerService"),
         (edit_store_pb2.DESCRIPTOR, "EditStoreService"),
+        (dataset_pb2.DESCRIPTOR, "DatasetService"),
     )
 ]
 
@@ -75,6 +80,7 @@ class RpcServer:
 async def start_server(
     engine: Engine,
     edit_store: EditStore,
+    datasets: DatasetLibrary,
     host: str,
     port: int,
     *,
@@ -86,6 +92,7 @@ async def start_server(
     Args:
         engine: What answers.
         edit_store: Where lists of edits are kept.
+        datasets: What can be trained on.
         host: Address to listen on, or `unix:/path`.
         port: TCP port, 0 for a free one; without meaning for a Unix socket.
         with_reflection: Whether to offer gRPC server reflection.
@@ -99,6 +106,7 @@ async def start_server(
     server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine), server)
     edits = EditStoreService(engine, edit_store)
     edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
+    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(DatasetService(datasets), server)
     lists = StoredLists(engine, edit_store)
     server.add_generic_rpc_handlers(
         (ExtractionService(engine, lists).handler(), StreamService(engine, lists).handler())

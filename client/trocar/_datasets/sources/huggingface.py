@@ -29,13 +29,23 @@ def open_huggingface(text: str) -> Source:
     Raises:
         SourceError: The library is missing, there is no such dataset, or split or column is not clear.
     """
+    dataset, column = find_huggingface(text)
+    return huggingface_source(dataset, column, name=printable(text))
+
+
+def find_huggingface(text: str) -> tuple[Any, str]:
+    """Return the dataset that `hf:name-or-path[:split][:column]` stands for, and the column or "".
+
+    Raises:
+        SourceError: The library is missing, there is no such dataset, or the split is not clear.
+    """
     name, split, column = [*text.removeprefix(PREFIX).split(":"), "", ""][:3]
     dataset = _load(name, split)
     if isinstance(dataset, Mapping):
         if len(dataset) != 1 and split not in dataset:
             raise SourceError(f"{text}: say which split, {PREFIX}{name}:SPLIT; there is {', '.join(dataset)}")
         dataset = dataset[split or next(iter(dataset))]
-    return huggingface_source(dataset, column, name=printable(text))
+    return dataset, column
 
 
 def huggingface_source(dataset: Any, column: str = "", *, name: str = "") -> Source:
@@ -49,10 +59,10 @@ def huggingface_source(dataset: Any, column: str = "", *, name: str = "") -> Sou
     Raises:
         SourceError: The column is not there, or not clear.
     """
-    column = _column(dataset, column, name or "the dataset")
+    column = input_column(dataset, column, name or "the dataset")
     fingerprint = str(getattr(dataset, "_fingerprint", ""))
     dataset = dataset.select_columns([column])
-    if _is_image(dataset.features[column]):
+    if is_image_feature(dataset.features[column]):
         dataset = dataset.cast_column(column, type(dataset.features[column])(decode=False))
     else:
         dataset = dataset.with_format("numpy")
@@ -79,20 +89,26 @@ def _load(name: str, split: str) -> Any:
         raise SourceError(f"{PREFIX}{name}: {type(error).__name__}: {error}") from error
 
 
-def _column(dataset: Any, column: str, name: str) -> str:
+def input_column(dataset: Any, column: str, name: str) -> str:
+    """Return the column that goes into the model; see `huggingface_source`.
+
+    Raises:
+        SourceError: It is not there, or not clear.
+    """
     names: list[str] = list(dataset.column_names)
     if column:
         if column not in names:
             raise SourceError(f"{name} has no column {column!r}; there is {', '.join(names)}")
         return column
-    images = [column for column in names if _is_image(dataset.features[column])]
+    images = [column for column in names if is_image_feature(dataset.features[column])]
     found = images or [column for column in names if column in USUAL_COLUMNS]
     if len(found) != 1 and len(names) != 1:
         raise SourceError(f"{name}: say which column, {PREFIX}name:split:COLUMN; there is {', '.join(names)}")
     return found[0] if found else names[0]
 
 
-def _is_image(feature: object) -> bool:
+def is_image_feature(feature: object) -> bool:
+    """Tell whether a column holds images."""
     return type(feature).__name__ == "Image"
 
 
@@ -100,10 +116,10 @@ def _samples(dataset: Any, column: str, start: int) -> Iterator[Sample]:
     count = len(dataset)
     for index in range(start, count):
         value = dataset[index][column]
-        yield Sample(str(index), partial(_encoded, value), (index + 1) / count)
+        yield Sample(str(index), partial(encoded_value, value), (index + 1) / count)
 
 
-def _encoded(value: Any) -> object:
+def encoded_value(value: Any) -> object:
     """Return an image's encoded bytes, from the dataset or from the file that it names; or the array."""
     if value is None:
         raise SourceError("the row is empty")

@@ -1,0 +1,59 @@
+"""What nobody needs any more in the folder of all data sets, and nothing else."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from trocar_server.training.datasets.incoming import PARTIAL, drop_unused, remove_leftovers
+from trocar_server.training.datasets.layout import Layout
+from trocar_server.training.datasets.records import SUFFIX, DamagedRecordError, read_record
+
+UPLOAD_ENDS_AFTER_S = 7 * 86_400.0
+"""An upload that nobody went on with for so long is ended."""
+
+_ABANDONED_AFTER_S = 3600.0
+
+
+def clean(layout: Layout, clock: Callable[[], float]) -> None:
+    """Remove what killed servers left: partial files, uploads that ended, shards of nothing.
+
+    Args:
+        layout: The folder.
+        clock: Returns the seconds since 1970.
+    """
+    with suppress(OSError):
+        remove_leftovers(layout.incoming)
+        for owner in layout.owners.glob("*"):
+            with suppress(OSError, DamagedRecordError):
+                _clean_owner(layout, owner, clock)
+        for path in layout.pool.glob("*"):
+            drop_unused(path)
+
+
+def end_old_uploads(layout: Layout, principal: str, now_s: float) -> None:
+    """End uploads of a principal that nobody went on with.
+
+    Raises:
+        OSError: The disk is failing.
+    """
+    for record in layout.records(principal):
+        path = layout.path(principal, record.dataset_id)
+        if record.form is None and now_s - path.stat().st_mtime > UPLOAD_ENDS_AFTER_S:
+            path.unlink()
+            layout.drop_unused_shards(principal)
+
+
+def _clean_owner(layout: Layout, owner: Path, clock: Callable[[], float]) -> None:
+    for path in owner.glob(f"*{PARTIAL}"):
+        if clock() - path.stat().st_mtime > _ABANDONED_AFTER_S:
+            path.unlink(missing_ok=True)
+    records = [read_record(path) for path in owner.glob(f"*{SUFFIX}")]
+    if records and layout.owner(records[0].principal) == owner:
+        end_old_uploads(layout, records[0].principal, clock())
+        layout.drop_unused_shards(records[0].principal)
+    elif not records:
+        for path in (owner / "shards").glob("*"):
+            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            (owner / "shards").rmdir()
+        owner.rmdir()

@@ -1,0 +1,90 @@
+"""Folders of class folders that the operator listed in the configuration."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.training.datasets.form import DatasetInfo
+from trocar_server.training.datasets.sources import FolderSource
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class ListedFolder:
+    """One folder; its classes are its folders by name, its samples their images by relative path.
+
+    Listed once, when it is made. Hidden files and folders are left out; links are the operator's business.
+
+    Attributes:
+        info: What is known of it.
+        source: Its samples.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, the name is none or there is no image.
+    """
+
+    def __init__(self, name: str, root: Path) -> None:
+        if not _NAME.fullmatch(name) or _ID.fullmatch(name):
+            raise _wrong(name, "the name is 1 to 63 of a-z, 0-9, '.', '_' and '-', and no id")
+        categories, files, labels = _listed(name, root)
+        self.source = FolderSource(root, files, np.array(labels, np.int64))
+        self.info = DatasetInfo(
+            dataset_id=name,
+            name=name,
+            sample_count=len(files),
+            byte_count=0,
+            categories=categories,
+            form=self.source.form,
+            stored_at_s=0.0,
+            is_listed=True,
+        )
+
+
+def listed_folders(paths: Mapping[str, Path]) -> dict[str, ListedFolder]:
+    """Return the folders of the configuration by name.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, one of them is none.
+    """
+    return {name: ListedFolder(name, path.expanduser()) for name, path in sorted(paths.items())}
+
+
+def _listed(name: str, root: Path) -> tuple[tuple[str, ...], list[str], list[int]]:
+    try:
+        classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and _is_shown(entry.name))
+        found = [_images(root, category) for category in classes]
+    except OSError as error:
+        raise _wrong(name, f"its folder cannot be listed: {error.strerror}") from None
+    empty = [category for category, images in zip(classes, found, strict=True) if not images]
+    if empty or not classes:
+        what = f"class folder '{empty[0]}' has no image" if empty else "it has no class folders"
+        raise _wrong(name, f"{what}; it needs one folder of {', '.join(SUFFIXES)} files for each class")
+    labels = [label for label, images in enumerate(found) for _ in images]
+    return tuple(classes), [image for images in found for image in images], labels
+
+
+def _images(root: Path, category: str) -> list[str]:
+    found = []
+    for folder, folders, names in os.walk(root / category):
+        folders[:] = filter(_is_shown, folders)
+        place = Path(folder).relative_to(root)
+        found += [
+            (place / name).as_posix() for name in names if _is_shown(name) and name.lower().endswith(SUFFIXES)
+        ]
+    return sorted(found)
+
+
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".")
+
+
+def _wrong(name: str, problem: str) -> ServiceError:
+    return ServiceError(ErrorReason.INVALID_ARGUMENT, f"datasets.{name[:80]}: {problem}")

@@ -1,0 +1,310 @@
+"""Data sets on disk: durable, each its principal's own, limited, every content once."""
+
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.edit_store.files import sync_folder
+from trocar_server.errors import ServiceError
+from trocar_server.training.datasets import janitor
+from trocar_server.training.datasets.checking import check_manifest
+from trocar_server.training.datasets.disk import disk_errors
+from trocar_server.training.datasets.form import DatasetInfo, Manifest, SampleForm, Shard
+from trocar_server.training.datasets.incoming import IncomingShard, drop_unused, is_whole
+from trocar_server.training.datasets.inspection import inspect, joined
+from trocar_server.training.datasets.layout import Layout, sizes, unknown_dataset
+from trocar_server.training.datasets.records import Record, write_record
+
+MAX_DATASETS = 256
+"""Of one principal, uploads included."""
+MAX_INCOMING = 4
+"""Shards of one principal that come in at the same time."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An upload that has begun."""
+
+    dataset_id: str
+    """The id of the data set to be."""
+    missing: tuple[int, ...]
+    """Which shards are to be sent, by their index; each content once."""
+
+
+@dataclass(frozen=True)
+class StoredShard:
+    """One shard of somebody's data set."""
+
+    path: Path
+    """Where it is."""
+    shard: Shard
+    """What it has to be."""
+    pooled: Path
+    """Its name among those of all principals."""
+
+    def check(self) -> None:
+        """Compare its bytes with its sha256. What is damaged is removed, so that it can be sent again.
+
+        Raises:
+            ServiceError: `DATASET_CORRUPT` or `STORAGE_UNAVAILABLE`.
+        """
+        with disk_errors():
+            if is_whole(self.path, self.shard):
+                return
+            self.path.unlink(missing_ok=True)
+            drop_unused(self.pooled)
+        raise ServiceError(
+            ErrorReason.DATASET_CORRUPT,
+            f"shard {self.shard.sha256[:12]} of the data set is missing or damaged; upload the data set "
+            "again: only what is missing is sent, and it keeps its id",
+        )
+
+
+class DatasetStore:
+    """Keeps data sets in a folder, which is made with the first of them.
+
+        upload = store.begin("alice", manifest)
+        for index in upload.missing:
+            incoming = store.receive("alice", upload.dataset_id, manifest.shards[index].sha256)
+            try:
+                store.write(incoming, data)
+                store.keep("alice", upload.dataset_id, incoming)
+            finally:
+                store.release("alice", incoming)
+        store.commit("alice", upload.dataset_id)
+
+    Every method may block on the disk: not for the event loop. All are safe to call from several threads.
+
+    Args:
+        folder: Where.
+        max_bytes: Of one principal, each content once, those of uploads included.
+        max_pixels: Of one encoded image.
+        clock: Returns the seconds since 1970.
+    """
+
+    def __init__(
+        self, folder: Path, max_bytes: int, max_pixels: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._layout = Layout(folder)
+        self._max_pixels = max_pixels
+        self._clock = clock
+        self._lock = Lock()  # of what looks first and writes then
+        self._incoming: Counter[str] = Counter()
+
+    def begin(self, principal: str, manifest: Manifest) -> Upload:
+        """Begin an upload, or go on with one of an equal manifest, even with one that is complete.
+
+        Raises:
+            ServiceError: `DATASET_INVALID`, `QUOTA_EXCEEDED`, `STORAGE_FULL` or `STORAGE_UNAVAILABLE`.
+        """
+        check_manifest(manifest)
+        with self._lock, disk_errors():
+            now_s = self._clock()
+            janitor.end_old_uploads(self._layout, principal, now_s)
+            records = self._layout.records(principal)
+            known = next((record for record in records if record.manifest == manifest), None)
+            if known is None:
+                self._check_room(records, manifest)
+                known = Record(principal, secrets.token_hex(16), now_s, manifest)
+                self._layout.make_folders(principal)
+                write_record(self._layout.path(principal, known.dataset_id), known)
+            else:
+                os.utime(self._layout.path(principal, known.dataset_id), (now_s, now_s))
+            return Upload(known.dataset_id, self._missing(known))
+
+    def receive(self, principal: str, dataset_id: str, sha256: str) -> IncomingShard:
+        """Begin to take in one shard of an upload; `release` has to follow.
+
+        Raises:
+            ServiceError: `UNKNOWN_DATASET`; `DATASET_INVALID`, the manifest has no such shard; `SERVER_BUSY`,
+                too many come in; `STORAGE_FULL` or `STORAGE_UNAVAILABLE`.
+        """
+        with disk_errors():
+            shards = self._layout.record(principal, dataset_id).manifest.shards
+            shard = next((shard for shard in shards if shard.sha256 == sha256), None)
+            if shard is None:
+                raise _invalid("the manifest of the upload has no shard of this sha256")
+            self._enter(principal)
+            try:
+                return IncomingShard(self._layout.incoming, shard)
+            except BaseException:
+                self._leave(principal)
+                raise
+
+    def write(self, incoming: IncomingShard, data: bytes) -> None:
+        """Append bytes to a shard that comes in.
+
+        Raises:
+            ServiceError: `DATASET_INVALID`, they are too many; `STORAGE_FULL` or `STORAGE_UNAVAILABLE`.
+        """
+        with disk_errors():
+            incoming.write(data)
+
+    def keep(self, principal: str, dataset_id: str, incoming: IncomingShard) -> None:
+        """Check a shard of which all bytes have come, and store it durably.
+
+        Raises:
+            ServiceError: `DATASET_INVALID`; `UNKNOWN_DATASET`, the upload was ended meanwhile;
+                `STORAGE_FULL` or `STORAGE_UNAVAILABLE`.
+        """
+        sha256 = incoming.shard.sha256
+        with disk_errors():
+            incoming.check(self._max_pixels)
+            with self._lock:
+                self._layout.record(principal, dataset_id)
+                incoming.keep(self._layout.own(principal, sha256), self._layout.pooled(sha256))
+
+    def release(self, principal: str, incoming: IncomingShard) -> None:
+        """End what `receive` began; what was not kept is gone."""
+        incoming.close()
+        self._leave(principal)
+
+    def commit(self, principal: str, dataset_id: str) -> DatasetInfo:
+        """Make a data set of an upload, durably; one that is committed already stays as it is.
+
+        Raises:
+            ServiceError: `UNKNOWN_DATASET`; `DATASET_INVALID`, shards are missing or do not go together;
+                `STORAGE_FULL` or `STORAGE_UNAVAILABLE`.
+        """
+        with disk_errors():
+            record = self._layout.record(principal, dataset_id)
+            missing = self._missing(record)
+            if missing:
+                raise _invalid(
+                    f"{len(missing)} of {len(record.manifest.shards)} shards are missing, the first is "
+                    f"shards[{missing[0]}]; begin the upload again and send them"
+                )
+            if record.form is not None:
+                return record.info()
+            form = joined(self._form(principal, shard) for shard in record.manifest.shards)
+            complete = replace(record, form=form, stored_at_s=self._clock())
+            with self._lock:
+                self._layout.record(principal, dataset_id)  # nobody deleted it meanwhile
+                write_record(self._layout.path(principal, dataset_id), complete)
+            return complete.info()
+
+    def entries(self, principal: str) -> list[DatasetInfo]:
+        """Return the principal's data sets and uploads, the oldest first; damaged ones are logged.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`.
+        """
+        with disk_errors():
+            found = [record.info() for record in self._layout.records(principal)]
+        return sorted(found, key=lambda info: (info.stored_at_s, info.dataset_id))
+
+    def get(self, principal: str, dataset_id: str) -> DatasetInfo:
+        """Return one data set or upload.
+
+        Raises:
+            ServiceError: `UNKNOWN_DATASET`, `DATASET_CORRUPT` or `STORAGE_UNAVAILABLE`.
+        """
+        with disk_errors():
+            return self._layout.record(principal, dataset_id).info()
+
+    def byte_count(self, principal: str) -> int:
+        """Return the bytes of all that a principal has stored or begun to, each content once.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`.
+        """
+        with disk_errors():
+            return sum(sizes(self._layout.records(principal)).values())
+
+    def shards(self, principal: str, dataset_id: str) -> list[StoredShard]:
+        """Return where the shards of a complete data set are, in order.
+
+        Raises:
+            ServiceError: `UNKNOWN_DATASET`; `DATASET_INVALID`, it is still being uploaded; `DATASET_CORRUPT`
+                or `STORAGE_UNAVAILABLE`.
+        """
+        with disk_errors():
+            record = self._layout.record(principal, dataset_id)
+        if record.form is None:
+            raise _invalid("the data set is still being uploaded; finish its upload first")
+        layout = self._layout
+        return [
+            StoredShard(layout.own(principal, shard.sha256), shard, layout.pooled(shard.sha256))
+            for shard in record.manifest.shards
+        ]
+
+    def delete(self, principal: str, dataset_id: str) -> None:
+        """Delete a data set, damaged or not, or end an upload; shards that nothing else uses go with it.
+
+        Raises:
+            ServiceError: `UNKNOWN_DATASET` or `STORAGE_UNAVAILABLE`.
+        """
+        with self._lock, disk_errors():
+            path = self._layout.path(principal, dataset_id)
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                raise unknown_dataset() from None
+            sync_folder(path.parent)
+            self._layout.drop_unused_shards(principal)
+            self._layout.drop_empty_folders(principal)
+
+    def clean(self) -> None:
+        """Remove what killed servers left behind; for the start of a server."""
+        with self._lock:
+            janitor.clean(self._layout, self._clock)
+
+    def _check_room(self, records: list[Record], manifest: Manifest) -> None:
+        if len(records) >= MAX_DATASETS:
+            raise _too_much(f"you have {len(records)} data sets and uploads, the most there can be")
+        total = sum({**sizes(records), **manifest.sizes()}.values())
+        if total > self.max_bytes:
+            raise _too_much(
+                f"your data sets would be {total:,} bytes, the limit is {self.max_bytes:,}",
+                byte_count=str(total),
+                limit=str(self.max_bytes),
+            )
+
+    def _missing(self, record: Record) -> tuple[int, ...]:
+        seen: set[str] = set()
+        missing = []
+        for index, shard in enumerate(record.manifest.shards):
+            if shard.sha256 not in seen and not self._has(record.principal, shard):
+                missing.append(index)
+            seen.add(shard.sha256)
+        return tuple(missing)
+
+    def _has(self, principal: str, shard: Shard) -> bool:
+        try:
+            return self._layout.own(principal, shard.sha256).stat().st_size == shard.byte_count
+        except FileNotFoundError:
+            return False
+
+    def _form(self, principal: str, shard: Shard) -> SampleForm:
+        with self._layout.own(principal, shard.sha256).open("rb") as file:
+            return inspect(file.fileno())[1]
+
+    def _enter(self, principal: str) -> None:
+        with self._lock:
+            if self._incoming[principal] >= MAX_INCOMING:
+                raise ServiceError(
+                    ErrorReason.SERVER_BUSY,
+                    f"{MAX_INCOMING} shards of yours are coming in; send the next when one is through",
+                )
+            self._incoming[principal] += 1
+
+    def _leave(self, principal: str) -> None:
+        with self._lock:
+            self._incoming[principal] -= 1
+            if not self._incoming[principal]:
+                del self._incoming[principal]
+
+
+def _invalid(problem: str) -> ServiceError:
+    return ServiceError(ErrorReason.DATASET_INVALID, problem)
+
+
+def _too_much(problem: str, **details: str) -> ServiceError:
+    return ServiceError(ErrorReason.QUOTA_EXCEEDED, f"{problem}; delete some first", **details)
