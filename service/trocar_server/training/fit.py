@@ -146,11 +146,12 @@ class Fit:
         state, started = self._state, time.perf_counter()
         order = self._batches(state.epoch)
         indices = order[state.batch]
-        if state.batch + 1 < len(order):
-            self._train.announce(order[state.batch + 1])
+        following = order[state.batch + 1 : state.batch + 2]
         result = self._caches.train(indices, lambda batch: self._core.step(batch, guard))
         if result is None:
             batch = self._train.batch(indices, self._augmentation or None, state.epoch)
+            for others in following:
+                self._caches.announce_training(others)
             result = self._core.step(batch, guard)
         self._pace.trained(len(indices), time.perf_counter() - started)
         counted = 0 if result.is_skipped else len(indices)

@@ -7,7 +7,7 @@ from tests.unit.training.fits import ArrayReader, dataset, fit_of, shown_core
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 
-HEAD = {"trainable": ["fc"]}
+HEAD: dict[str, Any] = {"trainable": ["fc"]}
 
 
 def refused(train: ArrayReader, evaluation: ArrayReader | None = None, **fields: Any) -> str:
@@ -77,7 +77,10 @@ def test_accumulation_that_never_ends() -> None:
 def test_early_stop_needs_a_number_of_an_evaluation() -> None:
     stop = {"metric": "acuracy"}
     assert "accuracy" in refused(dataset(10), dataset(10), early_stop=stop)
-    matrix = {"early_stop": {"metric": "confusion_matrix"}, "metrics": [{"name": "confusion_matrix"}]}
+    matrix: dict[str, Any] = {
+        "early_stop": {"metric": "confusion_matrix"},
+        "metrics": [{"name": "confusion_matrix"}],
+    }
     assert "not one number" in refused(dataset(10), dataset(10), **matrix)
     assert "something to evaluate on" in refused(dataset(10), early_stop={"metric": "loss"})
 
@@ -89,7 +92,7 @@ def test_plateau_needs_evaluations() -> None:
 def test_metrics_of_labels_need_labels() -> None:
     data = dataset(10)
     data.targets = torch.rand(10, 5)
-    trainer = {**HEAD, "losses": [{"name": "mse"}]}
+    trainer: dict[str, Any] = {**HEAD, "losses": [{"name": "mse"}]}
     assert "metrics" in refused(data, data, trainer=trainer, metrics=[{"name": "f1"}])
     fit_of(shown_core(**trainer), data, data)
 
