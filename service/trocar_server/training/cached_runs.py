@@ -83,6 +83,10 @@ class CachedRuns:
         where = f", {self.disk_byte_count:,} of them on disk" if self.disk_byte_count else ""
         return f"what is frozen, up to '{last}', runs once: {self.byte_count:,} bytes{where}"
 
+    def holds(self, indices: Tensor) -> bool:
+        """Whether `run` can do such a batch."""
+        return self._cache.holds(len(indices))
+
     @property
     def byte_count(self) -> int:
         """Bytes of what is kept."""

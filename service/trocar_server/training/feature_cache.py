@@ -99,6 +99,10 @@ class FeatureCache:
         """Bytes of those on disk."""
         return sum(store.disk_byte_count for store in set(self._stores.values()))
 
+    def holds(self, size: int) -> bool:
+        """Whether there are features for batches of a size."""
+        return size in self._stores
+
     def batch(self, indices: Tensor) -> Batch | None:
         """Return features and targets of samples, or None where a batch of this size runs without."""
         values = self._values(indices)

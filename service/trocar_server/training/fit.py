@@ -32,7 +32,7 @@ from trocar_server.training.fit_check import check_fit
 from trocar_server.training.fit_data import Core, Reader
 from trocar_server.training.fit_evaluation import Evaluation, is_better
 from trocar_server.training.fit_spec import FitSpec
-from trocar_server.training.fit_state import FitState
+from trocar_server.training.fit_state import HISTORY, FitState
 from trocar_server.training.order import batch_count, batches, epoch_order
 from trocar_server.training.pace import Pace, memory_bytes
 from trocar_server.training.step_result import StepResult
@@ -152,11 +152,12 @@ class Fit:
         state, started = self._state, time.perf_counter()
         order = self._batches(state.epoch)
         indices = order[state.batch]
-        if state.batch + 1 < len(order):
-            self._train.announce(order[state.batch + 1])
+        following = order[state.batch + 1 : state.batch + 2]
         result = self._caches.train(indices, lambda batch: self._core.step(batch, guard))
         if result is None:
             batch = self._train.batch(indices, self._augmentation or None, state.epoch)
+            for others in following:
+                self._caches.announce_training(others)
             result = self._core.step(batch, guard)
         self._pace.trained(len(indices), time.perf_counter() - started)
         counted = 0 if result.is_skipped else len(indices)
@@ -227,9 +228,8 @@ class Fit:
             "learning_rates": [*last.learning_rates],
         }
         event = self._event("epoch", loss=loss, sample_count=state.sample_sum)
-        self._state = replace(
-            self._state, history=(*state.history, entry), loss_sum=0.0, sample_sum=0, phase="evaluate"
-        )
+        history = (*state.history, entry)[-HISTORY:]
+        self._state = replace(self._state, history=history, loss_sum=0.0, sample_sum=0, phase="evaluate")
         if self._evaluation_data is None:
             self._next_epoch()
         return event

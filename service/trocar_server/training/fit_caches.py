@@ -85,6 +85,18 @@ class FitCaches:
         """Do some work on an evaluation batch of features; None where it has to run without."""
         return self._runs["evaluation"].run(indices, work) if "evaluation" in self._runs else None
 
+    def announce_training(self, indices: Tensor) -> None:
+        """Let a training batch be loaded ahead that has no features."""
+        runs = self._runs.get("training")
+        if runs is None or not runs.holds(indices):
+            self._train.announce(indices)
+
+    def announce_evaluation(self, indices: Tensor) -> None:
+        """Let an evaluation batch be loaded ahead that has no features."""
+        runs = self._runs.get("evaluation")
+        if self._evaluation is not None and (runs is None or not runs.holds(indices)):
+            self._evaluation.announce(indices)
+
     def close(self) -> None:
         """Free memory and disk."""
         for runs in self._runs.values():

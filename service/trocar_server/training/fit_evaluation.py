@@ -48,10 +48,13 @@ class Evaluation:
         """Evaluate one batch; returns its samples."""
         assert self._reader is not None
         indices = self._batches[self._position]
-        if self._position + 1 < len(self._batches):
-            self._reader.announce(self._batches[self._position + 1])
         found = caches.evaluate(indices, lambda batch: self._evaluate(batch, guard))
-        result, target = found or self._evaluate(self._reader.batch(indices), guard)
+        if found is None:
+            batch = self._reader.batch(indices)
+            for others in self._batches[self._position + 1 : self._position + 2]:
+                caches.announce_evaluation(others)
+            found = self._evaluate(batch, guard)
+        result, target = found
         if target is not None:
             self._metrics.update(result.output, target)
         self._position += 1

@@ -5,12 +5,15 @@ state = FitState.from_json(json.loads(text))
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.training.events import plain
+
+HISTORY = 1000
+"""Epochs that a state remembers; events tell of all."""
 
 Phase = Literal["train", "evaluate", "finished"]
 
@@ -44,12 +47,11 @@ class FitState:
     ended: str = ""
     """Why it is finished."""
     history: tuple[Mapping[str, Any], ...] = ()
-    """Epoch by epoch: loss, learning rates, and what the evaluation told."""
+    """The last `HISTORY` epochs: loss, learning rates, and what the evaluation told."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what JSON can hold."""
-        values: dict[str, Any] = plain(asdict(self))
-        return values
+        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FitState":
