@@ -176,9 +176,8 @@ def test_the_garbage_collector_may_come_while_the_lock_is_held(copier: LateCopie
             self.me, self.held = self, held
 
     with open_spool(tmp_path, 1 << 30) as spool:
-        for each in pack(spool, 5):
-            Cycle(each)
-        del each
+        for _ in range(5):
+            Cycle(pack(spool)[0])
         tier = tier_of(spool)
         with tier:
             gc.collect()
