@@ -72,9 +72,10 @@ class CudaCopier:
 
     def hand_over(self, storage: torch.UntypedStorage, event: Event) -> None:
         """See `Copier`."""
+        if not isinstance(event, torch.cuda.Event):
+            raise TypeError("another copier began this copy")
         current = torch.cuda.current_stream(self._device)
-        if isinstance(event, torch.cuda.Event):
-            current.wait_event(event)
+        current.wait_event(event)
         _bytes(storage).record_stream(current)
 
 

@@ -1,10 +1,11 @@
-"""Processes for scripts that fork, are killed, or end in the middle of things; a quick garbage collector."""
+"""Processes for scripts that fork or are killed, a device, and a quick garbage collector."""
 
 import gc
 from collections.abc import Iterator
 
 import pytest
 
+from tests.support.spool_devices import LateCopier, all_tensors_on_a_device
 from tests.support.spool_processes import Processes
 
 
@@ -12,6 +13,13 @@ from tests.support.spool_processes import Processes
 def processes() -> Iterator[Processes]:
     with Processes() as opened:
         yield opened
+
+
+@pytest.fixture
+def copier() -> Iterator[LateCopier]:
+    """The device whose memory all tensors are in, for spools that are made in the test."""
+    with all_tensors_on_a_device() as found:
+        yield found
 
 
 @pytest.fixture(scope="package", autouse=True)

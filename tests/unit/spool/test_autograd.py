@@ -161,24 +161,6 @@ def test_functions_of_ones_own(spool: Spool) -> None:
     assert_same(work, spool)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_chains_of_matrix_decompositions(spool: Spool, dtype: torch.dtype) -> None:
-    def work(context: Context) -> list[torch.Tensor]:
-        x = leaf(12, 12, dtype=dtype)
-        with context:
-            u, s, vh = torch.linalg.svd(x, full_matrices=False)
-            truncated = (u[:, :8] * s[:8]) @ vh[:8] + 0.1 * x
-            q, r = torch.linalg.qr(truncated)
-            values, _ = torch.linalg.eigh(r @ r.mH)
-            root = torch.linalg.cholesky(q @ torch.diag(values + 1).to(dtype) @ q.mH + 20 * torch.eye(12))
-            loss = torch.linalg.solve_triangular(root, x, upper=False).abs().square().sum() + s.sum()
-        loss.backward()
-        assert x.grad is not None
-        return [x.grad]
-
-    assert_same(work, spool)
-
-
 def test_numerical_gradients_agree_to_the_second_order(tmp_path: Path) -> None:
     x, y = leaf(3, 4, dtype=torch.float64), leaf(4, 3, dtype=torch.float64)
 

@@ -80,6 +80,24 @@ def test_gradients_are_the_same_bits(tmp_path: Path, name: str, dtype: torch.dty
         assert expected[0].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_decompositions_of_decompositions(tmp_path: Path, dtype: torch.dtype) -> None:
+    x = _matrices(dtype)
+
+    def work() -> torch.Tensor:
+        u, s, vh = linalg.svd(x, full_matrices=False)
+        q, r = linalg.qr((u[..., :8] * s[..., None, :8]) @ vh[..., :8, :] + 0.1 * x)
+        values, _ = linalg.eigh(r @ r.mH)
+        root = linalg.cholesky(q @ torch.diag_embed(values + 1).to(dtype) @ q.mH + _positive(x))
+        loss: torch.Tensor = s.sum() + _of(linalg.solve_triangular(root, x, upper=False))
+        return loss
+
+    expected = _gradients(work, [x])
+    with open_spool(tmp_path, 3_000, min_bytes=16) as spool:
+        for _ in range(2):
+            assert torch.equal(_gradients(lambda: _within(spool, work), [x])[0], expected[0])
+
+
 def test_second_derivatives_of_decompositions(tmp_path: Path) -> None:
     x = _matrices(torch.float64)
 

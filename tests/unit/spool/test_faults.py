@@ -5,18 +5,16 @@ import errno
 import gc
 import os
 import random
-import resource
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.spool_processes import Processes
 from tests.unit.spool.steps import (
     are_equal,
     batch,
+    failure,
     files,
     gradients,
     open_spool,
@@ -24,7 +22,7 @@ from tests.unit.spool.steps import (
     wait_for,
     wait_until_written,
 )
-from trocar_server.spool import Spool, SpoolError, SpoolFullError, SpoolReadError
+from trocar_server.spool import SpoolError, SpoolFullError, SpoolReadError
 from trocar_server.spool.chunks import HEADER_BYTES
 
 pwritev, preadv = os.pwritev, os.preadv
@@ -65,15 +63,6 @@ def failing_reads(code: int, after: int) -> Fault:
         patch.setattr(os, "preadv", read)
 
     return install
-
-
-def failure(kind: type[SpoolError], model: torch.nn.Module, spool: Spool) -> str:
-    """Return what a step fails with; nothing holds the error, or its graph, behind it."""
-    try:
-        gradients(model, spool)
-    except kind as error:
-        return str(error)
-    pytest.fail("the step did not fail")
 
 
 FAULTS = {
@@ -262,73 +251,6 @@ def test_a_quota_fails_the_step_that_needs_more(tmp_path: Path) -> None:
         assert spool.report().disk_peak_bytes <= 2 << 20
 
 
-def truncated(path: Path) -> None:
-    os.truncate(path, HEADER_BYTES + 4096)
-
-
-def emptied(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-@pytest.mark.parametrize("damage", [truncated, emptied])
-def test_a_short_file_fails_backward(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    model = small_model()
-    expected = gradients(model)
-    with open_spool(tmp_path) as spool:
-        with spool:
-            loss = model(batch()).square().sum()
-        wait_until_written(spool)
-        for path in files(tmp_path):
-            damage(path)
-        with pytest.raises(SpoolReadError, match=r"\.safetensors is shorter than it was"):
-            loss.backward()
-        del loss
-        gc.collect()
-        wait_until_written(spool)
-        spool.report()
-        assert files(tmp_path) == []
-        assert are_equal(gradients(model, spool), expected)
-
-
-def test_a_deleted_file_does_no_harm(tmp_path: Path) -> None:
-    model = small_model()
-    expected = gradients(model)
-    with open_spool(tmp_path) as spool:
-        for _ in range(3):
-            model.zero_grad()
-            with spool:
-                loss = model(batch()).square().sum()
-            wait_until_written(spool)
-            for path in files(tmp_path):
-                path.unlink()
-            loss.backward()
-            del loss
-            assert are_equal([p.grad for p in model.parameters() if p.grad is not None], expected)
-
-
-@pytest.mark.parametrize("checksum", [True, False])
-def test_altered_bytes_are_found_by_the_checksum(tmp_path: Path, checksum: bool) -> None:
-    model = small_model()
-    expected = gradients(model)
-    with open_spool(tmp_path, checksum=checksum, keep=[model]) as spool:
-        model.zero_grad()
-        with spool:
-            loss = model(batch()).square().sum()
-        wait_until_written(spool)
-        for path in files(tmp_path):
-            with path.open("r+b") as file:
-                file.seek(HEADER_BYTES)
-                file.write(b"\0" * (path.stat().st_size - HEADER_BYTES))
-        if checksum:
-            with pytest.raises(SpoolReadError, match="was altered: the checksum of saved tensors is wrong"):
-                loss.backward()
-            del loss
-            assert are_equal(gradients(model, spool), expected)
-        else:
-            loss.backward()
-            assert not are_equal([p.grad for p in model.parameters() if p.grad is not None], expected)
-
-
 def test_a_spool_that_is_closed_says_so(tmp_path: Path) -> None:
     with open_spool(tmp_path) as spool:
         with spool:
@@ -336,61 +258,3 @@ def test_a_spool_that_is_closed_says_so(tmp_path: Path) -> None:
         wait_until_written(spool)
     with pytest.raises(SpoolError, match="the spool was closed"):
         loss.backward()
-
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-import torch
-from tests.unit.spool.steps import are_equal, files, gradients, open_spool, small_model, wait_until_written
-from trocar_server.spool import SpoolFullError
-model = small_model()
-expected = gradients(model)
-with open_spool(Path(sys.argv[1])) as spool:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300_001, resource.RLIM_INFINITY))
-    for _ in range(5):
-        try:
-            gradients(model, spool)
-        except SpoolFullError as error:
-            assert "File too large" in str(error), error
-        else:
-            raise AssertionError("no error")
-        wait_until_written(spool)
-        spool.report()
-        assert not files(Path(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert are_equal(gradients(model, spool), expected)
-"""
-
-
-def test_a_limit_on_the_size_of_files_is_a_full_disk(processes: Processes, tmp_path: Path) -> None:
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
-    ended = processes.run(LIMITED, tmp_path)
-    assert (ended.returncode, ended.errors) == (0, "")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("nothing can be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_fifty_steps_on_a_disk_that_is_full_leave_nothing(small_disk: Path) -> None:
-    model = small_model()
-    expected = gradients(model)
-    ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(500_000))
-    with open_spool(small_disk) as spool:
-        for _ in range(50):
-            assert "No space left" in failure(SpoolFullError, model, spool)
-            wait_until_written(spool)
-            spool.report()
-            assert files(small_disk) == []
-        ballast.unlink()
-        assert are_equal(gradients(model, spool), expected)
