@@ -214,7 +214,10 @@ def _service_config(retries: int) -> str:
     }
     # A shard is sent again by the client itself. Left to gRPC, the last message was lost where a connection
     # broke while it was sent (grpcio 1.81): the server then refused a shard that is cut off.
-    unretried = {"name": [{"service": "trocar_api.v1.DatasetService", "method": "UploadShard"}]}
+    own_retries = (("DatasetService", "UploadShard"), ("TrainerService", "Train"))
+    unretried = {
+        "name": [{"service": f"trocar_api.v1.{service}", "method": name} for service, name in own_retries]
+    }
     return json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}, unretried]})
 
 

@@ -104,6 +104,9 @@ def server_info(message: server_pb2.GetServerInfoResponse) -> ServerInfo:
             max_pass_bytes=limits.max_pass_bytes,
             max_edits=limits.max_edits,
             max_dataset_bytes=limits.max_dataset_bytes,
+            max_trainers=limits.max_trainers,
+            trainer_ttl_s=limits.trainer_ttl_s,
+            max_checkpoints=limits.max_checkpoints,
         ),
     )
 

@@ -82,6 +82,12 @@ class ServerLimits:
     """The most edits in one call, those behind stored names included."""
     max_dataset_bytes: int
     """The most bytes of all data sets that you have uploaded; equal shards count once."""
+    max_trainers: int
+    """Trainers of one caller."""
+    trainer_ttl_s: float
+    """Seconds after its last use at which a trainer is closed."""
+    max_checkpoints: int
+    """Checkpoints of one trainer that were asked for; the oldest goes."""
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,9 @@ class ServerLimits(_message.Message):
     MAX_PASS_BYTES_FIELD_NUMBER: _builtins.int
     MAX_EDITS_FIELD_NUMBER: _builtins.int
     MAX_DATASET_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_TRAINERS_FIELD_NUMBER: _builtins.int
+    TRAINER_TTL_S_FIELD_NUMBER: _builtins.int
+    MAX_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     max_request_bytes: _builtins.int
     """The most bytes of inputs in one call."""
     max_reply_bytes: _builtins.int
@@ -105,6 +108,12 @@ class ServerLimits(_message.Message):
     """The most edits in one call, those behind stored names included."""
     max_dataset_bytes: _builtins.int
     """The most bytes of all data sets that one caller has uploaded."""
+    max_trainers: _builtins.int
+    """Trainers of one caller."""
+    trainer_ttl_s: _builtins.float
+    """Seconds after its last use at which a trainer is closed."""
+    max_checkpoints: _builtins.int
+    """Checkpoints of one trainer that were asked for; the oldest goes."""
     def __init__(
         self,
         *,
@@ -118,10 +127,13 @@ class ServerLimits(_message.Message):
         max_pass_bytes: _builtins.int = ...,
         max_edits: _builtins.int = ...,
         max_dataset_bytes: _builtins.int = ...,
+        max_trainers: _builtins.int = ...,
+        trainer_ttl_s: _builtins.float = ...,
+        max_checkpoints: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch", b"max_batch", "max_chunk_bytes", b"max_chunk_bytes", "max_dataset_bytes", b"max_dataset_bytes", "max_edits", b"max_edits", "max_image_pixels", b"max_image_pixels", "max_pass_bytes", b"max_pass_bytes", "max_queue", b"max_queue", "max_reply_bytes", b"max_reply_bytes", "max_request_bytes", b"max_request_bytes", "max_taps", b"max_taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch", b"max_batch", "max_checkpoints", b"max_checkpoints", "max_chunk_bytes", b"max_chunk_bytes", "max_dataset_bytes", b"max_dataset_bytes", "max_edits", b"max_edits", "max_image_pixels", b"max_image_pixels", "max_pass_bytes", b"max_pass_bytes", "max_queue", b"max_queue", "max_reply_bytes", b"max_reply_bytes", "max_request_bytes", b"max_request_bytes", "max_taps", b"max_taps", "max_trainers", b"max_trainers", "trainer_ttl_s", b"trainer_ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
