@@ -71,10 +71,10 @@ def test_bare_codes_are_mapped(
 
 
 def test_a_newer_servers_reason_falls_back_to_the_code(server: FakeServer) -> None:
-    server.fail(grpc.StatusCode.NOT_FOUND, "no trainer 'x'", "UNKNOWN_TRAINER")
+    server.fail(grpc.StatusCode.NOT_FOUND, "no spaceship 'x'", "UNKNOWN_SPACESHIP")
     with (
         trocar.connect(server.target) as client,
-        pytest.raises(trocar.NotFoundError, match="no trainer") as caught,
+        pytest.raises(trocar.NotFoundError, match="no spaceship") as caught,
     ):
         client.models()
     assert caught.value.reason is None
