@@ -78,7 +78,7 @@ def test_a_newer_servers_reason_falls_back_to_the_code(server: FakeServer) -> No
     ):
         client.models()
     assert caught.value.reason is None
-    assert caught.value.details == {"reason": "UNKNOWN_TRAINER"}
+    assert caught.value.details == {"reason": "UNKNOWN_SPACESHIP"}
 
 
 def test_an_internal_error_names_the_request(server: FakeServer) -> None:
