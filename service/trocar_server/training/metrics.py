@@ -46,7 +46,7 @@ class Metrics:
 
     def __init__(self, members: dict[str, Any], task: Task, ignored_label: int | None) -> None:
         self._members = members
-        self._task = task
+        self._task: Task = task
         self._ignored = ignored_label
         self._counts = dict.fromkeys(members, 0)
 

@@ -85,8 +85,8 @@ def split_prefix(
     graph, made = _trace(module, frozenset(needed), frozenset(moving))
     whole = _over(module, made, graph)
     moves = _moving_nodes(whole.graph, module, frozenset(needed) | frozenset(moving))
-    other = run_trial(fx.Interpreter(whole), other_arguments, moves, module)
-    trial = run_trial(fx.Interpreter(whole), arguments, other.moves, module)
+    other = run_trial(whole, other_arguments, moves, module)
+    trial = run_trial(whole, arguments, other.moves, module)
     if trial.hazard or other.hazard:
         raise NoSplitError(trial.hazard or other.hazard)
     _check_calls(whole.graph, needed)

@@ -64,17 +64,17 @@ class Trial:
 
 
 def run_trial(
-    interpreter: fx.Interpreter, arguments: tuple[Any, ...], moves: set[fx.Node], module: nn.Module
+    whole: fx.GraphModule, arguments: tuple[Any, ...], moves: set[fx.Node], module: nn.Module
 ) -> Trial:
     """Run a graph once and put buffers and random numbers back.
 
     Args:
-        interpreter: Of a graph over the module's own parts.
+        whole: A graph over the module's own parts.
         arguments: One batch.
         moves: Nodes known to move; those that turn out to are added.
         module: Whose buffers are put back.
     """
-    nodes = list(interpreter.graph.nodes)
+    interpreter, nodes = fx.Interpreter(whole), list(whole.graph.nodes)
     trial = Trial(moves=set(moves))
     interpreter.args_iter = iter(arguments)
     with undone(module):

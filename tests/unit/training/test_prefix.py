@@ -45,7 +45,7 @@ def both(module: nn.Module, split: Split, x: Tensor) -> tuple[Any, Any]:
                 output = module(x)
             leaves = list(output.values()) if isinstance(output, dict) else [output]
             leaves = list(leaves[0]) if isinstance(leaves[0], tuple) else leaves
-            sum(leaf.square().sum() for leaf in leaves if leaf.requires_grad).backward()
+            torch.stack([leaf.square().sum() for leaf in leaves if leaf.requires_grad]).sum().backward()
             results.append(
                 [
                     *[leaf.detach() for leaf in leaves],
