@@ -24,7 +24,7 @@ from trocar_server.training.event_log import LAST_KINDS, EventLog, LoggedEvent
 from trocar_server.training.events import Event
 from trocar_server.training.fit import Fit
 from trocar_server.training.fit_forms import parse_fit_spec
-from trocar_server.training.fit_reader import FitReader
+from trocar_server.training.fit_samples import DatasetSamples
 from trocar_server.training.fit_spec import FitSpec
 from trocar_server.training.fit_state import FitState
 from trocar_server.training.state import TrainerState
@@ -52,7 +52,7 @@ class _Run:
     fit: Fit
     spec: FitSpec
     log: EventLog
-    readers: list[FitReader]
+    readers: list[DatasetSamples]
     first_number: int
     request_id: str
     waiting: tuple[TrainerState, FitState] | None = None
@@ -194,11 +194,11 @@ class Fits:
         request_id: str,
         state: FitState | None = None,
     ) -> _Run:
-        readers: list[FitReader] = []
+        readers: list[DatasetSamples] = []
         try:
             for dataset_id in filter(None, (spec.dataset_id, spec.eval_dataset_id)):
                 opened = await asyncio.to_thread(self._library.open, trainer.principal, dataset_id)
-                readers.append(FitReader(opened, trainer.core.hosted, trainer.spec.seed))
+                readers.append(DatasetSamples(opened, trainer.core.hosted, seed=trainer.spec.seed))
             run: _Run
 
             def checkpoint(state: FitState) -> int:

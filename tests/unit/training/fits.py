@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.unit.training.trainers import TinyNet, tiny
 from trocar_server.models import HostedModel
@@ -21,14 +21,6 @@ from trocar_server.training.fit_state import FitState
 from trocar_server.training.order import random_numbers
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.state import TrainerState
-
-
-class ShownCore(TrainerCore):
-    """A trainer that shows the tree that it evaluates."""
-
-    @property
-    def evaluated(self) -> nn.Module:
-        return self._evaluated
 
 
 class ArrayReader:
@@ -77,10 +69,10 @@ def dataset(count: int, classes: int = 5, shape: tuple[int, ...] = (3, 8, 8), se
     return ArrayReader(torch.randn(count, *shape, generator=made), labels)
 
 
-def shown_core(base: HostedModel | None = None, scratch: Path = Path("unused"), **fields: Any) -> ShownCore:
+def shown_core(base: HostedModel | None = None, scratch: Path = Path("unused"), **fields: Any) -> TrainerCore:
     """Make a trainer from the fields of its spec."""
     spec = TrainerSpec.model_validate({"model_id": "m", **fields})
-    return ShownCore(base or tiny(TinyNet), spec, {}, scratch)
+    return TrainerCore(base or tiny(TinyNet), spec, {}, scratch)
 
 
 class Checkpoints:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.training.fits import ShownCore, dataset, fit_of, run_fit, shown_core
+from tests.unit.training.fits import dataset, fit_of, run_fit, shown_core
 from tests.unit.training.trainers import TinyNet, assert_same, by_name, tiny
+from trocar_server.training.core import TrainerCore
 from trocar_server.training.spec import TrainerSpec
 
 LAST = ["block", "fc"]
@@ -87,7 +88,7 @@ def test_frozen_value_of_a_loss_is_computed_in_every_step() -> None:
 def test_teacher_needs_the_inputs() -> None:
     fields = {"trainable": ["fc"], "losses": [{"name": "mse", "teacher": {"model_id": "t"}}]}
     base = tiny(TinyNet)
-    core = ShownCore(
+    core = TrainerCore(
         base, TrainerSpec.model_validate({"model_id": "m", **fields}), {"t": base}, Path("unused")
     )
     fit = fit_of(core, dataset(12), epochs=2, batch_size=4, metrics=[])
