@@ -11,13 +11,16 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-spool proto wheel constraints clean
+.PHONY: help demo demo-train test check bench bench-spool proto wheel constraints clean
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: .venv/.demo  ## Serve a real pretrained model and look inside it: tables, features and pictures in demo-output/
 	$(BIN)/trocar demo --out demo-output
+
+demo-train: .venv/.demo  ## Fine-tune that model on handwritten digits through the service
+	$(BIN)/trocar demo-train --out demo-output
 
 test: .venv/.dev  ## Run every test (PYTEST_ARGS="-k name" for some)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -13,6 +13,7 @@ from trocar._cli.connection import connected
 from trocar._cli.datasets import datasets_app
 from trocar._cli.dead import dead
 from trocar._cli.demo.command import demo
+from trocar._cli.demo.training import demo_train
 from trocar._cli.diff import diff
 from trocar._cli.edits import edits_app
 from trocar._cli.extract import extract
@@ -69,6 +70,7 @@ def build_app() -> typer.Typer:
     app.add_typer(edits_app(_EPILOG), name="edits")
     app.add_typer(datasets_app(_EPILOG), name="datasets")
     app.command(epilog=_EPILOG)(demo)
+    app.command("demo-train", epilog=_EPILOG)(demo_train)
     add_plugins(app)
     return app
 

@@ -1,0 +1,118 @@
+"""The `demo-train` command: a real fine-tuning, from data on this machine to a hosted model."""
+
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.text import Text
+
+import trocar
+from trocar._cli.demo.digits import Digits, load_digits
+from trocar._cli.demo.hosting import CONFIG, MODEL_ID, WEIGHTS_FILE, convert, serving
+from trocar._cli.demo.sources import find_sources
+from trocar._cli.failures import USAGE, fail
+from trocar._cli.output import show, size_text
+from trocar._history import FitEvent, History
+
+SIDE = 96
+"""Pixels to which the digits are enlarged for the pretrained model."""
+_RESNET = 'weights = "random:0"'
+TRAIN_CONFIG = (
+    CONFIG.replace("resize = [224]", f"resize = [{SIDE}]").replace("crop = [224]", f"crop = [{SIDE}]")
+    + f"\n[models.resnet18]\n{_RESNET}\n"
+)
+
+
+def demo_train(
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Where results go; made if it is not there.")
+    ] = Path("demo-output"),
+) -> None:
+    """Fine-tune on scikit-learn's handwritten digits, through a real server.
+
+    First a new head on EfficientNet-Lite0, which was trained on ImageNet; then the whole of a resnet18 with
+    random weights, with clamped gradients and saved tensors on disk.
+    """
+    if find_spec("sklearn") is None:
+        fail('the demo needs scikit-learn: pip install "trocar[demo]"', USAGE)
+    sources = find_sources()
+    out.mkdir(parents=True, exist_ok=True)
+    config = out / "train.toml"
+    config.write_text(TRAIN_CONFIG)
+    convert(sources.checkpoint, out / WEIGHTS_FILE)
+    train, test = load_digits()
+    typer.echo(f"{len(train.labels)} handwritten digits to train on, {len(test.labels)} to test")
+    with serving(config, out) as address, trocar.connect(address, timeout_s=600) as client:
+        _new_head(client, train, test, out)
+        _whole_model(client, train, test)
+
+
+def _new_head(client: trocar.Client, train: Digits, test: Digits, out: Path) -> None:
+    _step(f"A new head on {MODEL_ID}: client.train(head=10, trainable='_fc'), trainer.fit(epochs=30)")
+    trainer = client.train(
+        MODEL_ID, head=10, trainable="_fc", optimizer=trocar.adam(lr=3e-3), seed=0, ttl_s=3600
+    )
+    typer.echo(str(trainer.info()))
+    started = time.perf_counter()
+    history = trainer.fit(
+        (train.images, train.labels),
+        epochs=30,
+        batch_size=32,
+        eval=(test.images, test.labels),
+        on_event=_tell,
+    )
+    typer.echo(f"30 epochs took {time.perf_counter() - started:.1f} s, {_told_of_cache(history)}")
+    trainer.publish("digits", categories=[str(digit) for digit in range(10)])
+    history.plot().savefig(out / "training.png", dpi=110)
+    predicted = client.extract("digits", list(test.images), taps="/out")["/out"].argmax(1)
+    right = int((predicted == test.labels).sum())
+    typer.echo(
+        f"model 'digits' is hosted: {right} of {len(test.labels)} test digits right ({right / len(predicted):.1%})"
+    )
+    path = trainer.export(out / "digits.safetensors")
+    typer.echo(f"{path}  {size_text(path.stat().st_size)}, its weights for plain PyTorch")
+    typer.echo(f"{out / 'training.png'}  what happened")
+    trainer.close()
+
+
+def _whole_model(client: trocar.Client, train: Digits, test: Digits) -> None:
+    _step("The whole of a resnet18 with random weights, gradients clamped, saved tensors within 8 MiB")
+    trainer = client.train(
+        "resnet18",
+        head=10,
+        optimizer=trocar.adamw(lr=1e-3),
+        gradient_rules=trocar.clamp("**", -0.1, 0.1),
+        saved_tensors=trocar.spool(8 << 20),
+    )
+    history = trainer.fit(
+        (train.enlarged(4), train.labels),
+        epochs=3,
+        batch_size=32,
+        eval=(test.enlarged(4), test.labels),
+        on_event=_tell,
+    )
+    steps = history.of_kind("step")
+    written = np.mean([event.get("written_bytes", 0) for event in steps])
+    clamped = sum(sum((event.get("changed") or {}).values()) for event in steps)
+    typer.echo(
+        f"{clamped:,} gradient elements clamped; {size_text(int(written))} of saved tensors written a step"
+    )
+    trainer.close()
+
+
+def _told_of_cache(history: History) -> str:
+    filled = [event for event in history.of_kind("cache") if event.get("done")]
+    return f"{'with' if filled else 'without'} the frozen part's features kept"
+
+
+def _tell(event: FitEvent) -> None:
+    if event.kind == "evaluation" and (event["epoch"] < 3 or (event["epoch"] + 1) % 10 == 0):
+        accuracy = event["metrics"]["accuracy"]
+        typer.echo(f"epoch {event['epoch'] + 1:2}: test loss {event['loss']:.3f}, accuracy {accuracy:.4f}")
+
+
+def _step(title: str) -> None:
+    show(Text(f"\n{title}", style="bold"))
