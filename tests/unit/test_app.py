@@ -13,6 +13,7 @@ from tests.support.odd_models import Identity, TellsPaths
 from tests.support.serving import custom
 from trocar_api.reasons import ErrorReason
 from trocar_server import app
+from trocar_server.access import check_address
 from trocar_server.app import model_spec
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.errors import ServiceError
@@ -152,4 +153,4 @@ async def test_an_address_that_is_open_to_others_is_refused(host: str) -> None:
 
 
 def test_an_open_address_is_taken_when_the_operator_insists() -> None:
-    app._check_address(ServerConfig(host="0.0.0.0", insecure=True))
+    check_address(ServerConfig(host="0.0.0.0", insecure=True))
