@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.auth.grants import Grant, check_name, decode, encode, new_grant_id, new_token, token_hash
+from trocar_server.auth.grants import TOKEN_PREFIX, Grant, check_name, decode, encode, new_grant_id, new_token, token_hash
 from trocar_server.auth.scopes import Scope
 from trocar_server.durable import (
     PARTIAL,
@@ -109,20 +109,19 @@ class TokenFile:
         return grant, token
 
     def revoke(self, name_or_id: str) -> tuple[Grant, ...]:
-        """Remove every entry of a name, or the one of an id, and return what was removed.
+        """Remove every entry of a name, or the one of an id or of a token; return what was removed.
 
         Raises:
             ServiceError: `INVALID_ARGUMENT`, there is none; or what `read` raises, or `STORAGE_FULL`.
         """
+        digest = token_hash(name_or_id)
         with self._locked():
             before = self.read()
-            by_name = tuple(grant for grant in before if grant.name == name_or_id)
-            gone = by_name or tuple(grant for grant in before if grant.grant_id == name_or_id)
+            gone = tuple(grant for grant in before if grant.name == name_or_id) or tuple(
+                grant for grant in before if name_or_id == grant.grant_id or digest == grant.token_sha256
+            )
             if not gone:
-                raise ServiceError(
-                    ErrorReason.INVALID_ARGUMENT,
-                    f"no token has the name or id '{name_or_id}'; `trocar token list` shows what there is",
-                )
+                raise _unknown(name_or_id)
             self._write(tuple(grant for grant in before if grant not in gone))
         return gone
 
@@ -155,3 +154,12 @@ class TokenFile:
             yield
         finally:
             os.close(descriptor)
+
+
+def _unknown(name_or_id: str) -> ServiceError:
+    """Say that nothing has this name; a token that was typed in its place is not repeated."""
+    shown = "this" if name_or_id.startswith(TOKEN_PREFIX) else f"'{name_or_id}'"
+    return ServiceError(
+        ErrorReason.INVALID_ARGUMENT,
+        f"no token has {shown} as name or id; `trocar token list` shows what there is",
+    )
