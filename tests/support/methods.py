@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +32,20 @@ class Method:
         return f"/{self.service}/{self.name}"
 
     def call(self, channel: grpc.Channel, requests: Iterable[bytes] = (b"",), **options: Any) -> Any:
-        """Start the call; the result has `code()`, which waits for its end."""
+        """Make the call, read its replies and return it, for its `code()`."""
         kind = ("stream" if self.streams_requests else "unary") + (
             "_stream" if self.streams_replies else "_unary"
         )
         method: Any = getattr(channel, kind)(self.path, None, None)
         request: Any = iter(requests) if self.streams_requests else next(iter(requests))
         options.setdefault("timeout", TIMEOUT_S)
-        return method(request, **options) if self.streams_replies else method.future(request, **options)
+        if not self.streams_replies:
+            return method.future(request, **options)
+        call = method(request, **options)
+        with suppress(grpc.RpcError):  # its status comes after the last reply is read
+            for _ in call:
+                pass
+        return call
 
 
 def methods_of(*files: FileDescriptor) -> list[Method]:
