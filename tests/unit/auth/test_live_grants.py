@@ -29,9 +29,7 @@ class Setup:
 
     def add(self, name: str, *scopes: Scope, lifetime_s: int | None = None, certificate: bool = False) -> str:
         end_s = None if lifetime_s is None else START_S + lifetime_s
-        _, token = self.file.add(
-            name, scopes, expires_at_s=end_s, now_s=START_S, for_certificate=certificate
-        )
+        _, token = self.file.add(name, scopes, expires_at_s=end_s, now_s=START_S, for_certificate=certificate)
         return token or ""
 
     def later(self, seconds: float) -> None:
@@ -53,7 +51,9 @@ def test_a_token_is_its_names(setup: Setup) -> None:
     ]
 
 
-@pytest.mark.parametrize("change", [str.upper, str.strip, lambda t: t[:-1], lambda t: t + "\ud800", lambda t: ""])
+@pytest.mark.parametrize(
+    "change", [str.upper, str.strip, lambda t: t[:-1], lambda t: t + "\ud800", lambda t: ""]
+)
 def test_nothing_but_the_token_is_the_token(setup: Setup, change: object) -> None:
     token = setup.add("alice", Scope.RUN)
     setup.live.load()
