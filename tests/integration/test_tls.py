@@ -1,8 +1,8 @@
 """TLS and client certificates over the wire, with certificates that are renewed meanwhile."""
 
+import socket
 import ssl
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,9 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(live_grants, "CHECK_EVERY_S", 0.0)
-    yield tmp_path / "data"
+    return tmp_path / "data"
 
 
 def grant(data_dir: Path, name: str, *scopes: Scope, certificate: bool = True) -> str:
@@ -127,16 +127,9 @@ def test_the_principal_is_the_common_name_or_the_first_alternative_name(
 ) -> None:
     running = serve(**trusted.mutual(data_dir))
     grant(data_dir, principal, Scope.READ)
-    own = signed(trusted.own, trusted.folder, "some", subject, names) if subject.isascii() else _utf8(trusted)
+    own = signed(trusted.own, trusted.folder, "some", subject, names)
     with connect(running, trusted.options(own)) as client:
         assert [model.model_id for model in client.models()] == ["identity"]
-
-
-def _utf8(trusted: Authority) -> Certificate:
-    from tests.support import certificates
-
-    options = ["-CA", str(trusted.own.certificate), "-CAkey", str(trusted.own.key), "-utf8"]
-    return certificates._make(trusted.folder, "utf8", "/CN=J\u00f6rg", *options)
 
 
 def test_with_tokens_too_a_certificate_alone_does_not_do(
@@ -171,8 +164,6 @@ def test_every_method_asks_the_certificates_scope(
 
 def served_certificate(running: RunningServer, trusted: Authority) -> bytes:
     """Shake hands without gRPC and return the certificate that came."""
-    import socket
-
     context = ssl.create_default_context(cafile=trusted.own.certificate)
     context.set_alpn_protocols(["h2"])
     with (

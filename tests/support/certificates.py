@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OPENSSL = shutil.which("openssl")
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc", "-days", "2")
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc", "-utf8", "-days", "2")
 
 
 @dataclass(frozen=True)

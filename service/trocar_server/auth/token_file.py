@@ -13,7 +13,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.auth.grants import TOKEN_PREFIX, Grant, check_name, decode, encode, new_grant_id, new_token, token_hash
+from trocar_server.auth.grants import (
+    TOKEN_PREFIX,
+    Grant,
+    check_name,
+    decode,
+    encode,
+    new_grant_id,
+    new_token,
+    token_hash,
+)
 from trocar_server.auth.scopes import Scope
 from trocar_server.durable import (
     PARTIAL,
