@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -48,7 +47,7 @@ class Method:
         return call
 
 
-def methods_of(*files: FileDescriptor) -> list[Method]:
+def methods_of(*files: Any) -> list[Method]:
     """Return the methods of the services in these files."""
     return [
         Method(service.full_name, method.name, method.client_streaming, method.server_streaming)
@@ -58,7 +57,7 @@ def methods_of(*files: FileDescriptor) -> list[Method]:
     ]
 
 
-def _own_files() -> list[FileDescriptor]:
+def _own_files() -> list[Any]:
     names = [module.name for module in pkgutil.iter_modules(trocar_api.v1.__path__)]
     modules = (importlib.import_module(f"trocar_api.v1.{name}") for name in names if name.endswith("_pb2"))
     return [module.DESCRIPTOR for module in modules]

@@ -36,7 +36,7 @@ from trocar_server.durable import (
 from trocar_server.errors import ServiceError
 
 MAX_GRANTS = 1000
-"""Every call with a token compares it with all of them: 0.1 ms."""
+"""A call compares its token with all of them, twice: 0.16 ms where there are as many, 5 us for ten."""
 
 _MAX_BYTES = 4 << 20
 _OTHERS = 0o077
