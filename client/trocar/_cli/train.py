@@ -13,7 +13,8 @@ from trocar._cli.failures import refuse
 from trocar._cli.output import number_text, size_text
 from trocar._fit_progress import summary
 from trocar._history import FitEvent, History
-from trocar._trainer_parts import GradientRule, Optimizer, SavedTensors
+from trocar._trainer_optimizers import Optimizer
+from trocar._trainer_parts import GradientRule, SavedTensors
 
 OPTIMIZERS = {
     "sgd": trocar.sgd,

@@ -68,10 +68,8 @@ def _new_head(client: trocar.Client, train: Digits, test: Digits, out: Path) -> 
     trainer.publish("digits", categories=[str(digit) for digit in range(10)])
     history.plot().savefig(out / "training.png", dpi=110)
     predicted = client.extract("digits", list(test.images), taps="/out")["/out"].argmax(1)
-    right = int((predicted == test.labels).sum())
-    typer.echo(
-        f"model 'digits' is hosted: {right} of {len(test.labels)} test digits right ({right / len(predicted):.1%})"
-    )
+    right, count = int((predicted == test.labels).sum()), len(test.labels)
+    typer.echo(f"model 'digits' is hosted: {right} of {count} test digits right ({right / count:.1%})")
     path = trainer.export(out / "digits.safetensors")
     typer.echo(f"{path}  {size_text(path.stat().st_size)}, its weights for plain PyTorch")
     typer.echo(f"{out / 'training.png'}  what happened")
