@@ -239,7 +239,8 @@ def start_process(data_dir: Path) -> tuple[subprocess.Popen[str], str]:
 
 def end(process: subprocess.Popen[str]) -> int:
     assert process.stdout is not None
-    process.stdout.close()
+    with process.stdout:
+        process.stdout.read()  # its log: a server that cannot write it would end with an error
     return process.wait(30)
 
 
