@@ -2,10 +2,12 @@
 
     python -m benchmarks.spool                          # the table of docs/performance.md
     python -m benchmarks.spool resnet50 16 256 64       # a model, a batch, budgets in MiB
+    python -m benchmarks.spool svd_chain 24 32          # a chain of matrix decompositions of that many sites
 
 Time is the median of the steps after the first two, as a ratio to a plain step; the ways take turns, round by
-round, because the machine drifts. Peak is the most memory of the process over the model with its gradients,
-as the kernel counts it, with an allocator that returns what is freed and takes huge pages.
+round, because the machine drifts. Peak is the most memory of the process over the model with the gradients of
+the step before, which go at the begin of a step, as the kernel counts it, with an allocator that returns what
+is freed and takes huge pages. Times wander by 10 to 20 %.
 """
 
 import ctypes
@@ -14,10 +16,11 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,12 +28,16 @@ from typing import Any
 _STEPS = 7
 _WARM_UP = 2
 _MIB = 1 << 20
+_SAMPLE_S = 0.01
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 @dataclass(frozen=True)
 class Way:
-    """How what autograd saves is kept: `plain`, `tutorial`, `checkpoint`, or `spool` with a budget in MiB."""
+    """How what autograd saves is kept: `plain`, `tutorial`, `checkpoint`, or `spool` with a budget in MiB.
+
+    `default` is plain with glibc's own settings, as most programs run.
+    """
 
     kind: str
     budget_mib: int = 0
@@ -47,35 +54,75 @@ class Figures:
     peak_bytes: int
     written_bytes: int = 0
     file_count: int = 0
+    trace: list[tuple[float, int]] = field(default_factory=list)
+    """Memory over a step: seconds, and bytes over the model with its gradients."""
 
 
 def _serve(pipe: Connection, model_name: str, batch: int, way: Way, folder: str) -> None:
     """Run a step whenever asked; answer with its seconds, its peak, and what was written."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-    libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
+    if way.kind != "default":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
     import torch
-    from torch.nn.functional import cross_entropy
-    from torchvision.models import get_model
 
     torch.manual_seed(0)
-    model = get_model(model_name, weights=None).train()
-    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
+    model, forward = _svd_chain(batch) if model_name == "svd_chain" else _classifier(model_name, batch)
     if way.kind == "checkpoint":
         _checkpoint_blocks(model)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     context, written = _context(way, folder, model)
-    while pipe.recv():
-        model.zero_grad(set_to_none=False)
-        with _peak() as peak:
+    while request := pipe.recv():
+        with _traced(request == "trace") as trace, _peak() as peak:
+            model.zero_grad()
             started = time.perf_counter()
             with context():
-                loss = cross_entropy(model(images), labels)
+                loss = forward()
             loss.backward()
             seconds = time.perf_counter() - started
         del loss
-        pipe.send((seconds, peak[0], *written()))
+        pipe.send(trace if request == "trace" else (seconds, peak[0], *written()))
+
+
+def _classifier(name: str, batch: int) -> tuple[Any, Callable[[], Any]]:
+    import torch
+    from torch.nn.functional import cross_entropy
+    from torchvision.models import get_model
+
+    model = get_model(name, weights=None).train()
+    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
+    return model, lambda: cross_entropy(model(images), labels)
+
+
+def _svd_chain(count: int) -> tuple[Any, Callable[[], Any]]:
+    """Return the sites of a tensor network, and the norm of what is left of them by decompositions."""
+    from torch import nn
+
+    from tests.support.spool_networks import sites, svd_chain
+
+    model = nn.ParameterList([nn.Parameter(site) for site in sites(count, 384)])
+    return model, lambda: svd_chain(list(model))
+
+
+@contextmanager
+def _traced(is_wanted: bool) -> Iterator[list[tuple[float, int]]]:
+    """Collect the process's memory over time, in seconds and bytes over that at the begin."""
+    found: list[tuple[float, int]] = []
+    ended = threading.Event()
+    started, before = time.perf_counter(), _status("VmRSS")
+
+    def sample() -> None:
+        while not ended.wait(_SAMPLE_S):
+            found.append((time.perf_counter() - started, _status("VmRSS") - before))
+
+    thread = threading.Thread(target=sample)
+    if is_wanted:
+        thread.start()
+    yield found
+    ended.set()
+    if is_wanted:
+        thread.join()
 
 
 def _context(way: Way, folder: str, model: Any) -> tuple[Callable[[], Any], Callable[[], tuple[int, int]]]:
@@ -146,23 +193,27 @@ def measure(model: str, batch: int, ways: list[Way]) -> dict[Way, Figures]:
     context = multiprocessing.get_context("spawn")
     found: dict[Way, list[tuple[float, int, int, int]]] = {way: [] for way in ways}
     pipes: dict[Way, Connection] = {}
-    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"  # of the processes that start now
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as parent:
         for number, way in enumerate(ways):
             folder = Path(parent) / str(number)
             folder.mkdir()
             pipes[way], child = context.Pipe()
+            # Of the process that starts now.
+            os.environ["GLIBC_TUNABLES"] = "" if way.kind == "default" else "glibc.malloc.hugetlb=1"
             arguments = (child, model, batch, way, str(folder))
             context.Process(target=_serve, args=arguments, daemon=True).start()
             child.close()
         for _ in range(_STEPS):
             for way, pipe in pipes.items():
-                pipe.send(True)
+                pipe.send("step")
                 found[way].append(pipe.recv())  # EOFError when the process has failed
-        for pipe in pipes.values():
-            pipe.send(False)
+        traces = {}
+        for way, pipe in pipes.items():
+            pipe.send("trace")
+            traces[way] = pipe.recv()
+            pipe.send("")
             pipe.close()
-    return {way: _figures(steps) for way, steps in found.items()}
+    return {way: replace(_figures(steps), trace=traces[way]) for way, steps in found.items()}
 
 
 def _figures(steps: list[tuple[float, int, int, int]]) -> Figures:
@@ -183,6 +234,22 @@ def print_table(model: str, batch: int, figures: dict[Way, Figures]) -> None:
         print(f"| {way} | {ratio:.2f} | {peak:,.0f} | {written:,.0f} | {found.file_count} |", flush=True)
 
 
+def plot(model: str, batch: int, figures: dict[Way, Figures], path: Path) -> None:
+    """Draw memory over a step for each way."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4), layout="constrained")
+    axes = figure.subplots()
+    for way, found in figures.items():
+        if found.trace:
+            axes.plot([t for t, _ in found.trace], [b / _MIB for _, b in found.trace], label=str(way), lw=1.2)
+    axes.set_xlabel("seconds of a training step")
+    axes.set_ylabel("MiB over the model with its gradients")
+    axes.set_title(f"{model}, batch {batch}")
+    axes.legend()
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     """Measure what the command line names, or the table."""
     if len(sys.argv) > 2:
@@ -190,9 +257,14 @@ def main() -> None:
     else:
         cases = [("resnet50", 16, [256, 64])]
         cases += [(name, 16, [256]) for name in ("vit_b_16", "swin_t", "densenet121")]
+        cases += [("resnet18", 64, [256]), ("svd_chain", 24, [32])]
     for model, batch, budgets in cases:
-        ways = [Way("plain"), Way("tutorial"), Way("checkpoint"), *(Way("spool", mib) for mib in budgets)]
-        print_table(model, batch, measure(model, batch, ways))
+        ways = [Way(kind) for kind in ("plain", "default", "tutorial", "checkpoint")]
+        ways += [Way("spool", mib) for mib in budgets]
+        figures = measure(model, batch, ways)
+        print_table(model, batch, figures)
+        if model == "resnet50":
+            plot(model, batch, figures, Path("spool-memory.png"))
 
 
 if __name__ == "__main__":

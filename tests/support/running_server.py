@@ -3,7 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from trocar_server import app
@@ -41,7 +42,15 @@ class RunningServer:
 @contextmanager
 def running_server(**settings: Any) -> Iterator[RunningServer]:
     """Start a server on 127.0.0.1 with a free port; stop it when the context ends."""
-    config = ServerConfig(port=0, grace_s=1.0, **settings)
+    with ExitStack() as folders:
+        if "data_dir" not in settings:  # nothing of the machine's own
+            settings["data_dir"] = folders.enter_context(TemporaryDirectory())
+        with _running(ServerConfig(port=0, grace_s=1.0, **settings)) as server:
+            yield server
+
+
+@contextmanager
+def _running(config: ServerConfig) -> Iterator[RunningServer]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="server-loop")
     thread.start()

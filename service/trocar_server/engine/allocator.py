@@ -5,6 +5,8 @@ import sys
 
 # From malloc.h of glibc.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_kept: list[bool] = []
+"""Whether each call has worked."""
 
 
 def keep_freed_memory() -> bool:
@@ -26,4 +28,10 @@ def keep_freed_memory() -> bool:
         return False
     settings = ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, (1 << 31) - 1), (_M_ARENA_MAX, 1))
     taken = [mallopt(option, value) for option, value in settings]
-    return taken == [1, 1, 1]
+    _kept.append(taken == [1, 1, 1])
+    return _kept[-1]
+
+
+def is_kept() -> bool:
+    """Tell whether this process keeps freed memory."""
+    return any(_kept)

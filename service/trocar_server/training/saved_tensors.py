@@ -9,6 +9,7 @@ from torch.autograd.graph import save_on_cpu
 
 from trocar_server.spool import Spool
 from trocar_server.spool.wrapping import Wrapped
+from trocar_server.training.allocator import SPOOLING
 from trocar_server.training.parameters import select_modules
 from trocar_server.training.spec import SavedTensorsSpec
 
@@ -50,6 +51,7 @@ class SavedTensors:
                 keep=[module],
                 store_dtype=spec.store_dtype or None,
             )
+            SPOOLING.begin()
 
     def forward(self) -> AbstractContextManager[object]:
         """Return the context of one forward pass."""
@@ -70,6 +72,8 @@ class SavedTensors:
         """Stop the spool and remove its files."""
         if self._spool is not None:
             self._spool.close()
+            self._spool = None
+            SPOOLING.end()
 
 
 def _on_host(modules: Sequence[nn.Module]) -> AbstractContextManager[object]:

@@ -1,5 +1,7 @@
 """The `demo-train` command: a real fine-tuning, from data on this machine to a hosted model."""
 
+import json
+import shutil
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +23,7 @@ SIDE = 96
 """Pixels to which the digits are enlarged for the pretrained model."""
 _RESNET = 'weights = "random:0"'
 TRAIN_CONFIG = (
-    CONFIG.replace("resize = [224]", f"resize = [{SIDE}]").replace("crop = [224]", f"crop = [{SIDE}]")
-    + f"\n[models.resnet18]\n{_RESNET}\n"
+    CONFIG.replace("[224]", f"[{SIDE}]").replace("bicubic", "bilinear") + f"\n[models.resnet18]\n{_RESNET}\n"
 )
 
 
@@ -41,7 +42,9 @@ def demo_train(
     sources = find_sources()
     out.mkdir(parents=True, exist_ok=True)
     config = out / "train.toml"
-    config.write_text(TRAIN_CONFIG)
+    data_dir = (out / "server-data").resolve()
+    shutil.rmtree(data_dir, ignore_errors=True)  # of an earlier run
+    config.write_text(f"[server]\ndata_dir = {json.dumps(str(data_dir))}\n\n{TRAIN_CONFIG}")
     convert(sources.checkpoint, out / WEIGHTS_FILE)
     train, test = load_digits()
     typer.echo(f"{len(train.labels)} handwritten digits to train on, {len(test.labels)} to test")
@@ -68,8 +71,9 @@ def _new_head(client: trocar.Client, train: Digits, test: Digits, out: Path) -> 
     trainer.publish("digits", categories=[str(digit) for digit in range(10)])
     history.plot().savefig(out / "training.png", dpi=110)
     predicted = client.extract("digits", list(test.images), taps="/out")["/out"].argmax(1)
-    right, count = int((predicted == test.labels).sum()), len(test.labels)
-    typer.echo(f"model 'digits' is hosted: {right} of {count} test digits right ({right / count:.1%})")
+    right = int((predicted == test.labels).sum())
+    share = f"{right} of {len(test.labels)} test digits right ({right / len(predicted):.1%})"
+    typer.echo(f"model 'digits' is hosted: {share}")
     path = trainer.export(out / "digits.safetensors")
     typer.echo(f"{path}  {size_text(path.stat().st_size)}, its weights for plain PyTorch")
     typer.echo(f"{out / 'training.png'}  what happened")
