@@ -187,7 +187,7 @@ class TrainerCalls:
         Args:
             path: The file; one that is there is replaced.
             optimizer: Whether to add the optimizer's state, under names that begin with `optimizer.`.
-            timeout_s: Overrides the client's timeout, in seconds.
+            timeout_s: Overrides the client's timeout, in seconds; a file that takes longer is taken up again.
         """
         failures = 0
         with Download(Path(path)) as download:
@@ -201,8 +201,12 @@ class TrainerCalls:
                         download.add(message)
                     download.check()
                 except grpc.RpcError as error:
+                    is_slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                    has_moved = download.byte_count > request.offset_bytes
                     failures += 1
-                    if failures > self._client._options.retries or not is_broken_connection(error):
+                    if not (is_broken_connection(error) or (is_slow and has_moved)) or (
+                        failures > self._client._options.retries
+                    ):
                         raise self._client._converted(error, "") from error
                     sync_pause(min(_FIRST_PAUSE_S * 2**failures, _LONGEST_PAUSE_S))
         return Path(path)

@@ -17,6 +17,8 @@ from trocar_server.training.fit_forms import parse_fit_spec
 from trocar_server.training.fit_spec import FitSpec
 from trocar_server.training.spec import TrainerSpec
 
+_MOST_EXACT = 1 << 53
+
 
 def trainer_spec(message: trainer_pb2.TrainerSpec) -> TrainerSpec:
     """Read a trainer's spec.
@@ -50,9 +52,13 @@ def _fields(message: Message, reason: ErrorReason) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Turn whole numbers back into ints: JSON's numbers, of which options are made, are all floats."""
+    """Turn whole numbers back into ints: JSON's numbers, of which options are made, are all floats.
+
+    A float of 2^53 or more is whole by its size alone, and torch takes no int of 1e30.
+    """
     if isinstance(value, Mapping):
         return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    is_whole = isinstance(value, float) and abs(value) <= _MOST_EXACT and value.is_integer()
+    return int(value) if is_whole else value
