@@ -55,24 +55,18 @@ from trocar._stored_datasets import DatasetTarget, DatasetTensor, StoredDataset
 from trocar._stored_edits import StoredEdits
 from trocar._stream_messages import BatchResult
 from trocar._taps import Tap, tap
-from trocar._trainer_parts import (
+from trocar._trainer_losses import loss_term, regularizer, teacher
+from trocar._trainer_optimizers import (
     adagrad,
     adam,
     adamw,
-    clamp,
-    gradient_rule,
-    head,
-    host_memory,
     lbfgs,
-    loss_term,
     parameter_group,
-    regularizer,
     rmsprop,
     schedule,
     sgd,
-    spool,
-    teacher,
 )
+from trocar._trainer_parts import clamp, gradient_rule, head, host_memory, spool
 from trocar._trainer_types import Checkpoint, Evaluation, StepResult, TrainerInfo
 from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
 from trocar._uploads.plan import UploadProgress

@@ -11,16 +11,18 @@ from trocar._channel import new_request_id
 from trocar._concurrency import async_pause
 from trocar._fit_parts import fit_spec
 from trocar._fit_progress import make_progress
-from trocar._history import LAST_KINDS, History, fit_event
+from trocar._history import LAST_KINDS, History, failure, fit_event
 from trocar._rpc_errors import is_broken_connection
-from trocar.errors import FitInvalidError, TrainerError
+from trocar.errors import FitInvalidError, ServerUnavailableError
 from trocar_api.v1 import fit_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from trocar._fit_parts import Augmentation, EarlyStop, Metric
+    from trocar._fit_progress import FitProgress
     from trocar._history import FitEvent
+    from trocar._uploads.plan import UploadProgress
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _WATCH_TIMEOUT_S = 86_400.0
@@ -50,8 +52,8 @@ class AsyncTrainer(AsyncTrainerCalls):
         eval: object | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
-        metrics: Sequence[Metric | str] = ("accuracy",),
-        augment: Sequence[Augmentation | str] = (),
+        metrics: Metric | str | Sequence[Metric | str] = ("accuracy",),
+        augment: Augmentation | str | Sequence[Augmentation | str] = (),
         early_stop: EarlyStop | None = None,
         checkpoint_every: int = 0,
         feature_cache: bool = True,
@@ -80,37 +82,54 @@ class AsyncTrainer(AsyncTrainerCalls):
             early_stop: `trocar.early_stop(...)`.
             checkpoint_every: Updates between two checkpoints; one at the end of each epoch when 0.
             feature_cache: Whether what a frozen prefix computes is kept where the result is bit-equal.
-            progress: Whether to show a bar.
+            progress: Whether to show bars, of the upload and of the fit.
             on_event: Called with every event.
 
         Raises:
             FitInvalidError: Something of this does not work; the message lists every problem.
             TrainerBusyError: Another fit is under way.
-            TrainerError: The fit failed; the message says why.
+            TrocarError: The fit failed, for example with `NonFiniteStepError`; the reason says why.
         """
-        first = await self.start_fit(
-            dataset,
-            epochs=epochs,
-            batch_size=batch_size,
-            eval=eval,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            metrics=metrics,
-            augment=augment,
-            early_stop=early_stop,
-            checkpoint_every=checkpoint_every,
-            feature_cache=feature_cache,
-        )
-        history = History()
         with make_progress(progress) as bar:
-            async for event in self.watch(first):
-                history.add(event)
-                bar.show(event)
-                if on_event is not None:
-                    on_event(event)
-        if history.outcome == "failed":
-            raise TrainerError(history[-1].get("message", "the fit failed"))
-        return history
+            first = await self.start_fit(
+                dataset,
+                epochs=epochs,
+                batch_size=batch_size,
+                eval=eval,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                metrics=metrics,
+                augment=augment,
+                early_stop=early_stop,
+                checkpoint_every=checkpoint_every,
+                feature_cache=feature_cache,
+                on_upload=bar.show_upload,
+            )
+            return await self._followed(first, bar, on_event)
+
+    async def wait(
+        self,
+        event_number: int | None = None,
+        *,
+        progress: bool = True,
+        on_event: Callable[[FitEvent], None] | None = None,
+    ) -> History:
+        """Wait for the end of a fit, and return what happened.
+
+            await trainer.start_fit((images, labels), epochs=5)
+            history = await trainer.wait()
+
+        Args:
+            event_number: The first event wanted; that of the newest fit's begin when None.
+            progress: Whether to show a bar.
+            on_event: Called with every event.
+
+        Raises:
+            UnknownFitError: The trainer has had no fit.
+            TrocarError: The fit failed; the reason says why. `watch` yields its events all the same.
+        """
+        with make_progress(progress) as bar:
+            return await self._followed(event_number, bar, on_event)
 
     async def start_fit(  # noqa: PLR0913 - options of one fit, by keyword
         self,
@@ -121,24 +140,35 @@ class AsyncTrainer(AsyncTrainerCalls):
         eval: object | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
-        metrics: Sequence[Metric | str] = ("accuracy",),
-        augment: Sequence[Augmentation | str] = (),
+        metrics: Metric | str | Sequence[Metric | str] = ("accuracy",),
+        augment: Augmentation | str | Sequence[Augmentation | str] = (),
         early_stop: EarlyStop | None = None,
         checkpoint_every: int = 0,
         feature_cache: bool = True,
+        on_upload: Callable[[UploadProgress], object] | None = None,
     ) -> int:
         """Begin a fit and return at once; see `fit` for the arguments.
+
+        Args:
+            dataset: As in `fit`.
+            epochs: As in `fit`.
+            batch_size: As in `fit`.
+            eval: As in `fit`.
+            shuffle: As in `fit`.
+            drop_last: As in `fit`.
+            metrics: As in `fit`.
+            augment: As in `fit`.
+            early_stop: As in `fit`.
+            checkpoint_every: As in `fit`.
+            feature_cache: As in `fit`.
+            on_upload: Called as data sets are uploaded; see `AsyncClient.upload_dataset`.
 
         Returns:
             The number of its first event, for `watch`.
         """
-        if dataset is None:
-            raise FitInvalidError("dataset: there is none to train on")
         spec = fit_spec(
-            await self._client._dataset_id(dataset),
             epochs=epochs,
             batch_size=batch_size,
-            eval_dataset_id="" if eval is None else await self._client._dataset_id(eval),
             shuffle=shuffle,
             drop_last=drop_last,
             metrics=metrics,
@@ -147,9 +177,14 @@ class AsyncTrainer(AsyncTrainerCalls):
             checkpoint_every=checkpoint_every,
             feature_cache=feature_cache,
         )
+        if dataset is None:
+            raise FitInvalidError("dataset: there is none to train on")
+        spec.dataset_id = await self._client._dataset_id(dataset, on_upload)
+        if eval is not None:
+            spec.eval_dataset_id = await self._client._dataset_id(eval, on_upload)
         request = pb.StartFitRequest(trainer_id=self.trainer_id, spec=spec, request_id=new_request_id())
         reply = await self._client._call(self._client._fits.StartFit, request)
-        self._next_number = None
+        self._numbering.forget()
         return reply.first_event_number
 
     async def watch(self, event_number: int | None = None) -> AsyncIterator[FitEvent]:
@@ -192,8 +227,25 @@ class AsyncTrainer(AsyncTrainerCalls):
         """End the fit after the present batch; the weights stay as they are."""
         return await self._control(pb.FIT_COMMAND_CANCEL)
 
+    async def _followed(
+        self, first: int | None, bar: FitProgress, on_event: Callable[[FitEvent], None] | None
+    ) -> History:
+        history = History()
+        try:
+            async for event in self.watch(first):
+                history.add(event)
+                bar.show(event)
+                if on_event is not None:
+                    on_event(event)
+        except ServerUnavailableError as error:
+            error.add_note(f"the fit goes on with the server: client.trainer({self.trainer_id!r}).wait()")
+            raise
+        if history.outcome == "failed":
+            raise failure(history[-1])
+        return history
+
     async def _control(self, command: pb.FitCommand.ValueType) -> str:
         request = pb.ControlFitRequest(trainer_id=self.trainer_id, command=command)
         reply = await self._client._call(self._client._fits.ControlFit, request)
-        self._next_number = None
+        self._numbering.forget()
         return reply.state

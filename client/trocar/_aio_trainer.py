@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import grpc
 from safetensors.numpy import load
 
+from trocar._aio_numbering import AsyncNumbering
 from trocar._channel import new_request_id
 from trocar._concurrency import async_pause
 from trocar._downloads import Download
 from trocar._rpc_errors import is_broken_connection
-from trocar._trainer_requests import train_call
+from trocar._trainer_requests import wire_batch
 from trocar._trainer_types import checkpoint, evaluation, step_result, trainer_info
 from trocar.errors import TrocarError
 from trocar_api.v1 import trainer_pb2 as pb
@@ -40,7 +41,7 @@ class AsyncTrainerCalls:
 
     def __init__(self, client: AsyncTrainers, trainer_id: str) -> None:
         self._client = client
-        self._next_number: int | None = None
+        self._numbering = AsyncNumbering(self._ask_number)
         self.trainer_id = trainer_id
 
     async def __aenter__(self) -> Self:
@@ -55,7 +56,7 @@ class AsyncTrainerCalls:
         return f"{type(self).__name__}({self.trainer_id!r})"
 
     async def info(self) -> TrainerInfo:
-        """Return the trainer as it is now; renews its time to live.
+        """Return the trainer as it is now; like every call, this renews its time to live.
 
         Raises:
             UnknownTrainerError: It was closed.
@@ -109,13 +110,13 @@ class AsyncTrainerCalls:
         self, *, number: int | None = None, timeout_s: float | None = None
     ) -> StepResult:
         """Update the weights with the gradients that are there. See `step`."""
-        chosen = await self._number(number)
+        chosen, is_applied = await self._numbering.take(number), False
         request = pb.StepOptimizerRequest(trainer_id=self.trainer_id, number=chosen)
         try:
             reply = await self._client._call(self._client._trainers.StepOptimizer, request, timeout_s)
-        except BaseException:
-            self._next_number = None
-            raise
+            is_applied = True
+        finally:
+            await self._numbering.end(is_applied=is_applied)
         return step_result(reply.result)
 
     async def evaluate(
@@ -128,7 +129,7 @@ class AsyncTrainerCalls:
             targets: As in `step`.
             timeout_s: Overrides the client's timeout, in seconds.
         """
-        call = train_call(self.trainer_id, pb.TRAIN_KIND_EVALUATE, None, inputs, targets)
+        call = wire_batch(inputs, targets).call(self.trainer_id, pb.TRAIN_KIND_EVALUATE)
         return evaluation(await self._client._train(call, timeout_s))
 
     async def predict(self, inputs: Inputs, *, timeout_s: float | None = None) -> Array:
@@ -171,7 +172,7 @@ class AsyncTrainerCalls:
         """
         request = pb.RestoreTrainerRequest(trainer_id=self.trainer_id, checkpoint_number=checkpoint_number)
         reply = await self._client._call(self._client._trainers.RestoreTrainer, request, timeout_s)
-        self._next_number = None
+        self._numbering.forget()
         return trainer_info(reply.trainer)
 
     async def checkpoints(self) -> list[Checkpoint]:
@@ -190,7 +191,7 @@ class AsyncTrainerCalls:
         Args:
             path: The file; one that is there is replaced.
             optimizer: Whether to add the optimizer's state, under names that begin with `optimizer.`.
-            timeout_s: Overrides the client's timeout, in seconds.
+            timeout_s: Overrides the client's timeout, in seconds; a file that takes longer is taken up again.
         """
         failures = 0
         with Download(Path(path)) as download:
@@ -204,8 +205,12 @@ class AsyncTrainerCalls:
                         download.add(message)
                     download.check()
                 except grpc.RpcError as error:
+                    is_slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                    has_moved = download.byte_count > request.offset_bytes
                     failures += 1
-                    if failures > self._client._options.retries or not is_broken_connection(error):
+                    if not (is_broken_connection(error) or (is_slow and has_moved)) or (
+                        failures > self._client._options.retries
+                    ):
                         raise self._client._converted(error, "") from error
                     await async_pause(min(_FIRST_PAUSE_S * 2**failures, _LONGEST_PAUSE_S))
         return Path(path)
@@ -265,19 +270,14 @@ class AsyncTrainerCalls:
         number: int | None,
         timeout_s: float | None,
     ) -> StepResult:
-        chosen = await self._number(number)
+        batch = wire_batch(inputs, targets)
+        chosen, is_applied = await self._numbering.take(number), False
         try:
-            call = train_call(self.trainer_id, kind, chosen, inputs, targets)
-            return step_result(await self._client._train(call, timeout_s))
-        except BaseException:
-            self._next_number = None  # whether it was applied, the server knows
-            raise
+            message = await self._client._train(batch.call(self.trainer_id, kind, chosen), timeout_s)
+            is_applied = True
+        finally:
+            await self._numbering.end(is_applied=is_applied)
+        return step_result(message)
 
-    async def _number(self, number: int | None) -> int:
-        """Return the number of a call: the given one, or the next."""
-        if number is not None:
-            return number
-        if self._next_number is None:
-            self._next_number = (await self.info()).next_number
-        chosen, self._next_number = self._next_number, self._next_number + 1
-        return chosen
+    async def _ask_number(self) -> int:
+        return (await self.info()).next_number

@@ -18,21 +18,16 @@ from trocar.errors import BadReplyError
 from trocar_api.v1 import trainer_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Sequence
+    from collections.abc import AsyncIterable, Callable, Sequence
 
     from trocar._channel import AsyncStream
     from trocar._requests import ExtractCall
-    from trocar._trainer_parts import (
-        GradientRule,
-        Head,
-        LossTerm,
-        Optimizer,
-        Regularizer,
-        SavedTensors,
-        Schedule,
-        Selectors,
-    )
+    from trocar._trainer_losses import LossTerm, Regularizer
+    from trocar._trainer_optimizers import Optimizer, Schedule
+    from trocar._trainer_options import Selectors
+    from trocar._trainer_parts import GradientRule, Head, SavedTensors
     from trocar._trainer_types import TrainerInfo
+    from trocar._uploads.plan import UploadProgress
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
@@ -153,13 +148,28 @@ class AsyncTrainers(AsyncDatasets):
         reply = await self._call(self._trainers.ListTrainers, pb.ListTrainersRequest())
         return [trainer_info(message) for message in reply.trainers]
 
-    async def _dataset_id(self, source: object) -> str:
+    async def unpublish(self, model_id: str) -> None:
+        """Remove a model that you published, from memory and from the server's disk.
+
+        Args:
+            model_id: Its id.
+
+        Raises:
+            UnknownModelError: You published no model of this id.
+            ModelConflictError: A trainer needs it.
+        """
+        request = pb.UnpublishModelRequest(model_id=model_id)
+        await self._call(self._trainers.UnpublishModel, request)
+
+    async def _dataset_id(
+        self, source: object, on_upload: Callable[[UploadProgress], object] | None = None
+    ) -> str:
         """Return the id of a data set on the server; what is none of them is uploaded first."""
         if isinstance(source, StoredDataset):
             return source.dataset_id
         if isinstance(source, str) and is_dataset_id(source):
             return source
-        return (await self.upload_dataset(source)).dataset_id
+        return (await self.upload_dataset(source, progress=on_upload)).dataset_id
 
     async def _train(self, call: ExtractCall, timeout_s: float | None) -> pb.StepResult:
         """Send a batch, again where the connection breaks: its number sees to it that it is applied once."""

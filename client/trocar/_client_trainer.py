@@ -9,10 +9,11 @@ import grpc
 from safetensors.numpy import load
 
 from trocar._channel import new_request_id
+from trocar._client_numbering import Numbering
 from trocar._concurrency import sync_pause
 from trocar._downloads import Download
 from trocar._rpc_errors import is_broken_connection
-from trocar._trainer_requests import train_call
+from trocar._trainer_requests import wire_batch
 from trocar._trainer_types import checkpoint, evaluation, step_result, trainer_info
 from trocar.errors import TrocarError
 from trocar_api.v1 import trainer_pb2 as pb
@@ -40,7 +41,7 @@ class TrainerCalls:
 
     def __init__(self, client: Trainers, trainer_id: str) -> None:
         self._client = client
-        self._next_number: int | None = None
+        self._numbering = Numbering(self._ask_number)
         self.trainer_id = trainer_id
 
     def __enter__(self) -> Self:
@@ -55,7 +56,7 @@ class TrainerCalls:
         return f"{type(self).__name__}({self.trainer_id!r})"
 
     def info(self) -> TrainerInfo:
-        """Return the trainer as it is now; renews its time to live.
+        """Return the trainer as it is now; like every call, this renews its time to live.
 
         Raises:
             UnknownTrainerError: It was closed.
@@ -107,13 +108,13 @@ class TrainerCalls:
 
     def optimizer_step(self, *, number: int | None = None, timeout_s: float | None = None) -> StepResult:
         """Update the weights with the gradients that are there. See `step`."""
-        chosen = self._number(number)
+        chosen, is_applied = self._numbering.take(number), False
         request = pb.StepOptimizerRequest(trainer_id=self.trainer_id, number=chosen)
         try:
             reply = self._client._call(self._client._trainers.StepOptimizer, request, timeout_s)
-        except BaseException:
-            self._next_number = None
-            raise
+            is_applied = True
+        finally:
+            self._numbering.end(is_applied=is_applied)
         return step_result(reply.result)
 
     def evaluate(
@@ -126,7 +127,7 @@ class TrainerCalls:
             targets: As in `step`.
             timeout_s: Overrides the client's timeout, in seconds.
         """
-        call = train_call(self.trainer_id, pb.TRAIN_KIND_EVALUATE, None, inputs, targets)
+        call = wire_batch(inputs, targets).call(self.trainer_id, pb.TRAIN_KIND_EVALUATE)
         return evaluation(self._client._train(call, timeout_s))
 
     def predict(self, inputs: Inputs, *, timeout_s: float | None = None) -> Array:
@@ -167,7 +168,7 @@ class TrainerCalls:
         """
         request = pb.RestoreTrainerRequest(trainer_id=self.trainer_id, checkpoint_number=checkpoint_number)
         reply = self._client._call(self._client._trainers.RestoreTrainer, request, timeout_s)
-        self._next_number = None
+        self._numbering.forget()
         return trainer_info(reply.trainer)
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -186,7 +187,7 @@ class TrainerCalls:
         Args:
             path: The file; one that is there is replaced.
             optimizer: Whether to add the optimizer's state, under names that begin with `optimizer.`.
-            timeout_s: Overrides the client's timeout, in seconds.
+            timeout_s: Overrides the client's timeout, in seconds; a file that takes longer is taken up again.
         """
         failures = 0
         with Download(Path(path)) as download:
@@ -200,8 +201,12 @@ class TrainerCalls:
                         download.add(message)
                     download.check()
                 except grpc.RpcError as error:
+                    is_slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                    has_moved = download.byte_count > request.offset_bytes
                     failures += 1
-                    if failures > self._client._options.retries or not is_broken_connection(error):
+                    if not (is_broken_connection(error) or (is_slow and has_moved)) or (
+                        failures > self._client._options.retries
+                    ):
                         raise self._client._converted(error, "") from error
                     sync_pause(min(_FIRST_PAUSE_S * 2**failures, _LONGEST_PAUSE_S))
         return Path(path)
@@ -261,19 +266,14 @@ class TrainerCalls:
         number: int | None,
         timeout_s: float | None,
     ) -> StepResult:
-        chosen = self._number(number)
+        batch = wire_batch(inputs, targets)
+        chosen, is_applied = self._numbering.take(number), False
         try:
-            call = train_call(self.trainer_id, kind, chosen, inputs, targets)
-            return step_result(self._client._train(call, timeout_s))
-        except BaseException:
-            self._next_number = None  # whether it was applied, the server knows
-            raise
+            message = self._client._train(batch.call(self.trainer_id, kind, chosen), timeout_s)
+            is_applied = True
+        finally:
+            self._numbering.end(is_applied=is_applied)
+        return step_result(message)
 
-    def _number(self, number: int | None) -> int:
-        """Return the number of a call: the given one, or the next."""
-        if number is not None:
-            return number
-        if self._next_number is None:
-            self._next_number = (self.info()).next_number
-        chosen, self._next_number = self._next_number, self._next_number + 1
-        return chosen
+    def _ask_number(self) -> int:
+        return (self.info()).next_number

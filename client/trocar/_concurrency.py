@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Generic, ParamSpec, TypeAlias, TypeVar
 
 Item = TypeVar("Item")
@@ -14,6 +14,9 @@ AsyncCondition: TypeAlias = asyncio.Condition
 SyncCondition: TypeAlias = threading.Condition
 AsyncLock: TypeAlias = asyncio.Lock
 SyncLock: TypeAlias = threading.Lock
+
+AsyncAsk: TypeAlias = Callable[[], Awaitable[int]]
+SyncAsk: TypeAlias = Callable[[], int]
 
 async_pause = asyncio.sleep
 sync_pause = time.sleep

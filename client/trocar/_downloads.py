@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from errno import EISDIR
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -37,7 +38,12 @@ class Download:
         return self.byte_count == self._expected
 
     def __enter__(self) -> Self:
-        self._file = self._partial.open("xb")
+        if self._path.is_dir():
+            raise IsADirectoryError(EISDIR, "is a folder; name a file", str(self._path))
+        try:
+            self._file = self._partial.open("xb")
+        except OSError as error:  # which names the file that nobody asked for
+            raise type(error)(error.errno, error.strerror, str(self._path)) from None
         return self
 
     def __exit__(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trocar._trainer_parts import options_to_wire
+from trocar._trainer_options import (
+    flag,
+    made_by,
+    number,
+    options_to_wire,
+    several,
+    text,
+    whole,
+)
 from trocar_api.v1 import fit_pb2 as pb
 
 if TYPE_CHECKING:
@@ -74,40 +82,46 @@ def early_stop(
 
 
 def fit_spec(  # noqa: PLR0913 - options of one fit, by keyword
-    dataset_id: str,
     *,
     epochs: int,
     batch_size: int,
-    eval_dataset_id: str,
     shuffle: bool,
     drop_last: bool,
-    metrics: Sequence[Metric | str],
-    augment: Sequence[Augmentation | str],
+    metrics: Metric | str | Sequence[Metric | str],
+    augment: Augmentation | str | Sequence[Augmentation | str],
     stop: EarlyStop | None,
     checkpoint_every: int,
     feature_cache: bool,
 ) -> pb.FitSpec:
-    """Build a fit's spec; see `AsyncTrainer.fit` for the arguments."""
-    chosen = [Metric(entry) if isinstance(entry, str) else entry for entry in metrics]
-    changes = [Augmentation(entry) if isinstance(entry, str) else entry for entry in augment]
+    """Build a fit's spec, without its data sets; see `AsyncTrainer.fit` for the arguments.
+
+    Raises:
+        TypeError: An argument is not what `fit` takes.
+        ValueError: A number is not finite, or does not fit into its field.
+    """
+    chosen = [Metric(entry) if isinstance(entry, str) else entry for entry in several(metrics, "metrics")]
+    changes = [Augmentation(e) if isinstance(e, str) else e for e in several(augment, "augment")]
+    for entry in chosen:
+        made_by("metrics", entry, Metric, "give names, or trocar.metric('f1', average='macro')")
+    for change in changes:
+        made_by("augment", change, Augmentation, "give names, or trocar.augmentation('RandomCrop', size=32)")
     message = pb.FitSpec(
-        dataset_id=dataset_id,
-        epochs=epochs,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        eval_dataset_id=eval_dataset_id,
+        epochs=whole("epochs", epochs, bits=32),
+        batch_size=whole("batch_size", batch_size, bits=32),
+        shuffle=flag("shuffle", shuffle),
+        drop_last=flag("drop_last", drop_last),
         metrics=[pb.MetricSpec(name=m.name, options=options_to_wire(m.options)) for m in chosen],
         augmentations=[pb.AugmentationSpec(name=a.name, options=options_to_wire(a.options)) for a in changes],
-        checkpoint_every=checkpoint_every,
-        feature_cache=pb.FeatureCacheSpec(mode="auto" if feature_cache else "off"),
+        checkpoint_every=whole("checkpoint_every", checkpoint_every, bits=32),
+        feature_cache=pb.FeatureCacheSpec(mode="auto" if flag("feature_cache", feature_cache) else "off"),
     )
     if stop is not None:
+        made_by("early_stop", stop, EarlyStop, "make it with trocar.early_stop('loss', patience=3)")
         message.early_stop.CopyFrom(
             pb.EarlyStopSpec(
-                metric=stop.metric,
-                patience=stop.patience,
-                min_delta=stop.min_delta,
+                metric=text("metric", stop.metric),
+                patience=whole("patience", stop.patience, bits=32),
+                min_delta=number("min_delta", stop.min_delta),
                 is_higher_better=stop.is_higher_better,
             )
         )

@@ -1,4 +1,4 @@
-"""A bar for a fit: tqdm's where it is installed, which notebooks show well, or else rich's."""
+"""Bars for a fit and the uploads before it: tqdm's, which notebooks show well, or else rich's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from trocar._history import FitEvent
+    from trocar._uploads.plan import UploadProgress
 
 
 class FitProgress(Protocol):
-    """Shows the events of a fit."""
+    """Shows uploads and the events of a fit."""
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -25,20 +26,40 @@ class FitProgress(Protocol):
         """End."""
         ...
 
+    def show_upload(self, progress: UploadProgress) -> None:
+        """Show how far an upload is; may be called from any thread."""
+        ...
+
     def show(self, event: FitEvent) -> None:
         """Show an event."""
         ...
 
 
 def make_progress(is_wanted: bool) -> FitProgress:
-    """Return a bar, or something that shows nothing: where none is wanted, and where nobody would see it."""
+    """Return bars, or something that shows nothing: where none is wanted, and where nobody would see it."""
     if not is_wanted or not (sys.stderr.isatty() or _in_notebook()):
-        return _Silent()
+        return SilentProgress()
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        return _RichBar()
-    return _TqdmBar(tqdm)
+        from trocar._fit_progress_rich import RichProgress
+
+        return RichProgress()
+    return TqdmProgress(tqdm)
+
+
+class FitText:
+    """What a bar says in words: the loss, and what the last evaluation gave."""
+
+    def __init__(self) -> None:
+        self._evaluated = ""
+
+    def of(self, event: FitEvent) -> str:
+        """Take an event in, and return what to say from now on."""
+        if event.kind == "evaluation":
+            self._evaluated = summary(event)
+            return self._evaluated
+        return "  ".join(filter(None, (summary(event), self._evaluated)))
 
 
 def summary(event: FitEvent) -> str:
@@ -53,74 +74,80 @@ def summary(event: FitEvent) -> str:
     return str(event.get("message") or "")
 
 
-class _Silent:
+def upload_state(progress: UploadProgress) -> tuple[str, int, int]:
+    """Return what an upload does, how much of it is done, and of how much: samples, then bytes."""
+    if progress.byte_count:
+        return "sending", progress.sent_bytes, progress.missing_bytes
+    return "reading", progress.read_count, progress.sample_count
+
+
+class SilentProgress:
+    """Shows nothing."""
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         pass
+
+    def show_upload(self, progress: UploadProgress) -> None:
+        """Do nothing."""
 
     def show(self, event: FitEvent) -> None:
-        pass
+        """Do nothing."""
 
 
-class _TqdmBar:
+class TqdmProgress:
+    """Bars of tqdm.
+
+    Args:
+        tqdm: Makes one.
+    """
+
     def __init__(self, tqdm: Any) -> None:
-        self._bar = tqdm(unit="step", leave=True)
-        self._evaluated = ""
+        self._tqdm = tqdm
+        self._bar: Any = None
+        self._shows = ""
+        self._text = FitText()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end_bar()
+
+    def show_upload(self, progress: UploadProgress) -> None:
+        """Show how far an upload is."""
+        does, done, total = upload_state(progress)
+        unit = "B" if does == "sending" else "sample"
+        bar = self._bar_for(does, unit=unit, unit_scale=True, leave=False)
+        bar.total = total
+        bar.update(done - bar.n)
 
     def show(self, event: FitEvent) -> None:
-        if event.get("total_steps"):
-            self._bar.total = event["total_steps"]
-        if event.kind == "evaluation":
-            self._evaluated = summary(event)
-        if event.kind == "step":
-            self._bar.n = event["step"]
-            self._bar.set_postfix_str(
-                "  ".join(filter(None, (summary(event), self._evaluated))), refresh=False
-            )
-            self._bar.update(0)
-        else:
-            self._bar.refresh()
+        """Show an event."""
+        bar = self._bar_for("fit", unit="step", leave=True)
+        bar.total = event.get("total_steps") or bar.total
+        if event.kind in ("step", "evaluation"):
+            bar.set_postfix_str(self._text.of(event), refresh=False)
+        bar.update(event.get("step", bar.n) - bar.n)
+        if event.kind != "step":
+            bar.refresh()
 
+    def _bar_for(self, shows: str, **options: Any) -> Any:
+        if self._shows != shows:
+            self._end_bar()
+            self._shows, self._bar = shows, self._tqdm(desc=shows, **options)
+        return self._bar
 
-class _RichBar:
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._progress = Progress(
-            TextColumn("fit"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=Console(stderr=True),
-        )
-        self._task = self._progress.add_task("", total=None)
-        self._evaluated = ""
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, event: FitEvent) -> None:
-        if event.get("total_steps"):
-            self._progress.update(self._task, total=event["total_steps"])
-        if event.kind == "evaluation":
-            self._evaluated = summary(event)
-        if event.kind == "step":
-            text = "  ".join(filter(None, (summary(event), self._evaluated)))
-            self._progress.update(self._task, completed=event["step"], description=text)
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._shows, self._bar = "", None
 
 
 def _in_notebook() -> bool:

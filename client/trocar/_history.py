@@ -7,19 +7,24 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from google.protobuf.json_format import MessageToDict
 
+from trocar.errors import EXCEPTIONS, TrainerError
+from trocar_api.reasons import ErrorReason
+
 if TYPE_CHECKING:
     import os
+    from typing import Self
 
     from matplotlib.figure import Figure
 
+    from trocar.errors import TrocarError
     from trocar_api.v1 import fit_pb2 as pb
 
 LAST_KINDS = frozenset({"finished", "failed", "cancelled"})
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_WORDS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 @dataclass(frozen=True)
@@ -44,14 +49,48 @@ class FitEvent:
         return self.facts.get(name, default)
 
     def to_json(self) -> str:
-        """Return one line of JSON."""
-        return json.dumps({"number": self.number, "kind": self.kind, "time_s": self.time_s, **self.facts})
+        """Return one line of JSON; what is not finite is text, as in protobuf's JSON."""
+        own = {"number": self.number, "kind": self.kind, "time_s": self.time_s}
+        return json.dumps(_strict({**self.facts, **own}), allow_nan=False)
 
 
 def fit_event(message: pb.FitEvent) -> FitEvent:
     """Convert an event; whole numbers become ints."""
     facts = {name: _plain(value) for name, value in MessageToDict(message.facts).items()}
     return FitEvent(message.number, message.kind, message.time_s, facts)
+
+
+def event_from_json(line: str) -> FitEvent:
+    """Read what `FitEvent.to_json` wrote.
+
+    Raises:
+        ValueError: It is no event.
+    """
+    try:
+        facts = {name: _plain(value) for name, value in json.loads(line).items()}
+        number, kind, time_s = (facts.pop(name) for name in ("number", "kind", "time_s"))
+        if type(number) is int and isinstance(kind, str) and isinstance(time_s, int | float):
+            return FitEvent(number, kind, float(time_s), facts)
+    except (ValueError, AttributeError, KeyError, RecursionError):
+        pass
+    raise ValueError("it is no event of a fit")
+
+
+def failure(event: FitEvent) -> TrocarError:
+    """Return the exception for a fit that failed."""
+    reason = ErrorReason.__members__.get(str(event.get("reason")))
+    kind = TrainerError if reason is None else EXCEPTIONS[reason]
+    return kind(str(event.get("message") or "the fit failed"))
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _strict(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return next(word for word, meant in _WORDS.items() if meant == value or math.isnan(meant))
+    return value
 
 
 def _plain(value: Any) -> Any:
@@ -67,8 +106,9 @@ def _plain(value: Any) -> Any:
 class History(Sequence[FitEvent]):
     """The events of a fit, in order.
 
-    history.losses                     # of every step
-    history.evaluations[-1]["metrics"]["accuracy"]
+    history.losses                                   # of every step
+    history.best("accuracy")["epoch"]
+    history.save("fit.jsonl")
     history.plot().savefig("fit.png")
     """
 
@@ -78,8 +118,20 @@ class History(Sequence[FitEvent]):
     def __len__(self) -> int:
         return len(self._events)
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._events[index]
+    @overload
+    def __getitem__(self, index: int) -> FitEvent: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> History: ...
+
+    def __getitem__(self, index: int | slice) -> FitEvent | History:
+        found = self._events[index]
+        return History(found) if isinstance(found, list) else found
+
+    def __eq__(self, other: object) -> bool:
+        return self._events == other._events if isinstance(other, History) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # events are added
 
     def __iter__(self) -> Iterator[FitEvent]:
         return iter(self._events)
@@ -111,10 +163,43 @@ class History(Sequence[FitEvent]):
         is_over = bool(self._events) and self._events[-1].kind in LAST_KINDS
         return self._events[-1].kind if is_over else "running"
 
+    def best(self, metric: str = "loss", *, higher_is_better: bool | None = None) -> FitEvent:
+        """Return the best evaluation, the first where several are.
+
+        Args:
+            metric: "loss", or the name of a metric that is one number.
+            higher_is_better: Whether more is better; for everything but the loss when None.
+
+        Raises:
+            ValueError: No evaluation has such a number.
+        """
+        found = [(event, dict(numbers(event)).get(metric, math.nan)) for event in self.evaluations]
+        found = [(event, value) for event, value in found if not math.isnan(value)]
+        if not found:
+            names = sorted({name for event in self.evaluations for name, _ in numbers(event)})
+            raise ValueError(f"no evaluation has a number {metric!r}; there is {', '.join(names) or 'none'}")
+        is_higher = metric != "loss" if higher_is_better is None else higher_is_better
+        return (max if is_higher else min)(found, key=lambda entry: entry[1])[0]
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the events as JSON lines."""
+        """Write the events as JSON lines, which `load` reads."""
         lines = "".join(event.to_json() + "\n" for event in self._events)
         Path(path).write_text(lines, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: A line is no event.
+        """
+        events = []
+        for position, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                events.append(event_from_json(line))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {position}: {error}") from None
+        return cls(events)
 
     def to_tensorboard(self, folder: str | os.PathLike[str]) -> None:
         """Write a TensorBoard log: loss, rates and gradient norm by step, evaluations by epoch.
@@ -138,6 +223,6 @@ class History(Sequence[FitEvent]):
 
 
 def numbers(event: FitEvent) -> list[tuple[str, float]]:
-    """Return the metrics of an evaluation that are one number."""
-    found = event.get("metrics") or {}
+    """Return the loss of an evaluation, and the metrics that are one number."""
+    found = {"loss": event.get("loss"), **(event.get("metrics") or {})}
     return [(name, float(value)) for name, value in found.items() if isinstance(value, int | float)]

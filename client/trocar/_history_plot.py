@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from trocar._history import numbers
@@ -25,26 +26,30 @@ def draw(history: History) -> Figure:
     axes.plot([event["step"] for event in steps], history.losses, linewidth=0.8, label="loss of a step")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
-    axes.set_ylim(bottom=0)
-    found = [event for event in history.evaluations if event.get("loss") is not None]
-    if found:
-        axes.plot([e["step"] for e in found], [e["loss"] for e in found], "o-", label="loss, evaluation")
+    if all(loss >= 0 for loss in history.losses if not math.isnan(loss)):
+        axes.set_ylim(bottom=0)
+    _draw(axes, history, "loss", "loss, evaluation", "o-", "C1")
     _draw_metrics(axes, history)
     return figure
 
 
 def _draw_metrics(axes: Axes, history: History) -> None:
-    names = sorted({name for event in history.evaluations for name, _ in numbers(event)})
-    lines, labels = axes.get_legend_handles_labels()
+    names = sorted({name for event in history.evaluations for name, _ in numbers(event)} - {"loss"})
+    shown = [axes]
     if names:
-        other = axes.twinx()
-        for position, name in enumerate(names):
-            points = [
-                (e["step"], dict(numbers(e))[name]) for e in history.evaluations if name in dict(numbers(e))
-            ]
-            xs, ys = zip(*points, strict=True)
-            (line,) = other.plot(xs, ys, "s--", color=f"C{position + 2}", markersize=4)
-            lines.append(line)
-            labels.append(name)
-        other.set_ylabel(", ".join(names))
+        shown.append(axes.twinx())
+        shown[-1].set_ylabel(", ".join(names))
+    for position, name in enumerate(names):
+        _draw(shown[-1], history, name, name, "s--", f"C{position + 2}")
+    found = [axes.get_legend_handles_labels() for axes in shown]
+    lines, labels = ([entry for part in parts for entry in part] for parts in zip(*found, strict=True))
     axes.figure.legend(lines, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+
+
+def _draw(axes: Axes, history: History, name: str, label: str, style: str, color: str) -> None:
+    """Draw what evaluations say of one number."""
+    told = [(event["step"], dict(numbers(event)).get(name)) for event in history.evaluations]
+    points = [(step, value) for step, value in told if value is not None]
+    if points:
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, values, style, color=color, markersize=4, label=label)

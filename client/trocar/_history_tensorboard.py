@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 def write(history: History, folder: str | os.PathLike[str]) -> None:
     """Write every number of a fit, at its step and its time."""
-    writer = SummaryWriter(str(folder))
-    for event in history:
-        for tag, value in _scalars(event):
-            writer.add_scalar(tag, value, event["step"], walltime=event.time_s)
-    writer.close()
+    with SummaryWriter(str(folder)) as writer:
+        for event in history:
+            for tag, value in _scalars(event):
+                writer.add_scalar(tag, value, event["step"], walltime=event.time_s)
 
 
 def _scalars(event: FitEvent) -> Iterator[tuple[str, float]]:
@@ -35,7 +34,5 @@ def _scalars(event: FitEvent) -> Iterator[tuple[str, float]]:
         for index, rate in enumerate(event.get("learning_rates") or ()):
             yield f"train/learning_rate/{index}", float(rate)
     if event.kind == "evaluation":
-        if event.get("loss") is not None:
-            yield "evaluation/loss", float(event["loss"])
         for name, value in numbers(event):
             yield f"evaluation/{name}", value

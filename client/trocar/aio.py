@@ -8,5 +8,7 @@ Call `connect` inside a coroutine: the client belongs to the running event loop.
 """
 
 from trocar._aio import AsyncClient, connect
+from trocar._aio_fits import AsyncTrainer
+from trocar._aio_stream import AsyncExtractStream
 
-__all__ = ["AsyncClient", "connect"]
+__all__ = ["AsyncClient", "AsyncExtractStream", "AsyncTrainer", "connect"]

@@ -3,16 +3,13 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from trocar import Client
 from trocar._cli.arguments import AsJson
 from trocar._cli.connection import connected
-from trocar._cli.failures import refuse
 from trocar._cli.output import plain, show, show_json, size_text, table
+from trocar._cli.uploading import bars, refused_sources
 from trocar._stored_datasets import StoredDataset
-from trocar._uploads.plan import UploadProgress
 
 DatasetId = Annotated[str, typer.Argument(metavar="ID", help="The id of a data set.")]
 
@@ -71,23 +68,8 @@ def upload(
     as_json: AsJson = False,
 ) -> None:
     """Upload a data set; when it was interrupted, only what is missing."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("reading", total=None)
-
-        def report(progress: UploadProgress) -> None:
-            if progress.byte_count:
-                bars.update(
-                    task, description="sending", completed=progress.sent_bytes, total=progress.missing_bytes
-                )
-            else:
-                bars.update(task, completed=progress.read_count, total=progress.sample_count)
-
-        try:
-            dataset = client.upload_dataset(source, targets=target or None, name=name, progress=report)
-        except (TypeError, ValueError) as error:
-            refuse(str(error))
+    with bars() as shown, refused_sources():
+        dataset = client.upload_dataset(source, targets=target or None, name=name, progress=shown.show_upload)
     show_json(_plain(dataset)) if as_json else typer.echo(str(dataset))
 
 

@@ -25,7 +25,9 @@ def spread(arguments: Sequence[str], options: Iterable[str]) -> list[str]:
     is_first = False
     for argument in arguments:
         if argument.startswith("--"):
-            option, is_first = (argument, True) if argument in chosen else (None, False)
+            name, equals, _ = argument.partition("=")
+            option = name if name in chosen else None
+            is_first = option is not None and not equals
             found.append(argument)
         elif option is not None and not is_first:
             found += [option, argument]

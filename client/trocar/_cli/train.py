@@ -1,6 +1,6 @@
 """`trocar train`: fine-tune a hosted model on data of this machine."""
 
-import re
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +10,12 @@ import trocar
 from trocar import Client
 from trocar._cli.arguments import ModelId
 from trocar._cli.failures import refuse
-from trocar._cli.output import number_text, size_text
-from trocar._fit_progress import summary
-from trocar._history import FitEvent, History
-from trocar._trainer_parts import GradientRule, Optimizer, SavedTensors
+from trocar._cli.fits import Results, allowed_values, closed_unless_begun, follow
+from trocar._cli.sizes import parse_size
+from trocar._cli.uploading import bars, check_data, stored
+from trocar._stored_datasets import StoredDataset
+from trocar._trainer_optimizers import Optimizer
+from trocar._trainer_parts import GradientRule
 
 OPTIMIZERS = {
     "sgd": trocar.sgd,
@@ -22,9 +24,6 @@ OPTIMIZERS = {
     "rmsprop": trocar.rmsprop,
     "adagrad": trocar.adagrad,
 }
-_BINARY = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_UNITS = {**_BINARY, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def train(  # noqa: PLR0913 - options of a command
@@ -78,71 +77,59 @@ def train(  # noqa: PLR0913 - options of a command
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Do not close the trainer at the end.")] = False,
 ) -> None:
-    """Fine-tune a model on the server; it goes on when this command is stopped, see `trocar trainers`."""
-    options = _options(optimizer, lr, weight_decay)
-    rules, saved = [_clamp(text) for text in clamp or ()], None if spool is None else _spool(spool)
-    trainer = client.train(
-        model_id,
-        head=head,
-        trainable=trainable or (),
-        optimizer=options,
-        gradient_rules=rules,
-        saved_tensors=saved,
-        accumulation=accumulation,
-        precision="bf16" if bf16 else "float32",
-        ema_decay=ema,
-        seed=seed,
-    )
+    """Fine-tune a model on the server.
+
+    The fit is the server's: it goes on when this command is stopped. `trocar trainers watch` follows it then.
+    """
+    rules = [_clamp(text) for text in clamp or ()]
+    saved = None if spool is None else trocar.spool(budget_bytes=parse_size(spool, "--spool"))
+    made = _optimizer(optimizer, lr, weight_decay)
+    check_data(client, data, "DATA")
+    if evaluate is not None:
+        check_data(client, evaluate, "--eval")
+    results = Results(publish, export, history)
+    results.check(client)
+    with allowed_values():
+        trainer = client.train(
+            model_id,
+            head=head,
+            trainable=trainable or (),
+            optimizer=made,
+            gradient_rules=rules,
+            saved_tensors=saved,
+            accumulation=accumulation,
+            precision="bf16" if bf16 else "float32",
+            ema_decay=ema,
+            seed=seed,
+        )
     typer.echo(str(trainer.info()), err=True)
-    try:
-        found = trainer.fit(
-            _source(data),
+    with closed_unless_begun(trainer), bars() as shown:
+        dataset = stored(client, data, shown)
+        compared = None if evaluate is None else stored(client, evaluate, shown)
+        first = trainer.start_fit(
+            dataset,
             epochs=epochs,
             batch_size=batch,
-            eval=None if evaluate is None else _source(evaluate),
+            eval=compared,
             metrics=metric or ["accuracy"],
             augment=augment or (),
             early_stop=None if early_stop is None else trocar.early_stop(patience=early_stop),
-            on_event=tell,
         )
-        _finish(trainer, found, publish, export, history)
-    finally:
-        if not keep:
-            trainer.close()
+    follow(trainer, first, results)
+    results.keep(trainer, _categories(client, dataset, head))
     if keep:
         typer.echo(f"trainer {trainer.trainer_id}")
+    else:
+        trainer.close()
 
 
-def _finish(
-    trainer: trocar.Trainer, found: History, publish: str | None, export: Path | None, history: Path | None
-) -> None:
-    if history is not None:
-        found.save(history)
-        typer.echo(f"wrote {history}")
-    if export is not None:
-        path = trainer.export(export)
-        typer.echo(f"wrote {path} ({size_text(path.stat().st_size)})")
-    if publish is not None:
-        typer.echo(f"published {trainer.publish(publish)}")
+def _categories(client: Client, dataset: StoredDataset, head: int | None) -> tuple[str, ...]:
+    """Return the names of the classes of a new head, where the data set has them."""
+    names = client.dataset(dataset.dataset_id).categories
+    return names if head == len(names) else ()
 
 
-def tell(event: FitEvent) -> None:
-    """Write a line for what stays on the screen."""
-    if event.kind == "evaluation":
-        typer.echo(f"epoch {event['epoch'] + 1}: {summary(event)}")
-    elif event.kind == "epoch" and event.get("loss") is not None:
-        typer.echo(f"epoch {event['epoch'] + 1}: loss {number_text(float(event['loss']))}")
-    elif event.get("message"):
-        typer.echo(str(event["message"]), err=True)
-
-
-def _source(text: str) -> Any:
-    """Return a folder, or else what must be the id of a data set."""
-    path = Path(text)
-    return path if path.exists() else text
-
-
-def _options(name: str, lr: float | None, weight_decay: float | None) -> Optimizer:
+def _optimizer(name: str, lr: float | None, weight_decay: float | None) -> Optimizer:
     make = OPTIMIZERS.get(name)
     if make is None:
         refuse(f"--optimizer: no optimizer {name!r}; there is {', '.join(OPTIMIZERS)}")
@@ -151,28 +138,15 @@ def _options(name: str, lr: float | None, weight_decay: float | None) -> Optimiz
 
 
 def _clamp(text: str) -> GradientRule:
-    selector, separator, limits = text.rpartition("=")
+    selector, _, limits = text.rpartition("=")
     low, colon, high = limits.partition(":")
     try:
-        if not (separator and colon and selector):
-            raise ValueError
-        return trocar.clamp(selector, float(low), float(high))
+        found = [None if end == "" else float(end) for end in (low, high)]
     except ValueError:
-        refuse(f"--clamp: {text!r} does not look like 'fc.*=-0.1:0.1'")
-
-
-def _spool(text: str) -> SavedTensors:
-    return trocar.spool(budget_bytes=parse_size(text, "--spool"))
-
-
-def parse_size(text: str, option: str) -> int:
-    """Read `256MiB`, `1.5GB` or a number of bytes.
-
-    Raises:
-        typer.BadParameter: It is no size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        refuse(f"{option}: {text!r} is no size; write for example 256MiB")
-    return int(float(match[1]) * unit)
+        found = []
+    numbers = [end for end in found if end is not None]
+    if not (selector and colon and numbers and all(map(math.isfinite, numbers))):
+        refuse(f"--clamp: {text!r} does not look like 'fc.*=-0.1:0.1'; one of the two may be left away")
+    if numbers != sorted(numbers):
+        refuse(f"--clamp: {text!r} has its limits the wrong way round; write LOW:HIGH")
+    return trocar.clamp(selector, *found)

@@ -1,6 +1,7 @@
 """`trocar trainers`: what trains on the server."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,8 +9,8 @@ import typer
 from trocar import Client
 from trocar._cli.arguments import AsJson
 from trocar._cli.connection import connected
+from trocar._cli.fits import Results, follow
 from trocar._cli.output import show, show_json, size_text, table
-from trocar._cli.train import tell
 
 TrainerId = Annotated[str, typer.Argument(metavar="TRAINER", help="The id of one of your trainers.")]
 
@@ -22,8 +23,9 @@ def trainers_app(epilog: str) -> typer.Typer:
         epilog=epilog,
         help="See, watch and close your trainers.",
     )
-    commands = (("list", list_trainers), ("watch", watch), ("pause", pause), ("resume", resume))
-    for name, command in (*commands, ("cancel", cancel), ("close", close)):
+    commands = (("list", list_trainers), ("show", show_trainer), ("watch", watch), ("pause", pause))
+    results = (("export", export), ("publish", publish), ("unpublish", unpublish), ("close", close))
+    for name, command in (*commands, ("resume", resume), ("cancel", cancel), *results):
         app.command(name, epilog=epilog)(connected(command))
     return app
 
@@ -48,11 +50,20 @@ def list_trainers(client: Client, as_json: AsJson = False) -> None:
     show(rows) if found else typer.echo("you have no trainers; `trocar train` makes one")
 
 
+def show_trainer(client: Client, trainer_id: TrainerId) -> None:
+    """Show a trainer and its checkpoints."""
+    trainer = client.trainer(trainer_id)
+    typer.echo(str(trainer.info()))
+    for saved in trainer.checkpoints():
+        typer.echo(
+            f"  checkpoint {saved.number}  update {saved.update_count}, {size_text(saved.byte_count)}, "
+            f"{saved.created_at:%Y-%m-%d %H:%M} UTC  {saved.note}".rstrip()
+        )
+
+
 def watch(client: Client, trainer_id: TrainerId) -> None:
-    """Follow the newest fit of a trainer to its end."""
-    for event in client.trainer(trainer_id).watch():
-        tell(event)
-    typer.echo(event.kind)
+    """Follow the newest fit of a trainer to its end; it goes on when this command is stopped."""
+    typer.echo(follow(client.trainer(trainer_id), None, Results()).outcome)
 
 
 def pause(client: Client, trainer_id: TrainerId) -> None:
@@ -68,6 +79,35 @@ def resume(client: Client, trainer_id: TrainerId) -> None:
 def cancel(client: Client, trainer_id: TrainerId) -> None:
     """End a fit; the weights stay as they are."""
     typer.echo(client.trainer(trainer_id).cancel())
+
+
+def export(
+    client: Client,
+    trainer_id: TrainerId,
+    path: Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False, help="A .safetensors file.")],
+    optimizer: Annotated[bool, typer.Option("--optimizer", help="Add the optimizer's state.")] = False,
+) -> None:
+    """Save the weights of a trainer."""
+    client.trainer(trainer_id).export(path, optimizer=optimizer)
+    typer.echo(f"wrote {path} ({size_text(path.stat().st_size)})")
+
+
+def publish(
+    client: Client,
+    trainer_id: TrainerId,
+    model_id: Annotated[str, typer.Argument(metavar="ID", help="The id of the new model.")],
+) -> None:
+    """Make a copy of a trainer's weights a hosted model."""
+    typer.echo(f"published {client.trainer(trainer_id).publish(model_id)}")
+
+
+def unpublish(
+    client: Client,
+    model_id: Annotated[str, typer.Argument(metavar="ID", help="The id of a model that you published.")],
+) -> None:
+    """Remove a model that you published."""
+    client.unpublish(model_id)
+    typer.echo(f"removed {model_id}")
 
 
 def close(client: Client, trainer_id: TrainerId) -> None:

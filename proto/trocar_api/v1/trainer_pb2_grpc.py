@@ -91,6 +91,11 @@ class TrainerServiceStub:
                 request_serializer=trocar__api_dot_v1_dot_trainer__pb2.PublishTrainerRequest.SerializeToString,
                 response_deserializer=trocar__api_dot_v1_dot_trainer__pb2.PublishTrainerResponse.FromString,
                 _registered_method=True)
+        self.UnpublishModel = channel.unary_unary(
+                '/trocar_api.v1.TrainerService/UnpublishModel',
+                request_serializer=trocar__api_dot_v1_dot_trainer__pb2.UnpublishModelRequest.SerializeToString,
+                response_deserializer=trocar__api_dot_v1_dot_trainer__pb2.UnpublishModelResponse.FromString,
+                _registered_method=True)
 
 
 class TrainerServiceServicer:
@@ -176,6 +181,13 @@ class TrainerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UnpublishModel(self, request, context):
+        """Removes a model that the caller published, unless a trainer needs it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -233,6 +245,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.PublishTrainer,
                     request_deserializer=trocar__api_dot_v1_dot_trainer__pb2.PublishTrainerRequest.FromString,
                     response_serializer=trocar__api_dot_v1_dot_trainer__pb2.PublishTrainerResponse.SerializeToString,
+            ),
+            'UnpublishModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpublishModel,
+                    request_deserializer=trocar__api_dot_v1_dot_trainer__pb2.UnpublishModelRequest.FromString,
+                    response_serializer=trocar__api_dot_v1_dot_trainer__pb2.UnpublishModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -534,6 +551,33 @@ class TrainerService:
             '/trocar_api.v1.TrainerService/PublishTrainer',
             trocar__api_dot_v1_dot_trainer__pb2.PublishTrainerRequest.SerializeToString,
             trocar__api_dot_v1_dot_trainer__pb2.PublishTrainerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpublishModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trocar_api.v1.TrainerService/UnpublishModel',
+            trocar__api_dot_v1_dot_trainer__pb2.UnpublishModelRequest.SerializeToString,
+            trocar__api_dot_v1_dot_trainer__pb2.UnpublishModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,8 @@ class TrainerServiceStub:
     """Streams the weights as one safetensors file."""
     PublishTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.PublishTrainerRequest, _trainer_pb2.PublishTrainerResponse]
     """Makes a copy of the weights a hosted model, at once and after restarts."""
+    UnpublishModel: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.UnpublishModelRequest, _trainer_pb2.UnpublishModelResponse]
+    """Removes a model that the caller published, unless a trainer needs it."""
 
 @_typing.type_check_only
 class TrainerServiceAsyncStub(TrainerServiceStub):
@@ -91,6 +93,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     """Streams the weights as one safetensors file."""
     PublishTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.PublishTrainerRequest, _trainer_pb2.PublishTrainerResponse]  # type: ignore[assignment]
     """Makes a copy of the weights a hosted model, at once and after restarts."""
+    UnpublishModel: _aio.UnaryUnaryMultiCallable[_trainer_pb2.UnpublishModelRequest, _trainer_pb2.UnpublishModelResponse]  # type: ignore[assignment]
+    """Removes a model that the caller published, unless a trainer needs it."""
 
 class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps trainers. Each belongs to the caller that made it; others' do not show. A trainer's id works as a model's id
@@ -186,5 +190,13 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.PublishTrainerResponse, _abc.Awaitable[_trainer_pb2.PublishTrainerResponse]]:
         """Makes a copy of the weights a hosted model, at once and after restarts."""
+
+    @_abc_1.abstractmethod
+    def UnpublishModel(
+        self,
+        request: _trainer_pb2.UnpublishModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.UnpublishModelResponse, _abc.Awaitable[_trainer_pb2.UnpublishModelResponse]]:
+        """Removes a model that the caller published, unless a trainer needs it."""
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -113,6 +113,13 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         await self._trainers.publish(trainer, request.model_id, tuple(request.categories))
         return pb.PublishTrainerResponse(model_id=request.model_id)
 
+    async def UnpublishModel(
+        self, request: pb.UnpublishModelRequest, context: Any
+    ) -> pb.UnpublishModelResponse:
+        """Remove a model that the caller published."""
+        await self._trainers.unpublish(principal_of(context), request.model_id)
+        return pb.UnpublishModelResponse()
+
     async def Train(  # type: ignore[override]  # on bytes, and writes to the context
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> None:

@@ -6,14 +6,18 @@ Fields have the same names on both sides, so there is no code for each of them.
 from collections.abc import Mapping
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import MessageToDict, ParseDict, SerializeToJsonError
 from google.protobuf.message import Message
 
+from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import fit_pb2, trainer_pb2
+from trocar_server.errors import ServiceError
 from trocar_server.training.checking import parse_spec
 from trocar_server.training.fit_forms import parse_fit_spec
 from trocar_server.training.fit_spec import FitSpec
 from trocar_server.training.spec import TrainerSpec
+
+_MOST_EXACT = 1 << 53
 
 
 def trainer_spec(message: trainer_pb2.TrainerSpec) -> TrainerSpec:
@@ -22,7 +26,7 @@ def trainer_spec(message: trainer_pb2.TrainerSpec) -> TrainerSpec:
     Raises:
         ServiceError: `TRAINER_INVALID` with every problem of its form.
     """
-    return parse_spec(_fields(message))
+    return parse_spec(_fields(message, ErrorReason.TRAINER_INVALID))
 
 
 def fit_spec(message: fit_pb2.FitSpec) -> FitSpec:
@@ -31,7 +35,7 @@ def fit_spec(message: fit_pb2.FitSpec) -> FitSpec:
     Raises:
         ServiceError: `FIT_INVALID` with every problem of its form.
     """
-    return parse_fit_spec(_fields(message))
+    return parse_fit_spec(_fields(message, ErrorReason.FIT_INVALID))
 
 
 def spec_message(spec: TrainerSpec) -> trainer_pb2.TrainerSpec:
@@ -39,17 +43,22 @@ def spec_message(spec: TrainerSpec) -> trainer_pb2.TrainerSpec:
     return ParseDict(spec.model_dump(mode="json", exclude_none=True), trainer_pb2.TrainerSpec())
 
 
-def _fields(message: Message) -> dict[str, Any]:
-    return {
-        name: _plain(value)
-        for name, value in MessageToDict(message, preserving_proto_field_name=True).items()
-    }
+def _fields(message: Message, reason: ErrorReason) -> dict[str, Any]:
+    try:
+        fields = MessageToDict(message, preserving_proto_field_name=True)
+    except SerializeToJsonError as error:  # options are JSON, which has no NaN and no infinity
+        raise ServiceError(reason, f"options must be finite numbers: {error}") from None
+    return {name: _plain(value) for name, value in fields.items()}
 
 
 def _plain(value: Any) -> Any:
-    """Turn whole numbers back into ints: JSON's numbers, of which options are made, are all floats."""
+    """Turn whole numbers back into ints: JSON's numbers, of which options are made, are all floats.
+
+    A float of 2^53 or more is whole by its size alone, and torch takes no int of 1e30.
+    """
     if isinstance(value, Mapping):
         return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    is_whole = isinstance(value, float) and abs(value) <= _MOST_EXACT and value.is_integer()
+    return int(value) if is_whole else value

@@ -95,7 +95,7 @@ class Trainer:
     created_at_s: float
     ttl_s: float
     request_id: str = ""
-    numbering: Numbering[Applied] = field(default_factory=Numbering)
+    numbering: Numbering[Applied] = field(default_factory=Numbering[Applied])
     used_at_s: float = field(default_factory=time.time)
     checkpoint_number: int | None = None
     activity: TrainerActivity = TrainerActivity.READY

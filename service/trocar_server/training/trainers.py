@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -22,10 +21,10 @@ from trocar_server.models import HostedModel
 from trocar_server.training.checking import check_spec
 from trocar_server.training.core import TrainerCore
 from trocar_server.training.fingerprint import fingerprint
-from trocar_server.training.head import replace_head
+from trocar_server.training.publishing import Publishing
 from trocar_server.training.snapshots import snapshot_state_dict
 from trocar_server.training.spec import TrainerSpec
-from trocar_server.training.storage import StorageOnDemand, TrainingStorage
+from trocar_server.training.storage import StorageOnDemand
 from trocar_server.training.trainer import Trainer, TrainerActivity
 from trocar_server.training.trainer_store import TrainerRecord, check_base
 
@@ -48,6 +47,7 @@ class Trainers:
     def __init__(self, engine: Engine, storage: StorageOnDemand, scratch_dir: Path) -> None:
         self.engine = engine
         self.storage = storage
+        self.publishing = Publishing(engine, storage)
         self._scratch_dir = scratch_dir
         self._trainers: dict[str, Trainer] = {}
         self._creating = asyncio.Lock()
@@ -116,7 +116,7 @@ class Trainers:
         try:
             storage = await asyncio.to_thread(self.storage.existing)
             if storage is not None:
-                await self._host_published(storage)
+                await self.publishing.host_all(storage)
                 await self.restore_all()
         except ServiceError as error:
             _log.warning("no trainers", reason=error.reason, why=error.message)
@@ -135,14 +135,6 @@ class Trainers:
         while True:
             await asyncio.sleep(_CLEAN_INTERVAL_S)
             await self.close_expired()
-
-    async def _host_published(self, storage: TrainingStorage) -> None:
-        for model in await asyncio.to_thread(storage.published.entries):
-            try:
-                self.engine.catalogue.add(storage.published.model_spec(model, replace_head))
-                await self.engine.load(model.model_id)
-            except ServiceError as error:
-                _log.warning("published model not hosted", model_id=model.model_id, why=error.message)
 
     async def restore_all(self) -> None:
         """Bring the trainers of an earlier run back, each from its newest checkpoint.
@@ -173,32 +165,22 @@ class Trainers:
         await asyncio.to_thread(storage.trainers.delete, trainer.trainer_id)
 
     async def publish(self, trainer: Trainer, model_id: str, categories: tuple[str, ...]) -> None:
-        """Make a copy of a trainer's weights a model of the catalogue, at once and after restarts.
+        """Make a copy of a trainer's weights a model of the catalogue; see `Publishing.publish`."""
+        await self.publishing.publish(trainer, self._base(trainer.spec), model_id, categories)
+
+    async def unpublish(self, principal: str, model_id: str) -> None:
+        """Remove a model that a principal published; see `Publishing.remove`.
 
         Raises:
-            ServiceError: `MODEL_CONFLICT`, there is a model of this id; `MODEL_INVALID`, the id is none.
+            ServiceError: `UNKNOWN_MODEL`; `MODEL_CONFLICT`, a trainer needs it; `STORAGE_UNAVAILABLE`.
         """
-        if model_id in {entry.spec.model_id for entry in self.engine.catalogue.entries()}:
-            raise ServiceError(
-                ErrorReason.MODEL_CONFLICT, f"there is a model '{model_id[:80]}' already; take another id"
-            )
-        storage = await asyncio.to_thread(self.storage.get)
-        hosted, head = trainer.core.hosted, trainer.spec.head
-        base = self._base(trainer.spec)
-        async with trainer.numbering.at_rest():
-            weights = await self.engine.owner.run(lambda: snapshot_state_dict(hosted.module))
-        write = partial(
-            storage.published.publish,
-            model_id,
-            trainer.principal,
-            base,
-            weights,
-            heads=() if head is None else (head,),
-            categories=categories or hosted.categories,
-        )
-        published = await asyncio.to_thread(write)
-        self.engine.catalogue.add(storage.published.model_spec(published, replace_head))
-        await self.engine.load(model_id)
+        async with self._creating:  # no trainer begins with it meanwhile
+            needed = {
+                needed
+                for spec in (trainer.spec for trainer in self.all())
+                for needed in (spec.model_id, *_teacher_ids(spec))
+            }
+            await self.publishing.remove(principal, model_id, needed)
 
     async def close_expired(self) -> None:
         """Close every trainer that nobody has used for as long as it may live."""

@@ -99,7 +99,7 @@ def fit_of(
     """Make a fit from the fields of its spec."""
     spec = FitSpec.model_validate({"dataset_id": "d", **fields})
     kept = checkpoint or Checkpoints(core)
-    return Fit(core, train, evaluation, spec, scratch, kept, state)  # type: ignore[arg-type]
+    return Fit(core, train, evaluation, spec, scratch, kept, state)
 
 
 def run_fit(fit: Fit, units: int = 10**6) -> list[Event]:

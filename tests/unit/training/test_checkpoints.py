@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.training.checkpoints import CheckpointStore
 from trocar_server.training.snapshots import snapshot
-from trocar_server.training.state import TrainerState
+from trocar_server.training.state import Json, TrainerState
 from trocar_server.training.storage import TrainingStorage
 
 
@@ -271,7 +272,7 @@ def test_a_state_that_does_not_fit_leaves_nothing(store: CheckpointStore, folder
             store.save(ID, state)
         assert error.value.reason is ErrorReason.TRAINER_INVALID
     with pytest.raises(TypeError):
-        store.save(ID, TrainerState({}, {"x": object()}))
+        store.save(ID, TrainerState({}, cast("dict[str, Json]", {"x": object()})))
     assert tree(folder) == before
 
 
@@ -293,7 +294,7 @@ def test_saving_loading_and_deleting_at_once_ends_well(storage: TrainingStorage)
             except ServiceError as error:
                 other += error.reason is not ErrorReason.UNKNOWN_CHECKPOINT
             else:
-                assert_same_state(found.state, make_state(found.state.facts["step"]))
+                assert_same_state(found.state, make_state(cast("int", found.state.facts["step"])))
         return other
 
     with ThreadPoolExecutor(6) as pool:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def restarted(data: Path) -> dict[str, Any]:
         expected.append(f"trainers/{record.trainer_id}/trainer.json")
     for checkpoint in storage.checkpoints.entries(ID) if ID in found["trainers"] else ():
         state = storage.checkpoints.load(ID, checkpoint.number).state
-        assert_same_state(state, make_state(state.facts["step"]))
+        assert_same_state(state, make_state(cast("int", state.facts["step"])))
         found["numbers"].append(checkpoint.number)
         expected += [
             f"trainers/{ID}/checkpoint-{checkpoint.number:08}{end}" for end in (".json", ".safetensors")
