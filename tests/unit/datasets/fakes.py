@@ -49,7 +49,9 @@ class FakeClient:
             "1",
             "2.14",
             "cpu",
-            ServerLimits(1 << 30, 1 << 30, 1 << 20, 64, 8, 10_000, 8, 1 << 30, 256, 1 << 30, 16, 604_800.0, 8),
+            ServerLimits(
+                1 << 30, 1 << 30, 1 << 20, 64, 8, 10_000, 8, 1 << 30, 256, 1 << 30, 16, 604_800.0, 8
+            ),
         )
 
     def stored_edits(self, model_id: str) -> list[StoredEdits]:
