@@ -42,8 +42,8 @@ class App:
 
     async def stop(self) -> None:
         """Let calls finish within the grace, then end the owner thread."""
-        await self.rpc.stop(self.grace_s)
-        await self.fits.stop()
+        # Both at once: calls that watch a fit end when it has stopped.
+        await asyncio.gather(self.rpc.stop(self.grace_s), self.fits.stop())
         await self.trainers.stop()
         await asyncio.to_thread(self.engine.owner.stop)
 
@@ -99,6 +99,7 @@ async def start(
         await trainers.start()
         undo.push_async_callback(trainers.stop)
         await fits.restore_all()
+        trainers.ready.set()
         undo.push_async_callback(fits.stop)
         await rpc.set_serving()
         undo.pop_all()
