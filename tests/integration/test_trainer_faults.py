@@ -91,10 +91,14 @@ async def test_a_call_that_gives_up_waiting_for_its_turn_leaves_no_trace(
 def test_watchers_of_a_trainer_that_is_closed_are_told(client: trocar.Client, running: RunningServer) -> None:
     trainer = make_trainer(client)
     first = trainer.start_fit(samples(16), epochs=100_000, batch_size=8)
-    with pytest.raises(trocar.UnknownTrainerError):
+
+    def watch() -> None:
         for event in trainer.watch(first):
             if event.kind == "step" and event["step"] == 3:
                 trainer.close()
+
+    with pytest.raises(trocar.UnknownTrainerError):
+        watch()
     assert list((running.app.fits._folder).glob("*")) == []
 
 
