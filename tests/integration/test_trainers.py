@@ -122,7 +122,7 @@ def test_a_trainer_goes_on_after_a_restart_as_if_there_had_been_none(serve: Serv
         for images, labels in given[:2]:
             trainer.step(images, labels)
         saved = trainer.save("half way")
-        trainer.step(*given[3])  # which is lost
+        trainer.step(*given[2])  # a server that is stopped saves it
         trainer_id = trainer.trainer_id
     with running_server(**settings) as second, trocar.connect(second.address) as client:
         found = client.trainer(trainer_id)

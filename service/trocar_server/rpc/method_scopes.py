@@ -45,6 +45,7 @@ METHOD_SCOPES: dict[str, Scope] = {
             "ListCheckpoints": Scope.READ,
             "ExportTrainer": Scope.TRAIN,
             "PublishTrainer": Scope.ADMIN,
+            "UnpublishModel": Scope.ADMIN,
         },
         "trocar_api.v1.FitService": {
             "StartFit": Scope.TRAIN,
