@@ -60,6 +60,7 @@ class Fits:
     def __init__(self, trainers: Trainers, library: DatasetLibrary, folder: Path, scratch_dir: Path) -> None:
         self._trainers, self._library = trainers, library
         self._folder, self._scratch_dir = folder, scratch_dir
+        self._tasks: set[asyncio.Task[None]] = set()
         self._runs: dict[str, FitRun] = {}
         self._logs: dict[str, EventLog] = {}
         self._starting, self._opening = asyncio.Lock(), asyncio.Lock()
@@ -119,6 +120,7 @@ class Fits:
         async with self._starting:  # one that is being begun
             runs = list(self._runs.values())
         await asyncio.gather(*(self._stop(run) for run in runs))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for log in self._logs.values():
             await log.close()
 
@@ -257,6 +259,8 @@ class Fits:
         if not is_paused:
             run.goes_on.set()
         run.task = asyncio.create_task(self._run(run))
+        self._tasks.add(run.task)  # a fit that has told its end still writes that down
+        run.task.add_done_callback(self._tasks.discard)
 
     # --- Running -----------------------------------------------------------------------------------
 
