@@ -133,7 +133,8 @@ async def test_a_step_that_was_cancelled_too_late_is_not_applied_again(
     with trocar.connect(running.address) as client:
         trainer_id = make_trainer(client).trainer_id
         (own,) = running.app.trainers.all()
-        step, calls = own.core.step, []
+        step: Any = own.core.step
+        calls: list[object] = []
 
         def stepping(*arguments: Any) -> Any:
             result = step(*arguments)
@@ -144,7 +145,7 @@ async def test_a_step_that_was_cancelled_too_late_is_not_applied_again(
                 time.sleep(0.05)  # until the loop has done so
             return result
 
-        own.core.step = stepping  # type: ignore[method-assign]
+        own.core.step = stepping  # type: ignore[assignment,method-assign]
         tasks: list[asyncio.Task[Any]] = []
 
         async def call() -> Any:
