@@ -157,12 +157,12 @@ def test_a_log_for_tensorboard_has_every_number_at_its_step(history: History, tm
 
 def scalars(path: Path) -> dict[str, dict[int, float]]:
     """Read an event file: length, checksum, record, checksum."""
-    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto import event_pb2
 
     content, found = path.read_bytes(), dict[str, dict[int, float]]()
     while content:
         (size,) = struct.unpack_from("<Q", content)
-        message = Event.FromString(content[12 : 12 + size])
+        message: Any = vars(event_pb2)["Event"].FromString(content[12 : 12 + size])
         content = content[16 + size :]
         for value in message.summary.value:
             found.setdefault(value.tag, {})[message.step] = value.simple_value
