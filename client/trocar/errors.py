@@ -72,6 +72,9 @@ TrocarError
     ReplyTooLargeError
     PassTooLargeError
     PermissionDeniedError          the token is missing, wrong or too narrow
+      TokenMissingError
+      TokenInvalidError
+      ScopeMissingError
   ServerError                      the request is fine; the same call may succeed later
     ServerUnavailableError         nobody answers at the target
     ServerBusyError
@@ -86,6 +89,12 @@ TrocarError
     OutputError                    what is to be written, or gone on with
 """
 
+from trocar._auth_errors import (
+    PermissionDeniedError,
+    ScopeMissingError,
+    TokenInvalidError,
+    TokenMissingError,
+)
 from trocar._error_base import (
     EXCEPTIONS,
     InvalidRequestError,
@@ -211,6 +220,7 @@ __all__ = [
     "ReductionRejectedError",
     "ReplyTooLargeError",
     "RequestTooLargeError",
+    "ScopeMissingError",
     "SelectorError",
     "ServerBusyError",
     "ServerError",
@@ -223,6 +233,8 @@ __all__ = [
     "StorageFullError",
     "StorageUnavailableError",
     "TargetRejectedError",
+    "TokenInvalidError",
+    "TokenMissingError",
     "TrainerBrokenError",
     "TrainerBusyError",
     "TrainerError",
@@ -283,10 +295,6 @@ class WeightsMismatchError(ModelError, reason=ErrorReason.WEIGHTS_MISMATCH):
 
 class WeightsCorruptError(ModelError, reason=ErrorReason.WEIGHTS_CORRUPT):
     """The weights file is not a readable safetensors file."""
-
-
-class PermissionDeniedError(InvalidRequestError):
-    """The token is missing, wrong or does not allow the call."""
 
 
 class ServerUnavailableError(ServerError):

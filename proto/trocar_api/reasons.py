@@ -145,6 +145,13 @@ class ErrorReason(StrEnum):
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     """The caller has as much stored as he may."""
 
+    TOKEN_MISSING = "TOKEN_MISSING"
+    """The server lets nobody in without a token, and the call has none."""
+    TOKEN_INVALID = "TOKEN_INVALID"
+    """The call's token is unknown, expired or revoked."""
+    SCOPE_MISSING = "SCOPE_MISSING"
+    """The caller's token or certificate does not allow this method."""
+
     SERVER_BUSY = "SERVER_BUSY"
     """Too many calls wait for the model, or no replica was free in time."""
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"

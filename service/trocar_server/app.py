@@ -4,15 +4,15 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.access import check_address, credentials_of, gate_of
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.device import DeviceThread, choose_device
@@ -20,7 +20,6 @@ from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec, clean_downloads, default_categories
 from trocar_server.rpc.server import Parts, RpcServer, start_server
-from trocar_server.rpc.unix_socket import socket_path
 from trocar_server.training.datasets import DatasetLibrary, DatasetStore, listed_folders
 from trocar_server.training.fitting import Fits
 from trocar_server.training.storage import StorageOnDemand
@@ -43,8 +42,8 @@ class App:
 
     async def stop(self) -> None:
         """Let calls finish within the grace, then end the owner thread."""
-        await self.rpc.stop(self.grace_s)
-        await self.fits.stop()
+        # Both at once: calls that watch a fit end when it has stopped.
+        await asyncio.gather(self.rpc.stop(self.grace_s), self.fits.stop())
         await self.trainers.stop()
         await asyncio.to_thread(self.engine.owner.stop)
 
@@ -64,10 +63,12 @@ async def start(
     Raises:
         ServiceError: A model cannot be loaded, or the address cannot be used.
     """
-    _check_address(config)
+    check_address(config)
+    credentials = credentials_of(config)
     catalogue = _catalogue(config, factories or {})
     owner = DeviceThread(choose_device(config.device), config.threads)
     data_dir = config.data_dir.expanduser()
+    gate = gate_of(config, data_dir, log)
     clean_downloads(data_dir)
     edit_store = EditStore(data_dir / "edits")
     edit_store.clean()
@@ -88,6 +89,8 @@ async def start(
             config.port,
             with_reflection=config.reflection,
             log=log,
+            gate=gate,
+            credentials=credentials,
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:
@@ -96,24 +99,11 @@ async def start(
         await trainers.start()
         undo.push_async_callback(trainers.stop)
         await fits.restore_all()
+        trainers.ready.set()
         undo.push_async_callback(fits.stop)
         await rpc.set_serving()
         undo.pop_all()
     return App(engine, datasets, trainers, fits, rpc, config.grace_s)
-
-
-def _check_address(config: ServerConfig) -> None:
-    """Refuse an open address: there are no tokens yet, so whoever reaches it can use everything."""
-    if config.insecure or config.host == "localhost" or socket_path(config.host):
-        return
-    with suppress(ValueError):
-        if ip_address(config.host).is_loopback:
-            return
-    raise ServiceError(
-        ErrorReason.INVALID_ARGUMENT,
-        f"listening on '{config.host}' would let everybody in: there is no authentication yet. Listen on "
-        "127.0.0.1 or unix:/path, or say --insecure where the network itself keeps strangers out",
-    )
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:

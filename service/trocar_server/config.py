@@ -126,6 +126,15 @@ class ServerConfig(BaseSettings):
     """Address to listen on, loopback by default; or `unix:/path` for a Unix socket of this user alone."""
     insecure: bool = False
     """Whether another address than loopback may be listened on, though nobody has to prove who he is."""
+    tokens: bool = False
+    """Whether every call needs a token of `trocar token create`, with the scope of its method."""
+    tls_cert: Path | None = None
+    """The server's certificate chain as a PEM file; with it and `tls_key` the server speaks TLS only. It and
+    the next two are looked up beside the config file when they are relative."""
+    tls_key: Path | None = None
+    """The private key of `tls_cert`."""
+    tls_client_ca: Path | None = None
+    """Who signs client certificates: with it every client must have one (mTLS)."""
     port: int = Field(default=50051, ge=0, le=65535)
     """TCP port; 0 takes a free one. Without meaning for a Unix socket."""
     device: str = "auto"
@@ -184,6 +193,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     server = values.pop("server", {})
     if not isinstance(server, dict):
         raise _wrong(f"'{path.name}': server is no table; write [server]")
+    for key in ("tls_cert", "tls_key", "tls_client_ca"):
+        if isinstance(server.get(key), str):
+            server[key] = str(path.parent / _at_home(Path(server[key])))
     models = values.get("models")
     for model in models.values() if isinstance(models, dict) else ():
         if isinstance(model, dict):

@@ -156,7 +156,9 @@ def _config(
             ErrorReason.INVALID_ARGUMENT,
             f"a local server has no option {', '.join(map(repr, unknown))}; it has {', '.join(OPTIONS)}",
         )
-    return read_config(host=f"unix:{socket}", models=models, **options)
+    # Nobody else can enter its folder, whatever the environment says of servers that strangers reach.
+    alone: dict[str, Any] = {"tokens": False, "tls_cert": None, "tls_key": None, "tls_client_ca": None}
+    return read_config(host=f"unix:{socket}", models=models, **alone, **options)
 
 
 async def _cancel_others() -> None:

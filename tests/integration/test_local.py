@@ -251,6 +251,13 @@ def test_only_this_user_can_reach_the_socket(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_settings_for_strangers_do_not_lock_the_program_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TOKENS", "true"), ("TLS_CERT", "nowhere.pem"), ("TLS_CLIENT_CA", "nowhere.pem")):
+        monkeypatch.setenv(f"TROCAR_{name}", value)
+    with trocar.connect("local") as client:
+        assert client.models() == []
+
+
 def test_a_closed_client_leaves_nothing() -> None:
     local = connect(PLAIN)
     local.extract("plain", IMAGES, "fc")

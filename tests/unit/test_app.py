@@ -13,6 +13,7 @@ from tests.support.odd_models import Identity, TellsPaths
 from tests.support.serving import custom
 from trocar_api.reasons import ErrorReason
 from trocar_server import app
+from trocar_server.access import check_address
 from trocar_server.app import model_spec
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.errors import ServiceError
@@ -151,5 +152,44 @@ async def test_an_address_that_is_open_to_others_is_refused(host: str) -> None:
     assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
 
 
+TLS: dict[str, Any] = {"tls_cert": "server.pem", "tls_key": "server-key.pem"}
+INSUFFICIENT = [
+    {"tokens": True},
+    {"tls_client_ca": "ca.pem"},
+    TLS,
+    {"tokens": True, "tls_cert": "server.pem"},
+    {"tokens": True, "tls_key": "server-key.pem"},
+]
+
+
+@pytest.mark.parametrize("settings", INSUFFICIENT)
+def test_an_open_address_needs_both_tls_and_proof_of_who_calls(settings: dict[str, Any]) -> None:
+    with pytest.raises(ServiceError, match="--insecure") as caught:
+        check_address(ServerConfig(host="0.0.0.0", **settings))
+    assert "tls_cert" in caught.value.message
+
+
+@pytest.mark.parametrize("proof", [{"tokens": True}, {"tls_client_ca": "ca.pem"}])
+def test_an_open_address_is_taken_with_both(proof: dict[str, Any]) -> None:
+    check_address(ServerConfig(host="0.0.0.0", **{**TLS, **proof}))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tls_cert": "server.pem"}, {"tls_key": "key.pem"}, {"tls_client_ca": "ca.pem"}, TLS]
+)
+async def test_tls_with_files_that_are_not_there_leaves_no_thread(settings: dict[str, str]) -> None:
+    before = owner_threads()
+    assert "tls_cert" in (await refused(**settings)).message
+    assert owner_threads() == before
+
+
+async def test_a_damaged_file_of_tokens_leaves_no_thread(tmp_path: Path) -> None:
+    before = owner_threads()
+    (tmp_path / "tokens.json").touch(0o600)
+    error = await refused(tokens=True, data_dir=tmp_path)
+    assert error.reason is ErrorReason.STORAGE_UNAVAILABLE
+    assert owner_threads() == before
+
+
 def test_an_open_address_is_taken_when_the_operator_insists() -> None:
-    app._check_address(ServerConfig(host="0.0.0.0", insecure=True))
+    check_address(ServerConfig(host="0.0.0.0", insecure=True))

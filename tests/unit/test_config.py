@@ -72,6 +72,17 @@ def test_files_of_a_model_are_looked_up_beside_the_config_file(tmp_path: Path) -
     )
 
 
+def test_files_of_tls_are_looked_up_beside_the_config_file(tmp_path: Path) -> None:
+    text = '[server]\ntls_cert = "a.pem"\ntls_key = "/etc/key.pem"\n'
+    config = read_config(written(tmp_path, text))
+    assert (config.tls_cert, config.tls_key, config.tls_client_ca) == (
+        tmp_path / "a.pem",
+        Path("/etc/key.pem"),
+        None,
+    )
+    assert not config.tokens
+
+
 @pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V2", "random:0"])
 def test_weights_that_are_no_file_stay_as_they_are(tmp_path: Path, weights: str) -> None:
     text = f'[models.m]\nweights = "{weights}"\n'

@@ -50,10 +50,18 @@ def _connect(
             exists=True, dir_okay=False, help="PEM file of the certificates to trust; implies --tls."
         ),
     ] = None,
+    cert: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="PEM file of your own certificate; implies --tls."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="PEM file of its private key.")
+    ] = None,
 ) -> trocar.Client:
+    if (cert is None) != (key is None):
+        refuse("--cert and --key belong together")
+    options = trocar.TlsOptions(ca=ca, certificate=cert, key=key) if ca or cert else tls
     try:
-        return trocar.connect(
-            server, timeout_s=timeout, token=token, tls=trocar.TlsOptions(ca=ca) if ca else tls
-        )
+        return trocar.connect(server, timeout_s=timeout, token=token, tls=options)
     except ValueError as error:
         refuse(str(error))

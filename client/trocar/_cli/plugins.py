@@ -1,4 +1,4 @@
-"""Commands of other packages: the server's `serve` and `convert`.
+"""Commands of other packages: the server's `serve`, `convert` and `token`.
 
 They are found by name through the entry-point group `trocar.commands` and imported only when they are
 called: the client never imports the server, and starts without it.
@@ -15,6 +15,7 @@ GROUP = "trocar.commands"
 _HELP = {
     "serve": "Host models and answer clients until stopped.",
     "convert": "Turn a .pth state dict into a .safetensors file.",
+    "token": "Make, list and revoke the tokens of a server.",
 }
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -26,13 +27,16 @@ def add_plugins(app: typer.Typer) -> None:
 
 
 def plugin_app(entry: EntryPoint) -> typer.Typer:
-    """Import a command and make an app of its own of it.
+    """Import a command and make an app of its own of it; a group of commands is one already.
 
     Raises:
         ImportError: Something that it needs is not installed.
     """
+    command = entry.load()
+    if isinstance(command, typer.Typer):
+        return command
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
-    app.command()(entry.load())
+    app.command()(command)
     return app
 
 

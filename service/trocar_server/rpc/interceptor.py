@@ -1,6 +1,7 @@
-"""Around every call: a request id, domain errors as statuses, one log line, nothing unexplained."""
+"""Around every call: who may make it, a request id, domain errors as statuses, one log line."""
 
 import asyncio
+import inspect
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,8 +15,10 @@ from google.protobuf.message import DecodeError
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models import set_principal
-from trocar_server.rpc.principal import principal_of
+from trocar_server.models import current_principal, set_principal
+from trocar_server.rpc.gates import Gate, OpenGate
+from trocar_server.rpc.method_scopes import is_open
+from trocar_server.rpc.principal import log_name
 from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 
 _REQUEST_ID_KEY = "x-request-id"
@@ -23,14 +26,16 @@ _MAX_REQUEST_ID_CHARACTERS = 64
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler of ours; those of health and reflection pass unchanged.
+    """Asks the gate about every call but those of health, and wraps every handler of ours.
 
     Args:
         log: Takes one line for each call; structlog's logger `trocar` when None.
+        gate: Says who may make which call; everybody every one when None.
     """
 
-    def __init__(self, log: Any = None) -> None:
+    def __init__(self, log: Any = None, gate: Gate | None = None) -> None:
         self._log = log or structlog.get_logger("trocar")
+        self._gate = gate or OpenGate()
 
     async def intercept_service(
         self,
@@ -40,9 +45,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Return the handler with its behaviour wrapped."""
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method)
-        if handler is None or not method.startswith("/trocar_api."):
+        if handler is None or is_open(method):
             return handler
-        call = _Call(self._log, method, _request_id(handler_call_details))
+        call = _Call(self._log, self._gate, method, _request_id(handler_call_details))
+        try:
+            self._gate.check_early(method, handler_call_details.invocation_metadata or ())
+        except ServiceError as error:
+            return call.refusal(error)
+        if not method.startswith("/trocar_api."):
+            return _guarded(handler, call) if self._gate.is_guarded else handler
         if handler.stream_stream is not None:
             return handler._replace(stream_stream=call.wrap(handler.stream_stream))
         if handler.unary_stream is not None:
@@ -53,6 +64,26 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return handler._replace(stream_unary=behaviour, request_deserializer=None)
         behaviour = call.wrap(_parsing(handler, handler.unary_unary))
         return handler._replace(unary_unary=behaviour, request_deserializer=None)
+
+
+def _guarded(handler: Any, call: "_Call") -> Any:
+    """Ask the gate before a handler that is not ours: reflection's, which yields its replies."""
+    kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    kind = next(kind for kind in kinds if getattr(handler, kind) is not None)
+    behaviour = getattr(handler, kind)
+    if not inspect.isasyncgenfunction(behaviour):
+        return handler._replace(**{kind: call.wrap(behaviour)})
+
+    async def admitted(request: Any, context: Any) -> AsyncIterator[Any]:
+        await call.wrap(_nothing)(request, context)
+        async for reply in behaviour(request, context):
+            yield reply
+
+    return handler._replace(**{kind: admitted})
+
+
+async def _nothing(request: Any, context: Any) -> None:
+    """Do nothing, within a wrapped call."""
 
 
 def _parsing(handler: Any, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -92,6 +123,7 @@ def _parsing_each(handler: Any) -> Callable[..., Awaitable[Any]]:
 @dataclass(frozen=True)
 class _Call:
     log: Any
+    gate: Gate
     method: str
     request_id: str
 
@@ -100,8 +132,8 @@ class _Call:
 
         async def call(request: Any, context: Any) -> Any:
             started = time.perf_counter()
-            set_principal(principal_of(context))
             try:
+                set_principal(self.gate.admit(self.method, context))
                 reply = await behaviour(request, context)
             except BaseException as error:
                 await self._fail(error, context, started)
@@ -111,6 +143,14 @@ class _Call:
 
         return call
 
+    def refusal(self, error: ServiceError) -> Any:
+        """Return a handler that refuses before it reads a byte; on the wire all four kinds are streams."""
+
+        async def refuse(_requests: Any, context: Any) -> None:
+            await self._fail(error, context, time.perf_counter())
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
     async def _fail(self, error: BaseException, context: Any, started: float) -> None:
         """Abort the call with a status that says why. A cancelled call or a stopping server just ends."""
         if isinstance(error, asyncio.CancelledError | grpc.aio.AbortError):
@@ -118,7 +158,8 @@ class _Call:
             return
         known = error if isinstance(error, ServiceError) else self._internal(error)
         code = STATUS_CODES[known.reason]
-        self._note(code.name, started, reason=known.reason)
+        principal = known.details.get("principal") or log_name(current_principal())
+        self._note(code.name, started, reason=known.reason, principal=principal)
         details = ((DETAILS_KEY, status_details(known, self.request_id)),)
         await context.abort(code, status_message(known), trailing_metadata=details)
 
@@ -132,6 +173,7 @@ class _Call:
     def _note(self, code: str, started: float, **facts: Any) -> None:
         """Write the line after the status has gone out: the caller does not wait for our log."""
         milliseconds = round((time.perf_counter() - started) * 1000, 2)
+        facts.setdefault("principal", log_name(current_principal()))
         line = partial(
             self.log.info,
             "call",

@@ -1,28 +1,47 @@
 """Who calls: what stored things belong to."""
 
 import hashlib
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from trocar_server.models import ANONYMOUS
+from trocar_server.models import ANONYMOUS, current_principal
 
 _SCHEME = "bearer"
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def principal_of(context: Any) -> str:
-    """Return who makes a call: the sha256 of its bearer token, or `ANONYMOUS`.
+    """Return who makes a call, as the interceptor's gate found it.
 
-    Whoever holds the token is its principal; the token itself is kept nowhere.
+    The name of its token or certificate where the server asks for one. Otherwise the sha256 of whatever
+    bearer token it brings, or `ANONYMOUS`: whoever holds the token is its principal. The token itself is
+    kept nowhere.
     """
-    return principal_from(context.invocation_metadata() or ())
+    return current_principal() or principal_from(context.invocation_metadata() or ())
 
 
 def principal_from(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Return whom the metadata of a call name; see `principal_of`."""
+    """Return whom the metadata of a call name, where tokens are not checked; see `principal_of`."""
+    token = bearer_token(metadata)
+    if token is None:
+        return ANONYMOUS
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """Return the token that the metadata of a call bring, or None."""
     for key, value in metadata:
         if key.lower() != "authorization" or not isinstance(value, str):
             continue
         scheme, _, token = value.strip().partition(" ")
         if scheme.lower() == _SCHEME and token.strip():
-            return hashlib.sha256(token.strip().encode("utf-8", "surrogatepass")).hexdigest()
-    return ANONYMOUS
+            return token.strip()
+    return None
+
+
+def log_name(principal: str | None) -> str:
+    """Return what the log says of a principal: of a hash of a token only what tells callers apart."""
+    if principal is None:
+        return "-"
+    return principal[:12] if _HASH.fullmatch(principal) else principal

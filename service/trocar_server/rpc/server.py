@@ -33,6 +33,7 @@ from trocar_server.rpc.dataset_service import DatasetService
 from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
 from trocar_server.rpc.fit_service import FitService
+from trocar_server.rpc.gates import Gate
 from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
 from trocar_server.rpc.server_service import ServerService
@@ -105,6 +106,8 @@ async def start_server(
     *,
     with_reflection: bool = False,
     log: Any = None,
+    gate: Gate | None = None,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
 
@@ -114,12 +117,14 @@ async def start_server(
         port: TCP port, 0 for a free one; without meaning for a Unix socket.
         with_reflection: Whether to offer gRPC server reflection.
         log: structlog's logger `trocar` when None.
+        gate: Who may do what; everybody everything when None.
+        credentials: For TLS; plain text when None.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
     engine = parts.engine
-    server = grpc.aio.server(interceptors=[CallInterceptor(log)], options=_options(engine.limits))
+    server = grpc.aio.server(interceptors=[CallInterceptor(log, gate)], options=_options(engine.limits))
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine), server)
     edits = EditStoreService(engine, parts.edit_store)
@@ -140,12 +145,14 @@ async def start_server(
         reflection.enable_server_reflection(
             [*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server
         )
-    address, bound = _listen(server, host, port)
+    address, bound = _listen(server, host, port, credentials)
     await server.start()
     return RpcServer(address, bound, server, health_service)
 
 
-def _listen(server: grpc.aio.Server, host: str, port: int) -> tuple[str, int]:
+def _listen(
+    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None
+) -> tuple[str, int]:
     """Bind the server; return where clients connect, and the TCP port or 0."""
     path = socket_path(host)
     if path is not None:
@@ -153,7 +160,10 @@ def _listen(server: grpc.aio.Server, host: str, port: int) -> tuple[str, int]:
     address = f"{host}:{port}" if path is None else target_of(path)
     try:
         with nullcontext() if path is None else owner_only(path):
-            bound = server.add_insecure_port(address)
+            if credentials is None:
+                bound = server.add_insecure_port(address)
+            else:
+                bound = server.add_secure_port(address, credentials)
     except (RuntimeError, OSError):
         hint = (
             "is another server running there?" if path is None else "does its folder exist, and is it yours?"

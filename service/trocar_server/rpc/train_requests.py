@@ -46,7 +46,7 @@ async def receive_batch(requests: AsyncIterator[bytes], trainers: Trainers, prin
     if first is None:
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
     request, chunks = read_message(pb.TrainRequest, first)
-    trainer = trainers.get(principal, request.trainer_id)
+    trainer = await trainers.find(principal, request.trainer_id)
     if request.kind not in _KINDS:
         raise invalid("kind", "not set, or not known")
     limits, hosted = trainers.engine.limits, trainer.core.hosted

@@ -41,21 +41,24 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def GetTrainer(self, request: pb.GetTrainerRequest, context: Any) -> pb.GetTrainerResponse:
         """Return one of the caller's own."""
-        return pb.GetTrainerResponse(trainer=await self._message(self._get(request.trainer_id, context)))
+        return pb.GetTrainerResponse(
+            trainer=await self._message(await self._get(request.trainer_id, context))
+        )
 
     async def ListTrainers(self, request: pb.ListTrainersRequest, context: Any) -> pb.ListTrainersResponse:
         """List the caller's own."""
+        await self._trainers.ready.wait()
         own = self._trainers.of(principal_of(context))
         return pb.ListTrainersResponse(trainers=[await self._message(trainer) for trainer in own])
 
     async def CloseTrainer(self, request: pb.CloseTrainerRequest, context: Any) -> pb.CloseTrainerResponse:
         """Close one of the caller's own."""
-        await self._trainers.close(self._get(request.trainer_id, context))
+        await self._trainers.close(await self._get(request.trainer_id, context))
         return pb.CloseTrainerResponse()
 
     async def StepOptimizer(self, request: pb.StepOptimizerRequest, context: Any) -> pb.StepOptimizerResponse:
         """Update weights."""
-        trainer = self._get(request.trainer_id, context)
+        trainer = await self._get(request.trainer_id, context)
         number = request.number if request.HasField("number") else None
         applied = await trainer.optimizer_step(number, deadline_of(context))
         return pb.StepOptimizerResponse(result=result_message(applied))
@@ -64,14 +67,15 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """Write a checkpoint."""
         if len(request.note) > _MAX_NOTE_CHARACTERS:
             raise invalid("note", f"over {_MAX_NOTE_CHARACTERS} characters")
-        saved = await self._get(request.trainer_id, context).save(request.note)
+        trainer = await self._get(request.trainer_id, context)
+        saved = await trainer.save(request.note)
         return pb.SaveTrainerResponse(checkpoint=checkpoint_message(saved))
 
     async def RestoreTrainer(
         self, request: pb.RestoreTrainerRequest, context: Any
     ) -> pb.RestoreTrainerResponse:
         """Go back to a checkpoint."""
-        trainer = self._get(request.trainer_id, context)
+        trainer = await self._get(request.trainer_id, context)
         number = request.checkpoint_number if request.HasField("checkpoint_number") else None
         await trainer.restore(number)
         return pb.RestoreTrainerResponse(trainer=await self._message(trainer))
@@ -80,14 +84,15 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: pb.ListCheckpointsRequest, context: Any
     ) -> pb.ListCheckpointsResponse:
         """List what can be restored."""
-        found = await self._get(request.trainer_id, context).checkpoints()
+        trainer = await self._get(request.trainer_id, context)
+        found = await trainer.checkpoints()
         return pb.ListCheckpointsResponse(checkpoints=map(checkpoint_message, found))
 
     async def ExportTrainer(  # type: ignore[override]  # writes to the context
         self, request: pb.ExportTrainerRequest, context: Any
     ) -> None:
         """Stream a safetensors file."""
-        trainer = self._get(request.trainer_id, context)
+        trainer = await self._get(request.trainer_id, context)
         is_gradients = request.content == pb.EXPORT_CONTENT_GRADIENTS
         update_count, export = await trainer.export(
             has_optimizer=request.has_optimizer, is_gradients=is_gradients
@@ -109,7 +114,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: pb.PublishTrainerRequest, context: Any
     ) -> pb.PublishTrainerResponse:
         """Make a hosted model of the weights."""
-        trainer = self._get(request.trainer_id, context)
+        trainer = await self._get(request.trainer_id, context)
         await self._trainers.publish(trainer, request.model_id, tuple(request.categories))
         return pb.PublishTrainerResponse(model_id=request.model_id)
 
@@ -143,8 +148,8 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         train: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self.Train)
         return grpc.method_handlers_generic_handler(_SERVICE, {"Train": train})
 
-    def _get(self, trainer_id: str, context: Any) -> Trainer:
-        return self._trainers.get(principal_of(context), trainer_id)
+    async def _get(self, trainer_id: str, context: Any) -> Trainer:
+        return await self._trainers.find(principal_of(context), trainer_id)
 
     async def _message(self, trainer: Trainer) -> pb.Trainer:
         return await self._trainers.engine.owner.run(lambda: trainer_message(trainer))

@@ -3,21 +3,28 @@
 Fields have the same names on both sides, so there is no code for each of them.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import MutableSequence
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict, ParseDict, SerializeToJsonError
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct, Value
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import fit_pb2, trainer_pb2
-from trocar_server.errors import ServiceError
 from trocar_server.training.checking import parse_spec
 from trocar_server.training.fit_forms import parse_fit_spec
 from trocar_server.training.fit_spec import FitSpec
+from trocar_server.training.problems import Problems
 from trocar_server.training.spec import TrainerSpec
 
-_MOST_EXACT = 1 << 53
+_MAX_ENTRIES = 1024
+"""Of one list: a model has no more parts that anybody names one by one."""
+_MAX_OPTION_ENTRIES = 1 << 16
+"""Of the lists within options, which may have a weight for each class."""
+_EXACT = 1 << 53
+"""Up to here a float holds every whole number."""
 
 
 def trainer_spec(message: trainer_pb2.TrainerSpec) -> TrainerSpec:
@@ -26,7 +33,7 @@ def trainer_spec(message: trainer_pb2.TrainerSpec) -> TrainerSpec:
     Raises:
         ServiceError: `TRAINER_INVALID` with every problem of its form.
     """
-    return parse_spec(_fields(message, ErrorReason.TRAINER_INVALID))
+    return parse_spec(_checked(message, ErrorReason.TRAINER_INVALID))
 
 
 def fit_spec(message: fit_pb2.FitSpec) -> FitSpec:
@@ -35,7 +42,7 @@ def fit_spec(message: fit_pb2.FitSpec) -> FitSpec:
     Raises:
         ServiceError: `FIT_INVALID` with every problem of its form.
     """
-    return parse_fit_spec(_fields(message, ErrorReason.FIT_INVALID))
+    return parse_fit_spec(_checked(message, ErrorReason.FIT_INVALID))
 
 
 def spec_message(spec: TrainerSpec) -> trainer_pb2.TrainerSpec:
@@ -43,22 +50,52 @@ def spec_message(spec: TrainerSpec) -> trainer_pb2.TrainerSpec:
     return ParseDict(spec.model_dump(mode="json", exclude_none=True), trainer_pb2.TrainerSpec())
 
 
-def _fields(message: Message, reason: ErrorReason) -> dict[str, Any]:
-    try:
-        fields = MessageToDict(message, preserving_proto_field_name=True)
-    except SerializeToJsonError as error:  # options are JSON, which has no NaN and no infinity
-        raise ServiceError(reason, f"options must be finite numbers: {error}") from None
-    return {name: _plain(value) for name, value in fields.items()}
+def _checked(message: Message, reason: ErrorReason) -> dict[str, Any]:
+    problems = Problems()
+    found = _fields(message, "", problems)
+    problems.raise_any(reason, "the description cannot be read")
+    return found
 
 
-def _plain(value: Any) -> Any:
-    """Turn whole numbers back into ints: JSON's numbers, of which options are made, are all floats.
+def _fields(message: Message, path: str, problems: Problems) -> dict[str, Any]:
+    """Return the fields that are set, as plain dicts and lists."""
+    found: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        where = f"{path}.{field.name}".removeprefix(".")
+        if not isinstance(value, MutableSequence):
+            found[field.name] = _entry(value, where, problems)
+        elif len(value) > _MAX_ENTRIES:
+            problems.add(where, f"has {len(value):,} entries; {_MAX_ENTRIES:,} at most")
+        else:
+            found[field.name] = [_entry(one, f"{where}[{i}]", problems) for i, one in enumerate(value)]
+    return found
 
-    A float of 2^53 or more is whole by its size alone, and torch takes no int of 1e30.
-    """
-    if isinstance(value, Mapping):
-        return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    is_whole = isinstance(value, float) and abs(value) <= _MOST_EXACT and value.is_integer()
-    return int(value) if is_whole else value
+
+def _entry(value: Any, path: str, problems: Problems) -> Any:
+    if isinstance(value, Struct):
+        if len(value.fields) > _MAX_ENTRIES:
+            problems.add(path, f"has {len(value.fields):,} entries; {_MAX_ENTRIES:,} at most")
+            return {}
+        return {name: _option(one, f"{path}.{name[:80]}", problems) for name, one in value.fields.items()}
+    return _fields(value, path, problems) if isinstance(value, Message) else value
+
+
+def _option(value: Value, path: str, problems: Problems) -> Any:
+    """Return an option. Whole numbers become ints again: JSON's numbers are all floats."""
+    kind = value.WhichOneof("kind")
+    if kind == "number_value":
+        number = value.number_value
+        if not math.isfinite(number):
+            problems.add(path, "is not a finite number; leave the option out where there is no limit")
+        return int(number) if number.is_integer() and abs(number) <= _EXACT else number
+    if kind == "struct_value":
+        return _entry(value.struct_value, path, problems)
+    if kind == "list_value":
+        entries = value.list_value.values
+        if len(entries) > _MAX_OPTION_ENTRIES:
+            problems.add(path, f"has {len(entries):,} entries; {_MAX_OPTION_ENTRIES:,} at most")
+            return []
+        return [_option(one, f"{path}[{i}]", problems) for i, one in enumerate(entries)]
+    return (
+        value.string_value if kind == "string_value" else value.bool_value if kind == "bool_value" else None
+    )

@@ -2,14 +2,14 @@
 
 # Note: [A fit outlives everybody]
 The fit is a task of the server, not of a call: who watches may come and go. Its description lies beside the
-trainer, its place in every checkpoint that it makes. So a server that was killed goes on from the newest one,
-and tells again, with the same numbers, what had happened since.
+trainer, its place in every checkpoint that it makes, the first before the fit counts as begun. So a server
+that was killed goes on from the newest one, and does again what had happened since; what was told of that is
+not told twice, so that whoever comes back to watch misses nothing and sees nothing again.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Collection
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,24 @@ from typing import Any
 import structlog
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.durable import disk_errors, remove_quietly
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import PassGuard
 from trocar_server.training.datasets.library import DatasetLibrary
-from trocar_server.training.event_log import LAST_KINDS, EventLog, LoggedEvent
-from trocar_server.training.events import Event
+from trocar_server.training.event_log import LAST_KINDS, EventLog, LoggedEvent, NewEvent
 from trocar_server.training.fit import Fit
 from trocar_server.training.fit_forms import parse_fit_spec
+from trocar_server.training.fit_run import REPEATED, FitRun, began, new_event
 from trocar_server.training.fit_samples import DatasetSamples
 from trocar_server.training.fit_spec import FitSpec
 from trocar_server.training.fit_state import FitState
-from trocar_server.training.state import TrainerState
-from trocar_server.training.trainer import Trainer, TrainerActivity
+from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer_calls import TrainerActivity
+from trocar_server.training.trainer_store import TRAINER_ID
 from trocar_server.training.trainers import Trainers
+from trocar_server.training.whole import whole
 
-_PROGRESS_EVENTS = ("step", "cache")
+_STOP_WITHIN_S = 5.0
+"""How long a stopping server waits for the present batch of a fit before it gives it up."""
 _log = structlog.get_logger("trocar")
 
 
@@ -42,27 +45,6 @@ class Command(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     CANCEL = "cancel"
-
-
-@dataclass(eq=False)
-class _Run:
-    """A fit that is under way, or paused."""
-
-    trainer: Trainer
-    fit: Fit
-    spec: FitSpec
-    log: EventLog
-    readers: list[DatasetSamples]
-    first_number: int
-    request_id: str
-    waiting: tuple[TrainerState, FitState] | None = None
-    """What the fit wants to be saved."""
-    is_cancelled: bool = False
-
-    def __post_init__(self) -> None:
-        self.goes_on = asyncio.Event()
-        self.goes_on.set()
-        self.task: asyncio.Task[None] | None = None
 
 
 class Fits:
@@ -78,43 +60,29 @@ class Fits:
     def __init__(self, trainers: Trainers, library: DatasetLibrary, folder: Path, scratch_dir: Path) -> None:
         self._trainers, self._library = trainers, library
         self._folder, self._scratch_dir = folder, scratch_dir
-        self._runs: dict[str, _Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._runs: dict[str, FitRun] = {}
         self._logs: dict[str, EventLog] = {}
-        self._starting = asyncio.Lock()
+        self._starting, self._opening = asyncio.Lock(), asyncio.Lock()
+        self._is_stopping = False
 
     async def start(self, principal: str, trainer_id: str, spec: FitSpec, request_id: str = "") -> int:
         """Begin a fit, and return the number of its first event.
 
         Raises:
             ServiceError: `FIT_INVALID` with every problem, `UNKNOWN_TRAINER`, `UNKNOWN_DATASET`,
-                `TRAINER_BUSY`.
+                `TRAINER_BUSY`, `STORAGE_FULL`, `STORAGE_UNAVAILABLE`.
         """
-        trainer = self._trainers.get(principal, trainer_id)
-        async with self._starting:
-            run = self._runs.get(trainer_id)
-            if run is not None and request_id and run.request_id == request_id:
-                return run.first_number
-            trainer.check_free()
-            log = await self._log_of(trainer_id)
-            run = await self._make(trainer, spec, log, log.next_number, request_id)
-            trainer.activity = TrainerActivity.FITTING
-            try:
-                await self._remember(run, is_paused=False)
-                steps = run.fit.step_total
-                await log.add([_began(log.next_number, spec, steps)])
-            except BaseException:
-                await self._close(run)
-                raise
-            self._begin(run)
-            return run.first_number
+        trainer = await self._trainers.find(principal, trainer_id)
+        return await whole(self._start(trainer, spec, request_id))
 
     async def watch(self, principal: str, trainer_id: str, number: int | None) -> AsyncIterator[LoggedEvent]:
-        """Yield events until the fit has ended.
+        """Yield events until the fit has ended, or the server does.
 
         Raises:
             ServiceError: `UNKNOWN_TRAINER`; `UNKNOWN_FIT`, there was none yet.
         """
-        self._trainers.get(principal, trainer_id)
+        await self._trainers.find(principal, trainer_id)
         log = await self._log_of(trainer_id)
         if number is None and not log.next_number:
             raise ServiceError(ErrorReason.UNKNOWN_FIT, "the trainer has had no fit yet; start one")
@@ -127,8 +95,75 @@ class Fits:
         Raises:
             ServiceError: `UNKNOWN_TRAINER`; `UNKNOWN_FIT`, none is under way.
         """
-        trainer = self._trainers.get(principal, trainer_id)
-        run = self._runs.get(trainer_id)
+        trainer = await self._trainers.find(principal, trainer_id)
+        return await whole(self._control(trainer, command))
+
+    async def restore_all(self) -> None:
+        """Go on with the fits that were under way when the server ended."""
+        for trainer in self._trainers.all():
+            described = trainer.stored_facts.get("fit")
+            if described is None or described.get("is_over"):
+                continue
+            try:
+                await self._restore(trainer, described)
+            except ServiceError as error:
+                _log.warning("fit not resumed", trainer_id=trainer.trainer_id, why=error.message)
+                log = await self._log_of(trainer.trainer_id)
+                facts = {"reason": error.reason, "message": error.message, "step": 0, "epoch": 0}
+                await log.add([NewEvent("failed", time.time(), facts)])
+                await self._set_over(trainer, int(described["first_number"]))
+        await asyncio.to_thread(self._clean, await self._trainers.stored_ids())
+
+    async def stop(self) -> None:
+        """Stop after the present batch, with a checkpoint of each; they go on at the next start."""
+        self._is_stopping = True
+        async with self._starting:  # one that is being begun
+            runs = list(self._runs.values())
+        await asyncio.gather(*(self._stop(run) for run in runs))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for log in self._logs.values():
+            await log.close()
+
+    async def forget(self, trainer_id: str) -> None:
+        """End what is under way for a trainer that is being closed, and delete its events."""
+        async with self._starting:
+            run = self._runs.get(trainer_id)
+        if run is not None and run.task is not None:
+            run.task.cancel()
+            await asyncio.gather(run.task, return_exceptions=True)
+            await self._close(run)
+        log = self._logs.pop(trainer_id, None)
+        if log is not None:
+            await log.close(ServiceError(ErrorReason.UNKNOWN_TRAINER, "the trainer was closed"))
+        path = self._path(trainer_id)
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    # --- What callers want --------------------------------------------------------------------------
+
+    async def _start(self, trainer: Trainer, spec: FitSpec, request_id: str) -> int:
+        async with self._starting, trainer.numbering.at_rest():
+            described = trainer.stored_facts.get("fit")
+            if described is not None and request_id and described["request_id"] == request_id:
+                return int(described["first_number"])
+            if self._is_stopping:
+                raise ServiceError(ErrorReason.SERVER_BUSY, "the server is being stopped")
+            trainer.check_free()
+            log = await self._log_of(trainer.trainer_id)
+            run = await self._make(trainer, spec, log, log.next_number, request_id)
+            trainer.activity = TrainerActivity.FITTING
+            try:
+                events = await run.unit()  # the first checkpoint: from here on the fit can go on
+                await run.remember(is_paused=False)
+            except BaseException:
+                trainer.stored_facts = {**trainer.stored_facts, "fit": described}
+                await self._close(run)
+                raise
+            await log.add([began(spec, run.fit.step_total), *map(new_event, events)])
+            self._begin(run)
+            return run.first_number
+
+    async def _control(self, trainer: Trainer, command: Command) -> str:
+        run = self._runs.get(trainer.trainer_id)
         if run is None or run.task is None:
             raise ServiceError(ErrorReason.UNKNOWN_FIT, "the trainer has no fit that is under way")
         if command is Command.CANCEL:
@@ -140,48 +175,26 @@ class Fits:
         if is_paused == run.goes_on.is_set():
             run.goes_on.clear() if is_paused else run.goes_on.set()
             trainer.activity = TrainerActivity.PAUSED if is_paused else TrainerActivity.FITTING
-            await self._remember(run, is_paused=is_paused)
-            await self._tell(run, [run.fit.note("paused" if is_paused else "resumed")])
+            await run.remember(is_paused=is_paused)
+            if self._runs.get(trainer.trainer_id) is run:  # the present batch may have been the last
+                await run.log.add([run.said("paused" if is_paused else "resumed")])
         return "paused" if is_paused else "running"
 
-    async def restore_all(self) -> None:
-        """Go on with the fits that were under way when the server ended."""
-        for trainer in self._trainers.all():
-            described = trainer.stored_facts.get("fit")
-            if described is None:
-                continue
-            try:
-                await self._restore(trainer, described)
-            except ServiceError as error:
-                _log.warning("fit not resumed", trainer_id=trainer.trainer_id, why=error.message)
-                log = await self._log_of(trainer.trainer_id)
-                facts = {"reason": error.reason, "message": error.message, "step": 0, "epoch": 0}
-                await log.add([LoggedEvent(log.next_number, "failed", time.time(), facts)])
-                await trainer.remember("fit", None)
-
-    async def stop(self) -> None:
-        """Stop after the present batch, with a checkpoint of each; they go on at the next start."""
-        for run in list(self._runs.values()):
-            if run.task is not None:
+    async def _stop(self, run: FitRun) -> None:
+        run.is_stopping = True
+        run.goes_on.set()
+        if run.task is not None:
+            done, _ = await asyncio.wait([run.task], timeout=_STOP_WITHIN_S)
+            if not done:
                 run.task.cancel()
                 await asyncio.gather(run.task, return_exceptions=True)
-            try:
-                state = await self._trainers.engine.owner.run(run.trainer.core.state)
-                await self._save(run, state, run.fit.state())
-            except ServiceError as error:
-                _log.warning("fit not saved", trainer_id=run.trainer.trainer_id, why=error.message)
-            await self._close(run)
-
-    async def forget(self, trainer_id: str) -> None:
-        """End what is under way for a trainer that is being closed, and delete its events."""
-        run = self._runs.get(trainer_id)
-        if run is not None and run.task is not None:
-            run.task.cancel()
-            await asyncio.gather(run.task, return_exceptions=True)
-            await self._close(run)
-        self._logs.pop(trainer_id, None)
-        path = self._path(trainer_id)
-        await asyncio.to_thread(path.unlink, missing_ok=True)
+        if self._runs.get(run.trainer.trainer_id) is not run:
+            return  # it came to its end
+        try:
+            await run.save()
+        except ServiceError as error:
+            _log.warning("fit not saved", trainer_id=run.trainer.trainer_id, why=error.message)
+        await self._close(run)
 
     # --- Making ------------------------------------------------------------------------------------
 
@@ -193,13 +206,13 @@ class Fits:
         first_number: int,
         request_id: str,
         state: FitState | None = None,
-    ) -> _Run:
+    ) -> FitRun:
         readers: list[DatasetSamples] = []
         try:
             for dataset_id in filter(None, (spec.dataset_id, spec.eval_dataset_id)):
                 opened = await asyncio.to_thread(self._library.open, trainer.principal, dataset_id)
                 readers.append(DatasetSamples(opened, trainer.core.hosted, seed=trainer.spec.seed))
-            run: _Run
+            run: FitRun
 
             def checkpoint(state: FitState) -> int:
                 run.waiting = trainer.core.state(), state
@@ -211,7 +224,8 @@ class Fits:
                 return Fit(trainer.core, readers[0], evaluation, spec, scratch, checkpoint, state)
 
             fit = await self._trainers.engine.owner.run(make)
-            run = _Run(trainer, fit, spec, log, readers, first_number, request_id)
+            told = {(e.kind, int(e.facts["step"])) for e in log.since(first_number) if e.kind in REPEATED}
+            run = FitRun(trainer, fit, spec, log, readers, first_number, request_id, told)
             self._runs[trainer.trainer_id] = run
             return run
         except BaseException:
@@ -222,95 +236,75 @@ class Fits:
     async def _restore(self, trainer: Trainer, described: dict[str, Any]) -> None:
         spec = parse_fit_spec(described["spec"])
         first = int(described["first_number"])
+        log = await self._log_of(trainer.trainer_id)
+        log.skip_to(first)
+        if any(event.kind in LAST_KINDS for event in log.since(first)):
+            await self._set_over(trainer, first)
+            return
         attached = trainer.restored.get("fit")
-        state = None if attached is None else FitState.from_json(attached["state"])
-        log = await self._log_of(trainer.trainer_id, before=first + 1 + (state.event if state else 0))
+        if attached is None or attached["first_number"] != first:
+            raise ServiceError(
+                ErrorReason.CHECKPOINT_CORRUPT,
+                "the checkpoints of the fit are damaged; the trainer is as it was before it",
+            )
+        state = FitState.from_json(attached["state"])
         run = await self._make(trainer, spec, log, first, str(described.get("request_id", "")), state)
         if log.next_number == first:
-            await log.add([_began(first, spec, run.fit.step_total)])
+            await log.add([began(spec, run.fit.step_total)])
         is_paused = bool(described.get("is_paused"))
         trainer.activity = TrainerActivity.PAUSED if is_paused else TrainerActivity.FITTING
-        if is_paused:
-            run.goes_on.clear()
-        self._begin(run)
+        self._begin(run, is_paused=is_paused)
 
-    def _begin(self, run: _Run) -> None:
+    def _begin(self, run: FitRun, *, is_paused: bool = False) -> None:
+        if not is_paused:
+            run.goes_on.set()
         run.task = asyncio.create_task(self._run(run))
+        self._tasks.add(run.task)  # a fit that has told its end still writes that down
+        run.task.add_done_callback(self._tasks.discard)
 
     # --- Running -----------------------------------------------------------------------------------
 
-    async def _run(self, run: _Run) -> None:
-        last: Event | None = None
+    async def _run(self, run: FitRun) -> None:
+        last = await run.go()
+        if last is not None:
+            await self._close(run)
+            await run.log.add([last])
+            await self._set_over(run.trainer, run.first_number)
+
+    async def _set_over(self, trainer: Trainer, first_number: int) -> None:
+        """Remember that a fit is over; its request id stays, should the call come again."""
+        described = trainer.stored_facts.get("fit")
+        if described is None or described["first_number"] != first_number:
+            return  # the next one has begun
         try:
-            while not run.fit.is_over and not run.is_cancelled:
-                await run.goes_on.wait()
-                if run.is_cancelled:
-                    break
-                events = await self._advance(run)
-                run.trainer.use()
-                if run.waiting is not None:
-                    (state, place), run.waiting = run.waiting, None
-                    number = await self._save(run, state, place)
-                    events = [replace(e, checkpoint=number) if e.kind == "checkpoint" else e for e in events]
-                last = next((event for event in events if event.kind in LAST_KINDS), None)
-                await self._tell(run, [event for event in events if event is not last])
-            if last is None:
-                last = run.fit.note("cancelled", message="the fit was cancelled")
-        except ServiceError as error:
-            last = run.fit.note("failed", reason=error.reason, message=error.message)
-        except Exception as error:  # noqa: BLE001 - a fit ends with what it can say, and the server lives
-            _log.error("fit failed", trainer_id=run.trainer.trainer_id, exc_info=error)
-            last = run.fit.note("failed", reason=ErrorReason.INTERNAL, message="the server failed in the fit")
-        await self._close(run)
-        await run.trainer.remember("fit", None)
-        await self._tell(run, [last])
+            await trainer.remember("fit", {**described, "is_over": True})
+        except ServiceError as error:  # its log says it, too
+            _log.warning("end of a fit not noted", trainer_id=trainer.trainer_id, why=error.message)
 
-    async def _advance(self, run: _Run) -> list[Event]:
-        guard = PassGuard(None)
-        return await self._trainers.engine.run(lambda: run.fit.advance(guard), guard, None)
-
-    async def _save(self, run: _Run, state: TrainerState, place: FitState) -> int:
-        return (await run.trainer.write(state, "", {"state": place.to_json()})).number
-
-    async def _tell(self, run: _Run, events: list[Event]) -> None:
-        """Log events; their numbers begin behind the one that says that the fit began."""
-        await run.log.add([_logged(event, run.first_number + 1) for event in events])
-
-    async def _remember(self, run: _Run, *, is_paused: bool) -> None:
-        described = {
-            "spec": run.spec.model_dump(mode="json"),
-            "first_number": run.first_number,
-            "request_id": run.request_id,
-            "is_paused": is_paused,
-        }
-        await run.trainer.remember("fit", described)
-
-    async def _close(self, run: _Run) -> None:
+    async def _close(self, run: FitRun) -> None:
         self._runs.pop(run.trainer.trainer_id, None)
         run.trainer.activity = TrainerActivity.READY
-        await self._trainers.engine.owner.run(run.fit.close)
-        for reader in run.readers:
-            await asyncio.to_thread(reader.close)
+        await run.close()
 
-    async def _log_of(self, trainer_id: str, before: int | None = None) -> EventLog:
-        if trainer_id not in self._logs:
-            await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True, mode=0o700)
-            log = EventLog(self._path(trainer_id))
-            await asyncio.to_thread(log.load, before)
-            self._logs[trainer_id] = log
-        return self._logs[trainer_id]
+    async def _log_of(self, trainer_id: str) -> EventLog:
+        async with self._opening:
+            if trainer_id not in self._logs:
+                await asyncio.to_thread(self._make_folder)
+                log = EventLog(self._path(trainer_id))
+                await asyncio.to_thread(log.load)
+                self._logs[trainer_id] = log
+            return self._logs[trainer_id]
+
+    def _make_folder(self) -> None:
+        with disk_errors("list of events"):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _path(self, trainer_id: str) -> Path:
         return self._folder / f"{trainer_id}.jsonl"
 
-
-def _began(number: int, spec: FitSpec, step_total: int) -> LoggedEvent:
-    facts = {"step": 0, "epoch": 0, "total_epochs": spec.epochs, "total_steps": step_total}
-    return LoggedEvent(number, "started", time.time(), facts)
-
-
-def _logged(event: Event, offset: int) -> LoggedEvent:
-    facts = event.to_json()
-    facts.pop("number")
-    facts.pop("kind")
-    return LoggedEvent(offset + event.number, event.kind, float(facts.pop("time", time.time())), facts)
+    def _clean(self, trainer_ids: Collection[str]) -> None:
+        """Remove the events of trainers that are gone, where a killed server has left them."""
+        for path in self._folder.glob("*") if self._folder.is_dir() else ():
+            is_ours = TRAINER_ID.fullmatch(path.stem) and path.suffix in (".jsonl", ".partial")
+            if is_ours and (path.stem not in trainer_ids or path.suffix == ".partial"):
+                remove_quietly(path)

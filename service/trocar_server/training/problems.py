@@ -23,12 +23,14 @@ class Problems:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self._seen: set[str] = set()
 
     def add(self, field: str, message: str) -> None:
         """Note a problem, its first line; what names its field itself gets no second name."""
         message = message.partition("\n")[0]
         line = message if not field or message.startswith(field) else f"{field}: {message}"
-        if line not in self.lines:
+        if line not in self._seen:
+            self._seen.add(line)
             self.lines.append(line)
 
     @contextmanager

@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum, unique
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -25,51 +24,15 @@ from trocar_server.training.numbering import Numbering
 from trocar_server.training.snapshots import snapshot_state_dict, snapshot_tensors
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.state import TrainerState
-from trocar_server.training.step_result import EvalResult, StepResult
+from trocar_server.training.step_result import StepResult
 from trocar_server.training.storage import StorageOnDemand
+from trocar_server.training.trainer_calls import Applied, Evaluated, Kind, TrainerActivity
+from trocar_server.training.whole import whole
 
 Result = TypeVar("Result")
 
 MakeBatch = Callable[[PassGuard], Batch]
 """Makes a batch on the thread that owns torch."""
-
-
-@unique
-class TrainerActivity(StrEnum):
-    """What a trainer does."""
-
-    READY = "ready"
-    FITTING = "fitting"
-    PAUSED = "paused"
-    BROKEN = "broken"
-
-
-@unique
-class Kind(StrEnum):
-    """Numbered calls."""
-
-    STEP = "a step"
-    FORWARD_BACKWARD = "a forward and backward pass"
-    OPTIMIZER_STEP = "an optimizer step"
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What became of a numbered call."""
-
-    number: int
-    result: StepResult
-    update_count: int
-    """Updates of the weights by then."""
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """What an evaluation gave."""
-
-    result: EvalResult
-    correct_count: int | None
-    """Right predictions, where there are class indices to compare with."""
 
 
 @dataclass(eq=False)
@@ -105,6 +68,13 @@ class Trainer:
     restored: dict[str, Any] = field(default_factory=dict)
     """What came with the checkpoint from which it was restored."""
     is_closed: bool = False
+    _saved_steps: tuple[int, int] = (0, 0)
+    """`_steps` at the last checkpoint."""
+    _remembering: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def _steps(self) -> tuple[int, int]:
+        return self.core.step_count, self.core.update_count
 
     @property
     def state(self) -> TrainerActivity:
@@ -129,7 +99,7 @@ class Trainer:
             ServiceError: `TRAINER_BUSY`, or `UNKNOWN_TRAINER` when it was closed meanwhile.
         """
         if self.is_closed:
-            raise ServiceError(ErrorReason.UNKNOWN_TRAINER, "the trainer was closed")
+            raise _closed()
         if self.activity is not TrainerActivity.READY:
             raise ServiceError(
                 ErrorReason.TRAINER_BUSY, "a fit of the trainer is not at its end; wait for it, or cancel it"
@@ -148,9 +118,12 @@ class Trainer:
 
     async def optimizer_step(self, number: int | None, deadline: float | None) -> Applied:
         """Update the weights with the gradients that are there."""
-        return await self._numbered(
-            number, Kind.OPTIMIZER_STEP, lambda _: self.core.optimizer_step(), deadline
-        )
+
+        def work(guard: PassGuard) -> StepResult:
+            guard.check()
+            return self.core.optimizer_step()
+
+        return await self._numbered(number, Kind.OPTIMIZER_STEP, work, deadline)
 
     async def evaluate(self, make_batch: MakeBatch, deadline: float | None) -> Evaluated:
         """Return the loss of a batch in eval mode; nothing changes."""
@@ -171,12 +144,24 @@ class Trainer:
         """
         self.use()
         self.check_free()  # a fit's own checkpoints know its place in the data
-        async with self.numbering.at_rest():
-            state = await self.engine.owner.run(self.core.state)
-            return await self.write(state, note)
+        return await whole(self._save(note))
+
+    async def save_changes(self) -> None:
+        """Write a checkpoint of one's own accord, if anything has changed since the last one.
+
+        Raises:
+            ServiceError: As `save`.
+        """
+        if not self.core.is_broken and self._saved_steps != self._steps:
+            await self._save(is_automatic=True)
 
     async def write(
-        self, state: TrainerState, note: str = "", fit: Mapping[str, Any] | None = None
+        self,
+        state: TrainerState,
+        note: str = "",
+        fit: Mapping[str, Any] | None = None,
+        *,
+        is_automatic: bool = True,
     ) -> Checkpoint:
         """Write a state that was taken before.
 
@@ -184,6 +169,7 @@ class Trainer:
             state: Of the core.
             note: For people.
             fit: The place of the fit that saves it.
+            is_automatic: Whether nobody has asked for it: then it pushes out none that was asked for.
 
         Raises:
             ServiceError: As `save`.
@@ -195,10 +181,12 @@ class Trainer:
             state,
             update_count=cast("dict[str, int]", state.facts["counts"])["update_count"],
             note=note,
-            is_automatic=fit is not None,
+            is_automatic=is_automatic,
             attached={"next_number": self.numbering.next_number, "fit": fit},
         )
+        steps = self._steps
         saved = await asyncio.to_thread(write)
+        self._saved_steps = steps
         self.checkpoint_number = saved.number
         return saved
 
@@ -212,23 +200,24 @@ class Trainer:
         self.check_free()
         store = (await asyncio.to_thread(self.storage.get)).checkpoints
         saved = await asyncio.to_thread(store.load, self.trainer_id, number)
-        async with self.numbering.at_rest():
-            self.check_free()
-            await self.engine.owner.run(lambda: self.core.load_state(saved.state))
-            self.resume_at(saved)
+        await whole(self._restore(saved))
 
     async def remember(self, name: str, value: Any) -> None:
-        """Write something into the trainer's record, durably; None takes it out."""
+        """Write something into the trainer's record, durably; what comes last is what stays.
+
+        Raises:
+            ServiceError: `STORAGE_FULL`, `STORAGE_UNAVAILABLE`; it is remembered until the server ends.
+        """
         self.stored_facts = {**self.stored_facts, name: value}
-        if value is None:
-            del self.stored_facts[name]
         store = (await asyncio.to_thread(self.storage.get)).trainers
-        await asyncio.to_thread(store.update, self.trainer_id, self.stored_facts)
+        async with self._remembering:
+            await asyncio.to_thread(store.update, self.trainer_id, self.stored_facts)
 
     def resume_at(self, saved: SavedTrainer) -> None:
         """Take over what a checkpoint says beside the weights."""
         self.restored = dict(saved.attached)
         self.checkpoint_number = saved.checkpoint.number
+        self._saved_steps = self._steps
         self.numbering.begin_at(int(saved.attached.get("next_number", 0)))
 
     async def checkpoints(self) -> list[Checkpoint]:
@@ -258,6 +247,18 @@ class Trainer:
         async with self.numbering.at_rest():
             return await self.engine.owner.run(copy)
 
+    async def _save(self, note: str = "", *, is_automatic: bool = False) -> Checkpoint:
+        async with self.numbering.at_rest():
+            self.check_free()
+            state = await self.engine.owner.run(self.core.state)
+            return await self.write(state, note, is_automatic=is_automatic)
+
+    async def _restore(self, saved: SavedTrainer) -> None:
+        async with self.numbering.at_rest():
+            self.check_free()
+            await self.engine.owner.run(lambda: self.core.load_state(saved.state))
+            self.resume_at(saved)
+
     async def _numbered(
         self,
         number: int | None,
@@ -269,8 +270,12 @@ class Trainer:
         async with self.numbering.turn(number, kind) as turn:
             if turn.result is None:
                 self.check_free()
-                result = await self._on_owner(work, deadline)
-                turn.finish(Applied(turn.number, result, self.core.update_count))
+                done: list[StepResult] = []
+                try:
+                    await self._on_owner(lambda guard: done.append(work(guard)), deadline)
+                finally:  # who cancels too late has not stopped it
+                    if done:
+                        turn.finish(Applied(turn.number, done[0], self.core.update_count))
         assert turn.result is not None  # it was known, or is finished
         return turn.result
 
@@ -278,7 +283,13 @@ class Trainer:
         guard = PassGuard(deadline)
 
         def run() -> Result:
+            if self.is_closed:
+                raise _closed()
             with domain_errors(self.core.hosted):
                 return work(guard)
 
         return await self.engine.run(run, guard, deadline)
+
+
+def _closed() -> ServiceError:
+    return ServiceError(ErrorReason.UNKNOWN_TRAINER, "the trainer was closed")

@@ -148,6 +148,16 @@ class TrainerStore:
                         _log.warning("a trainer is damaged", trainer_id=path.name, problem=str(error))
         return sorted(found, key=lambda record: (record.created_at_s, record.trainer_id))
 
+    def ids(self) -> set[str]:
+        """Return the ids of all trainers that are there, damaged ones included.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`.
+        """
+        with disk_errors("trainer"):
+            paths = self._folder.iterdir() if self._folder.is_dir() else ()
+            return {path.name for path in paths if TRAINER_ID.fullmatch(path.name)}
+
     def update(self, trainer_id: str, facts: Mapping[str, Any]) -> TrainerRecord:
         """Replace a trainer's facts.
 

@@ -8,7 +8,9 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -18,15 +20,17 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
-from trocar_server.training.checking import check_spec
+from trocar_server.training.checking import check_spec, parse_spec
 from trocar_server.training.core import TrainerCore
 from trocar_server.training.fingerprint import fingerprint
 from trocar_server.training.publishing import Publishing
 from trocar_server.training.snapshots import snapshot_state_dict
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.storage import StorageOnDemand
-from trocar_server.training.trainer import Trainer, TrainerActivity
+from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer_calls import TrainerActivity
 from trocar_server.training.trainer_store import TrainerRecord, check_base
+from trocar_server.training.whole import whole
 
 _CLEAN_INTERVAL_S = 30.0
 _log = structlog.get_logger("trocar")
@@ -42,6 +46,7 @@ class Trainers:
 
     Attributes:
         on_close: Called with the id of a trainer that is being closed, before anything of it goes.
+        ready: Set when those of an earlier run are back, with their fits.
     """
 
     def __init__(self, engine: Engine, storage: StorageOnDemand, scratch_dir: Path) -> None:
@@ -53,6 +58,7 @@ class Trainers:
         self._creating = asyncio.Lock()
         self.on_close: Callable[[str], Awaitable[None]] | None = None
         self._janitor: asyncio.Task[None] | None = None
+        self.ready = asyncio.Event()
         self._fingerprints: WeakKeyDictionary[HostedModel, str] = WeakKeyDictionary()
 
     def get(self, principal: str, trainer_id: str) -> Trainer:
@@ -70,6 +76,15 @@ class Trainers:
         found.use()
         return found
 
+    async def find(self, principal: str, trainer_id: str) -> Trainer:
+        """Return one of a principal's trainers; while the server starts, wait until all are back.
+
+        Raises:
+            ServiceError: `UNKNOWN_TRAINER`.
+        """
+        await self.ready.wait()
+        return self.get(principal, trainer_id)
+
     def of(self, principal: str) -> list[Trainer]:
         """Return a principal's trainers, oldest first."""
         own = [trainer for trainer in self._trainers.values() if trainer.principal == principal]
@@ -86,27 +101,8 @@ class Trainers:
             ServiceError: `TRAINER_INVALID` with every problem of the spec, `UNKNOWN_MODEL`,
                 `MODEL_NOT_LOADED`, `QUOTA_EXCEEDED`, `STORAGE_FULL`, `STORAGE_UNAVAILABLE`.
         """
-        async with self._creating:
-            for trainer in self.of(principal):
-                if request_id and trainer.request_id == request_id:
-                    return trainer
-            self._check_room(principal)
-            storage = await asyncio.to_thread(self.storage.get)
-            base = self.engine.catalogue.get(spec.model_id)
-            core = await self._make_core(spec)
-            digest = await self._fingerprint(spec.model_id)
-            trainer_id = uuid.uuid4().hex
-            facts = {"request_id": request_id, "base_weights": base.weights}
-            record = await asyncio.to_thread(
-                storage.trainers.create,
-                trainer_id,
-                principal,
-                spec.model_dump(mode="json"),
-                spec.model_id,
-                digest,
-                facts,
-            )
-            return await self._adopt(record, spec, core)
+        await self.ready.wait()
+        return await whole(self._create(principal, spec, request_id))
 
     async def start(self) -> None:
         """Host what was published, and bring trainers back where there are any on disk.
@@ -123,13 +119,25 @@ class Trainers:
         self._janitor = asyncio.create_task(self._keep_clean())
 
     async def stop(self) -> None:
-        """Let go of the data directory; at the next start trainers come back from their checkpoints."""
+        """Save what has changed and let go of the data directory; at the next start trainers come back."""
         if self._janitor is not None:
             self._janitor.cancel()
             self._janitor = None
         for trainer in self.all():
+            try:
+                await trainer.save_changes()
+            except ServiceError as error:
+                _log.warning("trainer not saved", trainer_id=trainer.trainer_id, why=error.message)
             await self.engine.owner.run(trainer.core.close)
         await asyncio.to_thread(self.storage.close)
+
+    async def stored_ids(self) -> set[str]:
+        """Return the ids of all trainers on disk, those that could not be brought back included."""
+        try:
+            storage = await asyncio.to_thread(self.storage.existing)
+            return set() if storage is None else await asyncio.to_thread(storage.trainers.ids)
+        except ServiceError:
+            return {trainer.trainer_id for trainer in self.all()}
 
     async def _keep_clean(self) -> None:
         while True:
@@ -155,6 +163,51 @@ class Trainers:
 
     async def close(self, trainer: Trainer) -> None:
         """Close a trainer and delete its checkpoints."""
+        await whole(self._close(trainer))
+
+    async def publish(self, trainer: Trainer, model_id: str, categories: tuple[str, ...]) -> None:
+        """Make a copy of a trainer's weights a model of the catalogue, at once and after restarts.
+
+        Raises:
+            ServiceError: `MODEL_CONFLICT`, there is a model of this id; `MODEL_INVALID`, the id is none.
+        """
+        await whole(self._publish(trainer, model_id, categories))
+
+    async def close_expired(self) -> None:
+        """Close every trainer that nobody has used for as long as it may live."""
+        now = time.time()
+        for trainer in self.all():
+            if trainer.expires_at_s < now and trainer.activity is TrainerActivity.READY:
+                _log.info("trainer expired", trainer_id=trainer.trainer_id)
+                try:
+                    await self.close(trainer)
+                except ServiceError as error:
+                    _log.warning("trainer stays on disk", trainer_id=trainer.trainer_id, why=error.message)
+
+    async def _create(self, principal: str, spec: TrainerSpec, request_id: str) -> Trainer:
+        async with self._creating:
+            for trainer in self.of(principal):
+                if request_id and trainer.request_id == request_id:
+                    return trainer
+            self._check_room(principal)
+            storage = await asyncio.to_thread(self.storage.get)
+            base = self.engine.catalogue.get(spec.model_id)
+            core = await self._make_core(spec)
+            trainer_id = uuid.uuid4().hex
+            try:
+                digest = await self._fingerprint(spec.model_id)
+                facts = {"request_id": request_id, "base_weights": base.weights}
+                described = spec.model_dump(mode="json")
+                create = partial(storage.trainers.create, trainer_id, principal, described, spec.model_id)
+                record = await asyncio.to_thread(create, digest, facts)
+                return await self._adopt(record, spec, core)
+            except BaseException:
+                await self.engine.owner.run(core.close)
+                with suppress(ServiceError):
+                    await asyncio.to_thread(storage.trainers.delete, trainer_id)
+                raise
+
+    async def _close(self, trainer: Trainer) -> None:
         trainer.is_closed = True
         self._trainers.pop(trainer.trainer_id, None)
         if self.on_close is not None:
@@ -163,10 +216,6 @@ class Trainers:
         await self.engine.owner.run(trainer.core.close)
         storage = await asyncio.to_thread(self.storage.get)
         await asyncio.to_thread(storage.trainers.delete, trainer.trainer_id)
-
-    async def publish(self, trainer: Trainer, model_id: str, categories: tuple[str, ...]) -> None:
-        """Make a copy of a trainer's weights a model of the catalogue; see `Publishing.publish`."""
-        await self.publishing.publish(trainer, self._base(trainer.spec), model_id, categories)
 
     async def unpublish(self, principal: str, model_id: str) -> None:
         """Remove a model that a principal published; see `Publishing.remove`.
@@ -182,13 +231,8 @@ class Trainers:
             }
             await self.publishing.remove(principal, model_id, needed)
 
-    async def close_expired(self) -> None:
-        """Close every trainer that nobody has used for as long as it may live."""
-        now = time.time()
-        for trainer in self.all():
-            if trainer.expires_at_s < now and trainer.activity is TrainerActivity.READY:
-                _log.info("trainer expired", trainer_id=trainer.trainer_id)
-                await self.close(trainer)
+    async def _publish(self, trainer: Trainer, model_id: str, categories: tuple[str, ...]) -> None:
+        await self.publishing.publish(trainer, self._base(trainer.spec), model_id, categories)
 
     async def _make_core(self, spec: TrainerSpec) -> TrainerCore:
         base, teachers = self._base(spec), self._teachers(spec)
@@ -201,7 +245,7 @@ class Trainers:
         return await self.engine.owner.run(make)
 
     async def _restore(self, record: TrainerRecord) -> None:
-        spec = TrainerSpec.model_validate(record.spec)
+        spec = parse_spec(record.spec)
         await self._load_models(record, spec)
         core = await self._make_core(spec)
         check_base(record, await self._fingerprint(spec.model_id))

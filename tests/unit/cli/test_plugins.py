@@ -47,6 +47,18 @@ def _greet(name: str, loud: bool = False) -> None:
     typer.echo(f"hello {name.upper() if loud else name}")
 
 
+def test_a_group_of_commands_is_added_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = typer.Typer(no_args_is_help=True)
+    group.command("hello")(_greet)
+    group.command("bye")(lambda: typer.echo("bye"))
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: group)
+    assert run(monkeypatch, "x:y", "serve", "hello", "cat") == 0
+    assert run(monkeypatch, "x:y", "serve", "bye") == 0
+    assert capsys.readouterr().out == "hello cat\nbye\n"
+
+
 def test_command_gets_its_own_arguments_options_and_help(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

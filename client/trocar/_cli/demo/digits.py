@@ -28,7 +28,7 @@ def load_digits() -> tuple[Digits, Digits]:
     """Return the digits to train on and those to test on, in a fixed random order."""
     from sklearn.datasets import load_digits as load  # an extra, and slow to import
 
-    values, labels = load(return_X_y=True)
+    values, labels = map(np.asarray, load(return_X_y=True))
     order = np.random.default_rng(0).permutation(len(labels))
     grey = np.round(values[order] * (255 / _WHITE)).astype(np.uint8).reshape(-1, 8, 8, 1)
     images, labels = grey.repeat(3, axis=3), labels[order].astype(np.int64)

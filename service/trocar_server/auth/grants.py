@@ -1,0 +1,99 @@
+"""What one token, or one certificate name, may do, and how that is written down."""
+
+import hashlib
+import json
+import re
+import secrets
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from trocar_server.auth.scopes import Scope
+from trocar_server.durable import DamagedError
+
+TOKEN_PREFIX = "trocar_"
+"""How every token begins, so that scanners for leaked secrets find it."""
+
+MAX_NAME_CHARACTERS = 128
+_TOKEN_BYTES = 32  # 256 bits
+_HASH = re.compile(r"[0-9a-f]{64}")
+_RESERVED = "anonymous"
+
+
+def check_name(name: str) -> str:
+    """Return the name of a principal as it is.
+
+    Raises:
+        ValueError: It is empty, too long, not printable, or could be taken for a caller without a name.
+    """
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
+        raise ValueError(f"a name has 1 to {MAX_NAME_CHARACTERS} printable characters, no space at its ends")
+    if name == _RESERVED or _HASH.fullmatch(name):
+        raise ValueError(f"'{name}' is what callers without authentication are called; choose another name")
+    return name
+
+
+class Grant(BaseModel):
+    """One entry of the file. A token itself is kept nowhere, only its hash."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    grant_id: str = Field(pattern=r"^[0-9a-f]{8}$")
+    """Tells several tokens of one name apart; no secret."""
+    name: Annotated[str, AfterValidator(check_name)]
+    """The principal: what is stored belongs to this name, whichever token was used."""
+    scopes: frozenset[Scope] = Field(min_length=1)
+    """As they were asked for; see `with_included`."""
+    created_at_s: int = Field(ge=0)
+    """Seconds since 1970."""
+    expires_at_s: int | None = Field(ge=0)
+    """Seconds since 1970; None for never."""
+    token_sha256: str | None = Field(pattern=r"^[0-9a-f]{64}$")
+    """None where a client certificate of this name is meant, not a token."""
+
+    def is_expired(self, now_s: float) -> bool:
+        """Tell whether it no longer counts."""
+        return self.expires_at_s is not None and now_s >= self.expires_at_s
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    grants: tuple[Grant, ...] = ()
+
+
+def new_token() -> str:
+    """Make a token of 256 random bits."""
+    return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def new_grant_id() -> str:
+    """Make the id of a grant."""
+    return secrets.token_hex(4)
+
+
+def token_hash(token: str) -> str:
+    """Return the sha256 of a token. A token has 256 random bits, so no salt and no slow hash is needed."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def encode(grants: tuple[Grant, ...]) -> bytes:
+    """Return the content of the file."""
+    plain = _Content(grants=grants).model_dump(mode="json")
+    for grant in plain["grants"]:
+        grant["scopes"].sort()
+    return json.dumps(plain, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def decode(content: bytes) -> tuple[Grant, ...]:
+    """Read the content of the file.
+
+    Raises:
+        DamagedError: It is none; the text names fields, never values.
+    """
+    try:
+        return _Content.model_validate_json(content).grants
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        raise DamagedError(f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from None

@@ -1,0 +1,119 @@
+"""The tokens as the running server sees them: read again when the file has changed.
+
+grants = LiveGrants(TokenFile(data_dir))
+grants.load()
+caller = grants.of_token(token)      # None: not valid
+"""
+
+import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from trocar_server.auth.grants import Grant, token_hash
+from trocar_server.auth.scopes import Scope, with_included
+from trocar_server.auth.token_file import TokenFile
+from trocar_server.errors import ServiceError
+
+CHECK_EVERY_S = 1.0
+"""How long a new or revoked token may go unnoticed."""
+
+_log = structlog.get_logger("trocar")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, and what it may do."""
+
+    name: str
+    scopes: frozenset[Scope]
+    """With those that they include."""
+
+
+class LiveGrants:
+    """What the file holds now, at most `CHECK_EVERY_S` old. No thread: whoever asks has a look.
+
+    A file that cannot be trusted lets nobody in until it is put right.
+
+    Args:
+        file: The file.
+        now: Seconds since 1970, for expiry.
+        clock: Seconds that never go back, for when to look.
+    """
+
+    def __init__(
+        self,
+        file: TokenFile,
+        *,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file = file
+        self._now = now
+        self._clock = clock
+        self._grants: tuple[Grant, ...] = ()
+        self._stamp: tuple[int, ...] | None = None
+        self._problem = ""
+        self._checked_at_s = float("-inf")
+
+    def load(self) -> int:
+        """Read the file; return how many entries count.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`, the file cannot be trusted or read.
+        """
+        self._checked_at_s = self._clock()
+        self._stamp = self._look()
+        self._grants = self._file.read()
+        return sum(not grant.is_expired(self._now()) for grant in self._grants)
+
+    def of_token(self, token: str) -> Caller | None:
+        """Return whose token it is; None for one that is unknown, expired or revoked."""
+        self._refresh()
+        digest, found = token_hash(token), None
+        for grant in self._grants:  # all of them, each in constant time: how long it takes tells nothing
+            if grant.token_sha256 is not None and hmac.compare_digest(grant.token_sha256, digest):
+                found = grant
+        if found is None or found.is_expired(self._now()):
+            return None
+        return Caller(found.name, with_included(found.scopes))
+
+    def of_certificate(self, name: str) -> Caller | None:
+        """Return what a certificate's name may do, all of its entries together; None for nothing."""
+        self._refresh()
+        now_s = self._now()
+        own = [
+            grant.scopes
+            for grant in self._grants
+            if grant.token_sha256 is None and grant.name == name and not grant.is_expired(now_s)
+        ]
+        return Caller(name, with_included(frozenset().union(*own))) if own else None
+
+    def _refresh(self) -> None:
+        now_s = self._clock()
+        if now_s - self._checked_at_s < CHECK_EVERY_S:
+            return
+        self._checked_at_s = now_s
+        stamp = self._look()
+        if stamp == self._stamp:
+            return
+        try:
+            self._grants, self._stamp, self._problem = self._file.read(), stamp, ""
+        except ServiceError as error:
+            if error.message != self._problem:
+                _log.error("no token is valid", problem=error.message)
+            self._grants, self._stamp, self._problem = (
+                (),
+                None,
+                error.message,
+            )  # and look again a second later
+
+    def _look(self) -> tuple[int, ...] | None:
+        """Return what tells one version of the file from the next; taken before it is read."""
+        try:
+            status = self._file.path.lstat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
