@@ -50,10 +50,12 @@ class Download:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            self._file.close()
+            try:
+                if kind is None:
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
             if kind is None:
                 self._partial.replace(self._path)
         finally:

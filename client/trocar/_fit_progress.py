@@ -124,13 +124,13 @@ class TqdmProgress:
         """Show how far an upload is."""
         does, done, total = upload_state(progress)
         unit = "B" if does == "sending" else "sample"
-        bar = self._bar_for(does, unit=unit, unit_scale=True, leave=False)
+        bar = self._bar_for(does, total=total, unit=unit, unit_scale=True, leave=False)
         bar.total = total
         bar.update(done - bar.n)
 
     def show(self, event: FitEvent) -> None:
         """Show an event."""
-        bar = self._bar_for("fit", unit="step", leave=True)
+        bar = self._bar_for("fit", total=event.get("total_steps"), unit="step", leave=True)
         bar.total = event.get("total_steps") or bar.total
         if event.kind in ("step", "evaluation"):
             bar.set_postfix_str(self._text.of(event), refresh=False)
