@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 import trocar
 from tests.support.tiny_training import (
@@ -127,30 +129,28 @@ def trainer_events(trainer: trocar.Trainer) -> int:
 
 @pytest.mark.parametrize("is_cancelled_in_work", [True, False])
 async def test_a_step_that_was_cancelled_too_late_is_not_applied_again(
-    running: RunningServer, is_cancelled_in_work: bool
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch, is_cancelled_in_work: bool
 ) -> None:
     """The call is cancelled while the optimizer is at work, when there is no way back."""
     with trocar.connect(running.address) as client:
         trainer_id = make_trainer(client).trainer_id
         (own,) = running.app.trainers.all()
-        step, calls = own.core.step, []
+        step, calls = own.core.step, list[Any]()
 
         def stepping(*arguments: Any) -> Any:
             result = step(*arguments)
             if is_cancelled_in_work and not calls:
                 calls.append(running._loop.call_soon_threadsafe(tasks[0].cancel))
-                import time
-
                 time.sleep(0.05)  # until the loop has done so
             return result
 
-        own.core.step = stepping  # type: ignore[method-assign]
+        monkeypatch.setattr(own.core, "step", stepping)
         tasks: list[asyncio.Task[Any]] = []
 
         async def call() -> Any:
             from trocar_server.training.batch import Batch
 
-            images, labels = map(__import__("torch").from_numpy, samples(4))
+            images, labels = map(torch.from_numpy, samples(4))
             batch = Batch((images,), {}, {"": labels}, 4)
             tasks[:] = [asyncio.create_task(own.forward_backward(0, lambda _: batch, None, is_step=True))]
             await asyncio.wait(tasks)

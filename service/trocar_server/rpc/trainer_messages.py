@@ -6,7 +6,8 @@ from trocar_api.v1 import trainer_pb2 as pb
 from trocar_api.v1.extraction_pb2 import ServerTiming
 from trocar_server.rpc.trainer_specs import spec_message
 from trocar_server.training.checkpoint_files import Checkpoint
-from trocar_server.training.trainer import Applied, Evaluated, Trainer
+from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer_calls import Applied, Evaluated
 
 
 def trainer_message(trainer: Trainer) -> pb.Trainer:

@@ -27,7 +27,8 @@ from trocar_server.training.fit_reader import FitReader
 from trocar_server.training.fit_run import REPEATED, FitRun, began, new_event
 from trocar_server.training.fit_spec import FitSpec
 from trocar_server.training.fit_state import FitState
-from trocar_server.training.trainer import Trainer, TrainerActivity
+from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer_calls import TrainerActivity
 from trocar_server.training.trainer_store import TRAINER_ID
 from trocar_server.training.trainers import Trainers
 from trocar_server.training.whole import whole

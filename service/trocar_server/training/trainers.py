@@ -27,9 +27,10 @@ from trocar_server.training.head import replace_head
 from trocar_server.training.snapshots import snapshot_state_dict
 from trocar_server.training.spec import TrainerSpec
 from trocar_server.training.storage import StorageOnDemand, TrainingStorage
-from trocar_server.training.trainer import Trainer, TrainerActivity
+from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer_calls import TrainerActivity
 from trocar_server.training.trainer_store import TrainerRecord, check_base
-from trocar_server.training.whole import whole
+from trocar_server.training.whole import all_done, whole
 
 _CLEAN_INTERVAL_S = 30.0
 _log = structlog.get_logger("trocar")
@@ -121,6 +122,7 @@ class Trainers:
         if self._janitor is not None:
             self._janitor.cancel()
             self._janitor = None
+        await all_done()
         for trainer in self.all():
             try:
                 await trainer.save_changes()
