@@ -215,7 +215,8 @@ SERVE = """
 import sys, asyncio
 from trocar_server import app
 from trocar_server.config import ServerConfig
-config = ServerConfig(port=0, data_dir=sys.argv[1], device="cpu", models={"resnet18": {"weights": "random:0"}})
+models = {"resnet18": {"weights": "random:0"}}
+config = ServerConfig(port=0, data_dir=sys.argv[1], device="cpu", models=models)
 asyncio.run(app.serve(config, lambda running: print(running.rpc.port, flush=True)))
 """
 

@@ -90,7 +90,7 @@ async def test_a_call_that_gives_up_waiting_for_its_turn_leaves_no_trace(
         assert_weights(again.trainer(trainer_id), stepped_plainly(given), tmp_path)
 
 
-def test_watchers_of_a_trainer_that_is_closed_are_told(client: trocar.Client, running: RunningServer) -> None:
+def test_watchers_of_a_trainer_that_is_closed_are_told(client: trocar.Client, tmp_path: Path) -> None:
     trainer = make_trainer(client)
     first = trainer.start_fit(samples(16), epochs=100_000, batch_size=8)
 
@@ -101,7 +101,7 @@ def test_watchers_of_a_trainer_that_is_closed_are_told(client: trocar.Client, ru
 
     with pytest.raises(trocar.UnknownTrainerError):
         watch()
-    assert list((running.app.fits._folder).glob("*")) == []
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 def test_a_fit_that_is_started_again_by_a_retry_is_the_same_fit(

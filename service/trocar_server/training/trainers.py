@@ -23,10 +23,10 @@ from trocar_server.models import HostedModel
 from trocar_server.training.checking import check_spec, parse_spec
 from trocar_server.training.core import TrainerCore
 from trocar_server.training.fingerprint import fingerprint
-from trocar_server.training.head import replace_head
+from trocar_server.training.publishing import host_published, publish
 from trocar_server.training.snapshots import snapshot_state_dict
 from trocar_server.training.spec import TrainerSpec
-from trocar_server.training.storage import StorageOnDemand, TrainingStorage
+from trocar_server.training.storage import StorageOnDemand
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_calls import TrainerActivity
 from trocar_server.training.trainer_store import TrainerRecord, check_base
@@ -111,7 +111,7 @@ class Trainers:
         try:
             storage = await asyncio.to_thread(self.storage.existing)
             if storage is not None:
-                await self._host_published(storage)
+                await host_published(self.engine, storage)
                 await self.restore_all()
         except ServiceError as error:
             _log.warning("no trainers", reason=error.reason, why=error.message)
@@ -144,14 +144,6 @@ class Trainers:
             await asyncio.sleep(_CLEAN_INTERVAL_S)
             await self.close_expired()
 
-    async def _host_published(self, storage: TrainingStorage) -> None:
-        for model in await asyncio.to_thread(storage.published.entries):
-            try:
-                self.engine.catalogue.add(storage.published.model_spec(model, replace_head))
-                await self.engine.load(model.model_id)
-            except ServiceError as error:
-                _log.warning("published model not hosted", model_id=model.model_id, why=error.message)
-
     async def restore_all(self) -> None:
         """Bring the trainers of an earlier run back, each from its newest checkpoint.
 
@@ -179,7 +171,8 @@ class Trainers:
         Raises:
             ServiceError: `MODEL_CONFLICT`, there is a model of this id; `MODEL_INVALID`, the id is none.
         """
-        await whole(self._publish(trainer, model_id, categories))
+        base = self._base(trainer.spec)
+        await whole(publish(trainer, base, model_id, categories))
 
     async def close_expired(self) -> None:
         """Close every trainer that nobody has used for as long as it may live."""
@@ -224,29 +217,6 @@ class Trainers:
         await self.engine.owner.run(trainer.core.close)
         storage = await asyncio.to_thread(self.storage.get)
         await asyncio.to_thread(storage.trainers.delete, trainer.trainer_id)
-
-    async def _publish(self, trainer: Trainer, model_id: str, categories: tuple[str, ...]) -> None:
-        if model_id in {entry.spec.model_id for entry in self.engine.catalogue.entries()}:
-            raise ServiceError(
-                ErrorReason.MODEL_CONFLICT, f"there is a model '{model_id[:80]}' already; take another id"
-            )
-        storage = await asyncio.to_thread(self.storage.get)
-        hosted, head = trainer.core.hosted, trainer.spec.head
-        base = self._base(trainer.spec)
-        async with trainer.numbering.at_rest():
-            weights = await self.engine.owner.run(lambda: snapshot_state_dict(hosted.module))
-        write = partial(
-            storage.published.publish,
-            model_id,
-            trainer.principal,
-            base,
-            weights,
-            heads=() if head is None else (head,),
-            categories=categories or hosted.categories,
-        )
-        published = await asyncio.to_thread(write)
-        self.engine.catalogue.add(storage.published.model_spec(published, replace_head))
-        await self.engine.load(model_id)
 
     async def _make_core(self, spec: TrainerSpec) -> TrainerCore:
         base, teachers = self._base(spec), self._teachers(spec)
