@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 import trocar
 from tests.support.tiny_training import (
@@ -88,7 +90,7 @@ async def test_a_call_that_gives_up_waiting_for_its_turn_leaves_no_trace(
         assert_weights(again.trainer(trainer_id), stepped_plainly(given), tmp_path)
 
 
-def test_watchers_of_a_trainer_that_is_closed_are_told(client: trocar.Client, running: RunningServer) -> None:
+def test_watchers_of_a_trainer_that_is_closed_are_told(client: trocar.Client, tmp_path: Path) -> None:
     trainer = make_trainer(client)
     first = trainer.start_fit(samples(16), epochs=100_000, batch_size=8)
 
@@ -99,7 +101,7 @@ def test_watchers_of_a_trainer_that_is_closed_are_told(client: trocar.Client, ru
 
     with pytest.raises(trocar.UnknownTrainerError):
         watch()
-    assert list((running.app.fits._folder).glob("*")) == []
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 def test_a_fit_that_is_started_again_by_a_retry_is_the_same_fit(
@@ -127,31 +129,28 @@ def trainer_events(trainer: trocar.Trainer) -> int:
 
 @pytest.mark.parametrize("is_cancelled_in_work", [True, False])
 async def test_a_step_that_was_cancelled_too_late_is_not_applied_again(
-    running: RunningServer, is_cancelled_in_work: bool
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch, is_cancelled_in_work: bool
 ) -> None:
     """The call is cancelled while the optimizer is at work, when there is no way back."""
     with trocar.connect(running.address) as client:
         trainer_id = make_trainer(client).trainer_id
         (own,) = running.app.trainers.all()
-        step: Any = own.core.step
-        calls: list[object] = []
+        step, calls = own.core.step, list[Any]()
 
         def stepping(*arguments: Any) -> Any:
             result = step(*arguments)
             if is_cancelled_in_work and not calls:
                 calls.append(running._loop.call_soon_threadsafe(tasks[0].cancel))
-                import time
-
                 time.sleep(0.05)  # until the loop has done so
             return result
 
-        own.core.step = stepping  # type: ignore[assignment,method-assign]
+        monkeypatch.setattr(own.core, "step", stepping)
         tasks: list[asyncio.Task[Any]] = []
 
         async def call() -> Any:
             from trocar_server.training.batch import Batch
 
-            images, labels = map(__import__("torch").from_numpy, samples(4))
+            images, labels = map(torch.from_numpy, samples(4))
             batch = Batch((images,), {}, {"": labels}, 4)
             tasks[:] = [asyncio.create_task(own.forward_backward(0, lambda _: batch, None, is_step=True))]
             await asyncio.wait(tasks)

@@ -8,7 +8,7 @@ thread, in the order in which it came.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ class DeviceThread:
         self.device = device
         self._threads = threads
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._has_ended = False
         self._thread = Thread(target=self._serve, name=f"torch-{device}", daemon=True)
 
     def start(self) -> None:
@@ -45,10 +46,15 @@ class DeviceThread:
         self._thread.join()
 
     def submit(self, work: Callable[[], Result]) -> "asyncio.Future[Result]":
-        """Queue work; the future belongs to the running event loop. A queued job always runs."""
+        """Queue work; the future belongs to the running event loop.
+
+        A queued job always runs, unless the thread has ended: then it fails with `SERVER_BUSY`.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._jobs.put((work, loop, future))
+        if self._has_ended:
+            self._refuse_jobs()
         return future
 
     async def run(self, work: Callable[[], Result], on_cancel: Callable[[], None] | None = None) -> Result:
@@ -86,6 +92,18 @@ class DeviceThread:
             loop.call_soon_threadsafe(_settle, future, result, error)
             # The loop holds them now: kept here, the last result would live until the next job.
             del job, work, future, result, error
+        self._has_ended = True
+        self._refuse_jobs()
+
+    def _refuse_jobs(self) -> None:
+        """End what came too late: whoever waits for it would do so for ever."""
+        with suppress(Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if job is not None:
+                    error = ServiceError(ErrorReason.SERVER_BUSY, "the server is being stopped")
+                    with suppress(RuntimeError):  # its loop is closed
+                        job[1].call_soon_threadsafe(_settle, job[2], None, error)
 
 
 async def _end_of(future: "asyncio.Future[Any]") -> None:

@@ -140,9 +140,9 @@ class Catalogue:
                 `UNKNOWN_WEIGHTS`, as `client_spec` does.
         """
         existing = self._entries.get(model_id)
-        if existing is not None and existing.owner is not None:
+        if existing is not None and existing.owner == current_principal():
             raise guest_refused(model_id)
-        if existing is None:
+        if existing is None or existing.owner is not None:  # somebody else's is as if it were not there
             return self.add(client_spec(model_id, weights))
         if weights and weights != existing.weights and not _same_weights(existing.spec, weights):
             raise _conflict(existing)

@@ -9,7 +9,7 @@ not told twice, so that whoever comes back to watch misses nothing and sees noth
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from typing import Any
 import structlog
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.durable import disk_errors, remove_quietly
 from trocar_server.errors import ServiceError
 from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.event_log import LAST_KINDS, EventLog, LoggedEvent, NewEvent
+from trocar_server.training.event_logs import EventLogs
 from trocar_server.training.fit import Fit
 from trocar_server.training.fit_forms import parse_fit_spec
 from trocar_server.training.fit_run import REPEATED, FitRun, began, new_event
@@ -29,7 +29,6 @@ from trocar_server.training.fit_spec import FitSpec
 from trocar_server.training.fit_state import FitState
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_calls import TrainerActivity
-from trocar_server.training.trainer_store import TRAINER_ID
 from trocar_server.training.trainers import Trainers
 from trocar_server.training.whole import whole
 
@@ -59,11 +58,11 @@ class Fits:
 
     def __init__(self, trainers: Trainers, library: DatasetLibrary, folder: Path, scratch_dir: Path) -> None:
         self._trainers, self._library = trainers, library
-        self._folder, self._scratch_dir = folder, scratch_dir
+        self._scratch_dir = scratch_dir
         self._tasks: set[asyncio.Task[None]] = set()
         self._runs: dict[str, FitRun] = {}
-        self._logs: dict[str, EventLog] = {}
-        self._starting, self._opening = asyncio.Lock(), asyncio.Lock()
+        self._logs = EventLogs(folder)
+        self._starting = asyncio.Lock()
         self._is_stopping = False
 
     async def start(self, principal: str, trainer_id: str, spec: FitSpec, request_id: str = "") -> int:
@@ -83,7 +82,7 @@ class Fits:
             ServiceError: `UNKNOWN_TRAINER`; `UNKNOWN_FIT`, there was none yet.
         """
         await self._trainers.find(principal, trainer_id)
-        log = await self._log_of(trainer_id)
+        log = await self._logs.of(trainer_id)
         if number is None and not log.next_number:
             raise ServiceError(ErrorReason.UNKNOWN_FIT, "the trainer has had no fit yet; start one")
         async for event in log.watch(log.newest_fit_number if number is None else number):
@@ -108,11 +107,11 @@ class Fits:
                 await self._restore(trainer, described)
             except ServiceError as error:
                 _log.warning("fit not resumed", trainer_id=trainer.trainer_id, why=error.message)
-                log = await self._log_of(trainer.trainer_id)
+                log = await self._logs.of(trainer.trainer_id)
                 facts = {"reason": error.reason, "message": error.message, "step": 0, "epoch": 0}
                 await log.add([NewEvent("failed", time.time(), facts)])
                 await self._set_over(trainer, int(described["first_number"]))
-        await asyncio.to_thread(self._clean, await self._trainers.stored_ids())
+        await self._logs.clean(await self._trainers.stored_ids())
 
     async def stop(self) -> None:
         """Stop after the present batch, with a checkpoint of each; they go on at the next start."""
@@ -121,8 +120,7 @@ class Fits:
             runs = list(self._runs.values())
         await asyncio.gather(*(self._stop(run) for run in runs))
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for log in self._logs.values():
-            await log.close()
+        await self._logs.close()
 
     async def forget(self, trainer_id: str) -> None:
         """End what is under way for a trainer that is being closed, and delete its events."""
@@ -132,11 +130,7 @@ class Fits:
             run.task.cancel()
             await asyncio.gather(run.task, return_exceptions=True)
             await self._close(run)
-        log = self._logs.pop(trainer_id, None)
-        if log is not None:
-            await log.close(ServiceError(ErrorReason.UNKNOWN_TRAINER, "the trainer was closed"))
-        path = self._path(trainer_id)
-        await asyncio.to_thread(path.unlink, missing_ok=True)
+        await self._logs.forget(trainer_id)
 
     # --- What callers want --------------------------------------------------------------------------
 
@@ -148,7 +142,7 @@ class Fits:
             if self._is_stopping:
                 raise ServiceError(ErrorReason.SERVER_BUSY, "the server is being stopped")
             trainer.check_free()
-            log = await self._log_of(trainer.trainer_id)
+            log = await self._logs.of(trainer.trainer_id)
             run = await self._make(trainer, spec, log, log.next_number, request_id)
             trainer.activity = TrainerActivity.FITTING
             try:
@@ -236,7 +230,7 @@ class Fits:
     async def _restore(self, trainer: Trainer, described: dict[str, Any]) -> None:
         spec = parse_fit_spec(described["spec"])
         first = int(described["first_number"])
-        log = await self._log_of(trainer.trainer_id)
+        log = await self._logs.of(trainer.trainer_id)
         log.skip_to(first)
         if any(event.kind in LAST_KINDS for event in log.since(first)):
             await self._set_over(trainer, first)
@@ -285,26 +279,3 @@ class Fits:
         self._runs.pop(run.trainer.trainer_id, None)
         run.trainer.activity = TrainerActivity.READY
         await run.close()
-
-    async def _log_of(self, trainer_id: str) -> EventLog:
-        async with self._opening:
-            if trainer_id not in self._logs:
-                await asyncio.to_thread(self._make_folder)
-                log = EventLog(self._path(trainer_id))
-                await asyncio.to_thread(log.load)
-                self._logs[trainer_id] = log
-            return self._logs[trainer_id]
-
-    def _make_folder(self) -> None:
-        with disk_errors("list of events"):
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    def _path(self, trainer_id: str) -> Path:
-        return self._folder / f"{trainer_id}.jsonl"
-
-    def _clean(self, trainer_ids: Collection[str]) -> None:
-        """Remove the events of trainers that are gone, where a killed server has left them."""
-        for path in self._folder.glob("*") if self._folder.is_dir() else ():
-            is_ours = TRAINER_ID.fullmatch(path.stem) and path.suffix in (".jsonl", ".partial")
-            if is_ours and (path.stem not in trainer_ids or path.suffix == ".partial"):
-                remove_quietly(path)

@@ -15,6 +15,7 @@ from trocar_server.training.head import replace_head
 from trocar_server.training.snapshots import snapshot_state_dict
 from trocar_server.training.storage import StorageOnDemand, TrainingStorage
 from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer_store import TRAINER_ID
 
 _log = structlog.get_logger("trocar")
 
@@ -54,6 +55,10 @@ class Publishing:
         Raises:
             ServiceError: `MODEL_CONFLICT`, there is a model of this id; `MODEL_INVALID`, the id is none.
         """
+        if TRAINER_ID.fullmatch(model_id):  # one may exist that the caller must not know of
+            raise ServiceError(
+                ErrorReason.MODEL_INVALID, "32 hexadecimal digits are the id of a trainer; take another id"
+            )
         if model_id in {entry.spec.model_id for entry in self._engine.catalogue.entries()}:
             raise ServiceError(
                 ErrorReason.MODEL_CONFLICT, f"there is a model '{model_id[:80]}' already; take another id"

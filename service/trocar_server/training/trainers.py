@@ -30,7 +30,7 @@ from trocar_server.training.storage import StorageOnDemand
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_calls import TrainerActivity
 from trocar_server.training.trainer_store import TrainerRecord, check_base
-from trocar_server.training.whole import whole
+from trocar_server.training.whole import all_done, whole
 
 _CLEAN_INTERVAL_S = 30.0
 _log = structlog.get_logger("trocar")
@@ -123,6 +123,7 @@ class Trainers:
         if self._janitor is not None:
             self._janitor.cancel()
             self._janitor = None
+        await all_done()
         for trainer in self.all():
             try:
                 await trainer.save_changes()
@@ -171,7 +172,8 @@ class Trainers:
         Raises:
             ServiceError: `MODEL_CONFLICT`, there is a model of this id; `MODEL_INVALID`, the id is none.
         """
-        await whole(self._publish(trainer, model_id, categories))
+        base = self._base(trainer.spec)
+        await whole(self.publishing.publish(trainer, base, model_id, categories))
 
     async def close_expired(self) -> None:
         """Close every trainer that nobody has used for as long as it may live."""
@@ -230,9 +232,6 @@ class Trainers:
                 for needed in (spec.model_id, *_teacher_ids(spec))
             }
             await self.publishing.remove(principal, model_id, needed)
-
-    async def _publish(self, trainer: Trainer, model_id: str, categories: tuple[str, ...]) -> None:
-        await self.publishing.publish(trainer, self._base(trainer.spec), model_id, categories)
 
     async def _make_core(self, spec: TrainerSpec) -> TrainerCore:
         base, teachers = self._base(spec), self._teachers(spec)

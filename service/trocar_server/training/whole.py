@@ -13,10 +13,14 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
+_running: set[asyncio.Task[Any]] = set()
+
 
 async def whole(work: Coroutine[Any, Any, Result]) -> Result:
     """Run work as a task of its own; when cancelled, wait for its end first."""
     task = asyncio.create_task(work)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -26,3 +30,10 @@ async def whole(work: Coroutine[Any, Any, Result]) -> Result:
         if not task.cancelled():
             task.exception()  # it is nobody's any more
         raise
+
+
+async def all_done() -> None:
+    """Wait for the end of all such work of this event loop, before what it needs is taken down."""
+    loop = asyncio.get_running_loop()
+    while tasks := [task for task in list(_running) if task.get_loop() is loop]:
+        await asyncio.wait(tasks)

@@ -208,3 +208,12 @@ def test_auto_takes_cuda_when_there_is_one(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     assert choose_device("auto") == torch.device(expected)
+
+
+async def test_what_comes_when_the_thread_has_ended_is_refused() -> None:
+    thread = DeviceThread(torch.device("cpu"))
+    thread.start()
+    await asyncio.to_thread(thread.stop)
+    with pytest.raises(ServiceError) as caught:
+        await thread.run(lambda: 1)
+    assert caught.value.reason is ErrorReason.SERVER_BUSY

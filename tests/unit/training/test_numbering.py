@@ -16,7 +16,7 @@ class Counter:
         self.numbering: Numbering[str] = Numbering()
         self.applied: list[int] = []
 
-    async def call(self, number: int | None, kind: str = "step", error: Exception | None = None) -> str:
+    async def call(self, number: int | None, kind: str = "step", error: BaseException | None = None) -> str:
         async with self.numbering.turn(number, kind) as turn:
             if turn.result is None:
                 await asyncio.sleep(0)
@@ -112,3 +112,57 @@ async def test_after_a_restore_numbers_go_on_from_there() -> None:
     counter.numbering.begin_at(2)
     assert await counter.call(2) == "result 2"
     assert counter.applied == [0, 1, 2, 3, 4, 2]
+
+
+async def test_one_that_is_cancelled_when_it_was_applied_counts() -> None:
+    counter = Counter()
+
+    async def late() -> None:
+        async with counter.numbering.turn(0, "step") as turn:
+            turn.finish("result 0")
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await late()
+    assert await counter.call(0) == "result 0"
+    assert counter.applied == []
+
+
+async def test_those_behind_a_cancelled_call_wait_for_it_to_come_again() -> None:
+    counter = Counter()
+    behind = asyncio.create_task(counter.call(1))
+    await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await counter.call(0, error=asyncio.CancelledError())
+    await asyncio.gather(behind, counter.call(0))
+    assert counter.applied == [0, 1]
+
+
+async def test_they_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trocar_server.training.numbering.AGAIN_WITHIN_S", 0)
+    counter = Counter()
+    behind = asyncio.create_task(counter.call(1))
+    await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await counter.call(0, error=asyncio.CancelledError())
+    with pytest.raises(ServiceError, match="before it, failed"):
+        await behind
+
+
+async def test_one_that_comes_again_while_it_waits_is_applied_once() -> None:
+    counter = Counter()
+    waiting = [asyncio.create_task(counter.call(1)) for _ in range(2)]
+    await asyncio.sleep(0)
+    await counter.call(0)
+    assert await asyncio.gather(*waiting) == ["result 1"] * 2
+    assert counter.applied == [0, 1]
+
+
+async def test_a_restore_ends_the_wait_of_what_is_over() -> None:
+    counter = Counter()
+    waiting = [asyncio.create_task(counter.call(number)) for number in (2, 9)]
+    await asyncio.sleep(0)
+    counter.numbering.begin_at(5)
+    for call in waiting:
+        with pytest.raises(ServiceError):
+            await call
