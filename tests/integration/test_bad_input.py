@@ -15,6 +15,9 @@ from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import tensor_pb2
 
 IMAGES = noise(2, 3, 8, 8)
+MANY_IMAGES = noise(
+    20_000, 3, 8, 8
+)  # 15 MB: no answer is possible within a microsecond, nor within a timer tick
 PHOTO_BYTES = encoded(photo(), "PNG")
 TEXT_FILE = b"Once upon a midnight dreary, while I pondered, weak and weary"
 
@@ -186,7 +189,7 @@ CASES: dict[str, tuple[type[trocar.TrocarError], str, Extract]] = {
     "expired deadline": (
         trocar.DeadlineExceededError,
         "",
-        lambda c: c.extract("plain", IMAGES, taps="fc", timeout_s=1e-6),
+        lambda c: c.extract("plain", MANY_IMAGES, taps="fc", timeout_s=1e-6),
     ),
     "no channel dimension": (
         trocar.InvalidArgumentError,

@@ -140,7 +140,7 @@ class Catalogue:
                 `UNKNOWN_WEIGHTS`, as `client_spec` does.
         """
         existing = self._entries.get(model_id)
-        if existing is not None and existing.owner == current_principal():
+        if existing is not None and existing.owner is not None and existing.owner == current_principal():
             raise guest_refused(model_id)
         if existing is None or existing.owner is not None:  # somebody else's is as if it were not there
             return self.add(client_spec(model_id, weights))
