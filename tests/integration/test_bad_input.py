@@ -15,8 +15,6 @@ from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import tensor_pb2
 
 IMAGES = noise(2, 3, 8, 8)
-    20_000, 3, 8, 8
-)  # 15 MB: no answer is possible within a microsecond, nor within a timer tick
 PHOTO_BYTES = encoded(photo(), "PNG")
 TEXT_FILE = b"Once upon a midnight dreary, while I pondered, weak and weary"
 
