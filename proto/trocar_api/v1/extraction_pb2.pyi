@@ -8,8 +8,10 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from trocar_api.v1 import edit_pb2 as _edit_pb2
+from trocar_api.v1 import execution_pb2 as _execution_pb2
 from trocar_api.v1 import objective_pb2 as _objective_pb2
 from trocar_api.v1 import reduction_pb2 as _reduction_pb2
+from trocar_api.v1 import shared_memory_pb2 as _shared_memory_pb2
 from trocar_api.v1 import statistics_pb2 as _statistics_pb2
 from trocar_api.v1 import tap_pb2 as _tap_pb2
 from trocar_api.v1 import tensor_pb2 as _tensor_pb2
@@ -39,6 +41,10 @@ class ExtractRequest(_message.Message):
     EDITS_FIELD_NUMBER: _builtins.int
     OBJECTIVE_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    EXECUTION_FIELD_NUMBER: _builtins.int
+    PAYLOAD_DIGEST_FIELD_NUMBER: _builtins.int
+    SHARED_PAYLOAD_FIELD_NUMBER: _builtins.int
+    SHARED_REPLY_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model, for example `resnet18`. Required in the first message."""
@@ -49,6 +55,11 @@ class ExtractRequest(_message.Message):
     start_at: _builtins.str
     """Where to start instead of at the model's input, for example `layer3` (with the value of its
     output) or `layer3/in`. `inputs` is then that value, one tensor. Empty: at the input.
+    """
+    payload_digest: _builtins.bytes
+    """The SHA-256 digest of all payloads, one after the other, in the order of the chunks: 32 bytes, for a call
+    without chunks. When the feature cache has the reply, it comes; `NOT_CACHED` otherwise, and the call
+    is made again with its payloads.
     """
     @_builtins.property
     def taps(self) -> _containers.RepeatedCompositeFieldContainer[_tap_pb2.Tap]:
@@ -79,6 +90,20 @@ class ExtractRequest(_message.Message):
         """Other inputs, from whose passes `SwapEdit` takes values; these passes run first, without edits. At most 8."""
 
     @_builtins.property
+    def execution(self) -> _execution_pb2.Execution:
+        """How the pass may be run."""
+
+    @_builtins.property
+    def shared_payload(self) -> _shared_memory_pb2.SegmentRange:
+        """Where the payloads lie, one after the other, for a call without chunks. See `SharedMemoryService`."""
+
+    @_builtins.property
+    def shared_reply(self) -> _shared_memory_pb2.SegmentRange:
+        """Where the values of the reply go, one after the other, each at a multiple of 64 bytes, if there is room for
+        all; otherwise they come in chunks.
+        """
+
+    @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorChunk]:
         """Bytes of the payloads, in order: each tensor and each image of the inputs, each tensor of the taps'
         reductions, of the edits (a mask before operands), of the objective, and of the sources' inputs.
@@ -96,11 +121,15 @@ class ExtractRequest(_message.Message):
         edits: _abc.Iterable[_edit_pb2.Edit] | None = ...,
         objective: _objective_pb2.Objective | None = ...,
         sources: _abc.Iterable[Global___SourceInputs] | None = ...,
+        execution: _execution_pb2.Execution | None = ...,
+        payload_digest: _builtins.bytes = ...,
+        shared_payload: _shared_memory_pb2.SegmentRange | None = ...,
+        shared_reply: _shared_memory_pb2.SegmentRange | None = ...,
         chunks: _abc.Iterable[_tensor_pb2.TensorChunk] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "max_chunk_bytes", b"max_chunk_bytes", "objective", b"objective"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "execution", b"execution", "max_chunk_bytes", b"max_chunk_bytes", "objective", b"objective", "shared_payload", b"shared_payload", "shared_reply", b"shared_reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "chunks", b"chunks", "edits", b"edits", "inputs", b"inputs", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "sources", b"sources", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "chunks", b"chunks", "edits", b"edits", "execution", b"execution", "inputs", b"inputs", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "payload_digest", b"payload_digest", "shared_payload", b"shared_payload", "shared_reply", b"shared_reply", "sources", b"sources", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_chunk_bytes: _TypeAlias = _typing.Literal["max_chunk_bytes"]  # noqa: Y015
     _WhichOneofArgType__max_chunk_bytes: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes"]  # noqa: Y015
@@ -231,8 +260,13 @@ class Input(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TENSOR_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    CONVERT_TO_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The keyword; empty for a positional argument. Positional arguments come first."""
+    convert_to: _tensor_pb2.Dtype.ValueType
+    """For a float tensor: what the server converts it to before the model sees it, so that float32 inputs may
+    travel as float16 or bfloat16. Unset: as it is.
+    """
     @_builtins.property
     def tensor(self) -> _tensor_pb2.TensorSpec:
         """A tensor that goes to the model as it is."""
@@ -247,10 +281,11 @@ class Input(_message.Message):
         name: _builtins.str = ...,
         tensor: _tensor_pb2.TensorSpec | None = ...,
         images: Global___ImageBatch | None = ...,
+        convert_to: _tensor_pb2.Dtype.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "tensor", b"tensor", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "name", b"name", "tensor", b"tensor", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["convert_to", b"convert_to", "images", b"images", "name", b"name", "tensor", b"tensor", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["tensor", "images"]  # noqa: Y015
     _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
@@ -350,11 +385,15 @@ class ExtractResponse(_message.Message):
     STOPPED_AT_FIELD_NUMBER: _builtins.int
     EDIT_EXPANSIONS_FIELD_NUMBER: _builtins.int
     OBJECTIVE_VALUE_FIELD_NUMBER: _builtins.int
+    EXECUTION_FIELD_NUMBER: _builtins.int
+    IS_SHARED_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     stopped_at: _builtins.str
     """The module after whose output the pass was stopped; unset when it ran to its end."""
     objective_value: _builtins.float
     """The value of the objective; set where there was one."""
+    is_shared: _builtins.bool
+    """Whether the values lie in `ExtractRequest.shared_reply`, and no chunks follow."""
     @_builtins.property
     def feature_maps(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureMap]:
         """The collected feature maps: by tap, and within a tap in execution order. Those with values are the
@@ -374,6 +413,10 @@ class ExtractResponse(_message.Message):
         """What each edit's selector became, in the order of the request, stored ones in their place."""
 
     @_builtins.property
+    def execution(self) -> _execution_pb2.ExecutionReport:
+        """How the pass was run."""
+
+    @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorChunk]:
         """The values, in pieces."""
 
@@ -386,11 +429,13 @@ class ExtractResponse(_message.Message):
         stopped_at: _builtins.str | None = ...,
         edit_expansions: _abc.Iterable[Global___SelectorExpansion] | None = ...,
         objective_value: _builtins.float | None = ...,
+        execution: _execution_pb2.ExecutionReport | None = ...,
+        is_shared: _builtins.bool = ...,
         chunks: _abc.Iterable[_tensor_pb2.TensorChunk] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value", "_stopped_at", b"_stopped_at", "objective_value", b"objective_value", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value", "_stopped_at", b"_stopped_at", "execution", b"execution", "objective_value", b"objective_value", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value", "_stopped_at", b"_stopped_at", "chunks", b"chunks", "edit_expansions", b"edit_expansions", "expansions", b"expansions", "feature_maps", b"feature_maps", "objective_value", b"objective_value", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value", "_stopped_at", b"_stopped_at", "chunks", b"chunks", "edit_expansions", b"edit_expansions", "execution", b"execution", "expansions", b"expansions", "feature_maps", b"feature_maps", "is_shared", b"is_shared", "objective_value", b"objective_value", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__objective_value: _TypeAlias = _typing.Literal["objective_value"]  # noqa: Y015
     _WhichOneofArgType__objective_value: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value"]  # noqa: Y015

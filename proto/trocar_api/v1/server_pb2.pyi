@@ -88,6 +88,8 @@ class ServerLimits(_message.Message):
     MAX_TRAINERS_FIELD_NUMBER: _builtins.int
     TRAINER_TTL_S_FIELD_NUMBER: _builtins.int
     MAX_CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    FEATURE_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_SHARED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     max_request_bytes: _builtins.int
     """The most bytes of inputs in one call."""
     max_reply_bytes: _builtins.int
@@ -114,6 +116,10 @@ class ServerLimits(_message.Message):
     """Seconds after its last use at which a trainer is closed."""
     max_checkpoints: _builtins.int
     """Checkpoints of one trainer that were asked for; the oldest goes."""
+    feature_cache_bytes: _builtins.int
+    """Bytes of replies that the feature cache keeps; 0 where there is none."""
+    max_shared_memory_bytes: _builtins.int
+    """Bytes of shared memory that one caller may have at once; 0 where none is offered."""
     def __init__(
         self,
         *,
@@ -130,10 +136,12 @@ class ServerLimits(_message.Message):
         max_trainers: _builtins.int = ...,
         trainer_ttl_s: _builtins.float = ...,
         max_checkpoints: _builtins.int = ...,
+        feature_cache_bytes: _builtins.int = ...,
+        max_shared_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch", b"max_batch", "max_checkpoints", b"max_checkpoints", "max_chunk_bytes", b"max_chunk_bytes", "max_dataset_bytes", b"max_dataset_bytes", "max_edits", b"max_edits", "max_image_pixels", b"max_image_pixels", "max_pass_bytes", b"max_pass_bytes", "max_queue", b"max_queue", "max_reply_bytes", b"max_reply_bytes", "max_request_bytes", b"max_request_bytes", "max_taps", b"max_taps", "max_trainers", b"max_trainers", "trainer_ttl_s", b"trainer_ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_cache_bytes", b"feature_cache_bytes", "max_batch", b"max_batch", "max_checkpoints", b"max_checkpoints", "max_chunk_bytes", b"max_chunk_bytes", "max_dataset_bytes", b"max_dataset_bytes", "max_edits", b"max_edits", "max_image_pixels", b"max_image_pixels", "max_pass_bytes", b"max_pass_bytes", "max_queue", b"max_queue", "max_reply_bytes", b"max_reply_bytes", "max_request_bytes", b"max_request_bytes", "max_shared_memory_bytes", b"max_shared_memory_bytes", "max_taps", b"max_taps", "max_trainers", b"max_trainers", "trainer_ttl_s", b"trainer_ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

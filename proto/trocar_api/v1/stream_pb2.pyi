@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from trocar_api.v1 import edit_pb2 as _edit_pb2
+from trocar_api.v1 import execution_pb2 as _execution_pb2
 from trocar_api.v1 import extraction_pb2 as _extraction_pb2
 from trocar_api.v1 import objective_pb2 as _objective_pb2
 from trocar_api.v1 import tap_pb2 as _tap_pb2
@@ -79,6 +80,7 @@ class ExtractStreamStart(_message.Message):
     BATCH_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     EDITS_FIELD_NUMBER: _builtins.int
     OBJECTIVE_FIELD_NUMBER: _builtins.int
+    EXECUTION_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model. Required."""
     max_chunk_bytes: _builtins.int
@@ -119,6 +121,10 @@ class ExtractStreamStart(_message.Message):
     def objective(self) -> _objective_pb2.Objective:
         """As in `ExtractRequest`. Labels are the same for every batch."""
 
+    @_builtins.property
+    def execution(self) -> _execution_pb2.Execution:
+        """How the passes may be run."""
+
     def __init__(
         self,
         *,
@@ -134,10 +140,11 @@ class ExtractStreamStart(_message.Message):
         batch_timeout_s: _builtins.float | None = ...,
         edits: _abc.Iterable[_edit_pb2.Edit] | None = ...,
         objective: _objective_pb2.Objective | None = ...,
+        execution: _execution_pb2.Execution | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_interval", b"checkpoint_interval", "max_chunk_bytes", b"max_chunk_bytes", "objective", b"objective"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_interval", b"checkpoint_interval", "execution", b"execution", "max_chunk_bytes", b"max_chunk_bytes", "objective", b"objective"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_byte_count", b"checkpoint_byte_count", "checkpoint_interval", b"checkpoint_interval", "edits", b"edits", "first_batch_index", b"first_batch_index", "has_running_statistics", b"has_running_statistics", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_byte_count", b"checkpoint_byte_count", "checkpoint_interval", b"checkpoint_interval", "edits", b"edits", "execution", b"execution", "first_batch_index", b"first_batch_index", "has_running_statistics", b"has_running_statistics", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_timeout_s: _TypeAlias = _typing.Literal["batch_timeout_s"]  # noqa: Y015
     _WhichOneofArgType__batch_timeout_s: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s"]  # noqa: Y015
