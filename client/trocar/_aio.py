@@ -32,6 +32,7 @@ def connect(
     token: str | None = None,
     tls: TlsOptions | bool | None = None,
     retries: int = 4,
+    cache: bool | None = None,
     models: LocalModels | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> AsyncClient:
@@ -52,6 +53,9 @@ def connect(
         tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`.
         retries: How often a call is tried again where the server cannot be reached, 0 to 4, with
             a backoff from 0.1 to 2 seconds. Inputs over 8 MiB are sent only once.
+        cache: Whether replies may come from the server's feature cache, where it has one. True also asks by
+            digest alone for what was sent before, which pays where the same inputs come again; False asks
+            for a pass each time; None leaves it to the server.
         models: With "local", what to host: names such as ["resnet50", "vit_b_16=random:0"]; or a dict from
             model id to the name of weights, to a table with the keys of `[models.ID]` in the configuration
             file, to an `nn.Module`, or to {"module": ..., "input_shape": (3, 32, 32)}. A module shares its
@@ -68,7 +72,7 @@ def connect(
         NotFoundError: The target is "local" and a model or its weights have no such name.
         InvalidArgumentError: The target is "local" and an option is wrong.
     """
-    chosen = ConnectOptions(target, timeout_s, token, tls, retries)
+    chosen = ConnectOptions(target, timeout_s, token, tls, retries, cache)
     if target != LOCAL:
         if models is not None or options is not None:
             raise ValueError(f"models and options go with the target {LOCAL!r} only, not with {target!r}")

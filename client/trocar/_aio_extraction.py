@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -12,10 +14,13 @@ from trocar._aio_stream import AsyncExtractStream
 from trocar._channel import (
     new_request_id,
 )
+from trocar._concurrency import async_compute
+from trocar._digests import digests_of
 from trocar._replies import ReplyAssembler
-from trocar._requests import Start, extract_call, plan_request
+from trocar._requests import ExtractCall, Start, extract_call, plan_request
 from trocar._stream_messages import StreamOptions
 from trocar._surgery import make_surgery
+from trocar.errors import NotCachedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
     from trocar._feature_maps import FeatureMaps
     from trocar._inputs import Inputs
     from trocar._objectives import Objective
-    from trocar._requests import ExtractCall
     from trocar._taps import Tap
     from trocar._tensors import Array
 
@@ -48,6 +52,7 @@ class AsyncExtraction(AsyncConnection):
         out: Mapping[str, Array] | None = None,
         timeout_s: float | None = None,
         chunk_bytes: int | None = None,
+        cache: bool | None = None,
     ) -> FeatureMaps:
         """Run one forward pass and return what the tapped modules computed.
 
@@ -78,6 +83,8 @@ class AsyncExtraction(AsyncConnection):
                 exactly the shape and dtype of the reply.
             timeout_s: Overrides the client's timeout for this call, in seconds.
             chunk_bytes: The most payload bytes in one message of the reply; 1 MiB when None.
+            cache: Whether the reply may be one that the server has kept, see `connect`; as there when None.
+                `maps.is_cached` tells.
 
         Returns:
             The feature maps by name: by tap, and within a tap in execution order. A convolution's
@@ -106,14 +113,31 @@ class AsyncExtraction(AsyncConnection):
             ValueError: Arrays of one list differ in shape, or `out` does not fit the reply.
         """
         start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
-        request = extract_call(model_id, inputs, taps, chunk_bytes, start, surgery)
+        chosen = self._options.cache if cache is None else cache
+        request = extract_call(model_id, inputs, taps, chunk_bytes, start, surgery, chosen)
         reply = ReplyAssembler(model_id, out, objective_offset=surgery.objective_offset)
         return await self._collect(request, reply, timeout_s)
 
     async def _collect(
         self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None
     ) -> FeatureMaps:
-        """Make a call and put its reply together."""
+        """Make a call and put its reply together; by its digest alone where that may do."""
+        if not (request.cache and request.payloads):
+            return await self._receive(request, reply, timeout_s)
+        started, digests = time.monotonic(), await async_compute(digests_of, request)
+        maps = None
+        if self._sent.is_worth_asking(digests):
+            with suppress(NotCachedError):
+                maps = await self._receive(ExtractCall(digests.question, []), reply, timeout_s)
+        if maps is None:
+            left_s = max(1e-3, self._timeout(timeout_s) - (time.monotonic() - started))
+            maps = await self._receive(request, reply, left_s)
+        self._sent.note(digests, maps.is_cached)
+        return maps
+
+    async def _receive(
+        self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None
+    ) -> FeatureMaps:
         request_id = new_request_id()
         stream = self._open(request, request_id, timeout_s)
         try:

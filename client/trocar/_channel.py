@@ -109,6 +109,8 @@ class ConnectOptions:
     """True for TLS with gRPC's roots."""
     retries: int
     """How often a call is tried again, 0 to 4."""
+    cache: bool | None = None
+    """Whether calls may be answered from the server's feature cache; with True by digest first."""
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)

@@ -14,6 +14,7 @@ from trocar._channel import (
     new_request_id,
     open_sync_channel,
 )
+from trocar._digests import SentDigests
 from trocar._local import stop_with, sync_stop
 from trocar._rpc_errors import error_from_rpc
 from trocar_api.v1 import model_pb2
@@ -48,6 +49,7 @@ class Connection:
         if local is not None:
             stop_with(self, local)
         self._channel: SyncChannel = open_sync_channel(options)
+        self._sent = SentDigests()
         self._models = ModelServiceStub(self._channel)
         self._edits = EditStoreServiceStub(self._channel)
         self._datasets = DatasetServiceStub(self._channel)

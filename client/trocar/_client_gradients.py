@@ -77,6 +77,8 @@ class Gradients(Extraction):
             ValueError: `at` is empty.
         """
         surgery, wanted = make_surgery(edits, as_objective(of), sources), gradient_taps(at, taps)
-        request = extract_call(model_id, inputs, wanted, chunk_bytes, surgery=surgery)
+        request = extract_call(
+            model_id, inputs, wanted, chunk_bytes, surgery=surgery, cache=self._options.cache
+        )
         reply = ReplyAssembler(model_id, out, objective_offset=surgery.objective_offset)
         return self._collect(request, reply, timeout_s)

@@ -90,6 +90,7 @@ class FeatureMaps(Mapping[str, Array]):
         model_id: The model that ran.
         objective: The value of the objective, where gradients were taken of one.
         edit_expansions: The names of the values that each edit's selector became, stored edits included.
+        is_cached: Whether nothing was computed: the reply came from the server's feature cache.
     """
 
     def __init__(  # noqa: PLR0913 - what one reply says, by keyword
@@ -104,6 +105,7 @@ class FeatureMaps(Mapping[str, Array]):
         model_id: str = "",
         objective: float | None = None,
         edit_expansions: Mapping[str, tuple[str, ...]] | None = None,
+        is_cached: bool = False,
     ) -> None:
         self._arrays = dict(arrays)
         self.stats: Mapping[str, Statistics] = dict(stats)
@@ -113,6 +115,7 @@ class FeatureMaps(Mapping[str, Array]):
         self.stopped_at = stopped_at
         self.model_id = model_id
         self.objective = objective
+        self.is_cached = is_cached
         self.edit_expansions: Mapping[str, tuple[str, ...]] = dict(edit_expansions or {})
 
     def __getitem__(self, name: str) -> Array:

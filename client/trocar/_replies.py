@@ -201,6 +201,7 @@ class ReplyAssembler:
             model_id=self._model_id,
             objective=self._objective(head),
             edit_expansions=expansions(head.edit_expansions),
+            is_cached=head.execution.is_cached,
         )
 
     def _objective(self, head: pb.ExtractResponse) -> float | None:

@@ -27,6 +27,8 @@ class ExtractCall:
     """`ExtractRequest` without chunks, serialised."""
     payloads: list[memoryview]
     """One flat view of bytes for each tensor and image, in order."""
+    cache: bool | None = None
+    """Whether the reply may be one that the server has kept; the connection's choice when None."""
 
     @property
     def fits_one_message(self) -> bool:
@@ -137,6 +139,7 @@ def extract_call(
     chunk_bytes: int | None = None,
     start: Start = FROM_INPUT,
     surgery: Surgery = NO_SURGERY,
+    cache: bool | None = None,
 ) -> ExtractCall:
     """Build the request of `Client.extract`; see there for the arguments and what is raised."""
     arguments, payloads = wire_inputs(inputs)
@@ -152,9 +155,11 @@ def extract_call(
         objective=surgery.wire_objective(),
         sources=[pb.SourceInputs(name=name, inputs=given) for name, (given, _) in sources.items()],
     )
+    if cache is False:
+        head.execution.cache = False
     constants = [*tap_payloads(taps), *surgery.payloads()]
     of_sources = [payload for _, given in sources.values() for payload in given]
-    return ExtractCall(head.SerializeToString(), [*payloads, *constants, *of_sources])
+    return ExtractCall(head.SerializeToString(), [*payloads, *constants, *of_sources], cache)
 
 
 def _form(inputs: object) -> list[pb.Input]:

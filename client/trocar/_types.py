@@ -88,6 +88,8 @@ class ServerLimits:
     """Seconds after its last use at which a trainer is closed."""
     max_checkpoints: int
     """Checkpoints of one trainer that were asked for; the oldest goes."""
+    feature_cache_bytes: int = 0
+    """Bytes of replies that the server keeps; 0 where it keeps none."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ TrocarError
     UnknownNodeError               also a SelectorError
     UnknownFunctionError           also a SelectorError
     UnknownParameterError          also a SelectorError
+    NotCachedError                 inside a client that sends digests; never raised by it
   ModelError                       the model cannot be used as it is
     ModelNotLoadedError
     ModelConflictError
@@ -207,6 +208,7 @@ __all__ = [
     "NonFiniteStepError",
     "NonFiniteValueError",
     "NotATensorError",
+    "NotCachedError",
     "NotDifferentiableError",
     "NotFoundError",
     "NotTraceableError",
@@ -271,6 +273,10 @@ class UnknownArchitectureError(UnknownModelError, reason=ErrorReason.UNKNOWN_ARC
 
 class UnknownWeightsError(NotFoundError, reason=ErrorReason.UNKNOWN_WEIGHTS):
     """The architecture has no weights of this name."""
+
+
+class NotCachedError(NotFoundError, reason=ErrorReason.NOT_CACHED):
+    """The server has no reply for a digest; the client then sends the inputs, and nobody sees this."""
 
 
 class ModelNotLoadedError(ModelError, reason=ErrorReason.MODEL_NOT_LOADED):

@@ -59,6 +59,8 @@ class Limits(BaseModel):
     """Seconds after its last use at which a trainer is closed; a week."""
     max_checkpoints: int = Field(default=8, ge=1)
     """Checkpoints of one trainer; the oldest goes."""
+    feature_cache_bytes: int = Field(default=0, ge=0)
+    """Memory for replies that may be asked for again; 0 keeps none."""
 
 
 class PreprocessingConfig(BaseModel):

@@ -27,6 +27,8 @@ from trocar_server.engine.plan import (
 )
 from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.engine.preview import Preview, assumed_signature, make_preview
+from trocar_server.engine.repeatable import is_repeatable
+from trocar_server.engine.reply_cache import ReplyCache
 from trocar_server.engine.running import RunningStatistics
 from trocar_server.engine.surgery_plan import plan_surgery
 from trocar_server.engine.work import Prepared, known_signature, rehearse_plan, resolve_plan, run_plan
@@ -75,6 +77,7 @@ class Engine:
         self._replica_counts = replica_counts or {}
         self._hosts: dict[str, Host] = {}
         self._loading: dict[str, asyncio.Lock] = {}
+        self.replies = ReplyCache(limits.feature_cache_bytes)
 
     async def load(self, model_id: str) -> Entry:
         """Load a model of the catalogue; nothing happens when it is loaded.
@@ -107,6 +110,7 @@ class Engine:
             host = self._hosts.pop(model_id, None)
             if host is not None:
                 entry.hosted, entry.state = None, ModelState.UNLOADED
+                self.replies.drop(host.version)
                 await host.pool.drain()
             return entry
 
@@ -129,6 +133,15 @@ class Engine:
         host = self._hosts.pop(model_id, None)
         if host is not None:
             await host.pool.drain()
+
+    def repeatable_version(self, model_id: str) -> str | None:
+        """Return what tells the present weights of a model from all others; None where replies are not kept.
+
+        Raises:
+            ServiceError: `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`.
+        """
+        host = self._host(model_id)
+        return host.version if host.is_repeatable else None
 
     async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
         """Return what a pass calls, for the model's example input or for inputs of a given form."""
@@ -254,6 +267,7 @@ class Engine:
                     result.compute_s,
                     resolved.surgery.expansions,
                     result.objective,
+                    result.has_drawn,
                 )
 
             return await self.run(work, guard, deadline)
@@ -342,7 +356,9 @@ class Engine:
     def _make_host(self, entry: Entry) -> Host:
         hosted = load_model(entry.spec, self.owner.device, self._data_dir)
         count = self._replica_counts.get(entry.spec.model_id, 1)
-        return make_host(hosted, count, self.limits.max_queue)
+        host = make_host(hosted, count, self.limits.max_queue)
+        host.is_repeatable = self.replies.max_bytes > 0 and is_repeatable(hosted)
+        return host
 
     def _host(self, model_id: str) -> Host:
         self.catalogue.loaded(model_id)

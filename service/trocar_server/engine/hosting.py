@@ -1,5 +1,6 @@
 """A loaded model at work: its replicas and what was recorded of its passes."""
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,10 @@ class Host:
     example: Recording
     is_live: bool = False
     """Whether its weights change between passes, as a trainer's do."""
+    is_repeatable: bool = False
+    """Whether equal requests are known to have equal answers."""
+    version: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Another one for each time that a model is loaded, under whatever id."""
     _lock: Lock = field(default_factory=Lock)  # the event loop looks up what the owner thread adds
     _recordings: OrderedDict[Signature, Recording] = field(default_factory=OrderedDict)
     _resolved: OrderedDict[_Key, Resolved] = field(default_factory=OrderedDict)

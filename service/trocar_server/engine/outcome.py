@@ -18,6 +18,8 @@ class Extraction:
     compute_s: float
     edit_expansions: Expansions = ()
     objective_value: float | None = None
+    has_drawn: bool = False
+    """Whether the pass drew from torch's random numbers: then the outcome is not kept."""
 
 
 def there(resolved: Resolved, result: PassResult) -> tuple[tuple[str, ...], ...]:

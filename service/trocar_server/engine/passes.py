@@ -56,6 +56,8 @@ class PassResult:
     stopped_at: str | None
     compute_s: float
     objective: float | None = None
+    has_drawn: bool = False
+    """Whether it drew from torch's random numbers, so that another one would be different."""
 
     @property
     def byte_count(self) -> int:

@@ -97,12 +97,12 @@ def record_example(hosted: HostedModel) -> tuple[Recorder, Recording]:
     Raises:
         ServiceError: `MODEL_INVALID`, the model cannot run on it.
     """
-    for args in _example_arguments(hosted):
+    for args in example_arguments(hosted):
         with suppress(Exception):  # detection models, among others, look at their data: no pass without it
             meta = make_meta_replica(hosted.module)
             return Recorder(hosted, meta), record_calls(meta, _to_meta(args))
     problem: Exception | None = None
-    for args in _example_arguments(hosted):
+    for args in example_arguments(hosted):
         try:
             recording = record_calls(make_replica(hosted.module), args, is_symbolic=False)
             return Recorder(hosted, None), recording
@@ -124,7 +124,7 @@ def _shape_advice(hosted: HostedModel) -> str:
     )
 
 
-def _example_arguments(hosted: HostedModel) -> Iterator[tuple[Any, ...]]:
+def example_arguments(hosted: HostedModel) -> Iterator[tuple[Any, ...]]:
     """Yield the example input, and for a custom model zeros of whole numbers too: it may take tokens."""
     args = hosted.example_inputs()
     yield args

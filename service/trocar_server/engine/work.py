@@ -21,6 +21,7 @@ from trocar_server.engine.passes import PassResult, domain_errors, run_pass
 from trocar_server.engine.plan import Payloads, Plan, Signature, split_arguments
 from trocar_server.engine.planner import Resolved, check_byte_count, resolve_taps
 from trocar_server.engine.rehearsal import make_work
+from trocar_server.engine.repeatable import watching_draws
 from trocar_server.engine.sources import SourcePass, found_values
 from trocar_server.engine.starting import (
     Start,
@@ -111,6 +112,14 @@ def run_plan(
     Raises:
         ServiceError: Whatever is wrong with the request, and what stops a pass.
     """
+    with watching_draws(host.hosted.device) as draws:
+        resolved, result = _run_plan(host, replica, prepared, guard, limits)
+    return resolved, replace(result, has_drawn=draws.has_drawn)
+
+
+def _run_plan(
+    host: Host, replica: Replica, prepared: Prepared, guard: PassGuard, limits: Limits
+) -> tuple[Resolved, PassResult]:
     plan = prepared.plan
     names = [entry.name for entry in plan.inputs]
     with domain_errors(host.hosted):

@@ -36,6 +36,8 @@ class StoredList:
     """Each with the list's name as `stored`."""
     constants: tuple[Payload, ...] = ()
     """The bytes of their tensors, in order; they do not travel with the call."""
+    digest: bytes = b""
+    """SHA-256 of everything in the list."""
 
 
 NO_LISTS: Mapping[str, StoredList] = {}

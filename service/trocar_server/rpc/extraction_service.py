@@ -1,6 +1,6 @@
 """`ExtractionService`: check, receive, run, stream."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import grpc
 
@@ -8,6 +8,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.cached_replies import CachedReplies, kept_messages, key_of
 from trocar_server.rpc.constants import check_constants, constants_of
 from trocar_server.rpc.messages import deadline_of, read_message
 from trocar_server.rpc.payloads import PayloadReceiver
@@ -33,6 +34,7 @@ class ExtractionService:
     def __init__(self, engine: Engine, lists: StoredLists) -> None:
         self._engine = engine
         self._lists = lists
+        self._replies = CachedReplies(engine)
 
     async def extract(
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
@@ -43,7 +45,13 @@ class ExtractionService:
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
         request, chunks = read_message(pb.ExtractRequest, first)
-        stored = await self._lists.find(principal_of(context), request.model_id, request.edits)
+        principal = principal_of(context)
+        stored = await self._lists.find(principal, request.model_id, request.edits)
+        question = self._replies.question(principal, request, stored)
+        if request.payload_digest:
+            kept = self._replies.answer_digest(question, request, has_payloads=bool(chunks))
+            await _send(kept, context)
+            return
         plan, byte_counts = to_plan(request, self._engine.limits, stored)
         await self._engine.check(plan, deadline)
         receiver = PayloadReceiver(byte_counts)
@@ -53,13 +61,18 @@ class ExtractionService:
             if message is None:
                 break
             receiver.feed(read_message(pb.ExtractRequest, message)[1])
+        key = await key_of(question, receiver.finish())
+        found = self._replies.find(key)
+        if found is not None:
+            await _send(kept_messages(found, plan.max_chunk_bytes), context)
+            return
         payloads = split_payloads(plan, receiver.finish(), stored)
         await check_constants(constants_of(plan, payloads))
         prepared = await self._engine.prepare(plan, payloads)
         extraction = await self._engine.extract(prepared, deadline)
         del receiver, payloads, prepared, chunks, first, stored
-        for parts in reply_messages(plan, extraction):
-            await context.write(parts)
+        await self._replies.keep(key, plan, extraction)
+        await _send(reply_messages(plan, extraction), context)
 
     async def plan(self, message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """Check a request and describe its reply."""
@@ -87,3 +100,8 @@ class ExtractionService:
         )
         plan: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self.plan)
         return grpc.method_handlers_generic_handler(_SERVICE, {"Extract": method, "Plan": plan})
+
+
+async def _send(messages: Iterable[Parts], context: "grpc.aio.ServicerContext[bytes, Parts]") -> None:
+    for parts in messages:
+        await context.write(parts)

@@ -92,7 +92,7 @@ def base_plan(
         request.model_id,
         tuple(tap_request(f"taps[{i}]", tap) for i, tap in enumerate(request.taps)),
         (),
-        _chunk_bytes(request, limits),
+        chunk_bytes(request, limits),
         _start_at(request, limits),
         edits_from_wire("edits", request.edits, limits.max_edits, sources=sources, stored=stored),
         objective_from_wire("objective", request.objective, limits) if has_objective else None,
@@ -120,7 +120,12 @@ def _start_at(request: pb.ExtractRequest | ExtractStreamStart, limits: Limits) -
     return StartAt(selector, inputs)
 
 
-def _chunk_bytes(request: pb.ExtractRequest | ExtractStreamStart, limits: Limits) -> int:
+def chunk_bytes(request: pb.ExtractRequest | ExtractStreamStart, limits: Limits) -> int:
+    """Return the most payload bytes in one message of the reply.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, it is out of range.
+    """
     if not request.HasField("max_chunk_bytes"):
         return min(DEFAULT_CHUNK_BYTES, limits.max_chunk_bytes)
     if not _MIN_CHUNK_BYTES <= request.max_chunk_bytes <= limits.max_chunk_bytes:

@@ -1,6 +1,7 @@
 """Stored edits between the store, which knows bytes alone, and plans."""
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -82,7 +83,8 @@ def list_of(entry: StoredEntry) -> StoredList:
     counts = [spec.byte_count for request in edits for spec in request.edit.constants]
     if sum(counts) != len(entry.tensors):
         raise _of_another_version(entry)
-    return StoredList(_with_name(edits, entry.name), tuple(_split(entry.tensors, counts)))
+    content = hashlib.sha256(hashlib.sha256(entry.description).digest() + entry.tensors).digest()
+    return StoredList(_with_name(edits, entry.name), tuple(_split(entry.tensors, counts)), content)
 
 
 def _with_name(edits: Sequence[EditRequest], name: str) -> tuple[EditRequest, ...]:

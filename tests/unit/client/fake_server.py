@@ -163,6 +163,8 @@ class FakeServer:
                 payloads += [b""] * (chunk.payload_index + 1 - len(payloads))  # of taps, edits and so on
                 assert chunk.offset_bytes == len(payloads[chunk.payload_index])
                 payloads[chunk.payload_index] += chunk.data
+        if messages[0].payload_digest:
+            payloads = []
         received = Received(messages[0], payloads, len(messages), metadata)
         self.received.append(received)
         self.running.set()
