@@ -173,11 +173,12 @@ def test_the_same_bytes_in_another_shape_are_another_question(call: Caller) -> N
 
 def test_how_an_answer_travels_and_when_does_not_matter(call: Caller) -> None:
     first = call(question(taps=[tap_pb2.Tap(selector="conv")]))
-    for changes in (
+    ways: list[dict[str, Any]] = [
         {"max_chunk_bytes": 4096},
         {"execution": execution_pb2.Execution(priority=execution_pb2.PRIORITY_LOW)},
         {"execution": execution_pb2.Execution(cache=True)},
-    ):
+    ]
+    for changes in ways:
         again = call(question(taps=[tap_pb2.Tap(selector="conv")], **changes))
         assert again.execution.is_cached
         assert values(again) == values(first)
