@@ -267,7 +267,7 @@ class Engine:
                     result.compute_s,
                     resolved.surgery.expansions,
                     result.objective,
-                    result.has_drawn,
+                    has_drawn=result.has_drawn,
                 )
 
             return await self.run(work, guard, deadline)

@@ -21,6 +21,7 @@ from trocar_server.engine.plan import Payload, Plan
 from trocar_server.engine.reply_cache import KeptReply
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.edits import StoredList
+from trocar_server.rpc.execution import to_execution
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.replies import Parts, framed, reply_head, values_of
 from trocar_server.rpc.requests import chunk_bytes
@@ -75,12 +76,11 @@ class CachedReplies:
         Payloads in shared memory are left out: the caller could change them between our digest and the pass.
 
         Raises:
-            ServiceError: `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`.
+            ServiceError: `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`; `INVALID_ARGUMENT` for a wrong `execution`.
         """
-        execution = request.execution
-        is_refused = execution.HasField("cache") and not execution.cache
         is_shared = request.HasField("shared_payload") or request.HasField("shared_reply")
-        if not self._cache.max_bytes or is_refused or is_shared or not request.model_id:
+        is_welcome = to_execution(request.execution).cache and not is_shared
+        if not (self._cache.max_bytes and is_welcome and request.model_id):
             return None
         version = self._engine.repeatable_version(request.model_id)
         if version is None:
