@@ -20,9 +20,11 @@ from trocar_server.rpc.gates import Gate, OpenGate
 from trocar_server.rpc.method_scopes import is_open
 from trocar_server.rpc.principal import log_name
 from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
+from trocar_server.rpc.unpacking import unpacked_request
 
 _REQUEST_ID_KEY = "x-request-id"
 _MAX_REQUEST_ID_CHARACTERS = 64
+_MOST_MESSAGE_BYTES = 16 << 20
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -31,9 +33,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     Args:
         log: Takes one line for each call; structlog's logger `trocar` when None.
         gate: Says who may make which call; everybody every one when None.
+        most_message_bytes: The most that a compressed message may unpack to.
     """
 
-    def __init__(self, log: Any = None, gate: Gate | None = None) -> None:
+    def __init__(
+        self, log: Any = None, gate: Gate | None = None, most_message_bytes: int = _MOST_MESSAGE_BYTES
+    ) -> None:
+        self._most_message_bytes = most_message_bytes
         self._log = log or structlog.get_logger("trocar")
         self._gate = gate or OpenGate()
 
@@ -47,7 +53,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         if handler is None or is_open(method):
             return handler
-        call = _Call(self._log, self._gate, method, _request_id(handler_call_details))
+        call = _Call(
+            self._most_message_bytes, self._log, self._gate, method, _request_id(handler_call_details)
+        )
         try:
             self._gate.check_early(method, handler_call_details.invocation_metadata or ())
         except ServiceError as error:
@@ -122,6 +130,7 @@ def _parsing_each(handler: Any) -> Callable[..., Awaitable[Any]]:
 
 @dataclass(frozen=True)
 class _Call:
+    most_message_bytes: int
     log: Any
     gate: Gate
     method: str
@@ -134,7 +143,7 @@ class _Call:
             started = time.perf_counter()
             try:
                 set_principal(self.gate.admit(self.method, context))
-                reply = await behaviour(request, context)
+                reply = await behaviour(await unpacked_request(request, self.most_message_bytes), context)
             except BaseException as error:
                 await self._fail(error, context, started)
                 raise

@@ -41,6 +41,7 @@ from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.stream_service import StreamService
 from trocar_server.rpc.trainer_service import TrainerService
 from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
+from trocar_server.rpc.unpacking import OPTIONS
 from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.fitting import Fits
 from trocar_server.training.trainers import Trainers
@@ -124,7 +125,10 @@ async def start_server(
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
     engine = parts.engine
-    server = grpc.aio.server(interceptors=[CallInterceptor(log, gate)], options=_options(engine.limits))
+    server = grpc.aio.server(
+        interceptors=[CallInterceptor(log, gate, engine.limits.max_chunk_bytes + _MESSAGE_ROOM_BYTES)],
+        options=_options(engine.limits),
+    )
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine), server)
     edits = EditStoreService(engine, parts.edit_store)
@@ -176,6 +180,7 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", limits.max_chunk_bytes + _MESSAGE_ROOM_BYTES),
         ("grpc.so_reuseport", 0),
+        *OPTIONS,
         # Clients of long streams ask every 20 s whether we are still there; by default that is too often.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ]

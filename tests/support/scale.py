@@ -1,0 +1,26 @@
+"""How much the tests of reliability do: the counts of CI, or more with the same code.
+
+    CALLS = count(150)                     # 3,000 with RELIABILITY_SCALE=20
+    KILLS = count(25, "TROCAR_KILLS")      # or its own number
+
+`RELIABILITY_SEED` is where their random choices begin.
+"""
+
+import os
+
+SCALE = int(os.environ.get("RELIABILITY_SCALE", "1"))
+"""What every count is multiplied by."""
+
+SEED = int(os.environ.get("RELIABILITY_SEED", "0"))
+"""Another one for other choices."""
+
+
+def count(default: int, variable: str = "") -> int:
+    """Return how often to do something.
+
+    Args:
+        default: In CI.
+        variable: An environment variable with a number for this count alone.
+    """
+    own = os.environ.get(variable, "") if variable else ""
+    return int(own) if own else default * SCALE
