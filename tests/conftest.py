@@ -19,6 +19,20 @@ if TYPE_CHECKING:
     from tests.support.serving import Serve
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that the page on reliability names."""
+    from tests.support.reliability_page import ROOT, is_named, named_tests
+
+    named = set(named_tests())
+    for item in items:
+        if isinstance(item, pytest.Function) and item.path.is_relative_to(ROOT):
+            file = item.path.relative_to(ROOT).as_posix()
+            cls = item.cls.__name__ if item.cls else ""
+            if is_named(file, item.originalname, cls, named):
+                item.add_marker("reliability")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _quiet_logs() -> None:
     """Keep the servers' log lines out of the output; `structlog.testing.capture_logs` still sees them."""

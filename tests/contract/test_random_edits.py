@@ -1,6 +1,5 @@
 """Whatever edits, objectives and sources come in, the answer is a reply or an error with a reason."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,14 @@ from tests.support.random_edits import (
     tensors_of,
 )
 from tests.support.running_server import RunningServer, running_server
+from tests.support.scale import count
 from tests.support.serving import custom
 from tests.support.tiny_models import Plain
 from tests.support.wire import chunk, raw_channel, tensor
 from trocar_api.v1 import edit_pb2, edit_store_pb2, objective_pb2, stream_pb2, tap_pb2, tensor_pb2
 from trocar_api.v1 import extraction_pb2 as pb
 
-EXAMPLES = int(os.environ.get("TROCAR_FUZZ_EXAMPLES", "500"))
+EXAMPLES = count(500, "TROCAR_FUZZ_EXAMPLES")
 STREAM = "/trocar_api.v1.StreamService/ExtractStream"
 _SIZES = {1: 4, 2: 8, 3: 2, 4: 2, 5: 1, 6: 1, 9: 8, 10: 1}
 _INPUT = tensor((2, 3, 8, 8))

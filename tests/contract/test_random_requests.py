@@ -1,6 +1,5 @@
 """Whatever bytes come in, the answer is a reply or an error with a reason: never INTERNAL or UNKNOWN."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +12,12 @@ import trocar
 from tests.support.footprint import hook_counts
 from tests.support.oracle import noise
 from tests.support.running_server import RunningServer
+from tests.support.scale import count
 from tests.support.wire import chunk, extract_call, raw_channel, tensor, unary_call
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import model_pb2, reduction_pb2, statistics_pb2, tap_pb2, tensor_pb2
 
-EXAMPLES = int(os.environ.get("TROCAR_FUZZ_EXAMPLES", "1000"))
+EXAMPLES = count(1000, "TROCAR_FUZZ_EXAMPLES")
 _INT32, _INT64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 _FINE_SELECTORS = [

@@ -1,7 +1,6 @@
 """Whatever messages a stream is made of: results, errors of batches, or a status with a reason, in time."""
 
 import json
-import os
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from tests.contract.test_random_requests import _rarely as rarely
 from tests.support.footprint import hook_counts
 from tests.support.oracle import noise
 from tests.support.running_server import RunningServer
+from tests.support.scale import count
 from tests.support.wire import chunk, raw_channel, tensor
 from trocar_api.v1 import extraction_pb2, tap_pb2, tensor_pb2
 from trocar_api.v1 import stream_pb2 as pb
@@ -25,7 +25,7 @@ from trocar_api.v1.statistics_pb2 import STATISTIC_MEAN as MEAN
 from trocar_api.v1.statistics_pb2 import STATISTIC_SCOPE_CHANNEL as CHANNEL
 from trocar_api.v1.statistics_pb2 import STATISTIC_STD as STD
 
-EXAMPLES = int(os.environ.get("TROCAR_FUZZ_EXAMPLES", "300"))
+EXAMPLES = count(300, "TROCAR_FUZZ_EXAMPLES")
 DEADLINE_S = 30
 METHOD = "/trocar_api.v1.StreamService/ExtractStream"
 _INT32, _INT64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)

@@ -16,11 +16,12 @@ from tests.support.footprint import hook_counts, live_tensor_count
 from tests.support.odd_models import FailsLate, Identity, KeepsState
 from tests.support.oracle import Array, noise
 from tests.support.running_server import RunningServer, running_server
+from tests.support.scale import count
 from tests.support.serving import Serve, custom, rebuilt
 from tests.support.tiny_models import DataDependent, Plain, Structured
 
 CLIENTS = 8
-CALLS_PER_CLIENT = 60
+CALLS_PER_CLIENT = count(60)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import trocar
+from tests.support.scale import count
 from tests.support.server_processes import ServerProcess, ServerProcesses, server_processes
 from tests.support.tiny_training import (
     MODELS,
@@ -28,7 +28,7 @@ from tests.support.tiny_training import (
     samples,
 )
 
-KILLS = int(os.environ.get("TROCAR_KILLS", "25"))
+KILLS = count(25, "TROCAR_KILLS")
 STOPS = 5
 SETTINGS: dict[str, Any] = {"models": MODELS, "grace_s": 10.0}
 DATA, BATCH, EPOCHS = samples(40, 11), 4, 12

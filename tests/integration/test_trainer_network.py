@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import pytest
 
 import trocar
 from tests.support.proxy import Proxy, running_proxy
+from tests.support.scale import count
 from tests.support.tiny_training import (
     MODELS,
     assert_weights,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.support.running_server import RunningServer
     from tests.support.serving import Serve
 
-CALLS = int(os.environ.get("TROCAR_BROKEN_CALLS", "150"))
+CALLS = count(150, "TROCAR_BROKEN_CALLS")
 SHARE = 0.3
 
 

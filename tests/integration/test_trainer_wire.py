@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 import trocar
 from tests.support.running_server import running_server
+from tests.support.scale import count
 from tests.support.tiny_training import MODELS, make_trainer, samples
 from tests.support.wire import chunk, raw_channel, tensor
 from trocar._rpc_errors import error_from_rpc
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tests.support.running_server import RunningServer
 
-EXAMPLES = int(os.environ.get("TROCAR_EXAMPLES", "150"))
+EXAMPLES = count(150, "TROCAR_EXAMPLES")
 BATCH = samples(4)
 many = settings(max_examples=EXAMPLES)
 

@@ -42,7 +42,6 @@ def test_what_unpacks_to_more_than_a_message_may_be_is_refused_at_no_cost(tmp_pa
     """1 MiB that is 1 GiB, some that lie about it, and some that gRPC itself has compressed."""
     models = {"plain": custom(Plain, (3, 8, 8))}
     honest, lying, zeros = bomb(1024), bomb(1024, 100), bytes(64 << 20)
-    compressed = {"compression": grpc.Compression.Gzip}
     with server_processes() as processes:
         server = processes.start(tmp_path / "data", models=models)
         with (
@@ -50,11 +49,16 @@ def test_what_unpacks_to_more_than_a_message_may_be_is_refused_at_no_cost(tmp_pa
             trocar.connect(server.address) as client,
         ):
             client.wait_ready()
-            code_of(channel, honest), code_of(channel, lying), code_of(channel, zeros, **compressed)
+
+            def send() -> set[grpc.StatusCode | None]:
+                """Send each kind; what comes in goes to another thread, whose memory is kept for the next."""
+                codes = {code_of(channel, honest) for _ in range(BOMBS)}
+                return codes | {code_of(channel, zeros, compression=grpc.Compression.Gzip) for _ in range(2)}
+
+            send()
+            code_of(channel, lying)
             before = peak_bytes(server.pid)
-            codes = {code_of(channel, honest) for _ in range(BOMBS)}
-            codes |= {code_of(channel, zeros, **compressed) for _ in range(3)}
-            assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-            assert {code_of(channel, lying) for _ in range(BOMBS)} == {grpc.StatusCode.INVALID_ARGUMENT}
+            assert send() == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            assert {code_of(channel, lying) for _ in range(5)} == {grpc.StatusCode.INVALID_ARGUMENT}
             assert peak_bytes(server.pid) - before < GROWTH_BYTES
             assert client.models()[0].model_id == "plain"

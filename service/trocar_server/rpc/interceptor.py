@@ -170,6 +170,7 @@ class _Call:
         principal = known.details.get("principal") or log_name(current_principal())
         self._note(code.name, started, reason=known.reason, principal=principal)
         details = ((DETAILS_KEY, status_details(known, self.request_id)),)
+        _forget_frames(error)
         await context.abort(code, status_message(known), trailing_metadata=details)
 
     def _internal(self, error: BaseException) -> ServiceError:
@@ -193,6 +194,17 @@ class _Call:
             **facts,
         )
         asyncio.get_running_loop().call_soon(line)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of the frames of a failed call, which hold what it was sent.
+
+    gRPC's context keeps the exception that `abort` raises, which keeps the frames that it went through, and
+    so the context: memory that only the next full garbage collection frees (grpcio 1.81).
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def _request_id(details: grpc.HandlerCallDetails) -> str:

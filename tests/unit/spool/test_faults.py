@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.scale import count
 from tests.unit.spool.steps import (
     are_equal,
     batch,
@@ -142,7 +143,7 @@ def test_fifty_failed_steps_leave_no_file_and_no_memory(
         assert are_equal(gradients(model, spool), expected)
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("TROCAR_SPOOL_FAULTS", "20"))))
+@pytest.mark.parametrize("seed", range(count(20, "TROCAR_SPOOL_FAULTS")))
 def test_steps_among_random_faults_are_exact_or_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -6,10 +6,11 @@ import signal
 import threading
 from pathlib import Path
 
+from tests.support.scale import count
 from tests.support.spool_processes import Processes
 from tests.unit.spool.steps import are_equal, gradients, open_spool, small_model
 
-KILLS = int(os.environ.get("TROCAR_SPOOL_KILLS", "10"))
+KILLS = count(10, "TROCAR_SPOOL_KILLS")
 TRAIN = """
 import sys
 from pathlib import Path

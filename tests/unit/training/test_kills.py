@@ -5,7 +5,6 @@ random moments (`moments`; more of them with TROCAR_STORE_KILLS=200).
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,11 +15,12 @@ import pytest
 import torch
 
 from tests.support.killed_stores import KEEP, SCENARIOS, weights
+from tests.support.scale import count
 from tests.unit.training.stores import ID, OTHER_ID, assert_same_state, make_state, tree
 from trocar_server.models.weights_file import read_weights
 from trocar_server.training.storage import TrainingStorage
 
-KILLS = int(os.environ.get("TROCAR_STORE_KILLS", "25"))
+KILLS = count(25, "TROCAR_STORE_KILLS")
 ROOT = Path(__file__).parents[3]
 
 

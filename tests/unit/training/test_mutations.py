@@ -4,7 +4,6 @@ More of them with TROCAR_STORE_MUTATIONS=300000; the draws are seeded.
 """
 
 import hashlib
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.scale import count
 from tests.unit.training.stores import ID, assert_same_state, make_state, opened, replace_fc, with_trainer
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -21,7 +21,7 @@ from trocar_server.training.records import _seal
 from trocar_server.training.snapshots import snapshot_state_dict
 from trocar_server.training.storage import TrainingStorage
 
-COUNT = int(os.environ.get("TROCAR_STORE_MUTATIONS", "300"))
+COUNT = count(300, "TROCAR_STORE_MUTATIONS")
 BASE = ModelSpec("net", "tests.unit.models.factories:Net", "random:1", arguments=(6,), input_shape=(3, 8, 8))
 CPU = torch.device("cpu")
 
