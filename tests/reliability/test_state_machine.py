@@ -32,6 +32,8 @@ from tests.support.tiny_training import MODELS, PlainTrainer, make_trainer, samp
 from tests.support.trainable_nets import SHAPE, TinyNet
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.oracle import Array
 
 HISTORIES = count(6)
@@ -112,7 +114,7 @@ class Server(RuleBasedStateMachine):
                 if model.model_id not in BASES:
                     with suppress(trocar.UnknownModelError):  # the other's
                         client.unpublish(model.model_id)
-            assert client.trainers() == client.stored_edits() == client.datasets() == []
+            assert [*client.trainers(), *client.stored_edits(), *client.datasets()] == []
 
     # Models ----------------------------------------------------------------------------------------
 
@@ -301,7 +303,7 @@ class Server(RuleBasedStateMachine):
         if made is None:
             return
         stolen = trocar.Trainer(self.clients["bob"], made.trainer.trainer_id)
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             "info": stolen.info,
             "step": lambda: stolen.step(*samples(4), number=0),
             "save": stolen.save,

@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import grpc
 import numpy as np
@@ -89,7 +90,7 @@ def test_clients_that_are_killed_leave_nothing(stormy: RunningServer) -> None:
         assert doomed.run(KILLED, together=4, seed=SEED) == KILLED
 
 
-def call_of(channel: grpc.Channel) -> grpc.Call:
+def call_of(channel: grpc.Channel) -> Any:
     message = request("plain", "conv", inputs=[tensor(BATCH.shape)], chunks=[chunk(BATCH.tobytes())])
     return extract_call(channel, [message.SerializeToString()])
 

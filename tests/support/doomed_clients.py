@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -72,7 +73,7 @@ def _live(address: str, model_id: str, shape: tuple[int, ...], tap: str, begun: 
         client.extract(model_id, batch, taps=tap)
 
 
-def _killed(together: int, chance: random.Random, *arguments: object) -> int:
+def _killed(together: int, chance: random.Random, live: Callable[[int], None]) -> int:
     """Fork some clients, kill each at a moment of its own; returns how many died of it."""
     children = []
     for _ in range(together):
@@ -81,7 +82,7 @@ def _killed(together: int, chance: random.Random, *arguments: object) -> int:
         if child == 0:
             try:
                 os.close(reading)
-                _live(*arguments, writing)  # type: ignore[arg-type]
+                live(writing)
             finally:
                 os._exit(1)
         os.close(writing)
@@ -100,12 +101,12 @@ def _killed(together: int, chance: random.Random, *arguments: object) -> int:
 def main() -> None:
     """Do what the lines of stdin say. No channel is opened before a fork: gRPC does not survive one."""
     address, model_id, sizes, tap = sys.argv[1:]
-    shape = tuple(map(int, sizes.split("x")))
+    live = partial(_live, address, model_id, tuple(map(int, sizes.split("x"))), tap)
     for line in sys.stdin:
         count, together, seed = map(int, line.split())
         chance, died = random.Random(seed), 0
         for start in range(0, count, together):
-            died += _killed(min(together, count - start), chance, address, model_id, shape, tap)
+            died += _killed(min(together, count - start), chance, live)
         print(died, flush=True)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool, message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from tests.support.methods import Method
@@ -31,7 +31,7 @@ def requests_with(method: Method, text: str) -> Iterator[Message]:
     yield every
 
 
-def _places(descriptor: Descriptor, depth: int) -> Iterator[tuple[FieldDescriptor, ...]]:
+def _places(descriptor: Any, depth: int) -> Iterator[tuple[FieldDescriptor, ...]]:
     for field in descriptor.fields:
         if field.type == FieldDescriptor.TYPE_STRING:
             yield (field,)
