@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import grpc
+import numpy as np
 
 from trocar import _from_wire
 from trocar._aio_connection import AsyncConnection
@@ -16,6 +18,7 @@ from trocar._replies import ReplyAssembler
 from trocar._requests import Start, extract_call, plan_request
 from trocar._stream_messages import StreamOptions
 from trocar._surgery import make_surgery
+from trocar.errors import UnknownSegmentError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
@@ -113,7 +116,24 @@ class AsyncExtraction(AsyncConnection):
     async def _collect(
         self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None
     ) -> FeatureMaps:
-        """Make a call and put its reply together."""
+        """Make a call, through shared memory where that is lent, and put its reply together."""
+        borrowed = await self._sharing.borrow(request, reply)
+        try:
+            maps = await self._received(borrowed.call or request, reply, timeout_s)
+        except UnknownSegmentError:  # the server has been started anew
+            self._sharing.reset()
+            reply.offer(None)
+            maps = await self._received(request, reply, timeout_s)
+        except BaseException:
+            borrowed.end(None)
+            raise
+        borrowed.end(reply)
+        self._sharing.learn(request, reply)
+        return maps
+
+    async def _received(
+        self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None
+    ) -> FeatureMaps:
         request_id = new_request_id()
         stream = self._open(request, request_id, timeout_s)
         try:
@@ -124,6 +144,29 @@ class AsyncExtraction(AsyncConnection):
         finally:
             stream.cancel()  # ends the call where the loop was left early, without effect otherwise
         return reply.finish()
+
+    async def shared_array(self, shape: Sequence[int], dtype: str = "float32") -> Array:
+        """Return an array in memory that is shared with the server, with unset values.
+
+            images = await client.shared_array((64, 3, 224, 224))
+            maps_out = await client.shared_array((64, 2048, 7, 7))
+            await client.extract("resnet50", images, taps="layer4", out={"layer4": maps_out})
+
+        As `inputs`, or as the one array of `out`, it is not copied on this side. Where the server lends no
+        memory it is an array like any other. Do not change it while a call uses it; one that failed may
+        change what is in `out` for a moment longer.
+
+        Args:
+            shape: The size of each dimension.
+            dtype: A NumPy dtype by name.
+
+        Raises:
+            ValueError: No array can have this shape.
+        """
+        form = np.empty(0, dtype).dtype
+        byte_count = math.prod(shape) * form.itemsize
+        found = await self._sharing.array(byte_count) if byte_count > 0 else None
+        return np.empty(shape, form) if found is None else found.view(form).reshape(shape)
 
     async def plan(  # noqa: PLR0913 - options of one call, by keyword
         self,

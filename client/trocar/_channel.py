@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Option: TypeAlias = tuple[str, str | int]
 
+UNIX = "unix:"
+"""How targets begin that are Unix sockets with a path."""
+
 LOCAL = "local"
 """The target that stands for a server in this process."""
 
@@ -109,6 +112,8 @@ class ConnectOptions:
     """True for TLS with gRPC's roots."""
     retries: int
     """How often a call is tried again, 0 to 4."""
+    shared_memory: bool | None = None
+    """Whether large payloads go through shared memory; None: where the target is a Unix socket."""
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
@@ -118,6 +123,8 @@ class ConnectOptions:
             raise ValueError("the token has characters that no header may have; was a line end copied along?")
         if not 0 <= self.retries <= MAX_RETRIES:
             raise ValueError(f"retries={self.retries} is not in the range 0 to {MAX_RETRIES}")
+        if self.shared_memory and not (self.target == LOCAL or self.target.startswith(UNIX)):
+            raise ValueError(f"memory is shared on a Unix socket only, and {self.target!r} is none")
         if self.target == LOCAL and self.tls:
             raise ValueError(f"tls does not go with the target {LOCAL!r}: nothing leaves this process")
         if self.token and not self.tls and not is_loopback(self.target):
@@ -125,6 +132,11 @@ class ConnectOptions:
 
     def __repr__(self) -> str:
         return f"{self.target!r}{', tls' if self.tls else ''}{', token' if self.token else ''}"
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the server is asked for shared memory."""
+        return self.shared_memory is not False and self.target.startswith(UNIX)
 
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         """Return what goes with a call."""
@@ -214,7 +226,11 @@ def _service_config(retries: int) -> str:
     }
     # A shard is sent again by the client itself. Left to gRPC, the last message was lost where a connection
     # broke while it was sent (grpcio 1.81): the server then refused a shard that is cut off.
-    own_retries = (("DatasetService", "UploadShard"), ("TrainerService", "Train"))
+    own_retries = (
+        ("DatasetService", "UploadShard"),
+        ("TrainerService", "Train"),
+        ("SharedMemoryService", "ShareMemory"),
+    )
     unretried = {
         "name": [{"service": f"trocar_api.v1.{service}", "method": name} for service, name in own_retries]
     }

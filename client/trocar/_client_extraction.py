@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import grpc
+import numpy as np
 
 from trocar import _from_wire
 from trocar._channel import (
@@ -16,6 +18,7 @@ from trocar._replies import ReplyAssembler
 from trocar._requests import Start, extract_call, plan_request
 from trocar._stream_messages import StreamOptions
 from trocar._surgery import make_surgery
+from trocar.errors import UnknownSegmentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -111,7 +114,22 @@ class Extraction(Connection):
         return self._collect(request, reply, timeout_s)
 
     def _collect(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None) -> FeatureMaps:
-        """Make a call and put its reply together."""
+        """Make a call, through shared memory where that is lent, and put its reply together."""
+        borrowed = self._sharing.borrow(request, reply)
+        try:
+            maps = self._received(borrowed.call or request, reply, timeout_s)
+        except UnknownSegmentError:  # the server has been started anew
+            self._sharing.reset()
+            reply.offer(None)
+            maps = self._received(request, reply, timeout_s)
+        except BaseException:
+            borrowed.end(None)
+            raise
+        borrowed.end(reply)
+        self._sharing.learn(request, reply)
+        return maps
+
+    def _received(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None) -> FeatureMaps:
         request_id = new_request_id()
         stream = self._open(request, request_id, timeout_s)
         try:
@@ -122,6 +140,29 @@ class Extraction(Connection):
         finally:
             stream.cancel()  # ends the call where the loop was left early, without effect otherwise
         return reply.finish()
+
+    def shared_array(self, shape: Sequence[int], dtype: str = "float32") -> Array:
+        """Return an array in memory that is shared with the server, with unset values.
+
+            images = client.shared_array((64, 3, 224, 224))
+            maps_out = client.shared_array((64, 2048, 7, 7))
+            client.extract("resnet50", images, taps="layer4", out={"layer4": maps_out})
+
+        As `inputs`, or as the one array of `out`, it is not copied on this side. Where the server lends no
+        memory it is an array like any other. Do not change it while a call uses it; one that failed may
+        change what is in `out` for a moment longer.
+
+        Args:
+            shape: The size of each dimension.
+            dtype: A NumPy dtype by name.
+
+        Raises:
+            ValueError: No array can have this shape.
+        """
+        form = np.empty(0, dtype).dtype
+        byte_count = math.prod(shape) * form.itemsize
+        found = self._sharing.array(byte_count) if byte_count > 0 else None
+        return np.empty(shape, form) if found is None else found.view(form).reshape(shape)
 
     def plan(  # noqa: PLR0913 - options of one call, by keyword
         self,

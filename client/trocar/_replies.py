@@ -1,7 +1,7 @@
 """Extraction replies from bytes; knows the messages, not the transport."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._from_wire import expansions, feature_map_info, statistics
+from trocar._segments import placed
 from trocar._tensors import (
     MAX_RANK,
     Array,
@@ -36,6 +37,18 @@ class _Destination:
     @property
     def missing_bytes(self) -> int:
         return self.buffer.nbytes - self.received_bytes
+
+    def take(self, source: Bytes, out: Mapping[str, Array]) -> None:
+        """Be a view of bytes that are there already; a copy of them where the array is the caller's."""
+        is_same_form = self.array.nbytes == self.buffer.nbytes
+        if self.name in out and is_same_form:
+            if source.ctypes.data != self.buffer.ctypes.data:
+                np.copyto(self.buffer, source)
+        else:
+            self.buffer = source
+            if is_same_form:
+                self.array = source.view(self.array.dtype).reshape(self.array.shape)
+        self.received_bytes = source.nbytes
 
 
 class ReplyAssembler:
@@ -70,7 +83,36 @@ class ReplyAssembler:
         self._destinations: list[_Destination] = []
         self._info: dict[str, FeatureMapInfo] = {}
         self._current = 0
+        self._offered: Callable[[], Bytes | None] | None = None
         self._more = [_bytes_destination(name, size) for name, size in more]
+
+    def offer(self, memory: "Callable[[], Bytes | None] | None") -> None:
+        """Say where the values may lie without having come: memory that is shared with the server.
+
+        Args:
+            memory: Called when they do lie there; values are then views of what it returns. None: nowhere.
+        """
+        self._offered = memory
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the values lay in the memory that was offered."""
+        return self._head is not None and self._head.is_shared
+
+    @property
+    def byte_counts(self) -> list[int]:
+        """The bytes of each value as they were sent, in order."""
+        return [entry.buffer.nbytes for entry in self._destinations]
+
+    @property
+    def out_byte_count(self) -> int:
+        """Bytes of the arrays of `out`."""
+        return sum(array.nbytes for array in self._out.values())
+
+    def own_bytes(self) -> Bytes | None:
+        """Return the bytes of the array of `out`, where that is one and contiguous."""
+        arrays = list(self._out.values())
+        return flat_bytes(arrays[0]) if len(arrays) == 1 and arrays[0].flags.c_contiguous else None
 
     def feed(self, message: bytes) -> None:
         """Take the next message.
@@ -138,6 +180,17 @@ class ReplyAssembler:
         ]
         self._destinations += self._more
         self._head = head
+        if head.is_shared:
+            self._take_shared()
+
+    def _take_shared(self) -> None:
+        """Take the values from the memory that was offered."""
+        memory = self._offered() if self._offered is not None else None
+        *starts, end = placed(self.byte_counts)
+        if memory is None or end > memory.nbytes:
+            raise BadReplyError("the reply lies in memory that was not offered")
+        for start, destination in zip(starts, self._destinations, strict=True):
+            destination.take(memory[start : start + destination.buffer.nbytes], self._out)
 
     def _destination(self, info: FeatureMapInfo, byte_count: int) -> _Destination:
         if len(info.shape) > MAX_RANK or min(info.shape, default=0) < 0:

@@ -29,9 +29,14 @@ class ExtractCall:
     """One flat view of bytes for each tensor and image, in order."""
 
     @property
+    def byte_count(self) -> int:
+        """Bytes of all payloads."""
+        return sum(payload.nbytes for payload in self.payloads)
+
+    @property
     def fits_one_message(self) -> bool:
         """Whether the call may be made as a server-streaming one."""
-        return sum(payload.nbytes for payload in self.payloads) <= ONE_MESSAGE_BYTES
+        return self.byte_count <= ONE_MESSAGE_BYTES
 
     def message(self) -> bytes:
         """Return the whole request in one message."""
