@@ -52,7 +52,7 @@ def connect(
         token: Sent as a bearer token; over plain text to this machine only.
         tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`.
         retries: How often a call is tried again where the server cannot be reached, 0 to 4, with
-            a backoff from 0.1 to 2 seconds. Inputs over 8 MiB are sent only once.
+            a backoff from 0.1 to 2 seconds, within the deadline.
         shared_memory: Whether inputs and feature maps from 4 MiB on go through memory that is shared with the
             server. None: where the target is a Unix socket and the server lends some; see `transport`.
             False: never. True: as None, and `ValueError` where the target is no Unix socket.

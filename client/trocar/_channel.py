@@ -41,10 +41,7 @@ MAX_MESSAGE_BYTES = 16 << 20
 """The largest message that the client accepts; gRPC's own default is 4 MiB."""
 
 RETRY_BUFFER_BYTES = 8 << 20
-"""Above this a call is no longer retried; gRPC's own default is 256 KiB, less than one image.
-
-With 64 MiB an upload of 103 MB took 1.3 times as long and 138 MiB more memory, with this 10 MiB.
-"""
+"""Above this a call is no longer retried by gRPC, whose own default is 256 KiB."""
 
 MAX_METADATA_BYTES = 64 << 10
 """Room for long error messages, such as every mismatched key; gRPC's own default is 8 KiB."""
@@ -194,7 +191,8 @@ def channel_options(options: ConnectOptions) -> list[Option]:
     """Return gRPC's channel options.
 
     Only `UNAVAILABLE` is retried: then the call reached no handler, and every call of this client
-    may be repeated anyway. gRPC drops the retry silently where a request outgrows the buffer.
+    may be repeated anyway. gRPC drops the retry silently where a request outgrows the buffer. Calls that
+    carry tensors are not retried by gRPC.
     """
     chosen: list[Option] = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -224,9 +222,10 @@ def _service_config(retries: int) -> str:
         "backoffMultiplier": 2,
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
-    # A shard is sent again by the client itself. Left to gRPC, the last message was lost where a connection
-    # broke while it was sent (grpcio 1.81): the server then refused a shard that is cut off.
+    # Calls of several messages are repeated by the client itself, see `_attempts`.
     own_retries = (
+        ("ExtractionService", "Extract"),
+        ("StreamService", "ExtractStream"),
         ("DatasetService", "UploadShard"),
         ("TrainerService", "Train"),
         ("SharedMemoryService", "ShareMemory"),

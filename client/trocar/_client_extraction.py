@@ -9,13 +9,16 @@ import grpc
 import numpy as np
 
 from trocar import _from_wire
+from trocar._attempts import Attempts
 from trocar._channel import (
     new_request_id,
 )
 from trocar._client_connection import Connection
 from trocar._client_stream import ExtractStream
+from trocar._concurrency import sync_pause
 from trocar._replies import ReplyAssembler
 from trocar._requests import Start, extract_call, plan_request
+from trocar._shared_calls import NOTHING
 from trocar._stream_messages import StreamOptions
 from trocar._surgery import make_surgery
 from trocar.errors import UnknownSegmentError
@@ -114,32 +117,39 @@ class Extraction(Connection):
         return self._collect(request, reply, timeout_s)
 
     def _collect(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None) -> FeatureMaps:
-        """Make a call, through shared memory where that is lent, and put its reply together."""
-        borrowed = self._sharing.borrow(request, reply)
-        try:
-            maps = self._received(borrowed.call or request, reply, timeout_s)
-        except UnknownSegmentError:  # the server has been started anew
-            self._sharing.reset()
-            reply.offer(None)
-            maps = self._received(request, reply, timeout_s)
-        except BaseException:
-            borrowed.end(None)
-            raise
-        borrowed.end(reply)
-        self._sharing.learn(request, reply)
-        return maps
+        """Make a call, again where the connection breaks, and put its reply together."""
+        request_id, attempts = new_request_id(), Attempts(self._options.retries, self._timeout(timeout_s))
+        is_sharing = True
+        while True:
+            borrowed = self._sharing.borrow(request, reply) if is_sharing else NOTHING
+            try:
+                self._feed(borrowed.call or request, reply, request_id, attempts.remaining_s)
+            except grpc.RpcError as error:
+                borrowed.end(None)
+                problem = self._converted(error, request_id)
+                if borrowed is not NOTHING and isinstance(problem, UnknownSegmentError):
+                    self._sharing.reset()  # the server has been started anew
+                    is_sharing = False
+                elif attempts.may_follow(error):
+                    sync_pause(attempts.pause_s)
+                else:
+                    raise problem from error
+            except BaseException:
+                borrowed.end(None)
+                raise
+            else:
+                borrowed.end(reply)
+                self._sharing.learn(request, reply)
+                return reply.finish()
+            reply.restart()
 
-    def _received(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None) -> FeatureMaps:
-        request_id = new_request_id()
+    def _feed(self, request: ExtractCall, reply: ReplyAssembler, request_id: str, timeout_s: float) -> None:
         stream = self._open(request, request_id, timeout_s)
         try:
             for message in stream:
                 reply.feed(message)
-        except grpc.RpcError as error:
-            raise self._converted(error, request_id) from error
         finally:
             stream.cancel()  # ends the call where the loop was left early, without effect otherwise
-        return reply.finish()
 
     def shared_array(self, shape: Sequence[int], dtype: str = "float32") -> Array:
         """Return an array in memory that is shared with the server, with unset values.

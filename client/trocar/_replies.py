@@ -94,6 +94,10 @@ class ReplyAssembler:
         """
         self._offered = memory
 
+    def restart(self) -> None:
+        """Forget what has come: the call is made again."""
+        self._head, self._destinations, self._current, self._offered = None, [], 0, None
+
     @property
     def is_shared(self) -> bool:
         """Whether the values lay in the memory that was offered."""

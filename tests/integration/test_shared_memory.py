@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.support.sharing import FOLDER
 from tests.support.waiting import wait_until
 from trocar import _segments
 from trocar.errors import UnknownModuleError
+from trocar_api.v1.shared_memory_pb2 import Segment as WireSegment
 
 MIB = 1 << 20
 MODELS = {"identity": custom(Identity)}
@@ -50,10 +50,11 @@ def segment_ids(client: trocar.Client) -> set[str]:
 
 
 def test_large_arrays_travel_through_shared_memory_and_are_equal(client: trocar.Client, large: Array) -> None:
-    assert client.transport == "chunks"
+    used = [client.transport]
     for _ in range(3):
         assert np.array_equal(client.extract("identity", large, "identity")["identity"], large)
-    assert client.transport == "shared_memory"
+        used.append(client.transport)
+    assert used == ["chunks", *["shared_memory"] * 3]
 
 
 def test_small_calls_do_not_touch_it(client: trocar.Client) -> None:
@@ -129,9 +130,11 @@ def test_several_inputs_and_values_find_their_places(client: trocar.Client, larg
         assert np.allclose(maps["/out"], odd, rtol=1e-2)
 
 
-def test_replies_that_grow_fall_back_to_chunks(client: trocar.Client, large: Array) -> None:
+def test_replies_that_grow_fall_back_to_chunks(
+    client: trocar.Client, large: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The place for a reply is as large as the last one; here nothing tells that the next is larger."""
-    client._sharing._sizes.expected = lambda _: 5 * MIB  # type: ignore[method-assign]
+    monkeypatch.setattr(client._sharing._sizes, "expected", lambda _: 5 * MIB)
     assert np.array_equal(client.extract("identity", large, "identity")["identity"], large)
 
 
@@ -182,25 +185,29 @@ async def test_tasks_of_one_asyncio_client_do_not_mix_up(server: RunningServer) 
 def test_over_the_servers_limit_calls_go_in_chunks(tmp_path: Path, large: Array) -> None:
     limits = {"max_shared_memory_bytes": 20 * MIB}
     host = f"unix:{tmp_path}/s"
-    with running_server(models=MODELS, device="cpu", host=host, limits=limits) as server:
-        with trocar.connect(server.app.rpc.address) as client:
-            assert client.server_info().limits.max_shared_memory_bytes == 20 * MIB
-            held = [client.extract("identity", large + n, "identity")["identity"] for n in range(5)]
-            assert all(np.array_equal(one, large + n) for n, one in enumerate(held))
-            assert len(segment_ids(client)) == 2
+    with (
+        running_server(models=MODELS, device="cpu", host=host, limits=limits) as server,
+        trocar.connect(server.app.rpc.address) as client,
+    ):
+        assert client.server_info().limits.max_shared_memory_bytes == 20 * MIB
+        held = [client.extract("identity", large + n, "identity")["identity"] for n in range(5)]
+        assert all(np.array_equal(one, large + n) for n, one in enumerate(held))
+        assert len(segment_ids(client)) == 2
 
 
 def test_room_is_made_for_calls_of_another_size(tmp_path: Path, large: Array) -> None:
     host = f"unix:{tmp_path}/s"
     limits = {"max_shared_memory_bytes": 20 * MIB}
-    with running_server(models=MODELS, device="cpu", host=host, limits=limits) as server:
-        with trocar.connect(server.app.rpc.address) as client:
-            client.extract("identity", large, "identity")
-            small = segment_ids(client)
-            twice = np.concatenate([large, large])
-            assert np.array_equal(client.extract("identity", twice, "identity")["identity"], twice)
-            assert len(segment_ids(client)) == 1
-            assert segment_ids(client).isdisjoint(small)
+    with (
+        running_server(models=MODELS, device="cpu", host=host, limits=limits) as server,
+        trocar.connect(server.app.rpc.address) as client,
+    ):
+        client.extract("identity", large, "identity")
+        small = segment_ids(client)
+        twice = np.concatenate([large, large])
+        assert np.array_equal(client.extract("identity", twice, "identity")["identity"], twice)
+        assert len(segment_ids(client)) == 1
+        assert segment_ids(client).isdisjoint(small)
 
 
 @pytest.mark.parametrize("limits", [{"max_shared_memory_bytes": 0}])
@@ -208,11 +215,13 @@ def test_a_server_that_lends_none_is_used_with_chunks(
     tmp_path: Path, large: Array, limits: dict[str, int]
 ) -> None:
     host = f"unix:{tmp_path}/s"
-    with running_server(models=MODELS, device="cpu", host=host, limits=limits) as server:
-        with trocar.connect(server.app.rpc.address, shared_memory=True) as client:
-            assert np.array_equal(client.extract("identity", large, "identity")["identity"], large)
-            assert client.transport == "chunks"
-            assert client.server_info().limits.max_shared_memory_bytes == 0
+    with (
+        running_server(models=MODELS, device="cpu", host=host, limits=limits) as server,
+        trocar.connect(server.app.rpc.address, shared_memory=True) as client,
+    ):
+        assert np.array_equal(client.extract("identity", large, "identity")["identity"], large)
+        assert client.transport == "chunks"
+        assert client.server_info().limits.max_shared_memory_bytes == 0
 
 
 def test_over_tcp_nothing_is_asked_for(large: Array) -> None:
@@ -232,7 +241,7 @@ def test_on_any_doubt_the_client_uses_chunks(
     """What the client finds under the name that the server gave is not what a server of its user makes."""
     real = _segments.map_segment
 
-    def planted(message: _segments.WireSegment, folder: Path = tmp_path) -> _segments.Segment:
+    def planted(message: WireSegment, folder: Path = tmp_path) -> _segments.Segment:
         path = tmp_path / message.name
         if problem == "odd name":
             message.name = "../" + message.name
@@ -280,7 +289,7 @@ def test_names_are_gone_as_soon_as_they_are_mapped(
     seen = []
     real = _segments.map_segment
 
-    def watched(message: _segments.WireSegment) -> _segments.Segment:
+    def watched(message: WireSegment) -> _segments.Segment:
         seen.append(FOLDER / message.name)
         assert seen[-1].exists()
         return real(message)
@@ -293,18 +302,20 @@ def test_names_are_gone_as_soon_as_they_are_mapped(
 
 def test_a_stop_ends_the_calls_that_lend_memory(tmp_path: Path, large: Array) -> None:
     """Clients keep theirs open as long as they live, and a server would wait its whole grace for that."""
-    with running_server(models=MODELS, device="cpu", host=f"unix:{tmp_path}/s") as server:
-        with trocar.connect(server.app.rpc.address) as client:
-            client.extract("identity", large, "identity")
-            exchange = client._sharing._exchange
-            assert exchange is not None
+    with (
+        running_server(models=MODELS, device="cpu", host=f"unix:{tmp_path}/s") as server,
+        trocar.connect(server.app.rpc.address) as client,
+    ):
+        client.extract("identity", large, "identity")
+        exchange = client._sharing._exchange
+        assert exchange is not None
 
-            async def stop() -> None:
-                server.app.rpc._sharing.stop()
+        async def stop() -> None:
+            server.app.rpc._sharing.stop()
 
-            server.run(stop)
-            assert list(exchange._call) == []
-            assert exchange._call.code() is grpc.StatusCode.OK
+        server.run(stop)
+        assert list(exchange._call) == []
+        assert exchange._call.code() is grpc.StatusCode.OK
 
 
 def test_open_descriptors_do_not_grow(server: RunningServer, large: Array) -> None:
@@ -322,7 +333,7 @@ def test_open_descriptors_do_not_grow(server: RunningServer, large: Array) -> No
 
     call()
     wait_until(lambda: lent_bytes() == 0)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(10):
         call()
-    wait_until(lambda: lent_bytes() == 0 and len(os.listdir("/proc/self/fd")) <= before + 4)
+    wait_until(lambda: lent_bytes() == 0 and len(list(Path("/proc/self/fd").iterdir())) <= before + 4)

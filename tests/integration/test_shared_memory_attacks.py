@@ -323,17 +323,20 @@ def test_a_segment_that_nobody_maps_goes_by_itself(
 def test_over_the_quota_is_refused_and_what_was_lent_stays(tmp_path: Path) -> None:
     limits = {"max_shared_memory_bytes": 4 * MIB}
     host = f"unix:{tmp_path}/s"
-    with running_server(models=MODELS, device="cpu", host=host, limits=limits) as server:
-        with raw_channel(server.app.rpc.address) as channel, stream(channel, "alice") as opened:
-            segment, memory = opened.mapped(3 * MIB)
-            for byte_count in (2 * MIB, 1 << 40, (1 << 63) - 1):
-                answer = opened.ask(open=wire.OpenSegment(byte_count=byte_count))
-                assert "over the limit" in answer.refused
-            memory[:ROW_BYTES] = ROW.tobytes()
-            found = send_as("alice", channel, row_request(shared_payload=place(segment.id, ROW_BYTES)))
-            assert values_of(found) == ROW.tobytes()
-            with stream(channel, "bob") as other:
-                assert other.open(3 * MIB).byte_count == 3 * MIB
+    with (
+        running_server(models=MODELS, device="cpu", host=host, limits=limits) as server,
+        raw_channel(server.app.rpc.address) as channel,
+        stream(channel, "alice") as opened,
+    ):
+        segment, memory = opened.mapped(3 * MIB)
+        for byte_count in (2 * MIB, 1 << 40, (1 << 63) - 1):
+            answer = opened.ask(open=wire.OpenSegment(byte_count=byte_count))
+            assert "over the limit" in answer.refused
+        memory[:ROW_BYTES] = ROW.tobytes()
+        found = send_as("alice", channel, row_request(shared_payload=place(segment.id, ROW_BYTES)))
+        assert values_of(found) == ROW.tobytes()
+        with stream(channel, "bob") as other:
+            assert other.open(3 * MIB).byte_count == 3 * MIB
 
 
 @pytest.mark.parametrize("byte_count", [0, -1, -(1 << 63)])
@@ -414,7 +417,7 @@ def test_a_starting_server_leaves_the_names_of_one_that_runs(tmp_path: Path, cha
 
 def test_a_loop_of_streams_leaves_no_descriptors(channel: grpc.Channel, server: RunningServer) -> None:
     def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     before = descriptors()
     for number in range(200):

@@ -21,7 +21,7 @@ def lender(tmp_path: Path) -> Lender:
 
 
 def descriptor_count() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def reason_of(caught: pytest.ExceptionInfo[ServiceError]) -> ErrorReason:
