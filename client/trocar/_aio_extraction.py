@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trocar._extraction_plan import ExtractionPlan
     from trocar._feature_maps import FeatureMaps
     from trocar._inputs import Inputs
+    from trocar._narrow import Wire
     from trocar._objectives import Objective
     from trocar._requests import ExtractCall
     from trocar._taps import Tap
@@ -60,6 +61,7 @@ class AsyncExtraction(AsyncConnection):
         out: Mapping[str, Array] | None = None,
         timeout_s: float | None = None,
         chunk_bytes: int | None = None,
+        wire: Wire | None = None,
     ) -> FeatureMaps:
         """Run one forward pass and return what the tapped modules computed.
 
@@ -97,6 +99,8 @@ class AsyncExtraction(AsyncConnection):
                 exactly the shape and dtype of the reply.
             timeout_s: Overrides the client's timeout for this call, in seconds.
             chunk_bytes: The most payload bytes in one message of the reply; 1 MiB when None.
+            wire: "float16" or "bfloat16": what float32 inputs and feature maps are rounded to for the way;
+                they are float32 again at its end. Half of the bytes for slow networks; slower on one machine.
 
         Returns:
             The feature maps by name: by tap, and within a tap in execution order. A convolution's
@@ -122,13 +126,14 @@ class AsyncExtraction(AsyncConnection):
             BadReplyError: The reply was cut short or breaks the contract.
             FileNotFoundError: A path of `inputs` leads nowhere.
             TypeError: `inputs` holds something that cannot be sent, or an edit or `of` is none.
-            ValueError: Arrays of one list differ in shape, `out` does not fit the reply, or there are no such
-                numerics or priority.
+            ValueError: Arrays of one list differ in shape, `out` does not fit the reply, an input is too
+                large for `wire="float16"`, or there are no such numerics, priority or wire.
         """
         start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
         execution = Execution(numerics, merge, cache, priority)
-        request = extract_call(model_id, inputs, taps, chunk_bytes, start, surgery, execution)
-        reply = ReplyAssembler(model_id, out, objective_offset=surgery.objective_offset)
+        request = extract_call(model_id, inputs, taps, chunk_bytes, start, surgery, execution, wire)
+        offset = surgery.objective_offset
+        reply = ReplyAssembler(model_id, out, objective_offset=offset, widens=wire is not None)
         return await self._collect(request, reply, timeout_s)
 
     async def _collect(
@@ -257,6 +262,7 @@ class AsyncExtraction(AsyncConnection):
         window: int = 4,
         timeout_s: float | None = None,
         chunk_bytes: int | None = None,
+        wire: Wire | None = None,
     ) -> AsyncExtractStream:
         """Run one pass for each of many batches in one call, and return the results as they come, in order.
 
@@ -290,6 +296,7 @@ class AsyncExtraction(AsyncConnection):
             window: Batches that may be sent and not yet answered, at least 1; this bounds the memory.
             timeout_s: How long one batch may wait and compute, in seconds; the client's timeout when None.
             chunk_bytes: As in `extract`.
+            wire: As in `extract`.
 
         Returns:
             An iterator of `BatchResult`. While it runs it may raise what `extract` raises about the model or
@@ -313,6 +320,7 @@ class AsyncExtraction(AsyncConnection):
             checkpoint_interval,
             make_surgery(edits, of),
             Execution(numerics, merge, cache, priority),
+            wire,
         )
 
         def open_call(requests: AsyncIterator[bytes]) -> AsyncStream:

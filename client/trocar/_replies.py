@@ -34,10 +34,19 @@ class _Destination:
     array: Array
     buffer: Bytes
     received_bytes: int = 0
+    is_float16: bool = False
+    """Whether it came so, of arrays that are wider."""
 
     @property
     def missing_bytes(self) -> int:
         return self.buffer.nbytes - self.received_bytes
+
+    def widen(self) -> None:
+        """Turn what came into float32, exactly."""
+        if self.is_float16:
+            self.array.reshape(-1)[:] = self.buffer.view(np.float16)
+        else:
+            widen_bfloat16(self.buffer.view(np.uint16), self.array.reshape(-1))
 
     def take(self, source: Bytes, out: Mapping[str, Array]) -> None:
         """Be a view of bytes that are there already; a copy of them where the array is the caller's."""
@@ -68,6 +77,7 @@ class ReplyAssembler:
         out: Arrays to fill instead of new ones, by feature map name.
         more: Names and sizes of further payloads, which come behind those of the feature maps.
         objective_offset: What is added to the value of the objective that the server returns.
+        widens: Whether float16 values that were float32 come as float32.
     """
 
     def __init__(
@@ -76,7 +86,10 @@ class ReplyAssembler:
         out: Mapping[str, Array] | None = None,
         more: Sequence[tuple[str, int]] = (),
         objective_offset: float = 0.0,
+        *,
+        widens: bool = False,
     ) -> None:
+        self._widens = widens
         self._model_id = model_id
         self._out = dict(out or {})
         self._objective_offset = objective_offset
@@ -160,7 +173,7 @@ class ReplyAssembler:
                     f"bytes of {destination.name!r} are missing"
                 )
             if destination.array.nbytes != destination.buffer.nbytes:
-                widen_bfloat16(destination.buffer.view(np.uint16), destination.array.reshape(-1))
+                destination.widen()
         return self._feature_maps(self._head)
 
     def begin(self, head: pb.ExtractResponse) -> None:
@@ -202,13 +215,16 @@ class ReplyAssembler:
             raise BadReplyError(f"the shape {info.shape} of {info.name!r} is impossible")
         size = math.prod(info.shape)
         wire_dtype, dtype = wire_numpy_dtype(info.dtype), result_dtype(info.dtype)
+        if self._widens and info.cast is not None and info.cast.original_dtype == "float32":
+            dtype = np.dtype("float32") if info.dtype == "float16" else dtype
         if size * wire_dtype.itemsize != byte_count:
             raise BadReplyError(
                 f"{info.name!r} of shape {info.shape} and dtype {info.dtype} cannot have {byte_count:,} bytes"
             )
         array = self._allocate(info, dtype)
         same_bytes = wire_dtype.itemsize == dtype.itemsize
-        return _Destination(info.name, array, flat_bytes(array if same_bytes else np.empty(size, wire_dtype)))
+        buffer = flat_bytes(array if same_bytes else np.empty(size, wire_dtype))
+        return _Destination(info.name, array, buffer, is_float16=info.dtype == "float16")
 
     def _allocate(self, info: FeatureMapInfo, dtype: np.dtype[np.generic]) -> Array:
         if info.name in self._out:
