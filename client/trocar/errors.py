@@ -8,6 +8,7 @@ TrocarError
     UnknownDatasetError
     UnknownFitError
     UnknownSourceError
+    UnknownSegmentError
     UnknownModelError
     UnknownArchitectureError
     UnknownWeightsError
@@ -143,6 +144,7 @@ from trocar._request_errors import (
     UnknownNodeError,
     UnknownParameterError,
     UnknownPickError,
+    UnknownSegmentError,
     UnknownSourceError,
 )
 from trocar._trainer_errors import (
@@ -251,6 +253,7 @@ __all__ = [
     "UnknownNodeError",
     "UnknownParameterError",
     "UnknownPickError",
+    "UnknownSegmentError",
     "UnknownSourceError",
     "UnknownTrainerError",
     "UnknownWeightsError",

@@ -142,6 +142,8 @@ class ErrorReason(StrEnum):
     """The disk is full; what was there before is unchanged."""
     STORAGE_UNAVAILABLE = "STORAGE_UNAVAILABLE"
     """The disk cannot be read or written."""
+    UNKNOWN_SEGMENT = "UNKNOWN_SEGMENT"
+    """The caller has no segment of shared memory of this id."""
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     """The caller has as much stored as he may."""
 

@@ -51,6 +51,8 @@ class Limits(BaseModel):
     """Pixels of one encoded image, checked before decoding."""
     max_dataset_bytes: int = Field(default=16 << 30, ge=1 << 10)
     """Bytes of all data sets that one caller has uploaded; equal shards count once."""
+    max_shared_memory_bytes: int = Field(default=1 << 30, ge=0)
+    """Bytes of shared memory that one caller on a Unix socket may have at once; 0 to lend none."""
     max_queue: int = Field(default=64, ge=1)
     """Calls that wait for one model."""
     max_trainers: int = Field(default=16, ge=1)

@@ -72,6 +72,9 @@ GUARDED = [*OWN, *REFLECTION]
 """Every one that needs a scope."""
 
 
+RUNS = ("ExtractionService", "StreamService", "EditStoreService", "SharedMemoryService")
+
+
 def needed_scope(method: Method) -> str:
     """Say what a method should need, by a rule: an oracle for the server's table."""
     if method.name in ("LoadModel", "UnloadModel", "PublishTrainer", "UnpublishModel"):
@@ -79,4 +82,4 @@ def needed_scope(method: Method) -> str:
     if method.name.startswith(("Get", "List")) or method.name in ("Plan", "WatchFit", "ServerReflectionInfo"):
         return "read"
     service = method.service.rpartition(".")[2]
-    return "run" if service in ("ExtractionService", "StreamService", "EditStoreService") else "train"
+    return "run" if service in RUNS else "train"

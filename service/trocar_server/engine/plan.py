@@ -52,6 +52,13 @@ class TensorInput:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    convert_to: torch.dtype | None = None
+    """What the model gets instead; as it came when None."""
+
+    @property
+    def model_dtype(self) -> torch.dtype:
+        """The dtype that the model sees."""
+        return self.convert_to or self.dtype
 
 
 @dataclass(frozen=True)

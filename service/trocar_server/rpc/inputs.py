@@ -1,6 +1,8 @@
 """From `Input` messages to the arguments of a forward, with the bytes of each of their payloads."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
@@ -33,6 +35,7 @@ def to_inputs(
     inputs = tuple(_input(f"{field}[{i}]", entry, limits, byte_counts) for i, entry in enumerate(entries))
     _check_names(field, inputs)
     check_request_bytes(byte_counts, limits)
+    check_request_bytes([_converted_bytes(entry) for entry in inputs], limits)
     return inputs, byte_counts
 
 
@@ -58,10 +61,27 @@ def _input(field: str, entry: pb.Input, limits: Limits, byte_counts: list[int]) 
         raise invalid(f"{field}.name", f"over {MAX_TEXT_CHARACTERS} characters")
     kind = entry.WhichOneof("value")
     if kind == "tensor":
-        return tensor_input(f"{field}.tensor", entry.name, entry.tensor, limits, byte_counts)
+        given = tensor_input(f"{field}.tensor", entry.name, entry.tensor, limits, byte_counts)
+        return _converted(f"{field}.convert_to", given, entry.convert_to)
+    if entry.convert_to:
+        raise invalid(f"{field}.convert_to", "is for tensors; images are preprocessed")
     if kind == "images":
         return _image_input(f"{field}.images", entry, limits, byte_counts)
     raise invalid(field, "needs a tensor or images")
+
+
+def _converted(field: str, given: TensorInput, wanted: tensor_pb2.Dtype.ValueType) -> TensorInput:
+    if not wanted:
+        return given
+    dtype = from_wire(field, wanted)
+    if not (given.dtype.is_floating_point and dtype.is_floating_point):
+        raise invalid(field, "floats are converted to floats, and nothing else")
+    return replace(given, convert_to=dtype)
+
+
+def _converted_bytes(entry: ArgumentInput) -> int:
+    """Return the bytes of a tensor as the model sees it."""
+    return math.prod(entry.shape) * entry.model_dtype.itemsize if isinstance(entry, TensorInput) else 0
 
 
 def check_argument_count(count: int, field: str = "inputs") -> None:

@@ -21,6 +21,7 @@ from trocar_api.v1 import (
     model_pb2_grpc,
     server_pb2,
     server_pb2_grpc,
+    shared_memory_pb2,
     stream_pb2,
     trainer_pb2,
     trainer_pb2_grpc,
@@ -37,10 +38,12 @@ from trocar_server.rpc.gates import Gate
 from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
 from trocar_server.rpc.server_service import ServerService
+from trocar_server.rpc.shared_memory_service import SharedMemoryService
 from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.stream_service import StreamService
 from trocar_server.rpc.trainer_service import TrainerService
 from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
+from trocar_server.shared_memory import open_lender
 from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.fitting import Fits
 from trocar_server.training.trainers import Trainers
@@ -53,6 +56,7 @@ _SERVICES = [
     for file, name in (
         (extraction_pb2.DESCRIPTOR, "ExtractionService"),
         (stream_pb2.DESCRIPTOR, "StreamService"),
+        (shared_memory_pb2.DESCRIPTOR, "SharedMemoryService"),
         (model_pb2.DESCRIPTOR, "ModelService"),
         (server_pb2.DESCRIPTOR, "ServerService"),
         (edit_store_pb2.DESCRIPTOR, "EditStoreService"),
@@ -87,6 +91,7 @@ class RpcServer:
     port: int
     _server: grpc.aio.Server
     _health: health.aio.HealthServicer
+    _sharing: SharedMemoryService
 
     async def set_serving(self) -> None:
         """Tell health checks that every service is ready."""
@@ -96,6 +101,7 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, let calls finish for `grace_s` seconds, then end."""
         await self._health.enter_graceful_shutdown()
+        self._sharing.stop()
         await self._server.stop(grace_s)
 
 
@@ -126,14 +132,21 @@ async def start_server(
     engine = parts.engine
     server = grpc.aio.server(interceptors=[CallInterceptor(log, gate)], options=_options(engine.limits))
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
-    server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine), server)
+    lender = None if socket_path(host) is None else open_lender(engine.limits.max_shared_memory_bytes)
+    info = ServerService(engine, 0 if lender is None else lender.limit_bytes)
+    server_pb2_grpc.add_ServerServiceServicer_to_server(info, server)
     edits = EditStoreService(engine, parts.edit_store)
     edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
     dataset_pb2_grpc.add_DatasetServiceServicer_to_server(DatasetService(parts.datasets), server)
     lists = StoredLists(engine, parts.edit_store)
-    tuning = TrainerService(parts.trainers)
+    tuning, sharing = TrainerService(parts.trainers), SharedMemoryService(lender)
     server.add_generic_rpc_handlers(
-        (ExtractionService(engine, lists).handler(), StreamService(engine, lists).handler(), tuning.handler())
+        (
+            ExtractionService(engine, lists, lender).handler(),
+            StreamService(engine, lists).handler(),
+            sharing.handler(),
+            tuning.handler(),
+        )
     )
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(tuning, server)
     fit_pb2_grpc.add_FitServiceServicer_to_server(FitService(parts.fits), server)
@@ -147,7 +160,7 @@ async def start_server(
         )
     address, bound = _listen(server, host, port, credentials)
     await server.start()
-    return RpcServer(address, bound, server, health_service)
+    return RpcServer(address, bound, server, health_service, sharing)
 
 
 def _listen(

@@ -86,6 +86,7 @@ STATUS_CODES: dict[ErrorReason, StatusCode] = {
     ErrorReason.DATASET_CORRUPT: StatusCode.DATA_LOSS,
     ErrorReason.STORAGE_FULL: StatusCode.RESOURCE_EXHAUSTED,
     ErrorReason.STORAGE_UNAVAILABLE: StatusCode.FAILED_PRECONDITION,
+    ErrorReason.UNKNOWN_SEGMENT: StatusCode.NOT_FOUND,
     ErrorReason.QUOTA_EXCEEDED: StatusCode.RESOURCE_EXHAUSTED,
     ErrorReason.TOKEN_MISSING: StatusCode.UNAUTHENTICATED,
     ErrorReason.TOKEN_INVALID: StatusCode.UNAUTHENTICATED,
