@@ -71,6 +71,7 @@ TrocarError
     RequestTooLargeError
     ReplyTooLargeError
     PassTooLargeError
+    UnimplementedError             the server does not offer it
     PermissionDeniedError          the token is missing, wrong or too narrow
       TokenMissingError
       TokenInvalidError
@@ -137,6 +138,7 @@ from trocar._request_errors import (
     RequestTooLargeError,
     SelectorError,
     StartNotPossibleError,
+    UnimplementedError,
     UnknownEditsError,
     UnknownFunctionError,
     UnknownModuleError,
@@ -240,6 +242,7 @@ __all__ = [
     "TrainerError",
     "TrainerInvalidError",
     "TrocarError",
+    "UnimplementedError",
     "UnknownArchitectureError",
     "UnknownCheckpointError",
     "UnknownDatasetError",
