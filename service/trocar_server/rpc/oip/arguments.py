@@ -40,18 +40,20 @@ def arranged(model_id: str, module: nn.Module, names: Sequence[str]) -> list[tup
     left = _indices(names)
     positional: list[tuple[int, str]] = []
     keywords: list[tuple[int, str]] = []
-    has_gap = False
+    gap = ""
     parameters = _parameters(module)
     for parameter in parameters:
         if parameter.kind is _Parameter.VAR_POSITIONAL:
             numbered = (f"{parameter.name}__{index}" for index in count())
-            while not has_gap and (name := next(numbered)) in left:
+            while not gap and (name := next(numbered)) in left:
                 positional.append((left.pop(name), ""))
         elif parameter.kind is _Parameter.VAR_KEYWORD:
             keywords += [(left.pop(name), name) for name in list(left) if name]
         elif parameter.name not in left:
-            has_gap = has_gap or parameter.kind in _POSITIONAL
-        elif parameter.kind is _Parameter.KEYWORD_ONLY or has_gap:
+            gap = gap or (parameter.name if parameter.kind in _POSITIONAL else "")
+        elif gap and parameter.kind is _Parameter.POSITIONAL_ONLY:
+            raise invalid(f"inputs[{left[parameter.name]}].name", f"{gap} comes before it, and is not given")
+        elif gap or parameter.kind is _Parameter.KEYWORD_ONLY:
             keywords.append((left.pop(parameter.name), parameter.name))
         else:
             positional.append((left.pop(parameter.name), ""))

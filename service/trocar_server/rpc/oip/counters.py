@@ -21,6 +21,8 @@ class Spent:
     compute_input: float
     compute_infer: float
     compute_output: float
+    is_cached: bool = False
+    """Whether nothing was computed."""
 
     @property
     def total(self) -> float:
@@ -56,6 +58,7 @@ class ModelCounters:
 
     success: _Duration = field(default_factory=_Duration)
     fail: _Duration = field(default_factory=_Duration)
+    cache_hit: _Duration = field(default_factory=_Duration)
     parts: _Durations = field(default_factory=_Durations)
     of_batch: dict[int, _Durations] = field(default_factory=dict)
     """By the number of samples, of which there are at most `Limits.max_batch`."""
@@ -65,6 +68,8 @@ class ModelCounters:
     def succeeded(self, batch: int, spent: Spent) -> None:
         """Count a request that was answered."""
         self.success.add(spent.total)
+        if spent.is_cached:
+            self.cache_hit.add(spent.total)
         self.parts.add(spent)
         self.of_batch.setdefault(batch, _Durations()).add(spent)
         self.sample_count += batch
@@ -97,12 +102,12 @@ class Counters:
             version=VERSION,
             last_inference=counted.last_ms,
             inference_count=counted.sample_count,
-            execution_count=counted.success.count,
+            execution_count=counted.success.count - counted.cache_hit.count,
             inference_stats={
                 "success": vars(counted.success),
                 "fail": vars(counted.fail),
                 **_parts(counted.parts),
-                "cache_hit": {},
+                "cache_hit": vars(counted.cache_hit),
                 "cache_miss": {},
             },
             batch_stats=[_batch(size, counted.of_batch[size]) for size in sorted(counted.of_batch)],

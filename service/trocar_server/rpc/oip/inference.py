@@ -79,6 +79,8 @@ class Inference:
         has_run = time.perf_counter()
         response = ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
         payloads = write_outputs(response, asked.taps, extraction)
+        for name in ("numerics", "engine"):
+            response.parameters[name].string_param = str(getattr(extraction.report, name))
         parts = infer_parts(response, payloads)
         # What of the pass is neither waiting nor computing: making tensors of the inputs' bytes.
         preparing = max(0.0, has_run - is_ready - extraction.queue_s - extraction.compute_s)
@@ -87,6 +89,7 @@ class Inference:
             is_ready - started + preparing,
             extraction.compute_s,
             time.perf_counter() - has_run,
+            extraction.report.is_cached,
         )
         return parts, spent
 
