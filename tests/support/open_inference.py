@@ -55,10 +55,11 @@ def stream(channel: grpc.Channel, requests: Iterable[Any], **options: Any) -> It
 
 
 def request_of(
-    model_name: str, arrays: Mapping[str, NDArray[Any]], outputs: Iterable[str] = (), **fields: Any
+    model_name: str, arrays: Mapping[str, NDArray[Any]], names: Iterable[str] = (), **fields: Any
 ) -> Any:
     """Build a request with raw contents."""
-    request = ModelInferRequest(model_name=model_name, outputs=[{"name": name} for name in outputs], **fields)
+    fields.setdefault("outputs", [{"name": name} for name in names])
+    request = ModelInferRequest(model_name=model_name, **fields)
     for name, array in arrays.items():
         request.inputs.add(name=name, datatype=DATATYPES[str(array.dtype)], shape=array.shape)
         request.raw_input_contents.append(array.tobytes())

@@ -48,6 +48,8 @@ class TapRequest:
     parameters: StatisticParameters = NO_PARAMETERS
     takes_wide_unsigned: bool = False
     """Whether values may be of `WIDE_UNSIGNED`, which our own wire has no names for."""
+    suffix: str = ""
+    """Goes behind every name that it becomes, so that another tap may select the same values."""
 
 
 @dataclass(frozen=True)

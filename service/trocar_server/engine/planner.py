@@ -168,7 +168,7 @@ def _checked_byte_count(targets: Sequence[TapTarget], max_reply_bytes: int) -> i
 
 def _named(target: Target, tap: TapRequest, count: int) -> Target:
     if not tap.alias:
-        return target
+        return replace(target, name=target.name + tap.suffix) if tap.suffix else target
     if count > 1:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,

@@ -105,14 +105,17 @@ class Inference:
         taps = read_outputs(request, limits)
         # The request of our own service with the same meaning, so that both are checked alike.
         same = extraction_pb2.ExtractRequest(
-            model_id=request.model_name, taps=taps.messages, execution=parameters.execution
+            model_id=request.model_name,
+            taps=[tapped.message for tapped in taps.tapped],
+            execution=parameters.execution,
         )
         plan = base_plan(same, limits)
-        plan = replace(plan, taps=tuple(replace(tap, takes_wide_unsigned=True) for tap in plan.taps))
+        pairs = zip(plan.taps, taps.tapped, strict=True)
+        named = tuple(replace(tap, takes_wide_unsigned=True, suffix=tapped.suffix) for tap, tapped in pairs)
         inputs, payloads = read_inputs(request, hosted, limits)
         shape = request.inputs[0].shape
         batch = shape[0] if shape else 1
-        return _Asked(replace(plan, inputs=inputs), payloads, taps, batch, deadline)
+        return _Asked(replace(plan, taps=named, inputs=inputs), payloads, taps, batch, deadline)
 
 
 def entry_of(engine: Engine, field: str, name: str, version: str) -> Entry:

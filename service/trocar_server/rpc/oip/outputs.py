@@ -6,7 +6,7 @@ asked for, those of a pattern under the names of the values: `layer*:mean` as `l
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +59,17 @@ class Wanted:
     scope: Scope = Scope.ALL
 
     @property
-    def suffix(self) -> str:
+    def ending(self) -> str:
         """What follows the selector."""
         return self.name[len(self.selector) :]
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """One tap, and what the engine puts behind the names of its values."""
+
+    message: tap_pb2.Tap
+    suffix: str
 
 
 @dataclass(frozen=True)
@@ -70,12 +78,12 @@ class Taps:
 
     Attributes:
         wanted: The outputs.
-        messages: The taps.
+        tapped: What they come from.
         places: For each output the index of its tap.
     """
 
     wanted: tuple[Wanted, ...]
-    messages: tuple[tap_pb2.Tap, ...]
+    tapped: tuple[Tapped, ...]
     places: tuple[int, ...]
 
 
@@ -116,23 +124,28 @@ def _wanted(field: str, entry: Any) -> Wanted:
 
 def _tapped(wanted: tuple[Wanted, ...]) -> Taps:
     """Tap each selector once for each scope; a value comes along with the first."""
-    taps: dict[tuple[str, Scope], tap_pb2.Tap] = {}
+    messages: dict[tuple[str, Scope], tap_pb2.Tap] = {}
     places: dict[Wanted, tuple[str, Scope]] = {}
     for one in sorted(wanted, key=lambda one: one.statistic is None):
-        known = next((key for key in taps if key[0] == one.selector), None)
+        known = next((key for key in messages if key[0] == one.selector), None)
         key = known if known and one.statistic is None else (one.selector, one.scope)
-        if key not in taps:
-            alias = one.name if known else ""  # two taps of one selector need two names
-            taps[key] = tap_pb2.Tap(
-                selector=one.selector, values=False, scope=_WIRE_SCOPES[one.scope], alias=alias
-            )
+        message = messages.setdefault(
+            key, tap_pb2.Tap(selector=one.selector, values=False, scope=_WIRE_SCOPES[one.scope])
+        )
         if one.statistic is None:
-            taps[key].values = True
+            message.values = True
         else:
-            taps[key].statistics.append(_WIRE_STATISTICS[one.statistic])
+            message.statistics.append(_WIRE_STATISTICS[one.statistic])
         places[one] = key
-    order = list(taps)
-    return Taps(wanted, tuple(taps.values()), tuple(order.index(places[one]) for one in wanted))
+    order = list(messages)
+    taps = tuple(Tapped(message, _suffix(index, messages)) for index, message in enumerate(messages.values()))
+    return Taps(wanted, taps, tuple(order.index(places[one]) for one in wanted))
+
+
+def _suffix(index: int, messages: Mapping[Any, tap_pb2.Tap]) -> str:
+    """Keep what taps with statistics collect apart from what others do of the same value."""
+    has_statistics = bool(list(messages.values())[index].statistics)
+    return f" (statistics {index})" if has_statistics and len(messages) > 1 else ""
 
 
 def write_outputs(response: Any, taps: Taps, extraction: Extraction) -> list[memoryview]:
@@ -149,7 +162,8 @@ def write_outputs(response: Any, taps: Taps, extraction: Extraction) -> list[mem
     found = {entry.output.name: entry for entry in extraction.feature_maps}
     outputs: dict[str, tuple[Any, memoryview]] = {}
     for one, place in zip(taps.wanted, taps.places, strict=True):
-        for name, entry in _of_tap(one, extraction.expansions[place], found):
+        suffix = taps.tapped[place].suffix
+        for name, entry in _of_tap(one, suffix, extraction.expansions[place], found):
             if name not in outputs:  # a pattern may name what was asked for by itself as well
                 outputs[name] = _output(name, one, entry)
     response.outputs.extend(output for output, _ in outputs.values())
@@ -164,10 +178,10 @@ def write_outputs(response: Any, taps: Taps, extraction: Extraction) -> list[mem
 
 
 def _of_tap(
-    one: Wanted, names: Sequence[str], found: dict[str, FeatureMap]
+    one: Wanted, suffix: str, names: Sequence[str], found: Mapping[str, FeatureMap]
 ) -> Iterator[tuple[str, FeatureMap]]:
     for name in names:
-        yield (one.name if len(names) == 1 else f"{name}{one.suffix}"), found[name]
+        yield (one.name if len(names) == 1 else name.removesuffix(suffix) + one.ending), found[name]
 
 
 def _output(name: str, one: Wanted, entry: FeatureMap) -> tuple[Any, memoryview]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
@@ -19,6 +20,7 @@ from trocar_server.rpc.oip.parameters import check_input_parameters
 from trocar_server.rpc.payloads import tensor_byte_count
 
 _LENGTH_BYTES = 4
+_WIDEST = {"b": np.bool_, "f": np.float64, "i": np.int64, "u": np.uint64}
 
 
 def read_inputs(
@@ -97,7 +99,7 @@ def _typed(field: str, entry: Any, datatype: Datatype, due: int) -> Payload:
     if datatype.contents is None:
         raise invalid(field, f"has no field for {datatype.name}; send it in raw_input_contents")
     elements = _elements(field, entry, datatype.contents, due)
-    values = np.array(elements, datatype.numpy if datatype.numpy.kind in "bf" else None)
+    values: NDArray[Any] = np.array(elements, _WIDEST[datatype.numpy.kind])
     if datatype.numpy.kind in "iu" and values.size:
         info = torch.iinfo(datatype.dtype)
         if not (int(values.min()) >= info.min and int(values.max()) <= info.max):

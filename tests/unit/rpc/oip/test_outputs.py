@@ -11,6 +11,10 @@ from trocar_server.rpc.oip.messages import ModelInferRequest
 from trocar_server.rpc.oip.outputs import Taps, read_outputs
 
 
+def messages(taps: Taps) -> list[tap_pb2.Tap]:
+    return [tapped.message for tapped in taps.tapped]
+
+
 def read(*names: str) -> Taps:
     return read_outputs(ModelInferRequest(outputs=[{"name": name} for name in names]), Limits())
 
@@ -23,7 +27,7 @@ def tap(
 
 
 def test_the_models_own_output_is_the_default() -> None:
-    assert list(read().messages) == [tap("/out")]
+    assert messages(read()) == [tap("/out")]
 
 
 @pytest.mark.parametrize(
@@ -46,18 +50,22 @@ def test_the_models_own_output_is_the_default() -> None:
     ],
 )
 def test_a_name_is_a_selector_and_perhaps_a_statistic(name: str, expected: tap_pb2.Tap) -> None:
-    assert list(read(name).messages) == [expected]
+    assert messages(read(name)) == [expected]
 
 
 def test_a_selector_is_tapped_once_for_its_value_and_numbers() -> None:
     found = read("fc", "conv", "conv:mean", "conv:std")
-    assert list(found.messages) == [tap("conv", stats.STATISTIC_MEAN, stats.STATISTIC_STD), tap("fc")]
+    assert messages(found) == [tap("conv", stats.STATISTIC_MEAN, stats.STATISTIC_STD), tap("fc")]
     assert found.places == (1, 0, 0, 0)
 
 
 def test_another_scope_is_another_tap() -> None:
     found = read("conv:mean", "conv", "conv:mean:channel")
-    assert [message.alias for message in found.messages] == ["", "conv:mean:channel"]
+    assert [message.scope for message in messages(found)] == [
+        stats.STATISTIC_SCOPE_ALL,
+        stats.STATISTIC_SCOPE_CHANNEL,
+    ]
+    assert len({tapped.suffix for tapped in found.tapped}) == 2
     assert found.places == (0, 0, 1)
 
 
