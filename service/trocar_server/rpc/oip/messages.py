@@ -17,7 +17,7 @@ _PACKAGE = "inference"
 
 
 def _file() -> bytes:
-    described = files(__package__).joinpath("open_inference.binpb").read_bytes()
+    described = files("trocar_server.rpc.oip").joinpath("open_inference.binpb").read_bytes()
     serialized: bytes = FileDescriptorSet.FromString(described).file[0].SerializeToString()
     return serialized
 
