@@ -93,6 +93,7 @@ async def start(
             log=log,
             gate=gate,
             credentials=credentials,
+            max_message_bytes=config.max_message_bytes,
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:

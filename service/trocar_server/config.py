@@ -166,6 +166,9 @@ class ServerConfig(BaseSettings):
     """`auto` (CUDA when there is one), `cpu` or `cuda:0`."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of one CPU pass; torch's own choice when unset."""
+    max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=(1 << 31) - 1)
+    """Bytes of one message that comes in. Our own client sends large inputs in many small messages;
+    clients of the Open Inference Protocol send all in one."""
     data_dir: Path = Path("~/.cache/trocar")
     """Where downloaded weights are kept, as safetensors."""
     reflection: bool = False

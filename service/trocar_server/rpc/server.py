@@ -37,6 +37,9 @@ from trocar_server.rpc.fit_service import FitService
 from trocar_server.rpc.gates import Gate
 from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
+from trocar_server.rpc.oip.reflection import pool_of
+from trocar_server.rpc.oip.service import NAME as OPEN_INFERENCE
+from trocar_server.rpc.oip.service import OpenInferenceService
 from trocar_server.rpc.server_service import ServerService
 from trocar_server.rpc.shared_memory_service import SharedMemoryService
 from trocar_server.rpc.stored_lists import StoredLists
@@ -65,6 +68,8 @@ _SERVICES = [
         (dataset_pb2.DESCRIPTOR, "DatasetService"),
     )
 ]
+_SPOKEN = [*_SERVICES, OPEN_INFERENCE]
+"""Ours, and those of others that we speak."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class RpcServer:
 
     async def set_serving(self) -> None:
         """Tell health checks that every service is ready."""
-        for name in ("", *_SERVICES):
+        for name in ("", *_SPOKEN):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace_s: float) -> None:
@@ -114,6 +119,7 @@ async def start_server(
     log: Any = None,
     gate: Gate | None = None,
     credentials: grpc.ServerCredentials | None = None,
+    max_message_bytes: int = 0,
 ) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
 
@@ -125,12 +131,15 @@ async def start_server(
         log: structlog's logger `trocar` when None.
         gate: Who may do what; everybody everything when None.
         credentials: For TLS; plain text when None.
+        max_message_bytes: Of one message that comes in; never less than a chunk with its description needs.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
     engine = parts.engine
-    server = grpc.aio.server(interceptors=[CallInterceptor(log, gate)], options=_options(engine.limits))
+    server = grpc.aio.server(
+        interceptors=[CallInterceptor(log, gate)], options=_options(engine.limits, max_message_bytes)
+    )
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     lender = None if socket_path(host) is None else open_lender(engine.limits.max_shared_memory_bytes)
     info = ServerService(engine, 0 if lender is None else lender.limit_bytes)
@@ -152,12 +161,13 @@ async def start_server(
     fit_pb2_grpc.add_FitServiceServicer_to_server(FitService(parts.fits), server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    for name in ("", *_SERVICES):
+    server.add_generic_rpc_handlers((OpenInferenceService(engine, health_service).handler(),))
+    for name in ("", *_SPOKEN):
         await health_service.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     if with_reflection:
-        reflection.enable_server_reflection(
-            [*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server
-        )
+        others = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        pool = pool_of([*_SERVICES, *others])
+        reflection.enable_server_reflection([*_SPOKEN, *others], server, pool)
     address, bound = _listen(server, host, port, credentials)
     await server.start()
     return RpcServer(address, bound, server, health_service, sharing)
@@ -185,9 +195,12 @@ def _listen(
     return (f"{host}:{bound}", bound) if path is None else (address, 0)
 
 
-def _options(limits: Limits) -> list[tuple[str, int]]:
+def _options(limits: Limits, max_message_bytes: int) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", limits.max_chunk_bytes + _MESSAGE_ROOM_BYTES),
+        (
+            "grpc.max_receive_message_length",
+            max(max_message_bytes, limits.max_chunk_bytes + _MESSAGE_ROOM_BYTES),
+        ),
         ("grpc.so_reuseport", 0),
         # Clients of long streams ask every 20 s whether we are still there; by default that is too often.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
