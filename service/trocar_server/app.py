@@ -91,6 +91,7 @@ async def start(
             log=log,
             gate=gate,
             credentials=credentials,
+            health_port=config.health_port,
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:

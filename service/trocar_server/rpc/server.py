@@ -34,6 +34,7 @@ from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
 from trocar_server.rpc.fit_service import FitService
 from trocar_server.rpc.gates import Gate
+from trocar_server.rpc.health_port import start_health_port
 from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
 from trocar_server.rpc.server_service import ServerService
@@ -81,12 +82,15 @@ class RpcServer:
     Attributes:
         address: Where clients connect, `host:port` or `unix:/path`.
         port: The TCP port that it listens on; 0 for a Unix socket.
+        health_port: The TCP port for health checks alone; 0 where there is none.
     """
 
     address: str
     port: int
     _server: grpc.aio.Server
     _health: health.aio.HealthServicer
+    health_port: int = 0
+    _health_server: grpc.aio.Server | None = None
 
     async def set_serving(self) -> None:
         """Tell health checks that every service is ready."""
@@ -97,6 +101,8 @@ class RpcServer:
         """Report NOT_SERVING, let calls finish for `grace_s` seconds, then end."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+        if self._health_server is not None:
+            await self._health_server.stop(None)
 
 
 async def start_server(
@@ -108,6 +114,7 @@ async def start_server(
     log: Any = None,
     gate: Gate | None = None,
     credentials: grpc.ServerCredentials | None = None,
+    health_port: int | None = None,
 ) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
 
@@ -119,6 +126,7 @@ async def start_server(
         log: structlog's logger `trocar` when None.
         gate: Who may do what; everybody everything when None.
         credentials: For TLS; plain text when None.
+        health_port: TCP port for health checks alone, in plain text; none when None.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
@@ -146,8 +154,12 @@ async def start_server(
             [*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server
         )
     address, bound = _listen(server, host, port, credentials)
+    running = RpcServer(address, bound, server, health_service)
+    if health_port is not None:
+        found = await start_health_port(health_service, host, health_port)
+        running._health_server, running.health_port = found
     await server.start()
-    return RpcServer(address, bound, server, health_service)
+    return running
 
 
 def _listen(

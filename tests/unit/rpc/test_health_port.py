@@ -1,0 +1,57 @@
+"""A port that answers health checks and nothing else."""
+
+import socket
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1 import model_pb2, model_pb2_grpc
+from trocar_server.errors import ServiceError
+from trocar_server.rpc.health_port import start_health_port
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.mark.parametrize("status", [SERVING, NOT_SERVING])
+async def test_it_says_what_the_service_says(status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+    service = health.aio.HealthServicer()
+    await service.set("some.Service", status)
+    server, port = await start_health_port(service, "127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = health_pb2.HealthCheckRequest(service="some.Service")
+        assert (await health_pb2_grpc.HealthStub(channel).Check(request)).status == status
+    await server.stop(None)
+
+
+async def test_it_knows_no_other_method() -> None:
+    server, port = await start_health_port(health.aio.HealthServicer(), "127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await model_pb2_grpc.ModelServiceStub(channel).ListModels(model_pb2.ListModelsRequest())
+    await server.stop(None)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_large_message_is_refused() -> None:
+    server, port = await start_health_port(health.aio.HealthServicer(), "127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = health_pb2.HealthCheckRequest(service="x" * 4096)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_pb2_grpc.HealthStub(channel).Check(request)
+    await server.stop(None)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_port_that_is_taken_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ServiceError, match="health_port") as caught:
+            await start_health_port(health.aio.HealthServicer(), "127.0.0.1", taken.getsockname()[1])
+    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
+
+
+async def test_a_unix_socket_has_no_port_beside_it() -> None:
+    with pytest.raises(ServiceError, match="health_port"):
+        await start_health_port(health.aio.HealthServicer(), "unix:/run/trocar.sock", 0)
