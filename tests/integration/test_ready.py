@@ -14,6 +14,7 @@ from tests.support.odd_models import Identity
 from tests.support.running_server import RunningServer, running_server
 from tests.support.serving import Serve, custom
 from trocar._cli import main
+from trocar_server.rpc.health_port import LIVE
 from trocar_server.rpc.server import _SERVICES
 
 
@@ -34,7 +35,7 @@ def set_health(server: RunningServer, name: str, status: str) -> None:
     server.run(lambda: server.app.rpc._health.set(name, value))
 
 
-@pytest.mark.parametrize("service", ["", *_SERVICES])
+@pytest.mark.parametrize("service", ["", LIVE, *_SERVICES])
 def test_a_server_that_serves_is_ready(server: RunningServer, service: str) -> None:
     assert ready("--server", server.address, "--service", service) == 0
 

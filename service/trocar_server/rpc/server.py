@@ -34,7 +34,7 @@ from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
 from trocar_server.rpc.fit_service import FitService
 from trocar_server.rpc.gates import Gate
-from trocar_server.rpc.health_port import start_health_port
+from trocar_server.rpc.health_port import LIVE, start_health_port
 from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
 from trocar_server.rpc.server_service import ServerService
@@ -149,6 +149,7 @@ async def start_server(
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     for name in ("", *_SERVICES):
         await health_service.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await health_service.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
     if with_reflection:
         reflection.enable_server_reflection(
             [*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server
