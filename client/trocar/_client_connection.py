@@ -89,7 +89,7 @@ class Connection:
         False while models are loaded after the start, and while the server stops.
 
         Args:
-            service: One service by its full name, for example "trocar_api.v1.ExtractionService"; all when empty.
+            service: One service by its full name, for example "trocar_api.v1.ModelService"; all when empty.
             timeout_s: Overrides the client's timeout for this call, in seconds.
 
         Raises:

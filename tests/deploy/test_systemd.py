@@ -55,7 +55,9 @@ def test_systemd_takes_the_unit(drop_ins: list[Path], tmp_path: Path) -> None:
 @needs_systemd
 def test_the_unit_is_hardened() -> None:
     options = ["--offline=true", f"--threshold={EXPOSURE}"]
-    done = subprocess.run([ANALYZE or "", "security", *options, str(UNIT)], capture_output=True, text=True)
+    done = subprocess.run(
+        [ANALYZE or "", "security", *options, str(UNIT)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout.splitlines()[-1]
 
 
