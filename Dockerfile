@@ -20,6 +20,8 @@ FROM ${BASE_IMAGE} AS build
 # compiled against one build of torch and fail at import beside another. What they need comes with the
 # second line, from PyPI: other indexes do not have every version of constraints.txt.
 ARG TORCH_INDEX_URL=""
+# What of Trocar is installed, see pyproject.toml; openvino serves faster numerics on a CPU.
+ARG EXTRAS=server,openvino
 WORKDIR /source
 RUN python -m venv /opt/trocar
 ENV PATH=/opt/trocar/bin:$PATH
@@ -27,7 +29,7 @@ COPY constraints.txt ./
 RUN pip install --no-cache-dir --no-deps --constraint constraints.txt \
     ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch torchvision
 COPY . .
-RUN pip install --no-cache-dir --constraint constraints.txt '.[server]' \
+RUN pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" \
     && pip check \
     && python -c 'import torchvision.ops, trocar_server.app'
 
