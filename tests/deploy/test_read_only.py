@@ -43,3 +43,4 @@ def test_it_serves_trains_with_a_spool_and_stops_by_sigterm(tmp_path: Path) -> N
     assert "Read-only" not in (tmp_path / "log").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"data", "tmp", "log"}
     assert (tmp_path / "data" / "trainers").is_dir()
+    assert list((tmp_path / "data" / "scratch").iterdir()) == []
