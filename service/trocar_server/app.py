@@ -94,6 +94,7 @@ async def start(
             gate=gate,
             credentials=credentials,
             max_message_bytes=config.max_message_bytes,
+            health_port=config.health_port,
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:

@@ -162,6 +162,9 @@ class ServerConfig(BaseSettings):
     """Who signs client certificates: with it every client must have one (mTLS)."""
     port: int = Field(default=50051, ge=0, le=65535)
     """TCP port; 0 takes a free one. Without meaning for a Unix socket."""
+    health_port: int | None = Field(default=None, ge=0, le=65535)
+    """TCP port that answers health checks and nothing else, in plain text, for probes that speak no TLS; 0
+    takes a free one. None for none."""
     device: str = "auto"
     """`auto` (CUDA when there is one), `cpu` or `cuda:0`."""
     threads: int | None = Field(default=None, ge=1)
