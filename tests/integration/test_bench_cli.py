@@ -78,6 +78,7 @@ def test_json_counts_every_call_and_orders_latencies(bench: Bench) -> None:
     assert case["case"]["taps"] == ["/out"]
     assert calls["call_count"] == 3 * 3 * 2
     assert calls["errors"] == {}
+    assert sum(calls["engines"].values()) == 3 * 3 * 2
     assert 0 < calls["compute_p50_s"] <= calls["p50_s"] <= calls["p90_s"] <= calls["p99_s"] <= calls["max_s"]
     assert calls["images_per_s"] == pytest.approx(4 * calls["calls_per_s"])
     assert case["local"] is None

@@ -86,7 +86,7 @@ def summarise(rounds: Sequence[Sequence[Record]], batch: int) -> Summary:
     speed = float(np.median(speeds)) if speeds else 0.0
     return Summary(
         call_count=len(answered),
-        errors=Counter(record.error for record in failed),
+        errors=dict(Counter(record.error for record in failed)),
         p50_s=p50,
         p90_s=p90,
         p99_s=p99,
@@ -97,8 +97,8 @@ def summarise(rounds: Sequence[Sequence[Record]], batch: int) -> Summary:
         queue_p50_s=quantiles([r.answer.queue_s for r in answered], (0.5,))[0],
         compute_p50_s=quantiles([r.answer.compute_s for r in answered], (0.5,))[0],
         send_lag_p99_s=quantiles([r.started_s - r.due_s for r in answered], (0.99,))[0],
-        numerics=Counter(r.answer.numerics for r in answered),
-        engines=Counter(r.answer.engine for r in answered),
+        numerics=dict(Counter(r.answer.numerics for r in answered)),
+        engines=dict(Counter(r.answer.engine for r in answered)),
         cached_count=sum(r.answer.is_cached for r in answered),
     )
 
