@@ -44,7 +44,7 @@ class Figure:
         """The target with its sign; nothing without one."""
         if self.target is None:
             return ""
-        return f"{'>=' if self.higher_is_better else '<='} {number_text(self.target)} {self.unit}".strip()
+        return f"{'>=' if self.higher_is_better else '<='} {self.target:g} {self.unit}".strip()
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def latency_rows(
     return rows
 
 
-def _row(  # noqa: PLR0913 - what one row is made of
+def _row(
     name: str,
     seconds: dict[str, list[float]],
     share: float,
