@@ -3,18 +3,22 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from PIL import Image
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.config import Limits
+from trocar_server.config import EngineConfig, Limits
+from trocar_server.engine.compiled import CompiledForms
+from trocar_server.engine.compiled_pass import NotCompiledError
 from trocar_server.engine.device import DeviceThread
+from trocar_server.engine.forms import rows_of
 from trocar_server.engine.hosting import Host, SourceForm, SourceForms, make_host
 from trocar_server.engine.inputs import check_images, decode_images, predicted_signature
 from trocar_server.engine.memory import memory_limit
-from trocar_server.engine.outcome import Extraction, there
+from trocar_server.engine.outcome import ExecutionReport, Extraction, there
 from trocar_server.engine.passes import domain_errors
 from trocar_server.engine.plan import (
     ArgumentInput,
@@ -57,6 +61,7 @@ class Engine:
         limits: What a call may not exceed.
         data_dir: Where weights are kept.
         replica_counts: Replicas by model id; 1 where absent.
+        config: How passes are run that only look.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Engine:
         limits: Limits,
         data_dir: Path,
         replica_counts: dict[str, int] | None = None,
+        config: EngineConfig = EngineConfig(),  # noqa: B008 - frozen
     ) -> None:
         self.catalogue = catalogue
         self.owner = owner
@@ -75,6 +81,7 @@ class Engine:
         self._replica_counts = replica_counts or {}
         self._hosts: dict[str, Host] = {}
         self._loading: dict[str, asyncio.Lock] = {}
+        self.compiled = CompiledForms(owner, config, self.limits, data_dir)
 
     async def load(self, model_id: str) -> Entry:
         """Load a model of the catalogue; nothing happens when it is loaded.
@@ -107,6 +114,7 @@ class Engine:
             host = self._hosts.pop(model_id, None)
             if host is not None:
                 entry.hosted, entry.state = None, ModelState.UNLOADED
+                self.compiled.forget(host)
                 await host.pool.drain()
             return entry
 
@@ -238,6 +246,22 @@ class Engine:
             running: Takes in the statistics, all or none, which the outcome is then without.
         """
         host = self._host(prepared.plan.model_id)
+        form = self.compiled.find(host, prepared.plan)
+        if form is not None and form.is_ready:
+            with suppress(NotCompiledError):
+                return await self.compiled.extract(form, prepared, deadline, running)
+        extraction = await self._extract_eagerly(host, prepared, deadline, running)
+        if form is not None:
+            self.compiled.was_asked(form, prepared)
+        return extraction
+
+    async def _extract_eagerly(
+        self,
+        host: Host,
+        prepared: Prepared,
+        deadline: float | None,
+        running: RunningStatistics | None,
+    ) -> Extraction:
         guard = PassGuard(deadline)
         started = time.perf_counter()
         async with host.pool.lease(deadline) as replica:
@@ -254,6 +278,7 @@ class Engine:
                     result.compute_s,
                     resolved.surgery.expansions,
                     result.objective,
+                    ExecutionReport(row_count=rows_of(prepared.plan)),
                 )
 
             return await self.run(work, guard, deadline)
