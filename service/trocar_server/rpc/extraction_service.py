@@ -23,6 +23,7 @@ from trocar_server.rpc.replies import (
 from trocar_server.rpc.requests import to_plan
 from trocar_server.rpc.splitting import split_payloads
 from trocar_server.rpc.stored_lists import StoredLists
+from trocar_server.telemetry import note_model, note_pass, phase
 
 _SERVICE = "trocar_api.v1.ExtractionService"
 
@@ -39,32 +40,40 @@ class ExtractionService:
     ) -> None:
         """Check, receive, run one pass, stream; the replica is free before the first byte goes out."""
         deadline = deadline_of(context)
-        first = await anext(requests, None)
+        with phase("receive"):
+            first = await anext(requests, None)
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
         request, chunks = read_message(pb.ExtractRequest, first)
+        note_model(request.model_id)
         stored = await self._lists.find(principal_of(context), request.model_id, request.edits)
         plan, byte_counts = to_plan(request, self._engine.limits, stored)
-        await self._engine.check(plan, deadline)
+        with phase("check"):
+            await self._engine.check(plan, deadline)
         receiver = PayloadReceiver(byte_counts)
         receiver.feed(chunks)
-        while not receiver.is_complete:
-            message = await anext(requests, None)
-            if message is None:
-                break
-            receiver.feed(read_message(pb.ExtractRequest, message)[1])
+        with phase("receive"):
+            while not receiver.is_complete:
+                message = await anext(requests, None)
+                if message is None:
+                    break
+                receiver.feed(read_message(pb.ExtractRequest, message)[1])
         payloads = split_payloads(plan, receiver.finish(), stored)
         await check_constants(constants_of(plan, payloads))
-        prepared = await self._engine.prepare(plan, payloads)
+        with phase("prepare"):
+            prepared = await self._engine.prepare(plan, payloads)
         extraction = await self._engine.extract(prepared, deadline)
+        note_pass(plan, extraction)
         del receiver, payloads, prepared, chunks, first, stored
-        for parts in reply_messages(plan, extraction):
-            await context.write(parts)
+        with phase("reply"):
+            for parts in reply_messages(plan, extraction):
+                await context.write(parts)
 
     async def plan(self, message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """Check a request and describe its reply."""
         request, _ = read_message(pb.PlanRequest, message)
         wanted = request.extraction
+        note_model(wanted.model_id)
         stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits)
         plan, byte_counts = to_plan(wanted, self._engine.limits, stored, needs_inputs=False)
         preview = await self._engine.preview(plan, deadline_of(context))

@@ -41,6 +41,7 @@ from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.stream_service import StreamService
 from trocar_server.rpc.trainer_service import TrainerService
 from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
+from trocar_server.telemetry import NOBODY, CallObserver
 from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.fitting import Fits
 from trocar_server.training.trainers import Trainers
@@ -108,6 +109,7 @@ async def start_server(
     log: Any = None,
     gate: Gate | None = None,
     credentials: grpc.ServerCredentials | None = None,
+    observer: CallObserver = NOBODY,
 ) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
 
@@ -119,12 +121,15 @@ async def start_server(
         log: structlog's logger `trocar` when None.
         gate: Who may do what; everybody everything when None.
         credentials: For TLS; plain text when None.
+        observer: Is told of every call.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
     engine = parts.engine
-    server = grpc.aio.server(interceptors=[CallInterceptor(log, gate)], options=_options(engine.limits))
+    server = grpc.aio.server(
+        interceptors=[CallInterceptor(log, gate, observer)], options=_options(engine.limits)
+    )
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine), server)
     edits = EditStoreService(engine, parts.edit_store)
