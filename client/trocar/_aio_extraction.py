@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -114,6 +116,7 @@ class AsyncExtraction(AsyncConnection):
         self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None
     ) -> FeatureMaps:
         """Make a call and put its reply together."""
+        started = time.perf_counter()
         request_id = new_request_id()
         stream = self._open(request, request_id, timeout_s)
         try:
@@ -123,7 +126,9 @@ class AsyncExtraction(AsyncConnection):
             raise self._converted(error, request_id) from error
         finally:
             stream.cancel()  # ends the call where the loop was left early, without effect otherwise
-        return reply.finish()
+        maps = reply.finish()
+        maps.timing = replace(maps.timing, total_s=time.perf_counter() - started)
+        return maps
 
     async def plan(  # noqa: PLR0913 - options of one call, by keyword
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -112,6 +114,7 @@ class Extraction(Connection):
 
     def _collect(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None) -> FeatureMaps:
         """Make a call and put its reply together."""
+        started = time.perf_counter()
         request_id = new_request_id()
         stream = self._open(request, request_id, timeout_s)
         try:
@@ -121,7 +124,9 @@ class Extraction(Connection):
             raise self._converted(error, request_id) from error
         finally:
             stream.cancel()  # ends the call where the loop was left early, without effect otherwise
-        return reply.finish()
+        maps = reply.finish()
+        maps.timing = replace(maps.timing, total_s=time.perf_counter() - started)
+        return maps
 
     def plan(  # noqa: PLR0913 - options of one call, by keyword
         self,

@@ -24,16 +24,16 @@ def set_up_logging(log_format: str = LogFormat.TEXT, stream: TextIO | None = Non
         log_format: `text` or `json`.
         stream: Standard error when None.
     """
-    stream = stream or sys.stderr
+    out = stream or sys.stderr
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
-            _renderer(log_format, stream),
+            _renderer(log_format, out),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.PrintLoggerFactory(out),
         cache_logger_on_first_use=True,
     )
 

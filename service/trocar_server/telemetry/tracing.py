@@ -7,6 +7,7 @@ while a call does, and the exporter sends from a thread of its own.
 import os
 import re
 from collections.abc import Mapping
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from trocar_api.reasons import ErrorReason
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_FLUSH_MS = 2000
+FLUSH_TIMEOUT_S = 3.0
 """How long a stopping server waits for a collector that does not answer."""
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
@@ -102,9 +103,11 @@ class CallTracer:
         call.trace_id = format(span.get_span_context().trace_id, "032x")
 
     def stop(self) -> None:
-        """Send what waits, for two seconds at most, and end the exporter's thread."""
-        self._provider.force_flush(_FLUSH_MS)
-        self._provider.shutdown()
+        """Send what waits, for a few seconds at most."""
+        # Left to itself OpenTelemetry (1.45) goes on trying for 6 s and more where no collector answers.
+        ending = Thread(target=self._provider.shutdown, name="otel-shutdown", daemon=True)
+        ending.start()
+        ending.join(FLUSH_TIMEOUT_S)
 
     def _context(self, call: CallRecord) -> "Context":
         from opentelemetry.context import Context
