@@ -28,6 +28,7 @@ from trocar._datasets.features import FeatureColumn, Features, read_features
 from trocar._datasets.job import DatasetReport, Progress, extract_dataset
 from trocar._edit_json import edits_from_json
 from trocar._edits import Edit, edit
+from trocar._execution import ExecutionInfo
 from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._fit_parts import augmentation, early_stop, metric
@@ -200,6 +201,7 @@ __all__ = [
     "EmptyBatchError",
     "ErrorReason",
     "Evaluation",
+    "ExecutionInfo",
     "ExtractStream",
     "ExtractionPlan",
     "FeatureColumn",

@@ -14,6 +14,7 @@ from trocar._aio_stream import AsyncExtractStream
 from trocar._channel import (
     new_request_id,
 )
+from trocar._execution import Execution
 from trocar._replies import ReplyAssembler
 from trocar._requests import Start, extract_call, plan_request
 from trocar._stream_messages import StreamOptions
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from trocar._channel import AsyncStream
     from trocar._edits import Edit
+    from trocar._execution import Numerics, Priority
     from trocar._extraction_plan import ExtractionPlan
     from trocar._feature_maps import FeatureMaps
     from trocar._inputs import Inputs
@@ -47,6 +49,10 @@ class AsyncExtraction(AsyncConnection):
         edits: str | Edit | Sequence[str | Edit] = (),
         of: Objective | None = None,
         sources: Mapping[str, Inputs] | None = None,
+        numerics: Numerics | None = None,
+        merge: bool = True,
+        cache: bool = True,
+        priority: Priority = "normal",
         out: Mapping[str, Array] | None = None,
         timeout_s: float | None = None,
         chunk_bytes: int | None = None,
@@ -76,6 +82,13 @@ class AsyncExtraction(AsyncConnection):
             of: What gradients are taken of, for taps with `gradient=True`, selectors such as
                 "layer4/grad_out", and edits of gradients; see `gradients`.
             sources: Other inputs by name, from whose passes `edit(..., "swap", source=name)` takes values.
+            numerics: The loosest numbers that will do: "exact" (bit-equal to eager PyTorch), "fast" (float32,
+                a relative error of at most 1e-5) or "bf16" (a cosine of at least 0.9999); the model's default
+                when None. Until the server has a faster form ready, and always with edits, gradients and
+                `start_at`, the pass is exact; `maps.execution` says what it was.
+            merge: Whether the batch may run together with those of other calls; never when it is exact.
+            cache: Whether the reply may come from the server's feature cache, where it has one.
+            priority: "low", "normal" or "high": which of your own calls go first.
             out: Arrays to fill instead of new ones, by feature map name; C-contiguous, writable, of
                 exactly the shape and dtype of the reply.
             timeout_s: Overrides the client's timeout for this call, in seconds.
@@ -105,10 +118,12 @@ class AsyncExtraction(AsyncConnection):
             BadReplyError: The reply was cut short or breaks the contract.
             FileNotFoundError: A path of `inputs` leads nowhere.
             TypeError: `inputs` holds something that cannot be sent, or an edit or `of` is none.
-            ValueError: Arrays of one list differ in shape, or `out` does not fit the reply.
+            ValueError: Arrays of one list differ in shape, `out` does not fit the reply, or there are no such
+                numerics or priority.
         """
         start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
-        request = extract_call(model_id, inputs, taps, chunk_bytes, start, surgery)
+        execution = Execution(numerics, merge, cache, priority)
+        request = extract_call(model_id, inputs, taps, chunk_bytes, start, surgery, execution)
         reply = ReplyAssembler(model_id, out, objective_offset=surgery.objective_offset)
         return await self._collect(request, reply, timeout_s)
 
@@ -183,6 +198,10 @@ class AsyncExtraction(AsyncConnection):
         start_shape: tuple[int, ...] | None = None,
         edits: str | Edit | Sequence[str | Edit] = (),
         of: Objective | None = None,
+        numerics: Numerics | None = None,
+        merge: bool = True,
+        cache: bool = True,
+        priority: Priority = "normal",
         running_statistics: bool = False,
         checkpoint: bytes | None = None,
         checkpoint_interval: int = 16,
@@ -209,6 +228,10 @@ class AsyncExtraction(AsyncConnection):
             start_shape: As in `extract`.
             edits: As in `extract`, for every batch; without swaps from a source.
             of: As in `extract`; labels are the same for every batch.
+            numerics: As in `extract`, for every batch.
+            merge: As in `extract`.
+            cache: As in `extract`.
+            priority: As in `extract`.
             running_statistics: Whether statistics over "all" and over "channel" are taken over the whole
                 stream, and are in `stream.statistics` after the last result, instead of each batch's own.
             checkpoint: Of an earlier stream with the same taps (`result.checkpoint`): its statistics go
@@ -241,6 +264,7 @@ class AsyncExtraction(AsyncConnection):
             checkpoint,
             checkpoint_interval,
             make_surgery(edits, of),
+            Execution(numerics, merge, cache, priority),
         )
 
         def open_call(requests: AsyncIterator[bytes]) -> AsyncStream:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from safetensors.numpy import save_file
 
+from trocar._execution import EAGER, ExecutionInfo
 from trocar._names import unknown_name
 from trocar._statistics import Statistics
 from trocar._tensors import Array, dequantize
@@ -90,6 +91,7 @@ class FeatureMaps(Mapping[str, Array]):
         model_id: The model that ran.
         objective: The value of the objective, where gradients were taken of one.
         edit_expansions: The names of the values that each edit's selector became, stored edits included.
+        execution: How the pass was run: numerics, engine, the samples of its batch.
     """
 
     def __init__(  # noqa: PLR0913 - what one reply says, by keyword
@@ -104,6 +106,7 @@ class FeatureMaps(Mapping[str, Array]):
         model_id: str = "",
         objective: float | None = None,
         edit_expansions: Mapping[str, tuple[str, ...]] | None = None,
+        execution: ExecutionInfo = EAGER,
     ) -> None:
         self._arrays = dict(arrays)
         self.stats: Mapping[str, Statistics] = dict(stats)
@@ -114,6 +117,7 @@ class FeatureMaps(Mapping[str, Array]):
         self.model_id = model_id
         self.objective = objective
         self.edit_expansions: Mapping[str, tuple[str, ...]] = dict(edit_expansions or {})
+        self.execution = execution
 
     def __getitem__(self, name: str) -> Array:
         """Return the values of a feature map.

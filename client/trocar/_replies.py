@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from trocar._execution import ExecutionInfo
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._from_wire import expansions, feature_map_info, statistics
 from trocar._tensors import (
@@ -201,6 +202,7 @@ class ReplyAssembler:
             model_id=self._model_id,
             objective=self._objective(head),
             edit_expansions=expansions(head.edit_expansions),
+            execution=ExecutionInfo.from_wire(head.execution),
         )
 
     def _objective(self, head: pb.ExtractResponse) -> float | None:

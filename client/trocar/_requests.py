@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from trocar._execution import AS_USUAL, Execution
 from trocar._inputs import wire_inputs
 from trocar._surgery import NO_SURGERY, Surgery
 from trocar._taps import Tap, gradient_tap
@@ -137,6 +138,7 @@ def extract_call(
     chunk_bytes: int | None = None,
     start: Start = FROM_INPUT,
     surgery: Surgery = NO_SURGERY,
+    execution: Execution = AS_USUAL,
 ) -> ExtractCall:
     """Build the request of `Client.extract`; see there for the arguments and what is raised."""
     arguments, payloads = wire_inputs(inputs)
@@ -151,6 +153,7 @@ def extract_call(
         edits=surgery.wire_edits(),
         objective=surgery.wire_objective(),
         sources=[pb.SourceInputs(name=name, inputs=given) for name, (given, _) in sources.items()],
+        execution=execution.to_wire(),
     )
     constants = [*tap_payloads(taps), *surgery.payloads()]
     of_sources = [payload for _, given in sources.values() for payload in given]

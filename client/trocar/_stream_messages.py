@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
+from trocar._execution import AS_USUAL, Execution
 from trocar._feature_maps import FeatureMaps
 from trocar._inputs import wire_inputs
 from trocar._replies import ReplyAssembler
@@ -72,6 +73,8 @@ class StreamOptions:
     """The batches between two checkpoints."""
     surgery: Surgery = NO_SURGERY
     """What is changed in every pass, and what gradients are taken of."""
+    execution: Execution = AS_USUAL
+    """How the passes may be run."""
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -102,6 +105,7 @@ def start_call(options: StreamOptions, first_batch: int, checkpoint: bytes | Non
         checkpoint_interval=options.checkpoint_interval,
         edits=options.surgery.wire_edits(),
         objective=options.surgery.wire_objective(),
+        execution=options.execution.to_wire(),
     )
     head = pb.ExtractStreamRequest(start=start).SerializeToString()
     own = [memoryview(checkpoint)] if checkpoint else []

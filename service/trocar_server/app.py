@@ -47,7 +47,11 @@ class App:
         # Both at once: calls that watch a fit end when it has stopped.
         await asyncio.gather(self.rpc.stop(self.grace_s), self.fits.stop())
         await self.trainers.stop()
+<<<<<<< HEAD
         await asyncio.to_thread(self.telemetry.stop)
+=======
+        await self.engine.compiled.stop()
+>>>>>>> main
         await asyncio.to_thread(self.engine.owner.stop)
 
 
@@ -77,10 +81,11 @@ async def start(
     edit_store.clean()
     datasets = _datasets(config, data_dir)
     replicas = {model_id: model.replicas for model_id, model in config.models.items()}
-    engine = Engine(catalogue, owner, config.limits, data_dir, replicas)
+    engine = Engine(catalogue, owner, config.limits, data_dir, replicas, config.engine)
     async with AsyncExitStack() as undo:
         owner.start()
         undo.push_async_callback(asyncio.to_thread, owner.stop)
+        undo.push_async_callback(engine.compiled.stop)
         storage = StorageOnDemand(data_dir, config.limits.max_checkpoints)
         undo.callback(storage.close)
         trainers = Trainers(engine, storage, data_dir / "scratch")
@@ -169,6 +174,7 @@ def model_spec(model_id: str, config: ModelConfig, factory: Callable[[], Any] | 
         preprocessing=None if given is None else PreprocessingSpec(**given.model_dump()),
         input_shape=config.input_shape,
         stages=config.stages,
+        numerics=config.numerics,
         factory=factory,
     )
 

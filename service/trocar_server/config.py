@@ -105,6 +105,29 @@ class ModelConfig(BaseModel):
     """Selectors by stage name, for example `{ stem = "conv1", head = "fc" }`; clients use the names."""
     replicas: int = Field(default=1, ge=1, le=16)
     """Copies of the module tree, sharing weights."""
+    numerics: Literal["", "exact", "fast", "bf16"] = ""
+    """What callers get who ask for nothing else; what `[engine]` says when empty."""
+
+
+class EngineConfig(BaseModel):
+    """How passes are run that only look; see `Numerics`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    numerics: Literal["exact", "fast", "bf16"] = "exact"
+    """What callers get who ask for nothing else: `exact`, `fast` or `bf16`. A model's own setting wins."""
+    compile_after: int = Field(default=3, ge=0)
+    """Calls of the same values and row shape after which a faster form is built; 0 builds none."""
+    max_compiled: int = Field(default=16, ge=1, le=256)
+    """Compiled forms at once, over all models; the one not used for the longest time goes."""
+    min_gain: float = Field(default=1.05, ge=0)
+    """How many times as fast as eager a compiled form has to be."""
+    openvino: bool = True
+    """Whether OpenVINO is used where it is installed (`trocar[openvino]`) and the models run on a CPU."""
+    merge_max_rows: int = Field(default=32, ge=1, le=4096)
+    """Samples of different calls that run together; 1 runs every call alone."""
+    merge_max_s: float = Field(default=0.1, gt=0)
+    """The longest time that a group of calls may be expected to take, in seconds."""
 
 
 class DatasetConfig(BaseModel):
@@ -159,6 +182,8 @@ class ServerConfig(BaseSettings):
     """How long a stopping server lets calls finish, in seconds."""
     limits: Limits = Limits()
     """What a call may not exceed."""
+    engine: EngineConfig = EngineConfig()
+    """How passes are run that only look."""
     models: dict[str, ModelConfig] = {}
     """The catalogue by model id, loaded at start."""
     datasets: dict[str, DatasetConfig] = {}

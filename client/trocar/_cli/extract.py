@@ -13,6 +13,7 @@ from trocar._cli.call_clock import Clock
 from trocar._cli.choices import Decode, Format, OnError
 from trocar._cli.dataset_run import refuse_missing, run_dataset
 from trocar._cli.edit_options import EditTexts, parse_edits
+from trocar._cli.execution import NumericsOption, wire_numerics
 from trocar._cli.failures import refuse
 from trocar._cli.feature_file import FeatureFile
 from trocar._cli.output import shape_text, show, show_json, size_text, table
@@ -23,6 +24,7 @@ from trocar._datasets.options import MAX_SHARD_SIZE
 from trocar._datasets.sources.files import SERVER_SUFFIXES, list_images
 from trocar._datasets.sources.opening import kind_of
 from trocar._edits import Edit
+from trocar._execution import Numerics
 
 _SUFFIX = ".safetensors"
 _FILE_SUFFIXES = (".pt", ".pth", ".npz", ".npy", ".h5", ".hdf5", ".parquet", ".zarr", ".pkl", ".csv", ".json")
@@ -56,7 +58,11 @@ def extract(  # noqa: PLR0913 - options of a command
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what the folder holds.")] = False,
     stats: Annotated[str, typer.Option(help="Print these as well, for example mean,std.")] = "",
     edit: EditTexts = None,
+<<<<<<< HEAD
     timing: Annotated[bool, typer.Option("--timing", help="Say where the time went.")] = False,
+=======
+    numerics: NumericsOption = None,
+>>>>>>> main
     as_json: AsJson = False,
 ) -> None:
     """Save what modules compute on images or on a whole data set.
@@ -71,9 +77,23 @@ def extract(  # noqa: PLR0913 - options of a command
         if not is_plain or restart:
             refuse("--format, --decode, --on-error and --restart need a folder: --out FOLDER")
         samples = samples_for(client, model_id, _paths(source))[:limit]
+<<<<<<< HEAD
         clock = Clock() if timing else None
         _extract_to_file(
             client, model_id, samples, tap, out, batch, names, edits, as_json=as_json, clock=clock
+=======
+        _extract_to_file(
+            client,
+            model_id,
+            samples,
+            tap,
+            out,
+            batch,
+            names,
+            edits,
+            numerics=wire_numerics(numerics),
+            as_json=as_json,
+>>>>>>> main
         )
         return
     if out.suffix in _FILE_SUFFIXES or out.is_file():
@@ -97,6 +117,7 @@ def extract(  # noqa: PLR0913 - options of a command
         on_error=on_error.value,
         limit=limit,
         restart=restart,
+        numerics=wire_numerics(numerics) or "exact",
     )
 
 
@@ -127,6 +148,7 @@ def _extract_to_file(  # noqa: PLR0913 - the options that a file has
     names: tuple[str, ...],
     edits: list[Edit | str],
     *,
+    numerics: Numerics | None,
     as_json: bool,
     clock: Clock | None,
 ) -> None:
@@ -134,9 +156,13 @@ def _extract_to_file(  # noqa: PLR0913 - the options that a file has
     taps = statistics_taps(selectors, names, values=True)
     is_whole = is_one_batch(samples, batch)
     with FeatureFile(out, sample_count=len(samples), is_one_batch=is_whole) as file:
+<<<<<<< HEAD
         for one in run_passes(client, model_id, samples, taps, batch, statistics, edits):
             if clock is not None:
                 clock.add(one.maps)
+=======
+        for one in run_passes(client, model_id, samples, taps, batch, statistics, edits, numerics):
+>>>>>>> main
             file.append(
                 one.maps,
                 batch_size=len(one.samples),

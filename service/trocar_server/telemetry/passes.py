@@ -33,11 +33,17 @@ def note_pass(plan: Plan, extraction: Extraction) -> None:
 
 def pass_facts(plan: Plan, extraction: Extraction) -> PassFacts:
     """Return what counts of a pass."""
-    report = getattr(extraction, "report", None)  # of engines other than eager PyTorch
-    facts = (plan.model_id, row_count(plan), extraction.queue_s, extraction.compute_s, extraction.depth)
-    if report is None:
-        return PassFacts(*facts)
-    return PassFacts(*facts, report.engine, report.numerics, report.is_cached)
+    report = extraction.report
+    return PassFacts(
+        plan.model_id,
+        row_count(plan),
+        extraction.queue_s,
+        extraction.compute_s,
+        extraction.depth,
+        report.engine,
+        report.numerics.name.lower(),
+        report.is_cached,
+    )
 
 
 def row_count(plan: Plan) -> int:

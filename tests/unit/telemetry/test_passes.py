@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from trocar_server.engine.outcome import Extraction
+from trocar_server.engine.outcome import ExecutionReport, Extraction
 from trocar_server.engine.plan import ArgumentInput, ImageForm, ImageInput, Plan, TensorInput
+from trocar_server.engines import Numerics
 from trocar_server.telemetry import CallRecord, Observers, PassFacts, note_pass
-from trocar_server.telemetry.passes import row_count
+from trocar_server.telemetry.passes import pass_facts, row_count
 
 IMAGES = ImageInput("", (ImageForm(10), ImageForm(20), ImageForm(12, 2, 2)))
 
@@ -62,3 +63,9 @@ def test_a_pass_is_told_and_its_times_are_phases() -> None:
     assert queue.end_ns == computed.start_ns
     assert queue.end_ns - queue.start_ns == 250_000_000
     assert computed.end_ns - computed.start_ns == 500_000_000
+
+
+def test_the_engine_and_its_numerics_are_told() -> None:
+    report = ExecutionReport(Numerics.BF16, "torch", 64, is_cached=True)
+    facts = pass_facts(plan(tensor(4, 3)), Extraction((), (), None, 0.25, 0.5, report=report))
+    assert (facts.engine, facts.numerics, facts.is_cached, facts.row_count) == ("torch", "bf16", True, 4)
