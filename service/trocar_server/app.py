@@ -47,11 +47,8 @@ class App:
         # Both at once: calls that watch a fit end when it has stopped.
         await asyncio.gather(self.rpc.stop(self.grace_s), self.fits.stop())
         await self.trainers.stop()
-<<<<<<< HEAD
-        await asyncio.to_thread(self.telemetry.stop)
-=======
         await self.engine.compiled.stop()
->>>>>>> main
+        await asyncio.to_thread(self.telemetry.stop)
         await asyncio.to_thread(self.engine.owner.stop)
 
 

@@ -58,11 +58,8 @@ def extract(  # noqa: PLR0913 - options of a command
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what the folder holds.")] = False,
     stats: Annotated[str, typer.Option(help="Print these as well, for example mean,std.")] = "",
     edit: EditTexts = None,
-<<<<<<< HEAD
     timing: Annotated[bool, typer.Option("--timing", help="Say where the time went.")] = False,
-=======
     numerics: NumericsOption = None,
->>>>>>> main
     as_json: AsJson = False,
 ) -> None:
     """Save what modules compute on images or on a whole data set.
@@ -77,11 +74,7 @@ def extract(  # noqa: PLR0913 - options of a command
         if not is_plain or restart:
             refuse("--format, --decode, --on-error and --restart need a folder: --out FOLDER")
         samples = samples_for(client, model_id, _paths(source))[:limit]
-<<<<<<< HEAD
         clock = Clock() if timing else None
-        _extract_to_file(
-            client, model_id, samples, tap, out, batch, names, edits, as_json=as_json, clock=clock
-=======
         _extract_to_file(
             client,
             model_id,
@@ -93,7 +86,7 @@ def extract(  # noqa: PLR0913 - options of a command
             edits,
             numerics=wire_numerics(numerics),
             as_json=as_json,
->>>>>>> main
+            clock=clock,
         )
         return
     if out.suffix in _FILE_SUFFIXES or out.is_file():
@@ -156,13 +149,9 @@ def _extract_to_file(  # noqa: PLR0913 - the options that a file has
     taps = statistics_taps(selectors, names, values=True)
     is_whole = is_one_batch(samples, batch)
     with FeatureFile(out, sample_count=len(samples), is_one_batch=is_whole) as file:
-<<<<<<< HEAD
-        for one in run_passes(client, model_id, samples, taps, batch, statistics, edits):
+        for one in run_passes(client, model_id, samples, taps, batch, statistics, edits, numerics):
             if clock is not None:
                 clock.add(one.maps)
-=======
-        for one in run_passes(client, model_id, samples, taps, batch, statistics, edits, numerics):
->>>>>>> main
             file.append(
                 one.maps,
                 batch_size=len(one.samples),

@@ -2,12 +2,8 @@
 
 import asyncio
 import time
-<<<<<<< HEAD
 from collections.abc import Callable, Mapping, Sequence
-=======
-from collections.abc import Callable, Sequence
 from contextlib import suppress
->>>>>>> main
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,11 +19,7 @@ from trocar_server.engine.hosting import Host, SourceForm, SourceForms, make_hos
 from trocar_server.engine.inputs import check_images, decode_images, predicted_signature
 from trocar_server.engine.lease import ReplicaPool
 from trocar_server.engine.memory import memory_limit
-<<<<<<< HEAD
-from trocar_server.engine.outcome import Extraction, stop_depth, there
-=======
-from trocar_server.engine.outcome import ExecutionReport, Extraction, there
->>>>>>> main
+from trocar_server.engine.outcome import ExecutionReport, Extraction, stop_depth, there
 from trocar_server.engine.passes import domain_errors
 from trocar_server.engine.plan import (
     ArgumentInput,
@@ -291,11 +283,8 @@ class Engine:
                     result.compute_s,
                     resolved.surgery.expansions,
                     result.objective,
-<<<<<<< HEAD
-                    depth=stop_depth(prepared.plan, resolved, result),
-=======
                     ExecutionReport(row_count=rows_of(prepared.plan)),
->>>>>>> main
+                    depth=stop_depth(prepared.plan, resolved, result),
                 )
 
             return await self.run(work, guard, deadline)

@@ -41,7 +41,7 @@ def pass_facts(plan: Plan, extraction: Extraction) -> PassFacts:
         extraction.compute_s,
         extraction.depth,
         report.engine,
-        report.numerics.name.lower(),
+        report.numerics.value,
         report.is_cached,
     )
 
