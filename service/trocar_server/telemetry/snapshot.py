@@ -1,9 +1,11 @@
 """The state of a server at one moment: read on its event loop, shown by whoever scrapes it."""
 
+import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,6 +14,12 @@ from trocar_server import __version__
 from trocar_server.engine.engine import Engine
 from trocar_server.telemetry.labels import TRAINER, ModelLabels
 from trocar_server.training.trainers import Trainers
+
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux says what a container may use: cgroups of version 2, and of version 1."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +60,14 @@ class ServerState:
     """Reads a server's state. Its methods belong to the event loop.
 
     Attributes:
-        device_bytes: Allocated and reserved on the device when somebody last asked; None on a CPU.
+        device_bytes: Of a GPU when somebody last asked: allocated and reserved by this process, and in total.
     """
 
     engine: Engine
     trainers: Trainers
     data_dir: Path
     labels: ModelLabels
-    device_bytes: tuple[int, int] | None = None
+    device_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def build(self) -> Build:
@@ -92,7 +100,11 @@ class ServerState:
             return
 
         def read() -> None:
-            self.device_bytes = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+            self.device_bytes = {
+                "allocated": torch.cuda.memory_allocated(device),
+                "reserved": torch.cuda.memory_reserved(device),
+                "total": torch.cuda.get_device_properties(device).total_memory,
+            }
 
         self.engine.owner.submit(read).add_done_callback(lambda done: done.exception())
 
@@ -107,3 +119,12 @@ def disk_bytes(folder: Path) -> dict[str, int]:
     except OSError:
         return {}
     return {"total": usage.total, "free": usage.free}
+
+
+def memory_limit_bytes(files: Sequence[Path] = _CGROUP_LIMITS) -> int:
+    """Return the most memory that this process may use: the container's limit, or the machine's memory."""
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for file in files:
+        with suppress(OSError, ValueError):  # there is no such file, or it says `max`
+            limit = min(limit, int(file.read_text()))
+    return limit

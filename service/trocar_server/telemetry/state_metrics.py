@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from trocar_server.telemetry.snapshot import ServerState, Snapshot, disk_bytes
+from trocar_server.telemetry.snapshot import ServerState, Snapshot, disk_bytes, memory_limit_bytes
 from trocar_server.training.totals import TOTALS
 
 _TRAINER_STATES = ("ready", "fitting", "paused", "broken")
@@ -36,8 +36,16 @@ class StateMetrics:
         replicas = now.replicas.items()
         for name, what, values in (
             ("trocar_replicas", "Replicas.", {model: one.count for model, one in replicas}),
-            ("trocar_replicas_leased", "Replicas at work.", {model: one.leased for model, one in replicas}),
-            ("trocar_queue_length", "Passes that wait.", {model: one.waiting for model, one in replicas}),
+            (
+                "trocar_replicas_leased",
+                "Replicas that a pass has.",
+                {model: one.leased for model, one in replicas},
+            ),
+            (
+                "trocar_queue_length",
+                "Calls that wait for a replica.",
+                {model: one.waiting for model, one in replicas},
+            ),
         ):
             yield _gauge(name, what, "model", values)
         yield from self._bytes()
@@ -49,9 +57,13 @@ class StateMetrics:
         yield build
 
     def _bytes(self) -> Iterator[Metric]:
-        device = self._state.device_bytes
-        pairs = zip(("allocated", "reserved"), device or (), strict=False)
-        yield _gauge("trocar_device_memory_bytes", "Memory of the GPU.", "kind", dict(pairs))
+        limit = GaugeMetricFamily(
+            "trocar_memory_limit_bytes", "The most memory that the process may use: container or machine."
+        )
+        limit.add_metric((), memory_limit_bytes())
+        yield limit
+        of_device = self._state.device_bytes
+        yield _gauge("trocar_device_memory_bytes", "Memory of the GPU; nothing on a CPU.", "kind", of_device)
         disk = disk_bytes(self._state.data_dir)
         yield _gauge("trocar_disk_bytes", "Disk of the data directory, spools among it.", "kind", disk)
 
@@ -66,8 +78,8 @@ def _totals() -> Iterator[Metric]:
     yield spooled
     yield _counter("trocar_spool_wait_seconds", "Seconds in which steps waited for the disk.", waited_s)
     yield _counter("trocar_training_steps", "Batches that trainers took.", TOTALS.step_count)
-    yield _counter("trocar_training_rows", "Samples of these.", TOTALS.row_count)
-    yield _counter("trocar_training_seconds", "Seconds of these.", TOTALS.compute_s)
+    yield _counter("trocar_training_rows", "Samples that trainers took.", TOTALS.row_count)
+    yield _counter("trocar_training_seconds", "Seconds of computing these batches.", TOTALS.compute_s)
 
 
 def _counter(name: str, what: str, value: float) -> Metric:
