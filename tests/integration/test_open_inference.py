@@ -20,6 +20,8 @@ from tests.support.serving import Serve, custom, rebuilt
 from tests.support.tiny_models import Plain, Structured
 from tests.support.wire import raw_channel
 from trocar_server import __version__
+from trocar_server.engines import worker
+from trocar_server.engines.worker import Built, Job
 from trocar_server.rpc.oip.messages import SERVICE, ModelInferRequest
 
 IMAGES = noise(2, 3, 8, 8)
@@ -272,6 +274,36 @@ def test_a_deadline_of_its_own_stops_a_request(channel: grpc.Channel) -> None:
         infer(channel, request)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert info_of(caught.value).reason == "DEADLINE_EXCEEDED"
+
+
+def test_numerics_are_those_that_the_request_takes(serve: Serve) -> None:
+    """Asked as often as it takes to have a form built, tried and used."""
+    engine = {"compile_after": 1, "min_gain": 0.0}
+    running = serve(models={"plain": custom(Plain, (3, 8, 8))}, engine=engine)
+    _build_here(running)
+    names = ["conv", "fc", "fc:mean"]
+    with raw_channel(running.address) as channel:
+        exact = arrays_of(infer(channel, request_of("plain", {"x": IMAGES}, names)))
+        request = request_of("plain", {"x": IMAGES}, names, parameters={"numerics": {"string_param": "fast"}})
+        response = infer(channel, request)
+        for _ in range(7):
+            response = infer(channel, request)
+            running.run(running.engine.compiled.settled)
+    assert response.parameters["numerics"].string_param == "fast"
+    assert response.parameters["engine"].string_param != "eager"
+    found = arrays_of(response)
+    assert list(found) == names
+    for name in names:
+        assert np.linalg.norm(found[name] - exact[name]) <= 1e-5 * np.linalg.norm(exact[name])
+
+
+def _build_here(server: RunningServer) -> None:
+    """Build in this process: another one needs seconds to start."""
+
+    async def build(job: Job) -> Built:
+        return await server.engine.owner.run(lambda: worker.build(job))
+
+    server.engine.compiled.builder.build_apart = build
 
 
 # --- Server, models, repository ---

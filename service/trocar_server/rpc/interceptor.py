@@ -17,6 +17,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_principal, set_principal
 from trocar_server.rpc.gates import Gate, OpenGate
+from trocar_server.rpc.messages import check_size
 from trocar_server.rpc.method_scopes import is_open
 from trocar_server.rpc.principal import log_name
 from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
@@ -92,8 +93,10 @@ def _parsing(handler: Any, behaviour: Callable[..., Awaitable[Any]]) -> Callable
     """Parse within the call: gRPC itself answers bytes that are no message with UNKNOWN."""
 
     async def call(message: bytes, context: Any) -> Any:
+        parse = handler.request_deserializer
+        if parse is not None:
+            check_size(message)
         try:
-            parse = handler.request_deserializer
             request = message if parse is None else parse(message)
         except DecodeError:
             raise ServiceError(
@@ -109,6 +112,7 @@ def _parsing_each(handler: Any) -> Callable[..., Awaitable[Any]]:
 
     async def parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for message in messages:
+            check_size(message)
             try:
                 yield handler.request_deserializer(message)
             except DecodeError:
