@@ -409,6 +409,28 @@ def test_statistics_count_what_was_asked(serve: Serve) -> None:
     assert found.last_inference > 0
 
 
+def test_another_callers_trainer_is_not_there(serve: Serve) -> None:
+    running = serve(models={"plain": custom(Plain, (3, 8, 8))})
+    mine, other = [[("authorization", f"Bearer {name}")] for name in ("alice", "bob")]
+    with trocar.connect(running.address, token="alice") as client, raw_channel(running.address) as channel:
+        trainer = client.train("plain", trainable=["fc"], optimizer=trocar.sgd(lr=0.1))
+        name = trainer.trainer_id
+        request = request_of(name, {"x": IMAGES})
+        found = arrays_of(infer(channel, request, metadata=mine))["/out"]
+        assert same_bits(found, rebuilt(Plain)(torch.from_numpy(IMAGES)).detach())
+        assert ask(channel, "ModelReady", {"name": name}, metadata=mine).ready
+        assert not ask(channel, "ModelReady", {"name": name}, metadata=other).ready
+        for method in ("ModelMetadata", "ModelConfig", "ModelStatistics"):
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(channel, method, {"name": name}, metadata=other)
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(channel, request, metadata=other)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        listed = ask(channel, "ModelStatistics", metadata=other).model_stats
+        assert [found.name for found in listed] == ["plain"]
+
+
 NOT_THERE = [
     *(
         f"{kind}SharedMemory{verb}"
