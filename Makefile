@@ -25,7 +25,7 @@ demo-train: .venv/.demo  ## Fine-tune that model on handwritten digits through t
 test: .venv/.dev  ## Run every test (PYTEST_ARGS="-k name" for some)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerfile
+check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerfile, deploy files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -36,6 +36,9 @@ check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerf
 	$(BIN)/buf lint
 	tools/check_breaking.sh $(BIN)/buf
 	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec $(wildcard deploy/compose*.yaml)
+	$(BIN)/kubernetes-validate --quiet --strict \
+		$(filter-out %/kustomization.yaml %/servicemonitor.yaml,$(wildcard deploy/kubernetes/base/*.yaml))
 
 check-triton: .venv/.dev  ## Try an unmodified tritonclient on the server, in an environment of its own
 	tools/check_triton.sh $(BIN)/python

@@ -70,6 +70,8 @@ def build(job: Job) -> Built:
 
 def main() -> None:
     """Do the job on standard input."""
+    # Unless this cannot be imported, OpenVINO's converter reports to Google Analytics and writes to ~/intel.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     job: Job = pickle.load(sys.stdin.buffer)
     output, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not the answer
     built = build(job)

@@ -35,6 +35,7 @@ from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
 from trocar_server.rpc.fit_service import FitService
 from trocar_server.rpc.gates import Gate
+from trocar_server.rpc.health_port import LIVE, start_health_port
 from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
 from trocar_server.rpc.oip.reflection import pool_of
@@ -47,6 +48,7 @@ from trocar_server.rpc.stream_service import StreamService
 from trocar_server.rpc.trainer_service import TrainerService
 from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
 from trocar_server.shared_memory import open_lender
+from trocar_server.telemetry import NOBODY, CallObserver
 from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.fitting import Fits
 from trocar_server.training.trainers import Trainers
@@ -90,6 +92,7 @@ class RpcServer:
     Attributes:
         address: Where clients connect, `host:port` or `unix:/path`.
         port: The TCP port that it listens on; 0 for a Unix socket.
+        health_port: The TCP port for health checks alone; 0 where there is none.
     """
 
     address: str
@@ -97,6 +100,8 @@ class RpcServer:
     _server: grpc.aio.Server
     _health: health.aio.HealthServicer
     _sharing: SharedMemoryService
+    health_port: int = 0
+    _health_server: grpc.aio.Server | None = None
 
     async def set_serving(self) -> None:
         """Tell health checks that every service is ready."""
@@ -108,9 +113,11 @@ class RpcServer:
         await self._health.enter_graceful_shutdown()
         self._sharing.stop()
         await self._server.stop(grace_s)
+        if self._health_server is not None:
+            await self._health_server.stop(None)
 
 
-async def start_server(
+async def start_server(  # noqa: PLR0913 - one for each thing that an operator sets
     parts: Parts,
     host: str,
     port: int,
@@ -120,6 +127,8 @@ async def start_server(
     gate: Gate | None = None,
     credentials: grpc.ServerCredentials | None = None,
     max_message_bytes: int = 0,
+    health_port: int | None = None,
+    observer: CallObserver = NOBODY,
 ) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
 
@@ -132,13 +141,16 @@ async def start_server(
         gate: Who may do what; everybody everything when None.
         credentials: For TLS; plain text when None.
         max_message_bytes: Of one message that comes in; never less than a chunk with its description needs.
+        health_port: TCP port for health checks alone, in plain text; none when None.
+        observer: Is told of every call.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
     engine = parts.engine
     server = grpc.aio.server(
-        interceptors=[CallInterceptor(log, gate)], options=_options(engine.limits, max_message_bytes)
+        interceptors=[CallInterceptor(log, gate, observer)],
+        options=_options(engine.limits, max_message_bytes),
     )
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     lender = None if socket_path(host) is None else open_lender(engine.limits.max_shared_memory_bytes)
@@ -164,13 +176,18 @@ async def start_server(
     server.add_generic_rpc_handlers((OpenInferenceService(engine, health_service).handler(),))
     for name in ("", *_SPOKEN):
         await health_service.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await health_service.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
     if with_reflection:
         others = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         pool = pool_of([*_SERVICES, *others])
         reflection.enable_server_reflection([*_SPOKEN, *others], server, pool)
     address, bound = _listen(server, host, port, credentials)
+    running = RpcServer(address, bound, server, health_service, sharing)
+    if health_port is not None:
+        found = await start_health_port(health_service, host, health_port)
+        running._health_server, running.health_port = found
     await server.start()
-    return RpcServer(address, bound, server, health_service, sharing)
+    return running
 
 
 def _listen(

@@ -25,6 +25,7 @@ from trocar_server.rpc.oip.replies import infer_parts
 from trocar_server.rpc.oip.tensors import read_inputs
 from trocar_server.rpc.replies import Parts
 from trocar_server.rpc.requests import base_plan
+from trocar_server.telemetry import note_model, note_pass, phase
 
 _RAW_INPUTS = 7
 _MAX_HEAD_BYTES = 8 << 20
@@ -94,8 +95,10 @@ class Inference:
             asked = await asyncio.to_thread(_read, message, hosted, self._engine.limits, deadline)
         else:
             asked = _read(message, hosted, self._engine.limits, deadline)
-        await self._engine.check(asked.plan, asked.deadline)
-        prepared = await self._engine.prepare(asked.plan, Payloads(asked.payloads))
+        with phase("check"):
+            await self._engine.check(asked.plan, asked.deadline)
+        with phase("prepare"):
+            prepared = await self._engine.prepare(asked.plan, Payloads(asked.payloads))
         parts, spent = await self._run(message.request, asked, prepared, started)
         self._counters.of(entry).succeeded(asked.batch, spent)
         return parts
@@ -105,6 +108,7 @@ class Inference:
     ) -> tuple[Parts, Spent]:
         is_ready = time.perf_counter()
         extraction = await self._engine.extract(prepared, asked.deadline)
+        note_pass(asked.plan, extraction)
         has_run = time.perf_counter()
         response = ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
         payloads = write_outputs(response, asked.taps, extraction)
@@ -176,6 +180,7 @@ def entry_of(engine: Engine, field: str, name: str, version: str) -> Entry:
     """
     if not name:
         raise invalid(field, "is required")
+    note_model(name)
     entry = engine.catalogue.get(name)
     if version not in ("", VERSION):
         raise unknown(

@@ -23,6 +23,7 @@ from trocar_server.rpc.oip.metadata import config, metadata
 from trocar_server.rpc.oip.replies import stream_parts
 from trocar_server.rpc.replies import Parts, join_parts
 from trocar_server.rpc.text import sendable
+from trocar_server.telemetry import note_model, phase
 
 NAME: str = oip.SERVICE.full_name
 EXTENSIONS = ("model_repository", "model_configuration", "statistics", "parameters")
@@ -101,7 +102,8 @@ class OpenInferenceService:
         """
         async with aclosing(ahead(self._answers(requests, deadline_of(context)))) as answers:
             async for parts in answers:
-                await context.write(parts)
+                with phase("reply"):
+                    await context.write(parts)
 
     async def _answers(
         self, requests: AsyncIterator[bytes], deadline: float | None
@@ -153,6 +155,7 @@ class OpenInferenceService:
                     f"parameters['{name[:80]}']",
                     "clients choose `weights` by name and nothing else; the operator configures models",
                 )
+        note_model(request.model_name)
         weights = request.parameters["weights"].string_param if request.parameters else ""
         self._engine.catalogue.request(request.model_name, weights)
         await self._engine.load(request.model_name)
@@ -161,6 +164,7 @@ class OpenInferenceService:
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
         """Drop a model from memory."""
         _check_repository(request.repository_name)
+        note_model(request.model_name)
         await self._engine.unload(request.model_name)
         return oip.RepositoryModelUnloadResponse()
 
