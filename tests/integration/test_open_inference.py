@@ -456,9 +456,10 @@ def test_each_call_is_logged(channel: grpc.Channel, server: RunningServer) -> No
         with pytest.raises(grpc.RpcError):
             infer(channel, request_of("plane", {"x": IMAGES}))
         server.run(_written)
-    calls = [(line["method"], line["code"]) for line in lines if line["event"] == "call"]
-    method = f"/{SERVICE.full_name}/ModelInfer"
-    assert calls == [(method, "OK"), (method, "NOT_FOUND")]
+    calls = [line for line in lines if line["event"] == "call"]
+    assert {line["method"] for line in calls} == {f"/{SERVICE.full_name}/ModelInfer"}
+    assert [(line["code"], line["model"]) for line in calls] == [("OK", "plain"), ("NOT_FOUND", "plane")]
+    assert calls[0]["rows"] == len(IMAGES)
 
 
 async def _written() -> None:
