@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.messages import check_size
 from trocar_server.telemetry import CallRecord
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
@@ -68,6 +69,7 @@ def _parsed(record: CallRecord, message: bytes, parse: Callable[[bytes], Any] | 
     record.received(len(message))
     if parse is None:
         return message
+    check_size(message)
     try:
         request = parse(message)
     except DecodeError:
