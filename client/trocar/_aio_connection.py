@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from trocar import _from_wire
+from trocar._aio_sharing import AsyncSharing
 from trocar._channel import (
     AsyncChannel,
     ConnectOptions,
@@ -15,6 +17,7 @@ from trocar._channel import (
     new_request_id,
     open_async_channel,
 )
+from trocar._exchange import AsyncExchange
 from trocar._local import async_stop, stop_with
 from trocar._rpc_errors import error_from_rpc
 from trocar_api.v1 import model_pb2
@@ -24,6 +27,7 @@ from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.fit_pb2_grpc import FitServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
 from trocar_api.v1.server_pb2_grpc import ServerServiceStub
+from trocar_api.v1.shared_memory_pb2_grpc import SharedMemoryServiceStub
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 
 if TYPE_CHECKING:
@@ -65,6 +69,10 @@ class AsyncConnection:
         self._fits = FitServiceStub(self._channel)
         self._train_one: AsyncDownload = self._channel.unary_stream(_TRAIN, None, None)
         self._train_many: AsyncUpDownload = self._channel.stream_stream(_TRAIN, None, None)
+        share = SharedMemoryServiceStub(self._channel).ShareMemory
+        metadata = options.metadata(new_request_id())
+        opened = partial(AsyncExchange, share, metadata) if options.shares_memory else None
+        self._sharing = AsyncSharing(opened)
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,8 +85,14 @@ class AsyncConnection:
     def __repr__(self) -> str:
         return f"AsyncClient({self._options!r})"
 
+    @property
+    def transport(self) -> Literal["shared_memory", "chunks"]:
+        """How large inputs and feature maps travel now: memory shared with the server, or its socket."""
+        return "shared_memory" if self._sharing.is_used else "chunks"
+
     async def close(self) -> None:
         """Close the connection; calls that still run are cancelled. A local server is stopped."""
+        self._sharing.reset()
         await self._channel.close()
         if self._local is not None:
             await async_stop(self._local)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
@@ -15,6 +16,8 @@ from trocar._channel import (
     new_request_id,
     open_sync_channel,
 )
+from trocar._client_sharing import Sharing
+from trocar._exchange import SyncExchange
 from trocar._local import stop_with, sync_stop
 from trocar._rpc_errors import error_from_rpc
 from trocar_api.v1 import model_pb2
@@ -24,6 +27,7 @@ from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.fit_pb2_grpc import FitServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
 from trocar_api.v1.server_pb2_grpc import ServerServiceStub
+from trocar_api.v1.shared_memory_pb2_grpc import SharedMemoryServiceStub
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 
 if TYPE_CHECKING:
@@ -65,6 +69,10 @@ class Connection:
         self._fits = FitServiceStub(self._channel)
         self._train_one: SyncDownload = self._channel.unary_stream(_TRAIN, None, None)
         self._train_many: SyncUpDownload = self._channel.stream_stream(_TRAIN, None, None)
+        share = SharedMemoryServiceStub(self._channel).ShareMemory
+        metadata = options.metadata(new_request_id())
+        opened = partial(SyncExchange, share, metadata) if options.shares_memory else None
+        self._sharing = Sharing(opened)
 
     def __enter__(self) -> Self:
         return self
@@ -77,8 +85,14 @@ class Connection:
     def __repr__(self) -> str:
         return f"Client({self._options!r})"
 
+    @property
+    def transport(self) -> Literal["shared_memory", "chunks"]:
+        """How large inputs and feature maps travel now: memory shared with the server, or its socket."""
+        return "shared_memory" if self._sharing.is_used else "chunks"
+
     def close(self) -> None:
         """Close the connection; calls that still run are cancelled. A local server is stopped."""
+        self._sharing.reset()
         self._channel.close()
         if self._local is not None:
             sync_stop(self._local)

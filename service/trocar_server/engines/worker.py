@@ -57,7 +57,6 @@ def build(job: Job) -> Built:
     from trocar_server.engines.folding import find_pairs
     from trocar_server.models import load_model
 
-    torch.set_num_threads(1)
     hosted = load_model(job.spec, torch.device("cpu"), job.data_dir)
     pairs = tuple(find_pairs(hosted.module))
     if not job.with_openvino:

@@ -23,6 +23,8 @@ from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, 
 
 _REQUEST_ID_KEY = "x-request-id"
 _MAX_REQUEST_ID_CHARACTERS = 64
+_OURS = ("/trocar_api.", "/inference.")
+"""What the methods begin with that are wrapped whole."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -52,7 +54,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._gate.check_early(method, handler_call_details.invocation_metadata or ())
         except ServiceError as error:
             return call.refusal(error)
-        if not method.startswith("/trocar_api."):
+        if not method.startswith(_OURS):
             return _guarded(handler, call) if self._gate.is_guarded else handler
         if handler.stream_stream is not None:
             return handler._replace(stream_stream=call.wrap(handler.stream_stream))
