@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import trocar
+from trocar._cli.bench import bench
 from trocar._cli.cam import cam
 from trocar._cli.cka import cka
 from trocar._cli.connection import connected
@@ -40,6 +41,8 @@ _EPILOG = (
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(ready, models, load, unload, modules, plan, extract, stats, gradients, cam, health),
     *(fid, cka, dead, diff),
+    *(models, load, unload, modules, plan, extract, stats, gradients, cam, health),
+    *(fid, cka, dead, diff, bench),
 )
 """Those that begin with a client, in the order of the help."""
 
