@@ -176,6 +176,16 @@ class ServerConfig(BaseSettings):
     """Where downloaded weights are kept, as safetensors."""
     reflection: bool = False
     """Whether to offer gRPC server reflection."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """TCP port of Prometheus metrics over HTTP; 0 takes a free one. No metrics when unset."""
+    metrics_host: str = "127.0.0.1"
+    """Address of the metrics. Whoever reaches it can read them: they name models, and no callers."""
+    otel_endpoint: str | None = None
+    """Where OpenTelemetry traces go, for example `http://localhost:4317`; needs `trocar[otel]`. When unset,
+    the environment variables `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` decide;
+    an empty text says no traces."""
+    log_format: Literal["text", "json"] = "text"
+    """How log lines are written: `text` is logfmt, or coloured on a terminal; `json` one object a line."""
     grace_s: float = Field(default=10.0, ge=0)
     """How long a stopping server lets calls finish, in seconds."""
     limits: Limits = Limits()

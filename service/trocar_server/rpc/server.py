@@ -48,6 +48,7 @@ from trocar_server.rpc.stream_service import StreamService
 from trocar_server.rpc.trainer_service import TrainerService
 from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
 from trocar_server.shared_memory import open_lender
+from trocar_server.telemetry import NOBODY, CallObserver
 from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.fitting import Fits
 from trocar_server.training.trainers import Trainers
@@ -130,6 +131,7 @@ async def start_server(
     gate: Gate | None = None,
     credentials: grpc.ServerCredentials | None = None,
     max_message_bytes: int = 0,
+    observer: CallObserver = NOBODY,
 ) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
 
@@ -142,13 +144,15 @@ async def start_server(
         gate: Who may do what; everybody everything when None.
         credentials: For TLS; plain text when None.
         max_message_bytes: Of one message that comes in; never less than a chunk with its description needs.
+        observer: Is told of every call.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
     engine = parts.engine
     server = grpc.aio.server(
-        interceptors=[CallInterceptor(log, gate)], options=_options(engine.limits, max_message_bytes)
+        interceptors=[CallInterceptor(log, gate, observer)],
+        options=_options(engine.limits, max_message_bytes),
     )
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     lender = None if socket_path(host) is None else open_lender(engine.limits.max_shared_memory_bytes)
