@@ -121,7 +121,7 @@ class RpcServer:
             await self._health_server.stop(None)
 
 
-async def start_server(
+async def start_server(  # noqa: PLR0913 - one for each thing that an operator sets
     parts: Parts,
     host: str,
     port: int,
