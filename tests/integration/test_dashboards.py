@@ -93,7 +93,10 @@ def labels(scraped: Scrape) -> dict[str, set[str]]:
             'sum by (instance, le) (rate(a_bucket{b="c", d!~"e"}[5m])) / ignoring (x) b_total > 0.9',
             {Asked("a_bucket", frozenset("bd")), Asked("b_total", frozenset())},
         ),
-        ("histogram_quantile(0.9, rate(a_bucket[$__rate_interval])) or vector(0)", {Asked("a_bucket", frozenset())}),
+        (
+            "histogram_quantile(0.9, rate(a_bucket[$__rate_interval])) or vector(0)",
+            {Asked("a_bucket", frozenset())},
+        ),
     ],
 )
 def test_the_metrics_of_an_expression_are_found(expression: str, expected: set[Asked]) -> None:
@@ -143,9 +146,7 @@ def test_panels_have_ids_titles_and_places_of_their_own() -> None:
     for panel in found:
         assert panel["title"]
         place = panel["gridPos"]
-        own = {
-            (place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])
-        }
+        own = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
         assert not own & cells
         assert place["x"] + place["w"] <= 24
         cells |= own
