@@ -88,6 +88,8 @@ class ServerLimits:
     """Seconds after its last use at which a trainer is closed."""
     max_checkpoints: int
     """Checkpoints of one trainer that were asked for; the oldest goes."""
+    max_shared_memory_bytes: int = 0
+    """The most bytes of shared memory that you may have at once; 0 where none is offered."""
 
 
 @dataclass(frozen=True)

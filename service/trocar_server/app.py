@@ -98,6 +98,8 @@ async def start(
             log=log,
             gate=gate,
             credentials=credentials,
+            max_message_bytes=config.max_message_bytes,
+            health_port=config.health_port,
             observer=telemetry.observer,
         )
         undo.push_async_callback(rpc.stop, config.grace_s)

@@ -51,6 +51,8 @@ class Limits(BaseModel):
     """Pixels of one encoded image, checked before decoding."""
     max_dataset_bytes: int = Field(default=16 << 30, ge=1 << 10)
     """Bytes of all data sets that one caller has uploaded; equal shards count once."""
+    max_shared_memory_bytes: int = Field(default=1 << 30, ge=0)
+    """Bytes of shared memory that one caller on a Unix socket may have at once; 0 to lend none."""
     max_queue: int = Field(default=64, ge=1)
     """Calls that wait for one model."""
     max_trainers: int = Field(default=16, ge=1)
@@ -160,10 +162,16 @@ class ServerConfig(BaseSettings):
     """Who signs client certificates: with it every client must have one (mTLS)."""
     port: int = Field(default=50051, ge=0, le=65535)
     """TCP port; 0 takes a free one. Without meaning for a Unix socket."""
+    health_port: int | None = Field(default=None, ge=0, le=65535)
+    """TCP port that answers health checks and nothing else, in plain text, for probes that speak no TLS; 0
+    takes a free one. None for none."""
     device: str = "auto"
     """`auto` (CUDA when there is one), `cpu` or `cuda:0`."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of one CPU pass; torch's own choice when unset."""
+    max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=(1 << 31) - 1)
+    """Bytes of one message that comes in. Our own client sends large inputs in many small messages;
+    clients of the Open Inference Protocol send all in one."""
     data_dir: Path = Path("~/.cache/trocar")
     """Where downloaded weights are kept, as safetensors."""
     reflection: bool = False

@@ -7,7 +7,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.differentiable import with_gradients
 from trocar_server.engine.memory import input_bytes, pass_bytes, reducing_bytes
 from trocar_server.engine.outputs import TapTarget
-from trocar_server.engine.plan import SENDABLE, Signature, TapRequest
+from trocar_server.engine.plan import SENDABLE, WIDE_UNSIGNED, Signature, TapRequest
 from trocar_server.engine.surgery_plan import NO_SURGERY, SurgeryPlan, edits_due, that_run
 from trocar_server.errors import ServiceError
 from trocar_server.reductions import constant_specs, dtype_name
@@ -158,7 +158,8 @@ def _type_name(target: Target, recording: Recording) -> str:
 def _check_dtypes(targets: Sequence[TapTarget]) -> None:
     for target in targets:
         dtype_sent = target.outputs[0].dtype
-        if target.tap.values and dtype_sent not in SENDABLE:
+        is_wide = target.tap.takes_wide_unsigned and dtype_sent in WIDE_UNSIGNED
+        if target.tap.values and dtype_sent not in SENDABLE and not is_wide:
             dtype = str(dtype_sent) if dtype_sent is None else dtype_name(dtype_sent)
             raise ServiceError(
                 ErrorReason.NOT_A_TENSOR,
@@ -180,7 +181,7 @@ def _checked_byte_count(targets: Sequence[TapTarget], max_reply_bytes: int) -> i
 
 def _named(target: Target, tap: TapRequest, count: int) -> Target:
     if not tap.alias:
-        return target
+        return replace(target, name=target.name + tap.suffix) if tap.suffix else target
     if count > 1:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
