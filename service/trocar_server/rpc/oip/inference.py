@@ -20,6 +20,7 @@ from trocar_server.rpc.oip.replies import infer_parts
 from trocar_server.rpc.oip.tensors import read_inputs
 from trocar_server.rpc.replies import Parts
 from trocar_server.rpc.requests import base_plan
+from trocar_server.telemetry import note_model, note_pass, phase
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Inference:
         Raises:
             ServiceError: Whatever is wrong with the request, and what stops a pass.
         """
+        note_model(request.model_name)
         entry = entry_of(self._engine, "model_name", request.model_name, request.model_version)
         started = time.perf_counter()
         try:
@@ -65,8 +67,10 @@ class Inference:
 
     async def _answer(self, entry: Entry, request: Any, deadline: float | None, started: float) -> Parts:
         asked = self._read(request, deadline)
-        await self._engine.check(asked.plan, asked.deadline)
-        prepared = await self._engine.prepare(asked.plan, Payloads(asked.payloads))
+        with phase("check"):
+            await self._engine.check(asked.plan, asked.deadline)
+        with phase("prepare"):
+            prepared = await self._engine.prepare(asked.plan, Payloads(asked.payloads))
         parts, spent = await self._run(request, asked, prepared, started)
         self._counters.of(entry).succeeded(asked.batch, spent)
         return parts
@@ -76,6 +80,7 @@ class Inference:
     ) -> tuple[Parts, Spent]:
         is_ready = time.perf_counter()
         extraction = await self._engine.extract(prepared, asked.deadline)
+        note_pass(asked.plan, extraction)
         has_run = time.perf_counter()
         response = ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
         payloads = write_outputs(response, asked.taps, extraction)
