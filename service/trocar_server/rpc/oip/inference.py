@@ -81,6 +81,7 @@ class Inference:
             ServiceError: Whatever is wrong with the request, and what stops a pass.
         """
         request = message.request
+        note_model(request.model_name)
         entry = entry_of(self._engine, "model_name", request.model_name, request.model_version)
         started = time.perf_counter()
         try:
