@@ -82,8 +82,5 @@ class Served:
 
 def answer_of(maps: FeatureMaps) -> Answer:
     """Return what a reply says about how it was made."""
-    report: Any = getattr(maps, "execution", None)
-    timing = maps.timing
-    if report is None:
-        return Answer(timing.queue_s, timing.compute_s)
-    return Answer(timing.queue_s, timing.compute_s, str(report.numerics), report.engine, report.is_cached)
+    how, timing = maps.execution, maps.timing
+    return Answer(timing.queue_s, timing.compute_s, how.numerics, how.engine, how.is_cached, how.row_count)

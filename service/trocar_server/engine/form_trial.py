@@ -16,7 +16,6 @@ from trocar_server.engines.recipe import Recipe
 from trocar_server.models import HostedModel
 from trocar_server.surgery import PassGuard
 
-
 Values = TypeVar("Values", bound=Mapping[str, torch.Tensor])
 
 
