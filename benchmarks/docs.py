@@ -42,17 +42,19 @@ def written(page: str, sections: Mapping[str, Section]) -> str:
     """
     for name, section in sections.items():
         begin, end = f"<!-- bench: {name} -->", f"<!-- end of bench: {name} -->"
-        place = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
-        if not place.search(page):
+        found = re.search(f"{re.escape(begin)}\n.*?{re.escape(end)}", page, re.DOTALL)
+        if found is None:
             raise ValueError(f"the page has no place for {name!r}; write {begin} and {end} into it")
-        text = rendered(name, section)
-        page = place.sub(lambda match, text=text: f"{match[1]}\n{text}\n\n{match[2]}", page)
+        text = f"{begin}\n\n{rendered(name, section)}\n\n{end}"
+        page = f"{page[: found.start()]}{text}{page[found.end() :]}"
     return page
 
 
 def main() -> None:
     """Write the results into the page."""
     results = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
+    if not results.exists():
+        sys.exit(f"there are no results in {results}; `python -m benchmarks` makes them")
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), read_results(results)), encoding="utf-8")
 
 

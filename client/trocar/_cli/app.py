@@ -28,6 +28,7 @@ from trocar._cli.models import models
 from trocar._cli.modules import modules
 from trocar._cli.plan import plan
 from trocar._cli.plugins import add_plugins
+from trocar._cli.ready import ready
 from trocar._cli.stats import stats
 from trocar._cli.train import train
 from trocar._cli.trainers import trainers_app
@@ -38,6 +39,8 @@ _EPILOG = (
 )
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
+    *(ready, models, load, unload, modules, plan, extract, stats, gradients, cam, health),
+    *(fid, cka, dead, diff),
     *(models, load, unload, modules, plan, extract, stats, gradients, cam, health),
     *(fid, cka, dead, diff, bench),
 )
