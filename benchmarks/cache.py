@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any
 
 import trocar
-from benchmarks.measuring import Effort, images, in_turns, local_way, timed
+from benchmarks.measuring import Effort, images, in_turns, local_way, takes, timed
 from benchmarks.numerics import NUMERICS, why_not
 from benchmarks.report import Figure, Row, Table
 from benchmarks.served import served
 from trocar._bench.local import Local, LocalJob
-from trocar._bench.served import answer_of, takes
+from trocar._bench.served import answer_of
 from trocar_server.config import Limits
 
 _ROUNDS, _TARGET = 10, 0.05

@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 
 import trocar
-from benchmarks.measuring import Effort, in_turns, timed
+from benchmarks.measuring import Effort, in_turns, takes, timed
 from benchmarks.report import Figure, Row, Table, row
 from benchmarks.served import served
 from benchmarks.transport_costs import empty_call_row, memory_rows, small_row
 from benchmarks.transport_peers import Way, peers
-from trocar._bench.served import takes
 
 _ROUNDS = 9
 _SIZES_MIB = (13, 103, 400)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from trocar._bench.records import Answer
-from trocar._bench.served import Served, answer_of, takes
+from trocar._bench.served import Served, answer_of
 from trocar._channel import ConnectOptions
 from trocar._execution import ExecutionInfo
 from trocar._types import ServerTiming
@@ -53,8 +53,3 @@ def test_few_images_fill_a_large_batch(tmp_path: Path) -> None:
 def test_replies_say_how_they_were_made() -> None:
     maps: Any = Maps(ExecutionInfo("fast", "torch", 4, is_cached=True))
     assert answer_of(maps) == Answer(0.25, 0.5, "fast", "torch", is_cached=True, row_count=4)
-
-
-def test_options_that_a_function_does_not_have_are_found_out() -> None:
-    assert takes(answer_of, "maps")
-    assert not takes(answer_of, "numerics")
