@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_principal, set_principal
+from trocar_server.rpc.compression import unpacked
 from trocar_server.rpc.gates import Gate, OpenGate
 from trocar_server.rpc.method_scopes import is_open
 from trocar_server.rpc.principal import log_name
@@ -92,7 +93,8 @@ def _parsing(handler: Any, behaviour: Callable[..., Awaitable[Any]]) -> Callable
     async def call(message: bytes, context: Any) -> Any:
         try:
             parse = handler.request_deserializer
-            request = message if parse is None else parse(message)
+            plain = unpacked(message)
+            request = plain if parse is None else parse(plain)
         except DecodeError:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT, "the message is not the request of this method"
@@ -108,7 +110,7 @@ def _parsing_each(handler: Any) -> Callable[..., Awaitable[Any]]:
     async def parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for message in messages:
             try:
-                yield handler.request_deserializer(message)
+                yield handler.request_deserializer(unpacked(message))
             except DecodeError:
                 raise ServiceError(
                     ErrorReason.INVALID_ARGUMENT, "a message is no request of this method"
@@ -157,6 +159,7 @@ class _Call:
             self._note("CANCELLED", started)
             return
         known = error if isinstance(error, ServiceError) else self._internal(error)
+        known.__traceback__ = None  # its frames hold the request, until garbage is collected
         code = STATUS_CODES[known.reason]
         principal = known.details.get("principal") or log_name(current_principal())
         self._note(code.name, started, reason=known.reason, principal=principal)
