@@ -28,7 +28,7 @@ from trocar._datasets.features import FeatureColumn, Features, read_features
 from trocar._datasets.job import DatasetReport, Progress, extract_dataset
 from trocar._edit_json import edits_from_json
 from trocar._edits import Edit, edit
-from trocar._execution import ExecutionInfo
+from trocar._execution import ExecutionInfo, Numerics
 from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._fit_parts import augmentation, early_stop, metric
@@ -142,6 +142,7 @@ from trocar.errors import (
     TrainerError,
     TrainerInvalidError,
     TrocarError,
+    UnimplementedError,
     UnknownArchitectureError,
     UnknownCheckpointError,
     UnknownDatasetError,
@@ -242,6 +243,7 @@ __all__ = [
     "NotDifferentiableError",
     "NotFoundError",
     "NotTraceableError",
+    "Numerics",
     "Objective",
     "ObjectiveError",
     "ObjectiveOutOfRangeError",
@@ -290,6 +292,7 @@ __all__ = [
     "TrainerInfo",
     "TrainerInvalidError",
     "TrocarError",
+    "UnimplementedError",
     "UnknownArchitectureError",
     "UnknownCheckpointError",
     "UnknownDatasetError",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -140,6 +142,7 @@ class AsyncExtraction(AsyncConnection):
         self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None
     ) -> FeatureMaps:
         """Make a call, again where the connection breaks, and put its reply together."""
+        started = time.perf_counter()
         request_id, attempts = new_request_id(), Attempts(self._options.retries, self._timeout(timeout_s))
         is_sharing = True
         while True:
@@ -162,7 +165,9 @@ class AsyncExtraction(AsyncConnection):
             else:
                 borrowed.end(reply)
                 self._sharing.learn(request, reply)
-                return reply.finish()
+                maps = reply.finish()
+                maps.timing = replace(maps.timing, total_s=time.perf_counter() - started)
+                return maps
             reply.restart()
 
     async def _feed(

@@ -13,6 +13,8 @@ import grpc
 import grpc.aio
 from grpc.experimental import ChannelOptions
 
+from trocar._trace_context import trace_headers
+
 AsyncChannel: TypeAlias = grpc.aio.Channel
 SyncChannel: TypeAlias = grpc.Channel
 
@@ -142,7 +144,7 @@ class ConnectOptions:
 
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         """Return what goes with a call."""
-        headers = [("x-request-id", request_id)]
+        headers = [("x-request-id", request_id), *trace_headers()]
         if self.token:
             headers.append(("authorization", f"Bearer {self.token}"))
         if self.compression:

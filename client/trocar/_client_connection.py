@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import grpc
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from trocar import _from_wire
 from trocar._channel import (
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
 _EXTRACT_STREAM = "/trocar_api.v1.StreamService/ExtractStream"
+_HEALTH = "/grpc.health.v1.Health/Check"
+_SERVING = 1
 _TRAIN = "/trocar_api.v1.TrainerService/Train"
 
 
@@ -93,6 +96,26 @@ class Connection:
         self._channel.close()
         if self._local is not None:
             sync_stop(self._local)
+
+    def is_serving(self, service: str = "", *, timeout_s: float | None = None) -> bool:
+        """Tell whether the server reports that it serves; it asks for no token and runs no model.
+
+        False while models are loaded after the start, and while the server stops.
+
+        Args:
+            service: One service by its full name, for example "trocar_api.v1.ModelService"; all when empty.
+            timeout_s: Overrides the client's timeout for this call, in seconds.
+
+        Raises:
+            ServerUnavailableError: Nobody answers.
+            NotFoundError: The server has no such service.
+        """
+        # On the wire these are the two messages of grpc.health.v1, whose stubs would be one more dependency.
+        check: SyncMethod[StringValue, Int32Value] = self._channel.unary_unary(
+            _HEALTH, StringValue.SerializeToString, Int32Value.FromString
+        )
+        reply = self._call(check, StringValue(value=service), timeout_s)
+        return reply.value == _SERVING
 
     def model(self, model_id: str) -> Model:
         """Return one model, categories included.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -138,6 +140,7 @@ class Extraction(Connection):
 
     def _collect(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None) -> FeatureMaps:
         """Make a call, again where the connection breaks, and put its reply together."""
+        started = time.perf_counter()
         request_id, attempts = new_request_id(), Attempts(self._options.retries, self._timeout(timeout_s))
         is_sharing = True
         while True:
@@ -160,7 +163,9 @@ class Extraction(Connection):
             else:
                 borrowed.end(reply)
                 self._sharing.learn(request, reply)
-                return reply.finish()
+                maps = reply.finish()
+                maps.timing = replace(maps.timing, total_s=time.perf_counter() - started)
+                return maps
             reply.restart()
 
     def _feed(self, request: ExtractCall, reply: ReplyAssembler, request_id: str, timeout_s: float) -> None:

@@ -86,7 +86,7 @@ class FeatureMaps(Mapping[str, Array]):
         stats: Statistics by name, for taps that asked for some.
         info: Path, type, call, shape and dtype by name, also where the values stayed on the server.
         expansions: The names that each selector of the request became, in execution order.
-        timing: Where the server spent the time.
+        timing: Where the time went: waiting, computing and, of a single call, the rest.
         stopped_at: The module after which the pass was stopped; None when it ran to its end.
         model_id: The model that ran.
         objective: The value of the objective, where gradients were taken of one.
@@ -227,6 +227,7 @@ class FeatureMaps(Mapping[str, Array]):
     def __repr__(self) -> str:
         lines = [f"FeatureMaps of {self.model_id or 'a model'}:"]
         lines += ["  " + "  ".join(row) for row in self._rows()]
+        lines.append(f"  ({self.timing})")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -166,3 +166,7 @@ class ReplyTooLargeError(InvalidRequestError, reason=ErrorReason.REPLY_TOO_LARGE
 
 class PassTooLargeError(InvalidRequestError, reason=ErrorReason.PASS_TOO_LARGE):
     """The pass would need more memory than the server allows; nothing was computed."""
+
+
+class UnimplementedError(InvalidRequestError, reason=ErrorReason.UNIMPLEMENTED):
+    """The server does not offer this method or option."""

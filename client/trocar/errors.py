@@ -72,6 +72,7 @@ TrocarError
     RequestTooLargeError
     ReplyTooLargeError
     PassTooLargeError
+    UnimplementedError             the server does not offer it
     PermissionDeniedError          the token is missing, wrong or too narrow
       TokenMissingError
       TokenInvalidError
@@ -138,6 +139,7 @@ from trocar._request_errors import (
     RequestTooLargeError,
     SelectorError,
     StartNotPossibleError,
+    UnimplementedError,
     UnknownEditsError,
     UnknownFunctionError,
     UnknownModuleError,
@@ -242,6 +244,7 @@ __all__ = [
     "TrainerError",
     "TrainerInvalidError",
     "TrocarError",
+    "UnimplementedError",
     "UnknownArchitectureError",
     "UnknownCheckpointError",
     "UnknownDatasetError",

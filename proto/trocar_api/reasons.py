@@ -154,6 +154,9 @@ class ErrorReason(StrEnum):
     SCOPE_MISSING = "SCOPE_MISSING"
     """The caller's token or certificate does not allow this method."""
 
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    """The server does not offer this method or option."""
+
     SERVER_BUSY = "SERVER_BUSY"
     """Too many calls wait for the model, or no replica was free in time."""
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"

@@ -162,14 +162,30 @@ class ServerConfig(BaseSettings):
     """Who signs client certificates: with it every client must have one (mTLS)."""
     port: int = Field(default=50051, ge=0, le=65535)
     """TCP port; 0 takes a free one. Without meaning for a Unix socket."""
+    health_port: int | None = Field(default=None, ge=0, le=65535)
+    """TCP port that answers health checks and nothing else, in plain text, for probes that speak no TLS; 0
+    takes a free one. None for none."""
     device: str = "auto"
     """`auto` (CUDA when there is one), `cpu` or `cuda:0`."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of one CPU pass; torch's own choice when unset."""
+    max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=(1 << 31) - 1)
+    """Bytes of one message that comes in. Our own client sends large inputs in many small messages;
+    clients of the Open Inference Protocol send all in one."""
     data_dir: Path = Path("~/.cache/trocar")
     """Where downloaded weights are kept, as safetensors."""
     reflection: bool = False
     """Whether to offer gRPC server reflection."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """TCP port of Prometheus metrics over HTTP; 0 takes a free one. No metrics when unset."""
+    metrics_host: str = "127.0.0.1"
+    """Address of the metrics. Whoever reaches it can read them: they name models, and no callers."""
+    otel_endpoint: str | None = None
+    """Where OpenTelemetry traces go, for example `http://localhost:4317`; needs `trocar[otel]`. When unset,
+    the environment variables `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` decide;
+    an empty text says no traces."""
+    log_format: Literal["text", "json"] = "text"
+    """How log lines are written: `text` is logfmt, or coloured on a terminal; `json` one object a line."""
     grace_s: float = Field(default=10.0, ge=0)
     """How long a stopping server lets calls finish, in seconds."""
     limits: Limits = Limits()

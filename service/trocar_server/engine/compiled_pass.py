@@ -139,6 +139,7 @@ def _finished(
         started - entry.call.asked_at,
         result.compute_s,
         report=ExecutionReport(runner.numerics, runner.engine, row_count),
+        depth=1.0 if result.stopped_at is None else entry.resolved.depth,
     )
 
 

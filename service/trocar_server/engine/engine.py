@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -17,8 +17,9 @@ from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.forms import rows_of
 from trocar_server.engine.hosting import Host, SourceForm, SourceForms, make_host
 from trocar_server.engine.inputs import check_images, decode_images, predicted_signature
+from trocar_server.engine.lease import ReplicaPool
 from trocar_server.engine.memory import memory_limit
-from trocar_server.engine.outcome import ExecutionReport, Extraction, there
+from trocar_server.engine.outcome import ExecutionReport, Extraction, stop_depth, there
 from trocar_server.engine.passes import domain_errors
 from trocar_server.engine.plan import (
     ArgumentInput,
@@ -137,6 +138,10 @@ class Engine:
         host = self._hosts.pop(model_id, None)
         if host is not None:
             await host.pool.drain()
+
+    def pools(self) -> Mapping[str, ReplicaPool]:
+        """Return the replicas of every loaded model, by its id; those of trainers among them."""
+        return {model_id: host.pool for model_id, host in self._hosts.items()}
 
     async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
         """Return what a pass calls, for the model's example input or for inputs of a given form."""
@@ -279,6 +284,7 @@ class Engine:
                     resolved.surgery.expansions,
                     result.objective,
                     ExecutionReport(row_count=rows_of(prepared.plan)),
+                    depth=stop_depth(prepared.plan, resolved, result),
                 )
 
             return await self.run(work, guard, deadline)

@@ -37,7 +37,7 @@ class FormBuilder:
         self._owner = owner
         self._config = config
         self._data_dir = data_dir
-        self._build = build
+        self.build_apart = build
         self._log = log
         self._one_at_a_time = asyncio.Lock()
         self.used_count = 0
@@ -50,7 +50,7 @@ class FormBuilder:
             form.folder = TemporaryDirectory(prefix="trocar-compiled-", ignore_cleanup_errors=True)
             folder = Path(form.folder.name)
             wants_graph = self._config.openvino and has_openvino(hosted.device)
-            built = await self._build(Job(hosted.spec, self._data_dir, form.recipe, folder, wants_graph))
+            built = await self.build_apart(Job(hosted.spec, self._data_dir, form.recipe, folder, wants_graph))
             if built.problem:
                 self._log.info("no graph", **described(form), problem=built.problem)
             copy_tree = partial(make_replica, hosted.module)

@@ -57,7 +57,6 @@ def build(job: Job) -> Built:
     from trocar_server.engines.folding import find_pairs
     from trocar_server.models import load_model
 
-    torch.set_num_threads(1)
     hosted = load_model(job.spec, torch.device("cpu"), job.data_dir)
     pairs = tuple(find_pairs(hosted.module))
     if not job.with_openvino:
@@ -71,6 +70,8 @@ def build(job: Job) -> Built:
 
 def main() -> None:
     """Do the job on standard input."""
+    # Unless this cannot be imported, OpenVINO's converter reports to Google Analytics and writes to ~/intel.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     job: Job = pickle.load(sys.stdin.buffer)
     output, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not the answer
     built = build(job)

@@ -29,6 +29,7 @@ from trocar_server.rpc.shared_payloads import shared_payloads
 from trocar_server.rpc.splitting import split_payloads
 from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.shared_memory import Lender
+from trocar_server.telemetry import note_model, note_pass, phase
 
 _SERVICE = "trocar_api.v1.ExtractionService"
 
@@ -47,32 +48,40 @@ class ExtractionService:
         """Check, receive, run one pass, stream; the replica is free before the first byte goes out."""
         compress_if_asked(context)
         deadline = deadline_of(context)
-        first = await anext(requests, None)
+        with phase("receive"):
+            first = await anext(requests, None)
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
         request, chunks = read_message(pb.ExtractRequest, first)
+        note_model(request.model_id)
         principal = principal_of(context)
         with shared_payloads(self._lender, principal, request) as shared:
             stored = await self._lists.find(principal, request.model_id, request.edits)
             plan, byte_counts = to_plan(request, self._engine.limits, stored)
-            await self._engine.check(plan, deadline)
-            if shared.has_payload:
-                received = await shared.payloads(byte_counts, chunks)
-            else:
-                received = await _received(requests, byte_counts, chunks)
+            with phase("check"):
+                await self._engine.check(plan, deadline)
+            with phase("receive"):
+                if shared.has_payload:
+                    received = await shared.payloads(byte_counts, chunks)
+                else:
+                    received = await _received(requests, byte_counts, chunks)
             payloads = split_payloads(plan, received, stored)
             await check_constants(constants_of(plan, payloads))
-            prepared = await self._engine.prepare(plan, payloads)
+            with phase("prepare"):
+                prepared = await self._engine.prepare(plan, payloads)
             extraction = await self._engine.extract(prepared, deadline)
+            note_pass(plan, extraction)
             del received, payloads, prepared, chunks, first, stored
             is_shared = await shared.place(values_of(extraction.feature_maps))
-        for parts in reply_messages(plan, extraction, is_shared=is_shared):
-            await context.write(parts)
+        with phase("reply"):
+            for parts in reply_messages(plan, extraction, is_shared=is_shared):
+                await context.write(parts)
 
     async def plan(self, message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """Check a request and describe its reply."""
         request, _ = read_message(pb.PlanRequest, message)
         wanted = request.extraction
+        note_model(wanted.model_id)
         stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits)
         plan, byte_counts = to_plan(wanted, self._engine.limits, stored, needs_inputs=False)
         preview = await self._engine.preview(plan, deadline_of(context))

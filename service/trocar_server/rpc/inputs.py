@@ -101,12 +101,12 @@ def tensor_input(
     dtype, shape = from_wire(field, spec.dtype), tuple(spec.shape)
     byte_counts.append(tensor_byte_count(field, shape, dtype.itemsize))
     if shape:
-        _check_batch(field, shape[0], limits)
+        check_batch(field, shape[0], limits)
     return TensorInput(name, dtype, shape)
 
 
 def _image_input(field: str, entry: pb.Input, limits: Limits, byte_counts: list[int]) -> ImageInput:
-    _check_batch(field, len(entry.images.images), limits)
+    check_batch(field, len(entry.images.images), limits)
     forms = tuple(_image(f"{field}[{i}]", image, limits) for i, image in enumerate(entry.images.images))
     byte_counts.extend(form.byte_count for form in forms)
     return ImageInput(entry.name, forms)
@@ -130,7 +130,12 @@ def _image(field: str, image: pb.Image, limits: Limits) -> ImageForm:
     raise invalid(field, "has no bytes", ErrorReason.INVALID_IMAGE)
 
 
-def _check_batch(field: str, size: int, limits: Limits) -> None:
+def check_batch(field: str, size: int, limits: Limits) -> None:
+    """Check the number of samples.
+
+    Raises:
+        ServiceError: `EMPTY_BATCH` or `REQUEST_TOO_LARGE`, with the field named.
+    """
     if size == 0:
         raise invalid(field, "the batch has no sample", ErrorReason.EMPTY_BATCH)
     if size > limits.max_batch:

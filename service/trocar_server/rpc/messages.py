@@ -9,7 +9,6 @@ from google.protobuf.message import DecodeError, Message
 from trocar_api.reasons import ErrorReason
 from trocar_api.wire import Chunk, WireError, split_message
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.compression import unpacked
 
 Head = TypeVar("Head", bound=Message)
 
@@ -21,7 +20,7 @@ def read_message(kind: type[Head], message: bytes) -> tuple[Head, list[Chunk]]:
         ServiceError: `INVALID_ARGUMENT`, the bytes are no such message.
     """
     try:
-        head, chunks = split_message(unpacked(message))
+        head, chunks = split_message(message)
         return kind.FromString(head), chunks
     except (WireError, DecodeError) as error:
         problem = f"the message is no {kind.DESCRIPTOR.name}: {error}"

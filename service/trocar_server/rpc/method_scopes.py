@@ -53,6 +53,18 @@ METHOD_SCOPES: dict[str, Scope] = {
             "WatchFit": Scope.READ,
             "ControlFit": Scope.TRAIN,
         },
+        "inference.GRPCInferenceService": {
+            **dict.fromkeys(("ServerLive", "ServerReady", "ServerMetadata"), Scope.READ),
+            **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), Scope.READ),
+            **dict.fromkeys(("ModelInfer", "ModelStreamInfer"), Scope.RUN),
+            "RepositoryIndex": Scope.READ,
+            **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), Scope.ADMIN),
+            # These answer that they are not there.
+            **dict.fromkeys(("SystemSharedMemoryStatus", "CudaSharedMemoryStatus"), Scope.READ),
+            **dict.fromkeys(("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"), Scope.RUN),
+            **dict.fromkeys(("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"), Scope.RUN),
+            **dict.fromkeys(("TraceSetting", "LogSettings"), Scope.ADMIN),
+        },
         "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Scope.READ},
     }.items()
     for method, scope in methods.items()

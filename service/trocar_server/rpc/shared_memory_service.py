@@ -11,7 +11,6 @@ from google.protobuf.message import DecodeError
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import shared_memory_pb2 as pb
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.compression import unpacked
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.principal import principal_of
 from trocar_server.shared_memory import Lender, Loan
@@ -80,7 +79,7 @@ class SharedMemoryService:
 
 def _parsed(message: bytes) -> pb.ShareMemoryRequest:
     try:
-        return pb.ShareMemoryRequest.FromString(unpacked(message))
+        return pb.ShareMemoryRequest.FromString(message)
     except DecodeError:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT, "the message is not the request of this method"

@@ -91,6 +91,7 @@ STATUS_CODES: dict[ErrorReason, StatusCode] = {
     ErrorReason.TOKEN_MISSING: StatusCode.UNAUTHENTICATED,
     ErrorReason.TOKEN_INVALID: StatusCode.UNAUTHENTICATED,
     ErrorReason.SCOPE_MISSING: StatusCode.PERMISSION_DENIED,
+    ErrorReason.UNIMPLEMENTED: StatusCode.UNIMPLEMENTED,
     ErrorReason.SERVER_BUSY: StatusCode.RESOURCE_EXHAUSTED,
     ErrorReason.DEADLINE_EXCEEDED: StatusCode.DEADLINE_EXCEEDED,
     ErrorReason.CANCELLED: StatusCode.CANCELLED,
