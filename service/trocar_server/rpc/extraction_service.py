@@ -10,6 +10,7 @@ from trocar_api.wire import Chunk
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.plan import Payload
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.compression import compress_if_asked
 from trocar_server.rpc.constants import check_constants, constants_of
 from trocar_server.rpc.messages import deadline_of, read_message
 from trocar_server.rpc.payloads import PayloadReceiver
@@ -45,6 +46,7 @@ class ExtractionService:
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
     ) -> None:
         """Check, receive, run one pass, stream; the replica is free before the first byte goes out."""
+        compress_if_asked(context)
         deadline = deadline_of(context)
         with phase("receive"):
             first = await anext(requests, None)

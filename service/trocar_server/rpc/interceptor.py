@@ -125,6 +125,7 @@ class _Call:
             self._end(_code_set(context))
             return
         known = error if isinstance(error, ServiceError) else self._internal(error)
+        known.__traceback__ = None  # its frames hold the request, until garbage is collected
         code = STATUS_CODES[known.reason]
         self.record.principal = known.details.get("principal") or log_name(current_principal())
         self._end(code.name, known.reason)

@@ -30,6 +30,7 @@ from trocar_server.config import Limits
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.compression import OPTIONS
 from trocar_server.rpc.dataset_service import DatasetService
 from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
@@ -219,4 +220,5 @@ def _options(limits: Limits, max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         # Clients of long streams ask every 20 s whether we are still there; by default that is too often.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        *OPTIONS,
     ]

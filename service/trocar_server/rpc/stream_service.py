@@ -21,6 +21,7 @@ from trocar_server.engine.work import Prepared
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.ahead import ahead
 from trocar_server.rpc.batches import Batch, StreamReader
+from trocar_server.rpc.compression import compress_if_asked
 from trocar_server.rpc.constants import check_constants, constants_of
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.inputs import check_request_bytes
@@ -76,6 +77,7 @@ class StreamService:
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
     ) -> None:
         """Answer every batch, then say that all were answered."""
+        compress_if_asked(context)
         reader = StreamReader(requests, self._engine.limits)
         stream = await self._start(reader, principal_of(context))
         counts = RunningStatistics(()) if stream.running is None else stream.running
