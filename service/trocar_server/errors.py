@@ -21,13 +21,17 @@ class ServiceError(Exception):
     Args:
         reason: The stable reason that the client sees.
         message: One sentence or a few for a person, with what to do next.
+        retry_after_s: After how many seconds the same call may succeed, for reasons that pass.
         details: Extra facts as text, sent as `ErrorInfo.metadata`.
     """
 
-    def __init__(self, reason: ErrorReason, message: str, **details: str) -> None:
+    def __init__(
+        self, reason: ErrorReason, message: str, *, retry_after_s: float | None = None, **details: str
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.retry_after_s = retry_after_s
         self.details = details
 
 

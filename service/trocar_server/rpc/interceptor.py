@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models import current_principal, set_principal
+from trocar_server.models import current_principal, set_flow, set_principal
 from trocar_server.rpc.gates import Gate, OpenGate
 from trocar_server.rpc.method_scopes import is_open
-from trocar_server.rpc.principal import log_name
+from trocar_server.rpc.principal import flow_of, log_name
 from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 
 _REQUEST_ID_KEY = "x-request-id"
@@ -133,7 +133,9 @@ class _Call:
         async def call(request: Any, context: Any) -> Any:
             started = time.perf_counter()
             try:
-                set_principal(self.gate.admit(self.method, context))
+                principal = self.gate.admit(self.method, context)
+                set_principal(principal)
+                set_flow(flow_of(principal, context.peer()))
                 reply = await behaviour(request, context)
             except BaseException as error:
                 await self._fail(error, context, started)
