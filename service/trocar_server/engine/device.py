@@ -138,7 +138,8 @@ class DeviceThread:
 def give_back_cache(device: torch.device) -> None:
     """Return what the allocator of a GPU keeps for later, so that pieces of it can become a whole again."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # of a device that no longer answers
+            torch.cuda.empty_cache()
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:

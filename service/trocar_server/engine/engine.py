@@ -10,6 +10,7 @@ from PIL import Image
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
+from trocar_server.engine.admission import Admission, with_budgets
 from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.hosting import Host, SourceForm, SourceForms, make_host
 from trocar_server.engine.inputs import check_images, decode_images, predicted_signature
@@ -24,6 +25,7 @@ from trocar_server.engine.plan import (
     Payloads,
     Plan,
     Signature,
+    row_count,
 )
 from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.engine.preview import Preview, assumed_signature, make_preview
@@ -70,7 +72,8 @@ class Engine:
         self.catalogue = catalogue
         self.owner = owner
         limit = memory_limit(limits.max_pass_bytes, owner.device)
-        self.limits = limits.model_copy(update={"max_pass_bytes": limit})
+        self.limits = with_budgets(limits.model_copy(update={"max_pass_bytes": limit}))
+        self.admission = Admission(self.limits)
         self._data_dir = data_dir
         self._replica_counts = replica_counts or {}
         self._hosts: dict[str, Host] = {}
@@ -163,12 +166,20 @@ class Engine:
             if error.reason in _KNOWN_BEFORE_INPUTS:
                 raise
 
-    async def check(self, plan: Plan, deadline: float | None = None) -> None:
+    def expected_s(self, plan: Plan) -> float:
+        """Return about how long a pass will take, from those before it; 0 where too few were."""
+        pace = self._host(plan.model_id).pool.pace
+        return pace.seconds(row_count(plan.inputs)) if pace.is_known else 0.0
+
+    async def check(self, plan: Plan, deadline: float | None = None) -> int:
         """Check a plan before the bytes of its inputs have come.
 
         Args:
             plan: What will be asked for.
             deadline: A time of `time.monotonic()` in seconds, or None.
+
+        Returns:
+            Bytes of the values in the reply, 0 where they are not known before the inputs are.
 
         Raises:
             ServiceError: Anything that can be known without them.
@@ -178,15 +189,17 @@ class Engine:
         signature = known_signature(host, plan)
         if signature is None:
             self._resolve_example(plan, await self._example(host, plan, deadline))
-            return
+            return 0
         recording = await self._record(host, signature, plan, deadline)
         forms = await self._source_forms(host, plan, deadline)
         try:
             resolved, _ = resolve_plan(host, plan, signature, recording, self.limits, forms)
-            await self._rehearsed(host, plan, resolved, signature, forms, deadline)
+            resolved = await self._rehearsed(host, plan, resolved, signature, forms, deadline)
         except ServiceError as error:
             if not host.may_differ(error):
                 raise
+            return 0
+        return resolved.byte_count
 
     async def check_edits(self, model_id: str, edits: Sequence[EditRequest]) -> None:
         """Check edits against a model's example input, for any later request.
@@ -240,7 +253,9 @@ class Engine:
         host = self._host(prepared.plan.model_id)
         guard = PassGuard(deadline)
         started = time.perf_counter()
-        async with host.pool.lease(deadline) as replica:
+        plan = prepared.plan
+        rows, priority = row_count(plan.inputs), plan.execution.priority
+        async with host.pool.lease(deadline, rows=rows, priority=priority) as replica:
             queue_s = time.perf_counter() - started
 
             def work() -> Extraction:

@@ -15,19 +15,20 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, unique
 from itertools import count
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
 
+@unique
 class Priority(IntEnum):
     """Which items of one flow go first."""
 
-    LOW = 1
-    NORMAL = 2
-    HIGH = 3
+    LOW = -1
+    NORMAL = 0
+    HIGH = 1
 
 
 @dataclass(frozen=True)

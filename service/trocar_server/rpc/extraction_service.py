@@ -6,8 +6,11 @@ import grpc
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_server.engine.admission import MethodClass
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.plan import row_count
 from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow
 from trocar_server.rpc.constants import check_constants, constants_of
 from trocar_server.rpc.messages import deadline_of, read_message
 from trocar_server.rpc.payloads import PayloadReceiver
@@ -19,8 +22,10 @@ from trocar_server.rpc.replies import (
     expansions,
     join_parts,
     reply_messages,
+    values_of,
 )
 from trocar_server.rpc.requests import to_plan
+from trocar_server.rpc.sending import send
 from trocar_server.rpc.splitting import split_payloads
 from trocar_server.rpc.stored_lists import StoredLists
 
@@ -45,21 +50,27 @@ class ExtractionService:
         request, chunks = read_message(pb.ExtractRequest, first)
         stored = await self._lists.find(principal_of(context), request.model_id, request.edits)
         plan, byte_counts = to_plan(request, self._engine.limits, stored)
-        await self._engine.check(plan, deadline)
-        receiver = PayloadReceiver(byte_counts)
-        receiver.feed(chunks)
-        while not receiver.is_complete:
-            message = await anext(requests, None)
-            if message is None:
-                break
-            receiver.feed(read_message(pb.ExtractRequest, message)[1])
-        payloads = split_payloads(plan, receiver.finish(), stored)
-        await check_constants(constants_of(plan, payloads))
-        prepared = await self._engine.prepare(plan, payloads)
-        extraction = await self._engine.extract(prepared, deadline)
-        del receiver, payloads, prepared, chunks, first, stored
-        for parts in reply_messages(plan, extraction):
-            await context.write(parts)
+        kind = MethodClass.EXTRACT if plan.objective is None else MethodClass.GRADIENTS
+        with self._engine.admission.admit(kind, current_flow()) as held:
+            held.reserve(sum(byte_counts), row_count(plan.inputs))
+            expected_bytes = await self._engine.check(plan, deadline)
+            held.reserve(expected_bytes, row_count(plan.inputs))
+            held.expect(self._engine.expected_s(plan))
+            receiver = PayloadReceiver(byte_counts)
+            receiver.feed(chunks)
+            while not receiver.is_complete:
+                message = await anext(requests, None)
+                if message is None:
+                    break
+                receiver.feed(read_message(pb.ExtractRequest, message)[1])
+            payloads = split_payloads(plan, receiver.finish(), stored)
+            await check_constants(constants_of(plan, payloads))
+            prepared = await self._engine.prepare(plan, payloads)
+            extraction = await self._engine.extract(prepared, deadline)
+            del receiver, payloads, prepared, chunks, first, stored
+            held.computed()
+            held.add(sum(part.nbytes for part in values_of(extraction.feature_maps)) - held.byte_count)
+            await send(context, reply_messages(plan, extraction), self._engine.limits.stall_timeout_s)
 
     async def plan(self, message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """Check a request and describe its reply."""
