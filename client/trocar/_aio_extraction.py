@@ -12,10 +12,13 @@ from trocar._aio_stream import AsyncExtractStream
 from trocar._channel import (
     new_request_id,
 )
+from trocar._concurrency import async_pause
 from trocar._replies import ReplyAssembler
 from trocar._requests import Start, extract_call, plan_request
+from trocar._retries import BusyRetries
 from trocar._stream_messages import StreamOptions
 from trocar._surgery import make_surgery
+from trocar.errors import ServerBusyError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
@@ -112,6 +115,20 @@ class AsyncExtraction(AsyncConnection):
 
     async def _collect(
         self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None
+    ) -> FeatureMaps:
+        """Make a call, again where the server is busy and says when to come back, and return its reply."""
+        retries = BusyRetries(self._options.retries, self._timeout(timeout_s))
+        while True:
+            try:
+                return await self._collect_once(request, reply, retries.remaining_s())
+            except ServerBusyError as error:
+                pause_s = retries.pause_s(error)
+                if pause_s is None:
+                    raise
+            await async_pause(pause_s)
+
+    async def _collect_once(
+        self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float
     ) -> FeatureMaps:
         """Make a call and put its reply together."""
         request_id = new_request_id()

@@ -12,10 +12,13 @@ from trocar._channel import (
 )
 from trocar._client_connection import Connection
 from trocar._client_stream import ExtractStream
+from trocar._concurrency import sync_pause
 from trocar._replies import ReplyAssembler
 from trocar._requests import Start, extract_call, plan_request
+from trocar._retries import BusyRetries
 from trocar._stream_messages import StreamOptions
 from trocar._surgery import make_surgery
+from trocar.errors import ServerBusyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -111,6 +114,18 @@ class Extraction(Connection):
         return self._collect(request, reply, timeout_s)
 
     def _collect(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None) -> FeatureMaps:
+        """Make a call, again where the server is busy and says when to come back, and return its reply."""
+        retries = BusyRetries(self._options.retries, self._timeout(timeout_s))
+        while True:
+            try:
+                return self._collect_once(request, reply, retries.remaining_s())
+            except ServerBusyError as error:
+                pause_s = retries.pause_s(error)
+                if pause_s is None:
+                    raise
+            sync_pause(pause_s)
+
+    def _collect_once(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float) -> FeatureMaps:
         """Make a call and put its reply together."""
         request_id = new_request_id()
         stream = self._open(request, request_id, timeout_s)

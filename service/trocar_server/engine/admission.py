@@ -210,9 +210,7 @@ def with_budgets(limits: Limits, memory: Callable[[], int] | None = None) -> Lim
     """Return the limits with numbers in place of zeros that stand for shares of the host's memory."""
     total = limits.max_pending_bytes or int((memory or host_memory)() * _MEMORY_SHARE)
     own = limits.max_principal_bytes or int(total * _PRINCIPAL_SHARE)
-    return limits.model_copy(
-        update={"max_pending_bytes": total, "max_principal_bytes": min(own, total)}
-    )
+    return limits.model_copy(update={"max_pending_bytes": total, "max_principal_bytes": min(own, total)})
 
 
 def host_memory(container_limit: Path = _CONTAINER_LIMIT) -> int:

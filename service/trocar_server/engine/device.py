@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.device_memory import give_back_cache
 from trocar_server.engine.fair_queue import FairQueue
 from trocar_server.engine.pace import Pace
 from trocar_server.errors import ServiceError
@@ -55,7 +56,13 @@ class DeviceThread:
         self._signals: SimpleQueue[bool] = SimpleQueue()
         """True for each job in the line, false for the end."""
         self._has_ended = False
+        self._is_running = False
         self._thread = Thread(target=self._serve, name=f"torch-{device}", daemon=True)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether work runs or waits, so that new work would not begin at once."""
+        return self._is_running or bool(self._line)
 
     def start(self) -> None:
         """Start the thread."""
@@ -102,12 +109,14 @@ class DeviceThread:
             torch.set_num_threads(self._threads)
         while self._signals.get():
             with self._mutex:
+                self._is_running = True
                 job = self._line.pop()
             started = time.monotonic()
             result, error = _outcome(job.work)
             self._charge(job.flow, time.monotonic() - started)
             if _is_out_of_memory(error):
                 give_back_cache(self.device)
+            self._is_running = False
             job.loop.call_soon_threadsafe(_settle, job.future, result, error)
             # The loop holds them now: kept here, the last result would live until the next job.
             del job, result, error
@@ -133,13 +142,6 @@ class DeviceThread:
                     error = ServiceError(ErrorReason.SERVER_BUSY, "the server is being stopped")
                     with suppress(RuntimeError):  # its loop is closed
                         job.loop.call_soon_threadsafe(_settle, job.future, None, error)
-
-
-def give_back_cache(device: torch.device) -> None:
-    """Return what the allocator of a GPU keeps for later, so that pieces of it can become a whole again."""
-    if device.type == "cuda":
-        with suppress(RuntimeError):  # of a device that no longer answers
-            torch.cuda.empty_cache()
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -95,9 +95,7 @@ class FairQueue(Generic[Item]):
         """The cost of all items together."""
         return self._cost
 
-    def push(
-        self, item: Item, flow: str, cost: float = 0.0, priority: Priority = Priority.NORMAL
-    ) -> Ticket:
+    def push(self, item: Item, flow: str, cost: float = 0.0, priority: Priority = Priority.NORMAL) -> Ticket:
         """Add an item at the end of its flow's line."""
         own = self._circle.get(flow)
         if own is None:

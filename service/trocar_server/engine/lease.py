@@ -163,11 +163,17 @@ class ReplicaPool:
             return
         last = self._line.longest()
         turn = None if last is None else self._line.item(last)
-        if last is None or turn is None or self._line.count_of(last.flow) <= self._line.count_of(work.flow) + 1:
+        if (
+            last is None
+            or turn is None
+            or self._line.count_of(last.flow) <= self._line.count_of(work.flow) + 1
+        ):
             raise self._busy(work, f"{len(self._line)} calls wait for this model already")
         self._line.remove(last)
         others = Work(last.flow, priority=last.priority)
-        problem = f"{self._max_queue} calls wait for this model, most of them yours, and others want their share"
+        problem = (
+            f"{self._max_queue} calls wait for this model, most of them yours, and others want their share"
+        )
         turn.set_exception(self._busy(others, problem))
 
     async def _next(self, work: Work, cost: float, patience_s: float | None) -> Replica:

@@ -129,7 +129,9 @@ async def start_server(
     server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine), server)
     edits = EditStoreService(engine, parts.edit_store)
     edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
-    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(DatasetService(parts.datasets, engine.admission), server)
+    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(
+        DatasetService(parts.datasets, engine.admission), server
+    )
     lists = StoredLists(engine, parts.edit_store)
     tuning = TrainerService(parts.trainers)
     server.add_generic_rpc_handlers(

@@ -152,7 +152,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         return await self._trainers.find(principal_of(context), trainer_id)
 
     async def _message(self, trainer: Trainer) -> pb.Trainer:
-        return await self._trainers.engine.owner.run(lambda: trainer_message(trainer))
+        return trainer_message(trainer, await trainer.describe())
 
 
 def _export_messages(export: Export, update_count: int, offset: int) -> Iterator[pb.ExportTrainerResponse]:
