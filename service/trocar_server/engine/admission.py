@@ -60,17 +60,19 @@ class Reservation:
     byte_count: int = 0
     seconds: float = 0.0
 
-    def reserve(self, byte_count: int, rows: int = 1) -> None:
+    def reserve(self, byte_count: int, rows: int = 1, *, is_alone: bool = False) -> None:
         """Take bytes that will come.
 
         Args:
             byte_count: How many.
             rows: Samples that they are of, to say how many would fit.
+            is_alone: Whether they are needed without those that the call has already, as the batches of a
+                stream are.
 
         Raises:
             ServiceError: `SERVER_BUSY`, they do not fit now; `REQUEST_TOO_LARGE`, they never will.
         """
-        self._admission.check_bytes(self, byte_count, rows)
+        self._admission.check_bytes(self, byte_count, rows, 0 if is_alone else self.byte_count)
         self.add(byte_count)
 
     def add(self, byte_count: int) -> None:
@@ -128,6 +130,8 @@ class Admission:
             held.add(-held.byte_count)
             for budget in self._budgets(held):
                 budget.calls -= 1
+                if not budget.calls:  # sums of floats drift
+                    budget.seconds = 0.0
             if not self._flows[flow].calls:
                 del self._flows[flow]
 
@@ -146,16 +150,17 @@ class Admission:
             budget.byte_count += byte_count
             budget.seconds = max(0.0, budget.seconds + seconds)
 
-    def check_bytes(self, held: Reservation, byte_count: int, rows: int) -> None:
-        """Refuse bytes that do not fit; see `Reservation.reserve`."""
+    def check_bytes(self, held: Reservation, byte_count: int, rows: int, before: int) -> None:
+        """Refuse bytes that do not fit beside those that were taken before; see `Reservation.reserve`."""
+        whole = before + byte_count
         of_class = self.class_bytes(held.kind)
         most = min(self.limits.max_principal_bytes, of_class, self.limits.max_pending_bytes)
-        if held.byte_count + byte_count > most:
+        if whole > most:
             raise ServiceError(
                 ErrorReason.REQUEST_TOO_LARGE,
-                f"inputs and reply take {held.byte_count + byte_count:,} bytes together, and one caller may "
-                f"have {most:,} at once; send {_batch(most - held.byte_count, byte_count, rows)}",
-                byte_count=str(held.byte_count + byte_count),
+                f"inputs and reply take {whole:,} bytes together, and one caller may "
+                f"have {most:,} at once; send {_batch(most, whole, rows)}",
+                byte_count=str(whole),
                 limit=str(most),
             )
         free = min(
@@ -167,9 +172,9 @@ class Admission:
             raise self._busy(
                 held,
                 f"the call needs {byte_count:,} bytes and {max(0, free):,} are free for it; "
-                f"send {_batch(free, byte_count, rows)}",
+                f"send {_batch(free + before, whole, rows)}",
                 free_bytes=str(max(0, free)),
-                fitting_rows=str(_fitting(free, byte_count, rows)),
+                fitting_rows=str(_fitting(free + before, whole, rows)),
             )
 
     def check_seconds(self, held: Reservation, seconds: float) -> None:

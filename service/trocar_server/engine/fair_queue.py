@@ -2,10 +2,10 @@
 
 # Note: [Whose turn it is]
 Flows that wait stand in a circle. The one whose turn it is takes items while its credit is above zero; each
-item costs what it costs, so that a dear one leaves a debt. Then the next flow has its turn, and the one before
-gets one quantum of credit, which pays debts off: over time all flows that wait get the same cost, whatever
-their items are like. A flow with a debt keeps its place in the circle when it has nothing left to wait for;
-otherwise who sends one dear item at a time would never pay. Credit above zero is not kept for later.
+item costs what it costs, so that a dear one leaves a debt. Then the next flow has its turn, and the one
+before gets one quantum of credit, which pays debts off: over time all flows that wait get the same cost,
+whatever their items are like. A flow with a debt keeps its place in the circle when it has nothing left to
+wait for; otherwise who sends one dear item at a time would never pay. Credit above zero is not kept for later.
 
 That is round robin with the deficit paid afterwards: a dear item of somebody who has waited need not wait for
 many rounds, and what an item costs need only be known when it has been done (`charge`).
@@ -164,8 +164,8 @@ class FairQueue(Generic[Item]):
     def cost_before(self, flow: str, cost: float, priority: Priority = Priority.NORMAL) -> float:
         """Return about what is served before an item that would come now.
 
-        All that waits of its own flow with its priority or a higher one; of each other flow as much, if it has
-        so much.
+        All that waits of its own flow with its priority or a higher one; of each other flow as much, if it
+        has so much.
         """
         own = self._circle.get(flow)
         lines = own.lines.items() if own else ()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import unique
 from typing import TypeAlias
 
 import numpy as np

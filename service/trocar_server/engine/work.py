@@ -8,8 +8,8 @@ from PIL import Image
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
-from trocar_server.engine.device_memory import give_back_cache, keeps_memory
 from trocar_server.engine.constants import Constants, check_constants
+from trocar_server.engine.device_memory import give_back_cache, keeps_memory
 from trocar_server.engine.hosting import Host, SourceForms
 from trocar_server.engine.inputs import (
     Argument,

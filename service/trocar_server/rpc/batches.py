@@ -118,7 +118,7 @@ class StreamReader:
         """Wait until there is room: nothing is read meanwhile, and what is under way needs no more of it."""
         while True:
             try:
-                return self._held.reserve(byte_count, rows)
+                return self._held.reserve(byte_count, rows, is_alone=True)
             except ServiceError as error:
                 if error.reason is not ErrorReason.SERVER_BUSY:
                     raise
