@@ -5,7 +5,7 @@ Flows that wait stand in a circle. The one whose turn it is takes items while it
 item costs what it costs, so that a dear one leaves a debt. Then the next flow has its turn, and the one
 before gets one quantum of credit, which pays debts off: over time all flows that wait get the same cost,
 whatever their items are like. A flow with a debt keeps its place in the circle when it has nothing left to
-wait for; otherwise who sends one dear item at a time would never pay. Credit above zero is not kept for later.
+wait for; otherwise who sends one dear item at a time would never pay. Credit above zero is not kept.
 
 That is round robin with the deficit paid afterwards: a dear item of somebody who has waited need not wait for
 many rounds, and what an item costs need only be known when it has been done (`charge`).
