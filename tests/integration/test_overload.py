@@ -25,6 +25,7 @@ from tests.support.wire import chunk, extract_call, raw_channel, request, send, 
 from trocar_api.v1 import execution_pb2
 from trocar_server.config import Limits
 from trocar_server.engine.admission import MethodClass
+from trocar_server.errors import busy
 
 NOTHING = (0, 0.0, 0)
 FLOOD, SINGLE = 200, 1000.0
@@ -154,7 +155,7 @@ def test_a_full_line_takes_a_single_caller_in_place_of_the_last_of_a_flood(
         with pytest.raises(trocar.ServerBusyError, match="3 calls wait"):
             flood.extract("marked", row(), "last")
         own = background.submit(single.extract, "marked", row(), "last")
-        with pytest.raises(trocar.ServerBusyError, match="others want their share") as caught:
+        with pytest.raises(trocar.ServerBusyError, match="others want a share") as caught:
             calls[3].result(WAIT_S)
         assert caught.value.retry_after_s is not None
         gate.release()
@@ -206,27 +207,25 @@ def test_what_does_not_fit_now_is_refused_until_others_have_ended(
     assert nothing_is_held(narrow)
 
 
+@pytest.mark.parametrize(("retries", "is_served"), [(2, True), (1, False)])
 def test_a_client_comes_again_when_it_was_told_to(
-    narrow: RunningServer, gate: Gate, background: ThreadPoolExecutor
+    narrow: RunningServer, monkeypatch: pytest.MonkeyPatch, retries: int, is_served: bool
 ) -> None:
-    inputs = np.ones((40_000, 3), np.float32)
-    released = []
-    with trocar.connect(narrow.address, token="alice", retries=4) as alice:
-        gate.hold()
-        first = background.submit(alice.extract, "stuck", inputs, "last", timeout_s=WAIT_S)
-        assert gate.entered.wait(WAIT_S)
-        refusals = narrow.engine.admission.check_bytes
+    refusals = [0.01, 0.02]
 
-        def once(*args: Any) -> None:
-            try:
-                refusals(*args)
-            finally:
-                released.append(gate.release())
+    def full_twice(*_: Any) -> None:
+        if refusals:
+            raise busy("full", refusals.pop())
 
-        narrow.engine.admission.check_bytes = once  # type: ignore[method-assign]
-        assert np.array_equal(alice.extract("identity", inputs, "identity")["identity"], inputs)
-        first.result(WAIT_S)
-    assert len(released) > 2
+    monkeypatch.setattr(narrow.engine.admission, "check_bytes", full_twice)
+    with trocar.connect(narrow.address, retries=retries) as client:
+        if is_served:
+            assert np.array_equal(client.extract("identity", row(), "identity")["identity"], row())
+        else:
+            with pytest.raises(trocar.ServerBusyError) as caught:
+                client.extract("identity", row(), "identity")
+            assert caught.value.retry_after_s == 0.05  # the least that the server says
+    assert not refusals
 
 
 @pytest.mark.parametrize("ending", ["cut short", "too much", "cancelled", "gone", "deadline", "model fails"])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, busy
 
 _MEMORY_SHARE = 0.5
 _PRINCIPAL_SHARE = 0.5
@@ -202,13 +202,7 @@ class Admission:
     def _busy(self, held: Reservation, problem: str, **facts: str) -> ServiceError:
         """Say no for now; what an average call that was let in still needs is when one will have ended."""
         wait_s = self._total.seconds / max(1, self._total.calls)
-        return ServiceError(
-            ErrorReason.SERVER_BUSY,
-            f"{problem}; or try again later",
-            retry_after_s=wait_s or None,
-            method_class=held.kind,
-            **facts,
-        )
+        return busy(f"{problem}; or try again later", wait_s or None, method_class=held.kind, **facts)
 
 
 def with_budgets(limits: Limits, memory: Callable[[], int] | None = None) -> Limits:

@@ -20,7 +20,6 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.device_memory import give_back_cache
 from trocar_server.engine.fair_queue import FairQueue
-from trocar_server.engine.pace import Pace
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow
 
@@ -35,7 +34,7 @@ class _Job:
     flow: str
 
 
-_LEAST_QUANTUM_S = 1e-6
+_QUANTUM_S = 1e-3
 
 
 class DeviceThread:
@@ -49,8 +48,7 @@ class DeviceThread:
     def __init__(self, device: torch.device, threads: int | None = None) -> None:
         self.device = device
         self._threads = threads
-        self._line: FairQueue[_Job] = FairQueue(Pace().seconds())
-        self._pace = Pace()
+        self._line: FairQueue[_Job] = FairQueue(_QUANTUM_S)
         self._mutex = Lock()
         """Of the line."""
         self._signals: SimpleQueue[bool] = SimpleQueue()
@@ -124,9 +122,7 @@ class DeviceThread:
         self._refuse_jobs()
 
     def _charge(self, flow: str, seconds: float) -> None:
-        self._pace.observe(1, seconds)
         with self._mutex:
-            self._line.quantum = max(self._pace.seconds(), _LEAST_QUANTUM_S)
             if self._line:
                 self._line.charge(flow, seconds)
             else:

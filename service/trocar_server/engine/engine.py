@@ -166,10 +166,15 @@ class Engine:
             if error.reason in _KNOWN_BEFORE_INPUTS:
                 raise
 
-    def expected_s(self, plan: Plan) -> float:
-        """Return about how long a pass will take, from those before it; 0 where too few were."""
-        pace = self._host(plan.model_id).pool.pace
-        return pace.seconds(row_count(plan.inputs)) if pace.is_known else 0.0
+    def expected_s(self, plan: Plan, deadline: float | None = None) -> float:
+        """Return about how long a pass will take, from those before it; 0 where too few were.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, the call would be refused a place in the model's line.
+        """
+        pool, rows = self._host(plan.model_id).pool, row_count(plan.inputs)
+        pool.check(deadline, rows, plan.execution.priority)
+        return pool.pace.seconds(rows) if pool.pace.is_known else 0.0
 
     async def check(self, plan: Plan, deadline: float | None = None) -> int:
         """Check a plan before the bytes of its inputs have come.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.fair_queue import FairQueue, Priority
+from trocar_server.engine.fair_queue import FairQueue, Priority, Ticket
 from trocar_server.engine.pace import Pace
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, busy
 from trocar_server.models import current_flow
 
 # The wait for a replica ends before the call's deadline, or "busy" would show as a deadline error.
@@ -120,6 +120,17 @@ class ReplicaPool:
             self._line.charge(work.flow, took_s - cost)
             self._give_back(replica)
 
+    def check(self, deadline: float | None, rows: int = 1, priority: Priority = Priority.NORMAL) -> None:
+        """Refuse a call that a lease would refuse now, before its bytes are taken in; nothing is kept for it.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, as `lease`.
+        """
+        if not self._free:
+            work = Work(current_flow(), rows, priority)
+            self._refuse_late(work, _patience(deadline))
+            self._place_for(work)
+
     async def drain(self) -> None:
         """Refuse new calls, serve those that wait, and return when every replica is back."""
         self._is_closed = True
@@ -141,7 +152,7 @@ class ReplicaPool:
         if self._free:
             self._line.charge(work.flow, cost)
             return self._free.popleft()
-        patience_s = None if deadline is None else max(0.0, deadline - time.monotonic()) * _WAIT_SHARE
+        patience_s = _patience(deadline)
         self._refuse_late(work, patience_s)
         self._make_room(work)
         try:
@@ -157,24 +168,30 @@ class ReplicaPool:
                 f"about {expected_s:.3g} s of work come before this call, which can wait {patience_s:.3g} s",
             )
 
-    def _make_room(self, work: Work) -> None:
-        """Refuse a call for a full line: this one, or the last one of a flow that has more than its share."""
+    def _place_for(self, work: Work) -> Ticket | None:
+        """Return whose place a call would take in a full line: the last of the flow with the most.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, none.
+        """
         if len(self._line) < self._max_queue:
-            return
+            return None
         last = self._line.longest()
-        turn = None if last is None else self._line.item(last)
-        if (
-            last is None
-            or turn is None
-            or self._line.count_of(last.flow) <= self._line.count_of(work.flow) + 1
-        ):
+        if last is None or self._line.count_of(last.flow) <= self._line.count_of(work.flow) + 1:
             raise self._busy(work, f"{len(self._line)} calls wait for this model already")
+        return last
+
+    def _make_room(self, work: Work) -> None:
+        last = self._place_for(work)
+        turn = self._line.item(last) if last else None
+        if last is None or turn is None:
+            return
         self._line.remove(last)
-        others = Work(last.flow, priority=last.priority)
-        problem = (
-            f"{self._max_queue} calls wait for this model, most of them yours, and others want their share"
-        )
-        turn.set_exception(self._busy(others, problem))
+        if not turn.done():
+            problem = (
+                f"{self._max_queue} calls wait for this model, most of them yours, and others want a share"
+            )
+            turn.set_exception(self._busy(Work(last.flow, priority=last.priority), problem))
 
     async def _next(self, work: Work, cost: float, patience_s: float | None) -> Replica:
         """Wait in line for a replica."""
@@ -213,7 +230,9 @@ class ReplicaPool:
             self._at_rest.set()
 
     def _busy(self, work: Work, problem: str) -> ServiceError:
-        wait_s = self.wait_s(work)
-        return ServiceError(
-            ErrorReason.SERVER_BUSY, f"{problem}; try again later", retry_after_s=max(wait_s, 0.0)
-        )
+        return busy(f"{problem}; try again later", self.wait_s(work))
+
+
+def _patience(deadline: float | None) -> float | None:
+    """Return how long a call can wait, in seconds."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic()) * _WAIT_SHARE

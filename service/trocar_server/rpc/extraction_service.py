@@ -55,7 +55,7 @@ class ExtractionService:
             held.reserve(sum(byte_counts), row_count(plan.inputs))
             expected_bytes = await self._engine.check(plan, deadline)
             held.reserve(expected_bytes, row_count(plan.inputs))
-            held.expect(self._engine.expected_s(plan))
+            held.expect(self._engine.expected_s(plan, deadline))
             receiver = PayloadReceiver(byte_counts)
             receiver.feed(chunks)
             while not receiver.is_complete:

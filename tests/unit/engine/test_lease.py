@@ -224,7 +224,7 @@ async def order_of(one: ReplicaPool, asked: list[tuple[str, str, dict[str, Any]]
 
 async def test_a_caller_with_one_call_is_served_at_the_next_turn_of_a_flood() -> None:
     one = pool(max_queue=500)
-    flood = [(f"flood {number}", "flood", {}) for number in range(200)]
+    flood: list[tuple[str, str, dict[str, Any]]] = [(f"flood {n}", "flood", {}) for n in range(200)]
     order = await order_of(one, [*flood, ("single", "single", {})])
     assert order.index("single") == 1
     assert [name for name in order if name != "single"] == [name for name, _, _ in flood]
@@ -275,7 +275,7 @@ async def test_a_full_line_makes_room_for_a_flow_with_less_than_its_share() -> N
         single = Caller(one, flow="single")
         await turns()
         assert [caller.task.done() for caller in flood] == [False, False, False, True]
-        with pytest.raises(ServiceError, match="others want their share") as caught:
+        with pytest.raises(ServiceError, match="others want a share") as caught:
             await flood[3].task
         assert caught.value.reason is ErrorReason.SERVER_BUSY
         assert one.waiting_count == 4
