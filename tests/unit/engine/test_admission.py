@@ -158,8 +158,8 @@ def test_no_budget_is_passed_and_nothing_is_lost(steps: list[tuple[int, str, int
         assert gate.held()[1] == pytest.approx(sum(each.seconds for each in held))
     for context in contexts:
         context.__exit__(None, None, None)
-    assert gate.held() == (0, pytest.approx(0), 0)
-    assert all(gate.held(kind=kind) == (0, pytest.approx(0), 0) for kind in kinds)
+    assert gate.held() == NOTHING
+    assert all(gate.held(kind=kind) == NOTHING for kind in kinds)
     assert not gate._flows
 
 

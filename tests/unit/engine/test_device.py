@@ -234,15 +234,14 @@ async def test_one_flow_with_much_work_does_not_shut_out_another(
 ) -> None:
     """As sixteen fits of one caller would an extraction of another."""
     held, order, now = Held(), list[str](), [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def work(name: str) -> None:
         order.append(name)
         now[0] += 0.1
 
     first = asyncio.create_task(in_flow("before", owner.run(held)))
-    while not held.began.is_set():
-        await asyncio.sleep(0)
+    await held.until_begun()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     fits = [asyncio.create_task(in_flow("a", owner.run(partial(work, f"a{n}")))) for n in range(16)]
     await turns()
     single = asyncio.create_task(in_flow("b", owner.run(partial(work, "b"))))
@@ -275,17 +274,15 @@ async def test_who_uses_much_time_has_fewer_turns(
     owner: DeviceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What work costs is known when it is done."""
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    held, order = Held(), list[str]()
+    held, order, now = Held(), list[str](), [0.0]
 
     def work(name: str, seconds: float) -> None:
         order.append(name)
         now[0] += seconds
 
     first = asyncio.create_task(in_flow("before", owner.run(held)))
-    while not held.began.is_set():
-        await asyncio.sleep(0)
+    await held.until_begun()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     tasks = []
     for name, seconds in [("step", 1.0), ("pass", 0.1)] * 40:
         tasks += [asyncio.create_task(in_flow(name, owner.run(partial(work, name, seconds))))]

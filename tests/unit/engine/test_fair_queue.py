@@ -157,24 +157,22 @@ def test_whatever_happens_every_item_comes_out_once_and_in_order_within_its_flow
     steps: list[tuple[str, float, Priority] | str | int],
 ) -> None:
     """Work conserving: as long as something waits, `pop` gives something."""
-    queue: FairQueue[Ticket] = FairQueue(1.0)
-    boxes: list[list[Ticket]] = []
+    queue: FairQueue[int] = FairQueue(1.0)
+    tickets: list[Ticket] = []
     waiting: dict[int, Ticket] = {}
     for step in [*steps, *["pop"] * 60]:
         if isinstance(step, tuple):
             flow, cost, priority = step
-            box: list[Ticket] = []
-            box.append(queue.push(box, flow, cost, priority))  # type: ignore[arg-type]
-            boxes.append(box)
-            waiting[box[0].number] = box[0]
-        elif isinstance(step, int) and step < len(boxes):
-            (ticket,) = boxes[step]
-            assert queue.remove(ticket) is (waiting.pop(ticket.number, None) is not None)
+            number = len(tickets)
+            waiting[number] = queue.push(number, flow, cost, priority)
+            tickets.append(waiting[number])
+        elif isinstance(step, int) and step < len(tickets):
+            assert queue.remove(tickets[step]) is (waiting.pop(step, None) is not None)
         elif step == "pop" and waiting:
-            (found,) = queue.pop()  # type: ignore[misc]
-            own = [ticket for ticket in waiting.values() if ticket.flow == found.flow]
-            assert found == min(own, key=lambda ticket: (-ticket.priority, ticket.number))
-            del waiting[found.number]
+            served = queue.pop()
+            own = {n: ticket for n, ticket in waiting.items() if ticket.flow == waiting[served].flow}
+            assert served == min(own, key=lambda n: (-own[n].priority, n))
+            del waiting[served]
         assert len(queue) == len(waiting)
         assert queue.cost == pytest.approx(sum(ticket.cost for ticket in waiting.values()))
     assert not waiting
