@@ -28,6 +28,7 @@ from trocar._datasets.features import FeatureColumn, Features, read_features
 from trocar._datasets.job import DatasetReport, Progress, extract_dataset
 from trocar._edit_json import edits_from_json
 from trocar._edits import Edit, edit
+from trocar._execution import ExecutionInfo, Numerics
 from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._fit_parts import augmentation, early_stop, metric
@@ -141,6 +142,7 @@ from trocar.errors import (
     TrainerError,
     TrainerInvalidError,
     TrocarError,
+    UnimplementedError,
     UnknownArchitectureError,
     UnknownCheckpointError,
     UnknownDatasetError,
@@ -152,6 +154,7 @@ from trocar.errors import (
     UnknownNodeError,
     UnknownParameterError,
     UnknownPickError,
+    UnknownSegmentError,
     UnknownSourceError,
     UnknownTrainerError,
     UnknownWeightsError,
@@ -200,6 +203,7 @@ __all__ = [
     "EmptyBatchError",
     "ErrorReason",
     "Evaluation",
+    "ExecutionInfo",
     "ExtractStream",
     "ExtractionPlan",
     "FeatureColumn",
@@ -239,6 +243,7 @@ __all__ = [
     "NotDifferentiableError",
     "NotFoundError",
     "NotTraceableError",
+    "Numerics",
     "Objective",
     "ObjectiveError",
     "ObjectiveOutOfRangeError",
@@ -287,6 +292,7 @@ __all__ = [
     "TrainerInfo",
     "TrainerInvalidError",
     "TrocarError",
+    "UnimplementedError",
     "UnknownArchitectureError",
     "UnknownCheckpointError",
     "UnknownDatasetError",
@@ -298,6 +304,7 @@ __all__ = [
     "UnknownNodeError",
     "UnknownParameterError",
     "UnknownPickError",
+    "UnknownSegmentError",
     "UnknownSourceError",
     "UnknownTrainerError",
     "UnknownWeightsError",

@@ -112,6 +112,7 @@ def server_info(message: server_pb2.GetServerInfoResponse) -> ServerInfo:
             max_pending_s=limits.max_pending_s,
             max_principal_s=limits.max_principal_s,
             stall_timeout_s=limits.stall_timeout_s,
+            max_shared_memory_bytes=limits.max_shared_memory_bytes,
         ),
     )
 

@@ -5,7 +5,7 @@ import gc
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec, clean_downloads, default_categories
 from trocar_server.rpc.server import Parts, RpcServer, start_server
+from trocar_server.telemetry import Telemetry, open_telemetry
 from trocar_server.training.datasets import DatasetLibrary, DatasetStore, listed_folders
 from trocar_server.training.fitting import Fits
 from trocar_server.training.storage import StorageOnDemand
@@ -39,12 +40,15 @@ class App:
     fits: Fits
     rpc: RpcServer
     grace_s: float
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
     async def stop(self) -> None:
         """Let calls finish within the grace, then end the owner thread."""
         # Both at once: calls that watch a fit end when it has stopped.
         await asyncio.gather(self.rpc.stop(self.grace_s), self.fits.stop())
         await self.trainers.stop()
+        await self.engine.compiled.stop()
+        await asyncio.to_thread(self.telemetry.stop)
         await asyncio.to_thread(self.engine.owner.stop)
 
 
@@ -74,15 +78,18 @@ async def start(
     edit_store.clean()
     datasets = _datasets(config, data_dir)
     replicas = {model_id: model.replicas for model_id, model in config.models.items()}
-    engine = Engine(catalogue, owner, config.limits, data_dir, replicas)
+    engine = Engine(catalogue, owner, config.limits, data_dir, replicas, config.engine)
     async with AsyncExitStack() as undo:
         owner.start()
         undo.push_async_callback(asyncio.to_thread, owner.stop)
+        undo.push_async_callback(engine.compiled.stop)
         storage = StorageOnDemand(data_dir, config.limits.max_checkpoints)
         undo.callback(storage.close)
         trainers = Trainers(engine, storage, data_dir / "scratch")
         fits = Fits(trainers, datasets, data_dir / "fits", data_dir / "scratch")
         trainers.on_close = fits.forget
+        telemetry = open_telemetry(config, engine, trainers, log)
+        undo.push_async_callback(asyncio.to_thread, telemetry.stop)
         rpc = await start_server(
             Parts(engine, edit_store, datasets, trainers, fits),
             config.host,
@@ -91,6 +98,9 @@ async def start(
             log=log,
             gate=gate,
             credentials=credentials,
+            max_message_bytes=config.max_message_bytes,
+            health_port=config.health_port,
+            observer=telemetry.observer,
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
         for model_id in config.models:
@@ -103,7 +113,7 @@ async def start(
         undo.push_async_callback(fits.stop)
         await rpc.set_serving()
         undo.pop_all()
-    return App(engine, datasets, trainers, fits, rpc, config.grace_s)
+    return App(engine, datasets, trainers, fits, rpc, config.grace_s, telemetry)
 
 
 async def serve(config: ServerConfig, on_ready: Callable[[App], None]) -> None:
@@ -163,6 +173,7 @@ def model_spec(model_id: str, config: ModelConfig, factory: Callable[[], Any] | 
         preprocessing=None if given is None else PreprocessingSpec(**given.model_dump()),
         input_shape=config.input_shape,
         stages=config.stages,
+        numerics=config.numerics,
         factory=factory,
     )
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import trocar
+from trocar._cli.bench import bench
 from trocar._cli.cam import cam
 from trocar._cli.cka import cka
 from trocar._cli.connection import connected
@@ -27,6 +28,7 @@ from trocar._cli.models import models
 from trocar._cli.modules import modules
 from trocar._cli.plan import plan
 from trocar._cli.plugins import add_plugins
+from trocar._cli.ready import ready
 from trocar._cli.stats import stats
 from trocar._cli.train import train
 from trocar._cli.trainers import trainers_app
@@ -37,8 +39,10 @@ _EPILOG = (
 )
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(models, load, unload, modules, plan, extract, stats, gradients, cam, health),
+    *(ready, models, load, unload, modules, plan, extract, stats, gradients, cam, health),
     *(fid, cka, dead, diff),
+    *(models, load, unload, modules, plan, extract, stats, gradients, cam, health),
+    *(fid, cka, dead, diff, bench),
 )
 """Those that begin with a client, in the order of the help."""
 

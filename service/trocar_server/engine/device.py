@@ -62,6 +62,11 @@ class DeviceThread:
         """Whether work runs or waits, so that new work would not begin at once."""
         return self._is_running or bool(self._line)
 
+    @property
+    def thread_count(self) -> int | None:
+        """Threads of one CPU pass, where the operator set them."""
+        return self._threads
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

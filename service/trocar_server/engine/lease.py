@@ -77,8 +77,13 @@ class ReplicaPool:
         return self._count - len(self._free)
 
     @property
+    def count(self) -> int:
+        """Replicas that there are."""
+        return self._count
+
+    @property
     def waiting_count(self) -> int:
-        """Calls that wait now."""
+        """Calls that wait for one."""
         return len(self._line)
 
     @asynccontextmanager

@@ -1,14 +1,15 @@
 """`ExtractionService`: check, receive, run, stream."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_server.engine.admission import MethodClass
+from trocar_api.wire import Chunk
+from trocar_server.engine.admission import MethodClass, Reservation
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.plan import row_count
+from trocar_server.engine.plan import Payload, row_count
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow
 from trocar_server.rpc.constants import check_constants, constants_of
@@ -26,8 +27,11 @@ from trocar_server.rpc.replies import (
 )
 from trocar_server.rpc.requests import to_plan
 from trocar_server.rpc.sending import send
+from trocar_server.rpc.shared_payloads import shared_payloads
 from trocar_server.rpc.splitting import split_payloads
 from trocar_server.rpc.stored_lists import StoredLists
+from trocar_server.shared_memory import Lender
+from trocar_server.telemetry import note_model, note_pass, phase
 
 _SERVICE = "trocar_api.v1.ExtractionService"
 
@@ -35,47 +39,70 @@ _SERVICE = "trocar_api.v1.ExtractionService"
 class ExtractionService:
     """Runs hosted models for callers of `ExtractionService`."""
 
-    def __init__(self, engine: Engine, lists: StoredLists) -> None:
+    def __init__(self, engine: Engine, lists: StoredLists, lender: Lender | None = None) -> None:
         self._engine = engine
         self._lists = lists
+        self._lender = lender
 
     async def extract(
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
     ) -> None:
         """Check, receive, run one pass, stream; the replica is free before the first byte goes out."""
         deadline = deadline_of(context)
-        first = await anext(requests, None)
+        with phase("receive"):
+            first = await anext(requests, None)
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
         request, chunks = read_message(pb.ExtractRequest, first)
-        stored = await self._lists.find(principal_of(context), request.model_id, request.edits)
-        plan, byte_counts = to_plan(request, self._engine.limits, stored)
-        kind = MethodClass.EXTRACT if plan.objective is None else MethodClass.GRADIENTS
+        note_model(request.model_id)
+        kind = MethodClass.GRADIENTS if request.HasField("objective") else MethodClass.EXTRACT
         with self._engine.admission.admit(kind, current_flow()) as held:
-            held.reserve(sum(byte_counts), row_count(plan.inputs))
-            expected_bytes = await self._engine.check(plan, deadline)
-            held.reserve(expected_bytes, row_count(plan.inputs))
+            await self._extract(request, chunks, requests, context, held, deadline)
+
+    async def _extract(
+        self,
+        request: pb.ExtractRequest,
+        chunks: Sequence[Chunk],
+        requests: AsyncIterator[bytes],
+        context: "grpc.aio.ServicerContext[bytes, Parts]",
+        held: Reservation,
+        deadline: float | None,
+    ) -> None:
+        principal = principal_of(context)
+        with shared_payloads(self._lender, principal, request) as shared:
+            stored = await self._lists.find(principal, request.model_id, request.edits)
+            plan, byte_counts = to_plan(request, self._engine.limits, stored)
+            rows = row_count(plan.inputs)
+            held.reserve(sum(byte_counts), rows)
+            with phase("check"):
+                expected_bytes = await self._engine.check(plan, deadline)
+            held.reserve(expected_bytes, rows)
             held.expect(self._engine.expected_s(plan, deadline))
-            receiver = PayloadReceiver(byte_counts)
-            receiver.feed(chunks)
-            while not receiver.is_complete:
-                message = await anext(requests, None)
-                if message is None:
-                    break
-                receiver.feed(read_message(pb.ExtractRequest, message)[1])
-            payloads = split_payloads(plan, receiver.finish(), stored)
+            with phase("receive"):
+                if shared.has_payload:
+                    received = await shared.payloads(byte_counts, chunks)
+                else:
+                    received = await _received(requests, byte_counts, chunks)
+            payloads = split_payloads(plan, received, stored)
             await check_constants(constants_of(plan, payloads))
-            prepared = await self._engine.prepare(plan, payloads)
+            with phase("prepare"):
+                prepared = await self._engine.prepare(plan, payloads)
             extraction = await self._engine.extract(prepared, deadline)
-            del receiver, payloads, prepared, chunks, first, stored
+            note_pass(plan, extraction)
+            del received, payloads, prepared, chunks, stored
+            values = values_of(extraction.feature_maps)
             held.computed()
-            held.add(sum(part.nbytes for part in values_of(extraction.feature_maps)) - held.byte_count)
-            await send(context, reply_messages(plan, extraction), self._engine.limits.stall_timeout_s)
+            held.add(sum(value.nbytes for value in values) - held.byte_count)
+            is_shared = await shared.place(values)
+        with phase("reply"):
+            messages = reply_messages(plan, extraction, is_shared=is_shared)
+            await send(context, messages, self._engine.limits.stall_timeout_s)
 
     async def plan(self, message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """Check a request and describe its reply."""
         request, _ = read_message(pb.PlanRequest, message)
         wanted = request.extraction
+        note_model(wanted.model_id)
         stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits)
         plan, byte_counts = to_plan(wanted, self._engine.limits, stored, needs_inputs=False)
         preview = await self._engine.preview(plan, deadline_of(context))
@@ -98,3 +125,17 @@ class ExtractionService:
         )
         plan: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self.plan)
         return grpc.method_handlers_generic_handler(_SERVICE, {"Extract": method, "Plan": plan})
+
+
+async def _received(
+    requests: AsyncIterator[bytes], byte_counts: Sequence[int], chunks: Sequence[Chunk]
+) -> list[Payload]:
+    """Return the payloads of a call, put together from the chunks of its messages."""
+    receiver = PayloadReceiver(byte_counts)
+    receiver.feed(chunks)
+    while not receiver.is_complete:
+        message = await anext(requests, None)
+        if message is None:
+            break
+        receiver.feed(read_message(pb.ExtractRequest, message)[1])
+    return receiver.finish()

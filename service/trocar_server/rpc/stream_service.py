@@ -33,6 +33,7 @@ from trocar_server.rpc.sending import send
 from trocar_server.rpc.splitting import split_payloads
 from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.text import sendable
+from trocar_server.telemetry import note_model, note_pass, phase
 
 _SERVICE = "trocar_api.v1.StreamService"
 _BUSY_PAUSE_S = 0.1
@@ -99,16 +100,19 @@ class StreamService:
             results = self._results(stream, counts, ahead(ready))
             async with aclosing(ahead(results)) as messages:
                 async for result in messages:
-                    await send(context, result.messages, stall_s)
+                    with phase("reply"):
+                        await send(context, result.messages, stall_s)
                     held.add(-result.byte_count)
             await send(context, await self._engine.owner.run(lambda: _end(stream, counts)), stall_s)
 
     async def _start(self, reader: StreamReader, principal: str, held: Reservation) -> _Stream:
         start, chunks = await reader.start()
+        note_model(start.model_id)
         limits = self._engine.limits
         stored = await self._lists.find(principal, start.model_id, start.edits)
         plan = base_plan(start, limits, stored)
-        await self._engine.check_taps(plan)
+        with phase("check"):
+            await self._engine.check_taps(plan)
         byte_counts = [*plan_constant_bytes(plan), *_checkpoint_byte_count(start)]
         check_request_bytes([*byte_counts, stored_bytes(plan)], limits)
         held.reserve(sum(byte_counts))
@@ -166,6 +170,7 @@ class StreamService:
             if batch.prepared is None:
                 raise batch.error or ServiceError(ErrorReason.INTERNAL, "the batch was lost")
             extraction = await self._extract(stream, batch.prepared)
+            note_pass(batch.prepared.plan, extraction)
         except ServiceError as error:
             counts.failed_count += 1
             result.error.CopyFrom(_failure(error))
