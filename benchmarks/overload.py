@@ -163,8 +163,8 @@ def main() -> None:
     chosen = parser.parse_args()
     inputs = np.random.default_rng(0).standard_normal((1, 3, chosen.side, chosen.side), np.float32)
     call = Call(chosen.model, inputs, chosen.tap, chosen.timeout_s)
-    with served([f"{chosen.model}=random:0"]) as address:
-        outcomes = asyncio.run(measure(address, call, chosen.seconds, chosen.factors))
+    with served([f"{chosen.model}=random:0"]) as server:
+        outcomes = asyncio.run(measure(server.address, call, chosen.seconds, chosen.factors))
     print(
         f"\n### Overload, {chosen.model}, deadline {chosen.timeout_s:g} s\n\n"
         "| times capacity | calls | goodput/s | of capacity | accepted p50 ms | p99 | refused | p50 ms | p99 "

@@ -71,7 +71,7 @@ class FairQueue(Generic[Item]):
         line.pop()
 
     Within a flow, items of a higher priority go first, and equal ones in the order in which they came. Every
-    operation but `longest` and `cost_before` takes constant time on average.
+    operation but `place_for` and `cost_before` takes constant time on average.
 
     Args:
         quantum: The cost that each flow gets in each round; that of a usual item keeps turns short and few.
@@ -104,6 +104,12 @@ class FairQueue(Generic[Item]):
         own.lines[priority][ticket.number] = (ticket, item)
         self._add(own, 1, cost)
         return ticket
+
+    def head(self) -> Item | None:
+        """Return the item whose turn it is, without taking it; None where nobody waits."""
+        if not self._count:
+            return None
+        return next(iter(self._turn().first().values()))[1]
 
     def pop(self) -> Item:
         """Take out the item whose turn it is.
@@ -150,10 +156,15 @@ class FairQueue(Generic[Item]):
         own = self._circle.get(flow)
         return own.count if own else 0
 
-    def longest(self) -> Ticket | None:
-        """Return the last item of the flow with the most of them; None where nobody waits."""
-        own = max(self._circle.values(), key=lambda flow: flow.count, default=None)
-        return own.last() if own is not None and own.count else None
+    def place_for(self, flow: str) -> Ticket | None:
+        """Return whose place an item of a flow takes where the line is full; None where it gets none.
+
+        The last one of the flow with the most of them, if that still has as many as the other then.
+        """
+        own = max(self._circle.values(), key=lambda other: other.count, default=None)
+        if own is None or own.count <= self.count_of(flow) + 1:
+            return None
+        return own.last()
 
     def item(self, ticket: Ticket) -> Item | None:
         """Return what waits under a ticket; None where it is gone."""

@@ -181,8 +181,8 @@ class ReplicaPool:
         """
         if len(self._line) < self._max_queue:
             return None
-        last = self._line.longest()
-        if last is None or self._line.count_of(last.flow) <= self._line.count_of(work.flow) + 1:
+        last = self._line.place_for(work.flow)
+        if last is None:
             raise self._busy(work, f"{len(self._line)} calls wait for this model already")
         return last
 

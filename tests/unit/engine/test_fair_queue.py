@@ -121,16 +121,27 @@ def test_an_item_is_removed_once() -> None:
     assert (queue.item(ticket), len(queue), queue.cost) == (None, 0, 0.0)
 
 
-def test_the_longest_flow_and_its_last_item_are_known() -> None:
+def test_a_full_line_has_the_place_of_the_last_item_of_the_longest_flow() -> None:
     queue = line()
-    assert queue.longest() is None
+    assert queue.place_for("c") is None
     queue.push("b", "b", 9.0)
     queue.push("a0", "a")
     queue.push("a low", "a", priority=Priority.LOW)
     queue.push("a1", "a")
-    last = queue.longest()
+    last = queue.place_for("c")
     assert last is not None
     assert queue.item(last) == "a low"
+    assert queue.place_for("b") == last
+    assert queue.place_for("a") is None
+
+
+def test_the_head_is_what_is_popped_next() -> None:
+    queue = line()
+    assert queue.head() is None
+    for number in range(6):
+        queue.push(f"a{number}", "a", 3.0)
+        queue.push(f"b{number}", "b", 1.0)
+    assert all(queue.head() == queue.pop() for _ in range(12))
 
 
 def test_a_debt_of_a_million_quanta_is_paid_off_in_a_few_visits() -> None:
