@@ -107,6 +107,11 @@ def server_info(message: server_pb2.GetServerInfoResponse) -> ServerInfo:
             max_trainers=limits.max_trainers,
             trainer_ttl_s=limits.trainer_ttl_s,
             max_checkpoints=limits.max_checkpoints,
+            max_pending_bytes=limits.max_pending_bytes,
+            max_principal_bytes=limits.max_principal_bytes,
+            max_pending_s=limits.max_pending_s,
+            max_principal_s=limits.max_principal_s,
+            stall_timeout_s=limits.stall_timeout_s,
             max_shared_memory_bytes=limits.max_shared_memory_bytes,
         ),
     )

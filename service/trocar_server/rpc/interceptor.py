@@ -12,12 +12,12 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models import current_principal, set_principal
+from trocar_server.models import current_principal, set_flow, set_principal
 from trocar_server.rpc.call_line import call_line, plain
 from trocar_server.rpc.counted import KINDS, behaviour_of, counted
 from trocar_server.rpc.gates import Gate, OpenGate
 from trocar_server.rpc.method_scopes import is_open
-from trocar_server.rpc.principal import log_name
+from trocar_server.rpc.principal import flow_of, log_name
 from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 from trocar_server.telemetry import NOBODY, UNKNOWN_METHOD, CallObserver, CallRecord, trace_id_of
 
@@ -96,6 +96,7 @@ class _Call:
                 if is_guarded:
                     principal = self.gate.admit(record.method, context)
                     set_principal(principal)
+                    set_flow(flow_of(principal, context.peer()))
                     record.principal = log_name(principal)
                 reply = await behaviour(record, request, context)
             except BaseException as error:

@@ -161,7 +161,9 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
     server_pb2_grpc.add_ServerServiceServicer_to_server(info, server)
     edits = EditStoreService(engine, parts.edit_store)
     edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
-    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(DatasetService(parts.datasets), server)
+    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(
+        DatasetService(parts.datasets, engine.admission), server
+    )
     lists = StoredLists(engine, parts.edit_store)
     tuning, sharing = TrainerService(parts.trainers), SharedMemoryService(lender)
     server.add_generic_rpc_handlers(
