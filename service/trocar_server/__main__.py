@@ -1,6 +1,7 @@
 """Commands that the `trocar` CLI finds through the entry-point group `trocar.commands`."""
 
 import asyncio
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from trocar_server.engine.allocator import keep_freed_memory
 from trocar_server.errors import ServiceError
+from trocar_server.quick_imports import without_dynamo
 
 
 def serve(
@@ -32,10 +34,12 @@ def serve(
     ready_file: Annotated[Path | None, typer.Option(help="write the address here when ready")] = None,
 ) -> None:
     """Host models and answer clients until stopped."""
+    gc.disable()  # until `app.serve`: what is imported stays, and looking for garbage in it takes 0.5 s
     _set_up_logging()
     keep_freed_memory()
     # torch is imported here, after the allocator is set.
-    from trocar_server import app
+    with without_dynamo():
+        from trocar_server import app
     from trocar_server.config import ModelConfig, read_config
     from trocar_server.models import parse_model_argument
 
