@@ -1,10 +1,31 @@
 """What comes of one plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trocar_server.engine.edits import Expansions
 from trocar_server.engine.passes import FeatureMap, PassResult
 from trocar_server.engine.planner import Resolved
+from trocar_server.engines import Numerics
+
+EAGER = "eager"
+"""The engine that is PyTorch as everybody runs it."""
+
+
+@dataclass(frozen=True)
+class ExecutionReport:
+    """How a pass was run.
+
+    Attributes:
+        numerics: What the numbers are, at least as close as was asked for.
+        engine: What ran it.
+        row_count: Samples of the batch that it was run in, those of other calls included; 0 where unknown.
+        is_cached: Whether nothing was computed.
+    """
+
+    numerics: Numerics = Numerics.EXACT
+    engine: str = EAGER
+    row_count: int = 0
+    is_cached: bool = False
 
 
 @dataclass(frozen=True)
@@ -18,6 +39,7 @@ class Extraction:
     compute_s: float
     edit_expansions: Expansions = ()
     objective_value: float | None = None
+    report: ExecutionReport = field(default_factory=ExecutionReport)
 
 
 def there(resolved: Resolved, result: PassResult) -> tuple[tuple[str, ...], ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum, unique
 from typing import TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from trocar_server.edits import Edit
 from trocar_server.engine.objective import Objective
+from trocar_server.engines import Numerics
 from trocar_server.reductions import Cast, ConstantSpec, Reduction, constant_specs
 from trocar_server.stats import NO_PARAMETERS, Scope, Statistic, StatisticParameters
 from trocar_server.surgery import Selector
@@ -106,6 +108,36 @@ class SourceInputs:
     inputs: tuple[ArgumentInput, ...]
 
 
+@unique
+class Priority(IntEnum):
+    """Which of one caller's calls go first."""
+
+    LOW = -1
+    NORMAL = 0
+    HIGH = 1
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a pass may be run.
+
+    Attributes:
+        numerics: The loosest that the caller takes; the model's default when None.
+        merge: Whether its batch may be run together with those of other calls.
+        cache: Whether the reply may come from the feature cache, and go there.
+        priority: Which of the caller's calls go first.
+    """
+
+    numerics: Numerics | None = None
+    merge: bool = True
+    cache: bool = True
+    priority: Priority = Priority.NORMAL
+
+
+AS_USUAL = Execution()
+"""What a caller who says nothing gets."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """One extraction, with everything in it checked that needs no model.
@@ -122,6 +154,7 @@ class Plan:
     edits: tuple[EditRequest, ...] = ()
     objective: Objective | None = None
     sources: tuple[SourceInputs, ...] = ()
+    execution: Execution = AS_USUAL
 
     @property
     def tap_constants(self) -> list[ConstantSpec]:

@@ -11,6 +11,7 @@ from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan
 from trocar_server.reductions import CastValue
 from trocar_server.rpc.dtypes import spec_to_wire, to_wire
+from trocar_server.rpc.execution import report_to_wire
 from trocar_server.rpc.statistics import fill_statistics
 from trocar_server.rpc.text import sendable
 from trocar_server.surgery.naming import gradient_port
@@ -60,6 +61,7 @@ def reply_head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
         stopped_at=extraction.stopped_at,
         edit_expansions=edit_expansions(extraction.edit_expansions),
         objective_value=extraction.objective_value,
+        execution=report_to_wire(extraction.report),
     )
 
 

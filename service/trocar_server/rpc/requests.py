@@ -9,6 +9,7 @@ from trocar_server.config import Limits
 from trocar_server.engine.plan import Plan, StartAt
 from trocar_server.rpc.combinations import check_combination
 from trocar_server.rpc.edits import NO_LISTS, StoredList, edits_from_wire
+from trocar_server.rpc.execution import to_execution
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.inputs import check_argument_count, check_request_bytes, tensor_input, to_inputs
 from trocar_server.rpc.objectives import objective_from_wire
@@ -96,6 +97,7 @@ def base_plan(
         _start_at(request, limits),
         edits_from_wire("edits", request.edits, limits.max_edits, sources=sources, stored=stored),
         objective_from_wire("objective", request.objective, limits) if has_objective else None,
+        execution=to_execution(request.execution),
     )
     check_combination(plan)
     return plan
