@@ -68,7 +68,7 @@ from trocar._trainer_optimizers import (
 )
 from trocar._trainer_parts import clamp, gradient_rule, head, host_memory, spool
 from trocar._trainer_types import Checkpoint, Evaluation, StepResult, TrainerInfo
-from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
+from trocar._types import DrainState, Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
 from trocar._uploads.plan import UploadProgress
 from trocar.errors import (
     AmbiguousCallError,
@@ -124,6 +124,7 @@ from trocar.errors import (
     ScopeMissingError,
     SelectorError,
     ServerBusyError,
+    ServerDrainingError,
     ServerError,
     ServerOutOfMemoryError,
     ServerUnavailableError,
@@ -147,6 +148,7 @@ from trocar.errors import (
     UnknownEditsError,
     UnknownFitError,
     UnknownFunctionError,
+    UnknownMethodError,
     UnknownModelError,
     UnknownModuleError,
     UnknownNodeError,
@@ -188,6 +190,7 @@ __all__ = [
     "DeadlineExceededError",
     "Diff",
     "DiffRow",
+    "DrainState",
     "DuplicateNameError",
     "Edit",
     "EditDtypeRejectedError",
@@ -259,6 +262,7 @@ __all__ = [
     "ScopeMissingError",
     "SelectorError",
     "ServerBusyError",
+    "ServerDrainingError",
     "ServerError",
     "ServerInfo",
     "ServerLimits",
@@ -293,6 +297,7 @@ __all__ = [
     "UnknownEditsError",
     "UnknownFitError",
     "UnknownFunctionError",
+    "UnknownMethodError",
     "UnknownModelError",
     "UnknownModuleError",
     "UnknownNodeError",

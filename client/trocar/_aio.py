@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trocar._local import LocalModels
     from trocar._modules import ModuleTree
-    from trocar._types import Model, ServerInfo
+    from trocar._types import DrainState, Model, ServerInfo
 
 
 def connect(
@@ -144,6 +144,42 @@ class AsyncClient(AsyncTrainers):
         request = model_pb2.UnloadModelRequest(model_id=model_id)
         reply = await self._call(self._models.UnloadModel, request)
         return _from_wire.model(reply.model)
+
+    async def drain(self, *, undo: bool = False) -> DrainState:
+        """Let the server run empty, or take work again; its operator's call.
+
+        Health says NOT_SERVING and new work is refused with `ServerDrainingError`. Calls that run go on to
+        their end; fits are saved and wait. Ask again to see how far it is.
+
+        Args:
+            undo: Whether to take work again; the fits go on.
+
+        Raises:
+            ScopeMissingError: Your token does not have the scope admin.
+        """
+        action = server_pb2.DRAIN_ACTION_UNDO if undo else server_pb2.DRAIN_ACTION_START
+        reply = await self._call(self._server.Drain, server_pb2.DrainRequest(action=action))
+        return _from_wire.drain_state(reply)
+
+    async def reload_config(self, *, timeout_s: float = 600.0) -> list[str]:
+        """Let the server read its configuration again; its operator's call.
+
+        Models, data sets, limits and whether tokens are asked for may change; calls that run finish on what
+        they began with. What is wrong leaves everything as it was.
+
+        Args:
+            timeout_s: Deadline in seconds; new models are loaded before the answer comes.
+
+        Returns:
+            What has changed, a line each.
+
+        Raises:
+            InvalidArgumentError: The configuration is wrong, or changes what only a restart can.
+            ModelError: A new model cannot be loaded; see `load`.
+            ScopeMissingError: Your token does not have the scope admin.
+        """
+        reply = await self._call(self._server.ReloadConfig, server_pb2.ReloadConfigRequest(), timeout_s)
+        return list(reply.changes)
 
     async def modules(self, model_id: str, inputs_shape: Sequence[int] | None = None) -> ModuleTree:
         """Return the modules of a model, with what each call of them returns.

@@ -5,6 +5,8 @@ import math
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
@@ -12,6 +14,8 @@ from uuid import uuid4
 import grpc
 import grpc.aio
 from grpc.experimental import ChannelOptions
+
+from trocar_api.versions import VERSION_KEY
 
 AsyncChannel: TypeAlias = grpc.aio.Channel
 SyncChannel: TypeAlias = grpc.Channel
@@ -128,7 +132,7 @@ class ConnectOptions:
 
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         """Return what goes with a call."""
-        headers = (("x-request-id", request_id),)
+        headers = (("x-request-id", request_id), (VERSION_KEY, own_version()))
         return (*headers, ("authorization", f"Bearer {self.token}")) if self.token else headers
 
 
@@ -147,6 +151,12 @@ def open_sync_channel(options: ConnectOptions) -> SyncChannel:
     if options.tls:
         return grpc.secure_channel(options.target, _credentials(options.tls), chosen)
     return grpc.insecure_channel(options.target, chosen)
+
+
+@cache
+def own_version() -> str:
+    """Return the client's version; looked up with the first call: that takes 20 ms."""
+    return version("trocar")
 
 
 def new_request_id() -> str:

@@ -152,6 +152,12 @@ class ErrorReason(StrEnum):
     SCOPE_MISSING = "SCOPE_MISSING"
     """The caller's token or certificate does not allow this method."""
 
+    VERSION_SKEW = "VERSION_SKEW"
+    """The server is too old for the client, or of another major version."""
+    UNKNOWN_METHOD = "UNKNOWN_METHOD"
+    """The server does not have this method: it is older than the client."""
+    SERVER_DRAINING = "SERVER_DRAINING"
+    """The server runs empty and takes no new work; another one may."""
     SERVER_BUSY = "SERVER_BUSY"
     """Too many calls wait for the model, or no replica was free in time."""
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"

@@ -5,7 +5,7 @@ import gc
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 import typer
@@ -15,7 +15,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.quick_imports import without_dynamo
 
 
-def serve(
+def serve(  # noqa: PLR0913, PLR0917 - a command line
     models: Annotated[
         list[str] | None,
         typer.Argument(help="torchvision names, each with optional weights: resnet50, vit_b_16=random:0"),
@@ -30,6 +30,14 @@ def serve(
         bool | None,
         typer.Option("--insecure", help="allow any address, without authentication"),
     ] = None,
+    tokens: Annotated[
+        bool | None, typer.Option("--tokens", help="every call needs a token of `trocar token create`")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="the server's certificate chain, a PEM file")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="its private key, a PEM file")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="who signs client certificates; every client must have one then")
+    ] = None,
     reflection: Annotated[bool | None, typer.Option("--reflection", help="offer gRPC reflection")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="write the address here when ready")] = None,
 ) -> None:
@@ -40,7 +48,7 @@ def serve(
     # torch is imported here, after the allocator is set.
     with without_dynamo():
         from trocar_server import app
-    from trocar_server.config import ModelConfig, read_config
+    from trocar_server.config import ModelConfig, ServerConfig, read_config
     from trocar_server.models import parse_model_argument
 
     def announce(running: app.App) -> None:
@@ -51,17 +59,26 @@ def serve(
             temporary.write_text(address)
             temporary.replace(ready_file)
 
-    overrides = {"host": host, "port": port, "device": device, "insecure": insecure, "reflection": reflection}
-    try:
-        settings = read_config(
-            config, **{key: value for key, value in overrides.items() if value is not None}
-        )
+    flags: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "device": device,
+        "insecure": insecure,
+        "reflection": reflection,
+    }
+    flags |= {"tokens": tokens, "tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca}
+    overrides = {key: value for key, value in flags.items() if value is not None}
+
+    def read() -> ServerConfig:
+        settings = read_config(config, **overrides)
         named = {
             spec.model_id: ModelConfig(weights=spec.weights)
             for spec in map(parse_model_argument, models or ())
         }
-        settings = settings.model_copy(update={"models": {**settings.models, **named}})
-        asyncio.run(app.serve(settings, announce))
+        return settings.model_copy(update={"models": {**settings.models, **named}})
+
+    try:
+        asyncio.run(app.serve(read(), announce, read))
     except ServiceError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None

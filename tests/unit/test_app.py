@@ -14,9 +14,9 @@ from tests.support.serving import custom
 from trocar_api.reasons import ErrorReason
 from trocar_server import app
 from trocar_server.access import check_address
-from trocar_server.app import model_spec
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.errors import ServiceError
+from trocar_server.specs import model_spec
 
 
 def owner_threads() -> set[threading.Thread]:

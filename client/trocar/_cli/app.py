@@ -25,6 +25,7 @@ from trocar._cli.loading import load, unload
 from trocar._cli.many_values import ManyValues
 from trocar._cli.models import models
 from trocar._cli.modules import modules
+from trocar._cli.operating import drain, reload
 from trocar._cli.plan import plan
 from trocar._cli.plugins import add_plugins
 from trocar._cli.stats import stats
@@ -38,7 +39,7 @@ _EPILOG = (
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(models, load, unload, modules, plan, extract, stats, gradients, cam, health),
-    *(fid, cka, dead, diff),
+    *(fid, cka, dead, diff, drain, reload),
 )
 """Those that begin with a client, in the order of the help."""
 

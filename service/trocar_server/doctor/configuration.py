@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from trocar_server.app import model_spec
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.doctor.finding import Finding, fail, ok, warn
 from trocar_server.errors import ServiceError
@@ -11,6 +10,7 @@ from trocar_server.models import Catalogue, ModelSpec
 from trocar_server.models.architectures import find_weights
 from trocar_server.models.downloads import stored_path
 from trocar_server.models.spec import WeightsKind
+from trocar_server.specs import model_spec
 
 
 def check_models(config: ServerConfig) -> Iterator[Finding]:

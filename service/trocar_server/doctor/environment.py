@@ -50,7 +50,7 @@ def check_torch(config: ServerConfig) -> Iterator[Finding]:
         line = (str(error).splitlines() or [type(error).__name__])[0][:200]
         yield fail(
             "torch pair",
-            f"torch {_version('torch')} and torchvision {_version('torchvision')} do not work together: {line}",
+            f"torch {_version('torch')} and torchvision {_version('torchvision')} are no pair: {line}",
             "install both from the same index, for example pip install torch torchvision --index-url "
             "https://download.pytorch.org/whl/cpu",
         )

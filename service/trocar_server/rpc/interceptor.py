@@ -16,11 +16,14 @@ from google.protobuf.message import DecodeError
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_principal, set_principal
-from trocar_server.rpc.gates import Gate, OpenGate
+from trocar_server.rpc.doors import Doors, unknown_method
+from trocar_server.rpc.gates import Gate, Metadata, OpenGate
 from trocar_server.rpc.method_scopes import is_open
 from trocar_server.rpc.principal import log_name
+from trocar_server.rpc.running_calls import RunningCalls
 from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 
+_OWN = "/trocar_api."
 _REQUEST_ID_KEY = "x-request-id"
 _MAX_REQUEST_ID_CHARACTERS = 64
 
@@ -31,11 +34,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     Args:
         log: Takes one line for each call; structlog's logger `trocar` when None.
         gate: Says who may make which call; everybody every one when None.
+        doors: Say which calls are let in whoever makes them.
+        running: Keeps the calls that are under way.
     """
 
-    def __init__(self, log: Any = None, gate: Gate | None = None) -> None:
+    def __init__(
+        self,
+        log: Any = None,
+        gate: Gate | None = None,
+        doors: Doors | None = None,
+        running: RunningCalls | None = None,
+    ) -> None:
         self._log = log or structlog.get_logger("trocar")
         self._gate = gate or OpenGate()
+        self._doors = doors or Doors()
+        self._running = running or RunningCalls(self._gate)
 
     async def intercept_service(
         self,
@@ -45,14 +58,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Return the handler with its behaviour wrapped."""
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method)
-        if handler is None or is_open(method):
+        if is_open(method) or (handler is None and not method.startswith(_OWN)):
             return handler
-        call = _Call(self._log, self._gate, method, _request_id(handler_call_details))
+        call = _Call(self._log, self._gate, self._running, method, _request_id(handler_call_details))
+        metadata = handler_call_details.invocation_metadata or ()
+        if handler is None:
+            return call.refusal(self._refused_unknown(method, metadata))
         try:
-            self._gate.check_early(method, handler_call_details.invocation_metadata or ())
+            self._gate.check_early(method, metadata)
+            self._doors.check(method, metadata)
         except ServiceError as error:
             return call.refusal(error)
-        if not method.startswith("/trocar_api."):
+        if not method.startswith(_OWN):
             return _guarded(handler, call) if self._gate.is_guarded else handler
         if handler.stream_stream is not None:
             return handler._replace(stream_stream=call.wrap(handler.stream_stream))
@@ -64,6 +81,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return handler._replace(stream_unary=behaviour, request_deserializer=None)
         behaviour = call.wrap(_parsing(handler, handler.unary_unary))
         return handler._replace(unary_unary=behaviour, request_deserializer=None)
+
+    def _refused_unknown(self, method: str, metadata: Metadata) -> ServiceError:
+        """Return why a method of ours that is none cannot be called: strangers do not learn our version."""
+        try:
+            self._gate.check_early(method, metadata)
+        except ServiceError as error:
+            if error.reason is not ErrorReason.SCOPE_MISSING:
+                return error
+        return unknown_method(method)
 
 
 def _guarded(handler: Any, call: "_Call") -> Any:
@@ -124,6 +150,7 @@ def _parsing_each(handler: Any) -> Callable[..., Awaitable[Any]]:
 class _Call:
     log: Any
     gate: Gate
+    running: RunningCalls
     method: str
     request_id: str
 
@@ -132,12 +159,13 @@ class _Call:
 
         async def call(request: Any, context: Any) -> Any:
             started = time.perf_counter()
-            try:
-                set_principal(self.gate.admit(self.method, context))
-                reply = await behaviour(request, context)
-            except BaseException as error:
-                await self._fail(error, context, started)
-                raise
+            with self.running.watched(self.method, context) as watched:
+                try:
+                    set_principal(self.gate.admit(self.method, context))
+                    reply = await behaviour(request, context)
+                except BaseException as error:
+                    await self._fail(watched.problem or error, context, started)
+                    raise
             self._note("OK", started)
             return reply
 

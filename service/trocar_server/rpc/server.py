@@ -30,12 +30,15 @@ from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.dataset_service import DatasetService
+from trocar_server.rpc.doors import Doors
 from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
 from trocar_server.rpc.fit_service import FitService
-from trocar_server.rpc.gates import Gate
+from trocar_server.rpc.gates import Gate, OpenGate
 from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
+from trocar_server.rpc.operator import Operator
+from trocar_server.rpc.running_calls import RunningCalls
 from trocar_server.rpc.server_service import ServerService
 from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.stream_service import StreamService
@@ -72,6 +75,8 @@ class Parts:
     datasets: DatasetLibrary
     trainers: Trainers
     fits: Fits
+    operator: Operator
+    doors: Doors
 
 
 @dataclass
@@ -81,17 +86,20 @@ class RpcServer:
     Attributes:
         address: Where clients connect, `host:port` or `unix:/path`.
         port: The TCP port that it listens on; 0 for a Unix socket.
+        running: The calls that are under way.
     """
 
     address: str
     port: int
+    running: RunningCalls
     _server: grpc.aio.Server
     _health: health.aio.HealthServicer
 
-    async def set_serving(self) -> None:
-        """Tell health checks that every service is ready."""
+    async def set_serving(self, is_serving: bool = True) -> None:
+        """Tell health checks whether every service is ready."""
+        status = health_pb2.HealthCheckResponse
         for name in ("", *_SERVICES):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, let calls finish for `grace_s` seconds, then end."""
@@ -123,10 +131,12 @@ async def start_server(
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
-    engine = parts.engine
-    server = grpc.aio.server(interceptors=[CallInterceptor(log, gate)], options=_options(engine.limits))
+    engine, gate = parts.engine, gate or OpenGate()
+    running = RunningCalls(gate)
+    interceptor = CallInterceptor(log, gate, parts.doors, running)
+    server = grpc.aio.server(interceptors=[interceptor], options=_options(engine.limits))
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
-    server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine), server)
+    server_pb2_grpc.add_ServerServiceServicer_to_server(ServerService(engine, parts.operator), server)
     edits = EditStoreService(engine, parts.edit_store)
     edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
     dataset_pb2_grpc.add_DatasetServiceServicer_to_server(DatasetService(parts.datasets), server)
@@ -147,7 +157,7 @@ async def start_server(
         )
     address, bound = _listen(server, host, port, credentials)
     await server.start()
-    return RpcServer(address, bound, server, health_service)
+    return RpcServer(address, bound, running, server, health_service)
 
 
 def _listen(
