@@ -53,13 +53,13 @@ async def test_a_model_that_nobody_knows_leaves_no_thread() -> None:
     assert owner_threads() == before
 
 
-async def test_an_announcement_that_fails_leaves_no_thread() -> None:
+async def test_an_announcement_that_fails_leaves_no_thread(tmp_path: Path) -> None:
     def announce(running: app.App) -> None:
         raise FileNotFoundError("no such folder")
 
     before = owner_threads()
     with pytest.raises(FileNotFoundError):
-        await app.serve(ServerConfig(port=0, device="cpu"), announce)
+        await app.serve(ServerConfig(port=0, device="cpu", data_dir=tmp_path), announce)
     assert owner_threads() == before
 
 

@@ -11,7 +11,6 @@ from trocar_server.engine.engine import Engine
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.operator import Operator
 
-
 _WANTED = {
     pb.DRAIN_ACTION_UNSPECIFIED: None,
     pb.DRAIN_ACTION_START: True,
