@@ -1,116 +1,71 @@
-"""How long until a server answers, and what it takes: `python -m benchmarks.start [MODEL]`.
+"""How long it takes until something can be used, and what an idle server holds."""
 
-From the start of the process `trocar serve` to health SERVING, with the weights on disk; medians of `ROUNDS`.
-"Without cached files" means that Linux was asked to drop the weights from its page cache, not torch itself.
-"""
-
-import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from torchvision.models import get_model, get_model_weights
+from benchmarks.measuring import Effort, timed
+from benchmarks.report import Row, Table, row
+from benchmarks.served import served
 
-from benchmarks.report import Row, print_rows
-from trocar_server.models.downloads import stored_path
-from trocar_server.models.weights_file import write_weights
-
-ROUNDS = 5
-_LIMIT_S = 120.0
-_SERVING = health_pb2.HealthCheckResponse.SERVING
+_ROUNDS = 5
 
 
-def main(model: str = "resnet18") -> None:
-    """Print the rows."""
+def run(effort: Effort) -> list[Table]:
+    """Measure all rows."""
     with tempfile.TemporaryDirectory() as folder:
-        data_dir = Path(folder)
-        weights = _store(model, data_dir)
-        warm = [_start(model, data_dir) for _ in range(ROUNDS)]
-        cold = []
-        for _ in range(ROUNDS):
-            _forget(weights)
-            cold.append(_start(model, data_dir))
-    imports = [_import_s() for _ in range(ROUNDS)]
-    print_rows(
-        f"Start, {model}, seconds and GB",
-        [
-            Row("first ready, s", _median([seconds for seconds, _ in warm]), 3.0),
-            Row(
-                "first ready, weights not in the page cache, s",
-                _median([seconds for seconds, _ in cold]),
-                3.0,
-            ),
-            Row("memory of the idle server, GB", _median([memory for _, memory in warm]), 0.8),
-            Row("`import trocar`, s", _median(imports), 0.3),
-        ],
+        weights = Path(folder) / "resnet18.safetensors"
+        write_weights(weights)
+        rows = [*server_rows(f"resnet18={weights}", effort), import_row(effort), command_row(effort)]
+    return [
+        Table(
+            "Start and idle memory",
+            rows,
+            note="Medians, in a fresh process each time; files are in the page cache.",
+        )
+    ]
+
+
+def write_weights(file: Path) -> None:
+    """Write random weights of resnet18 as a file, in a process that ends again."""
+    code = (
+        "import sys; from torchvision.models import resnet18; from safetensors.torch import save_file; "
+        "save_file(resnet18(weights=None).state_dict(), sys.argv[1])"
     )
+    subprocess.run([sys.executable, "-c", code, str(file)], check=True)
 
 
-def _store(model: str, data_dir: Path) -> Path:
-    """Write random weights as if they were torchvision's, which need no network."""
-    path = stored_path(get_model_weights(model).DEFAULT, data_dir)
-    path.parent.mkdir(parents=True)
-    write_weights(get_model(model, weights=None).state_dict(), path)
-    return path
+def server_rows(model: str, effort: Effort) -> list[Row]:
+    """Return how long a server takes to be ready, and the memory that it then has."""
+    seconds, memory = [], []
+    for _ in range(effort.of(_ROUNDS)):
+        with served([model]) as server:
+            seconds.append(server.ready_s)
+            memory.append(server.memory_bytes() / 1e9)
+    return [
+        row("first ready, resnet18 from a file on disk", median(seconds), 3.0, unit="s"),
+        row("memory of an idle server, resnet18", median(memory), 0.8, unit="GB"),
+    ]
 
 
-def _start(model: str, data_dir: Path) -> tuple[float, float]:
-    """Return the seconds until health says SERVING, and the server's memory in GB."""
-    address = f"unix:{data_dir / 'socket'}"
-    environment = {**os.environ, "TROCAR_DATA_DIR": str(data_dir)}
-    command = [sys.executable, "-m", "trocar", "serve", model, "--host", address]
-    started = time.perf_counter()
-    with (data_dir / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        _wait(address, process)
-        seconds = time.perf_counter() - started
-        time.sleep(2)  # for the warm-up to end: the memory is that of an idle server
-        return seconds, _resident_gb(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
+def import_row(effort: Effort) -> Row:
+    """Return how long `import trocar` takes, beside what an empty interpreter does."""
+    took = _difference("import trocar", effort)
+    return row("`import trocar`", took, 0.3, unit="s", note="without the interpreter's own start")
 
 
-def _wait(address: str, process: "subprocess.Popen[bytes]") -> None:
-    limit = time.monotonic() + _LIMIT_S
-    path = Path(address.removeprefix("unix:"))
-    while not path.exists():
-        if process.poll() is not None or time.monotonic() > limit:
-            raise RuntimeError("the server did not start")
-        time.sleep(0.005)
-    with grpc.insecure_channel(address) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)  # its types lack Watch
-        watching = stub.Watch(health_pb2.HealthCheckRequest(), timeout=_LIMIT_S, wait_for_ready=True)
-        next(reply for reply in watching if reply.status == _SERVING)
-        watching.cancel()
+def command_row(effort: Effort) -> Row:
+    """Return how long the command line takes to say its version."""
+    took = _difference("from trocar._cli import main; main(['--version'])", effort)
+    return row("`trocar --version`", took, unit="s")
 
 
-def _resident_gb(process_id: int) -> float:
-    pages = int(Path(f"/proc/{process_id}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e9
-
-
-def _import_s() -> float:
-    code = "import time; t = time.perf_counter(); import trocar; print(time.perf_counter() - t)"
-    return float(subprocess.check_output([sys.executable, "-c", code]))
-
-
-def _forget(path: Path) -> None:
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:2])
+def _difference(code: str, effort: Effort) -> float:
+    run_code = partial(subprocess.run, check=False, stdout=subprocess.DEVNULL)
+    rounds = effort.of(_ROUNDS) + 1
+    full = timed(partial(run_code, [sys.executable, "-c", code]), rounds)[1:]
+    empty = timed(partial(run_code, [sys.executable, "-c", "pass"]), rounds)[1:]
+    return median(full) - median(empty)

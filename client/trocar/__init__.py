@@ -28,6 +28,7 @@ from trocar._datasets.features import FeatureColumn, Features, read_features
 from trocar._datasets.job import DatasetReport, Progress, extract_dataset
 from trocar._edit_json import edits_from_json
 from trocar._edits import Edit, edit
+from trocar._execution import ExecutionInfo, Numerics
 from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._fit_parts import augmentation, early_stop, metric
@@ -142,6 +143,7 @@ from trocar.errors import (
     TrainerError,
     TrainerInvalidError,
     TrocarError,
+    UnimplementedError,
     UnknownArchitectureError,
     UnknownCheckpointError,
     UnknownDatasetError,
@@ -154,6 +156,7 @@ from trocar.errors import (
     UnknownNodeError,
     UnknownParameterError,
     UnknownPickError,
+    UnknownSegmentError,
     UnknownSourceError,
     UnknownTrainerError,
     UnknownWeightsError,
@@ -203,6 +206,7 @@ __all__ = [
     "EmptyBatchError",
     "ErrorReason",
     "Evaluation",
+    "ExecutionInfo",
     "ExtractStream",
     "ExtractionPlan",
     "FeatureColumn",
@@ -242,6 +246,7 @@ __all__ = [
     "NotDifferentiableError",
     "NotFoundError",
     "NotTraceableError",
+    "Numerics",
     "Objective",
     "ObjectiveError",
     "ObjectiveOutOfRangeError",
@@ -291,6 +296,7 @@ __all__ = [
     "TrainerInfo",
     "TrainerInvalidError",
     "TrocarError",
+    "UnimplementedError",
     "UnknownArchitectureError",
     "UnknownCheckpointError",
     "UnknownDatasetError",
@@ -303,6 +309,7 @@ __all__ = [
     "UnknownNodeError",
     "UnknownParameterError",
     "UnknownPickError",
+    "UnknownSegmentError",
     "UnknownSourceError",
     "UnknownTrainerError",
     "UnknownWeightsError",

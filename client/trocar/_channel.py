@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 from grpc.experimental import ChannelOptions
 
+from trocar._trace_context import trace_headers
 from trocar_api.versions import VERSION_KEY
 
 AsyncChannel: TypeAlias = grpc.aio.Channel
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 Option: TypeAlias = tuple[str, str | int]
 
+UNIX = "unix:"
+"""How targets begin that are Unix sockets with a path."""
+
 LOCAL = "local"
 """The target that stands for a server in this process."""
 
@@ -42,10 +46,7 @@ MAX_MESSAGE_BYTES = 16 << 20
 """The largest message that the client accepts; gRPC's own default is 4 MiB."""
 
 RETRY_BUFFER_BYTES = 8 << 20
-"""Above this a call is no longer retried; gRPC's own default is 256 KiB, less than one image.
-
-With 64 MiB an upload of 103 MB took 1.3 times as long and 138 MiB more memory, with this 10 MiB.
-"""
+"""Above this a call is no longer retried by gRPC, whose own default is 256 KiB."""
 
 MAX_METADATA_BYTES = 64 << 10
 """Room for long error messages, such as every mismatched key; gRPC's own default is 8 KiB."""
@@ -113,6 +114,8 @@ class ConnectOptions:
     """True for TLS with gRPC's roots."""
     retries: int
     """How often a call is tried again, 0 to 4."""
+    shared_memory: bool | None = None
+    """Whether large payloads go through shared memory; None: where the target is a Unix socket."""
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
@@ -122,6 +125,8 @@ class ConnectOptions:
             raise ValueError("the token has characters that no header may have; was a line end copied along?")
         if not 0 <= self.retries <= MAX_RETRIES:
             raise ValueError(f"retries={self.retries} is not in the range 0 to {MAX_RETRIES}")
+        if self.shared_memory and not (self.target == LOCAL or self.target.startswith(UNIX)):
+            raise ValueError(f"memory is shared on a Unix socket only, and {self.target!r} is none")
         if self.target == LOCAL and self.tls:
             raise ValueError(f"tls does not go with the target {LOCAL!r}: nothing leaves this process")
         if self.token and not self.tls and not is_loopback(self.target):
@@ -130,9 +135,14 @@ class ConnectOptions:
     def __repr__(self) -> str:
         return f"{self.target!r}{', tls' if self.tls else ''}{', token' if self.token else ''}"
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the server is asked for shared memory."""
+        return self.shared_memory is not False and self.target.startswith(UNIX)
+
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         """Return what goes with a call."""
-        headers = (("x-request-id", request_id), (VERSION_KEY, own_version()))
+        headers = (("x-request-id", request_id), (VERSION_KEY, own_version()), *trace_headers())
         return (*headers, ("authorization", f"Bearer {self.token}")) if self.token else headers
 
 
@@ -192,7 +202,8 @@ def channel_options(options: ConnectOptions) -> list[Option]:
     """Return gRPC's channel options.
 
     Only `UNAVAILABLE` is retried: then the call reached no handler, and every call of this client
-    may be repeated anyway. gRPC drops the retry silently where a request outgrows the buffer.
+    may be repeated anyway. gRPC drops the retry silently where a request outgrows the buffer. Calls that
+    carry tensors are not retried by gRPC.
     """
     chosen: list[Option] = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -222,9 +233,14 @@ def _service_config(retries: int) -> str:
         "backoffMultiplier": 2,
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
-    # A shard is sent again by the client itself. Left to gRPC, the last message was lost where a connection
-    # broke while it was sent (grpcio 1.81): the server then refused a shard that is cut off.
-    own_retries = (("DatasetService", "UploadShard"), ("TrainerService", "Train"))
+    # Calls of several messages are repeated by the client itself, see `_attempts`.
+    own_retries = (
+        ("ExtractionService", "Extract"),
+        ("StreamService", "ExtractStream"),
+        ("DatasetService", "UploadShard"),
+        ("TrainerService", "Train"),
+        ("SharedMemoryService", "ShareMemory"),
+    )
     unretried = {
         "name": [{"service": f"trocar_api.v1.{service}", "method": name} for service, name in own_retries]
     }

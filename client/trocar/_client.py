@@ -32,6 +32,7 @@ def connect(
     token: str | None = None,
     tls: TlsOptions | bool | None = None,
     retries: int = 4,
+    shared_memory: bool | None = None,
     models: LocalModels | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Client:
@@ -51,7 +52,10 @@ def connect(
         token: Sent as a bearer token; over plain text to this machine only.
         tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`.
         retries: How often a call is tried again where the server cannot be reached, 0 to 4, with
-            a backoff from 0.1 to 2 seconds. Inputs over 8 MiB are sent only once.
+            a backoff from 0.1 to 2 seconds, within the deadline.
+        shared_memory: Whether inputs and feature maps from 4 MiB on go through memory that is shared with the
+            server. None: where the target is a Unix socket and the server lends some; see `transport`.
+            False: never. True: as None, and `ValueError` where the target is no Unix socket.
         models: With "local", what to host: names such as ["resnet50", "vit_b_16=random:0"]; or a dict from
             model id to the name of weights, to a table with the keys of `[models.ID]` in the configuration
             file, to an `nn.Module`, or to {"module": ..., "input_shape": (3, 32, 32)}. A module shares its
@@ -68,7 +72,7 @@ def connect(
         NotFoundError: The target is "local" and a model or its weights have no such name.
         InvalidArgumentError: The target is "local" and an option is wrong.
     """
-    chosen = ConnectOptions(target, timeout_s, token, tls, retries)
+    chosen = ConnectOptions(target, timeout_s, token, tls, retries, shared_memory)
     if target != LOCAL:
         if models is not None or options is not None:
             raise ValueError(f"models and options go with the target {LOCAL!r} only, not with {target!r}")

@@ -107,6 +107,7 @@ def server_info(message: server_pb2.GetServerInfoResponse) -> ServerInfo:
             max_trainers=limits.max_trainers,
             trainer_ttl_s=limits.trainer_ttl_s,
             max_checkpoints=limits.max_checkpoints,
+            max_shared_memory_bytes=limits.max_shared_memory_bytes,
         ),
         server_id=message.server_id,
         is_draining=message.is_draining,

@@ -88,6 +88,8 @@ class ServerLimits:
     """Seconds after its last use at which a trainer is closed."""
     max_checkpoints: int
     """Checkpoints of one trainer that were asked for; the oldest goes."""
+    max_shared_memory_bytes: int = 0
+    """The most bytes of shared memory that you may have at once; 0 where none is offered."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +130,14 @@ class ServerTiming:
     """Seconds spent waiting for a replica."""
     compute_s: float
     """Seconds of preprocessing, forward pass and statistics."""
+    total_s: float | None = field(default=None, compare=False)
+    """Seconds of the whole call by the client's clock; None in a stream, where calls overlap."""
+
+    @property
+    def transfer_s(self) -> float | None:
+        """Seconds of everything else: checks, both ways, and putting the reply together; None in a stream."""
+        return None if self.total_s is None else max(0.0, self.total_s - self.queue_s - self.compute_s)
+
+    def __str__(self) -> str:
+        parts = {"queue": self.queue_s, "compute": self.compute_s, "transfer": self.transfer_s}
+        return ", ".join(f"{name} {s * 1000:.1f} ms" for name, s in parts.items() if s is not None)

@@ -8,6 +8,7 @@ TrocarError
     UnknownDatasetError
     UnknownFitError
     UnknownSourceError
+    UnknownSegmentError
     UnknownModelError
     UnknownArchitectureError
     UnknownWeightsError
@@ -71,6 +72,7 @@ TrocarError
     RequestTooLargeError
     ReplyTooLargeError
     PassTooLargeError
+    UnimplementedError             the server does not offer it
     PermissionDeniedError          the token is missing, wrong or too narrow
       TokenMissingError
       TokenInvalidError
@@ -139,12 +141,14 @@ from trocar._request_errors import (
     RequestTooLargeError,
     SelectorError,
     StartNotPossibleError,
+    UnimplementedError,
     UnknownEditsError,
     UnknownFunctionError,
     UnknownModuleError,
     UnknownNodeError,
     UnknownParameterError,
     UnknownPickError,
+    UnknownSegmentError,
     UnknownSourceError,
 )
 from trocar._trainer_errors import (
@@ -243,6 +247,7 @@ __all__ = [
     "TrainerError",
     "TrainerInvalidError",
     "TrocarError",
+    "UnimplementedError",
     "UnknownArchitectureError",
     "UnknownCheckpointError",
     "UnknownDatasetError",
@@ -255,6 +260,7 @@ __all__ = [
     "UnknownNodeError",
     "UnknownParameterError",
     "UnknownPickError",
+    "UnknownSegmentError",
     "UnknownSourceError",
     "UnknownTrainerError",
     "UnknownWeightsError",

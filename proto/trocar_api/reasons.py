@@ -142,6 +142,8 @@ class ErrorReason(StrEnum):
     """The disk is full; what was there before is unchanged."""
     STORAGE_UNAVAILABLE = "STORAGE_UNAVAILABLE"
     """The disk cannot be read or written."""
+    UNKNOWN_SEGMENT = "UNKNOWN_SEGMENT"
+    """The caller has no segment of shared memory of this id."""
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     """The caller has as much stored as he may."""
 
@@ -151,6 +153,9 @@ class ErrorReason(StrEnum):
     """The call's token is unknown, expired or revoked."""
     SCOPE_MISSING = "SCOPE_MISSING"
     """The caller's token or certificate does not allow this method."""
+
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    """The server does not offer this method or option."""
 
     VERSION_SKEW = "VERSION_SKEW"
     """The server is too old for the client, or of another major version."""

@@ -5,7 +5,7 @@ import gc
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.lifecycle import Lifecycle
 from trocar_server.models import Catalogue, clean_downloads
-from trocar_server.rpc.doors import Doors
 from trocar_server.rpc.gates import ReplaceableGate
 from trocar_server.rpc.server import Parts, RpcServer, start_server
 from trocar_server.server_id import server_id
 from trocar_server.specs import dataset_folders, model_spec
+from trocar_server.telemetry import Telemetry, open_telemetry
 from trocar_server.training.datasets import DatasetLibrary, DatasetStore
 from trocar_server.training.fitting import Fits
 from trocar_server.training.storage import StorageOnDemand
@@ -44,14 +44,16 @@ class App:
     rpc: RpcServer
     lifecycle: Lifecycle
     grace_s: float
-    checking: asyncio.Task[None]
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
     async def stop(self) -> None:
         """Let calls finish within the grace, then end the owner thread."""
-        self.checking.cancel()
+        self.lifecycle.stop()
         # Both at once: calls that watch a fit end when it has stopped.
         await asyncio.gather(self.rpc.stop(self.grace_s), self.fits.stop())
         await self.trainers.stop()
+        await self.engine.compiled.stop()
+        await asyncio.to_thread(self.telemetry.stop)
         await asyncio.to_thread(self.engine.owner.stop)
 
 
@@ -88,11 +90,11 @@ async def start(
     edit_store = EditStore(data_dir / "edits")
     edit_store.clean()
     datasets = _datasets(config, data_dir)
-    replicas = {model_id: model.replicas for model_id, model in config.models.items()}
-    engine = Engine(catalogue, owner, config.limits, data_dir, replicas)
+    engine = Engine(catalogue, owner, config.limits, data_dir, _replicas(config), config.engine)
     async with AsyncExitStack() as undo:
         owner.start()
         undo.push_async_callback(asyncio.to_thread, owner.stop)
+        undo.push_async_callback(engine.compiled.stop)
         storage = StorageOnDemand(data_dir, config.limits.max_checkpoints)
         undo.callback(storage.close)
         if is_alone:
@@ -100,22 +102,25 @@ async def start(
         trainers = Trainers(engine, storage, data_dir / "scratch")
         fits = Fits(trainers, datasets, data_dir / "fits", data_dir / "scratch")
         trainers.on_close = fits.forget
-        doors = Doors()
+        telemetry = open_telemetry(config, engine, trainers, log)
+        undo.push_async_callback(asyncio.to_thread, telemetry.stop)
         own_id = await asyncio.to_thread(server_id, data_dir)
-        lifecycle = Lifecycle(own_id, config, data_dir, engine, datasets, fits, gate, doors, log, reread)
+        lifecycle = Lifecycle(own_id, config, data_dir, engine, datasets, fits, gate, log, reread)
+        undo.callback(lifecycle.stop)
         rpc = await start_server(
-            Parts(engine, edit_store, datasets, trainers, fits, lifecycle, doors),
+            Parts(engine, edit_store, datasets, trainers, fits, lifecycle, lifecycle.doors),
             config.host,
             config.port,
             with_reflection=config.reflection,
             log=log,
             gate=gate,
             credentials=credentials,
+            max_message_bytes=config.max_message_bytes,
+            health_port=config.health_port,
+            observer=telemetry.observer,
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
-        lifecycle.rpc = rpc
-        checking = asyncio.create_task(rpc.running.keep_checking())
-        undo.callback(checking.cancel)
+        lifecycle.begin(rpc)
         for model_id in config.models:
             await engine.load(model_id)
             log.info("model loaded", model_id=model_id)
@@ -126,7 +131,7 @@ async def start(
         undo.push_async_callback(fits.stop)
         await rpc.set_serving()
         undo.pop_all()
-    return App(engine, datasets, trainers, fits, rpc, lifecycle, config.grace_s, checking)
+    return App(engine, datasets, trainers, fits, rpc, lifecycle, config.grace_s, telemetry)
 
 
 async def serve(
@@ -192,6 +197,10 @@ def _datasets(config: ServerConfig, data_dir: Path) -> DatasetLibrary:
     store = DatasetStore(data_dir / "datasets", limits.max_dataset_bytes, limits.max_image_pixels)
     store.clean()
     return DatasetLibrary(store, dataset_folders(config), limits.max_image_pixels)
+
+
+def _replicas(config: ServerConfig) -> dict[str, int]:
+    return {model_id: model.replicas for model_id, model in config.models.items()}
 
 
 def _catalogue(config: ServerConfig, factories: Mapping[str, Callable[[], Any]]) -> Catalogue:

@@ -29,6 +29,7 @@ class Lifecycle:
         config: What is in force.
         reread: Reads the configuration again; None where there is nothing to read, as in a local server.
         rpc: Set when the server listens.
+        doors: Say which calls are let in.
     """
 
     server_id: str
@@ -38,11 +39,22 @@ class Lifecycle:
     datasets: DatasetLibrary
     fits: Fits
     gate: ReplaceableGate
-    doors: Doors
     log: Any
     reread: Callable[[], ServerConfig] | None = None
     rpc: RpcServer | None = None
+    doors: Doors = field(default_factory=Doors)
+    _checking: "asyncio.Task[None] | None" = None
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def begin(self, rpc: RpcServer) -> None:
+        """Look after a server that listens: its running calls end with the rights of their callers."""
+        self.rpc = rpc
+        self._checking = asyncio.create_task(rpc.running.keep_checking())
+
+    def stop(self) -> None:
+        """Look after it no longer."""
+        if self._checking is not None:
+            self._checking.cancel()
 
     @property
     def is_draining(self) -> bool:

@@ -45,6 +45,7 @@ def model_spec(model_id: str, config: ModelConfig, factory: Callable[[], Any] | 
         preprocessing=None if given is None else PreprocessingSpec(**given.model_dump()),
         input_shape=config.input_shape,
         stages=config.stages,
+        numerics=config.numerics,
         factory=factory,
     )
 

@@ -21,6 +21,7 @@ import typer
 from PIL import Image
 from structlog.testing import capture_logs
 
+from tests.support.command_lines import parse
 from tests.support.markdown import Block, blocks, links, table_rows
 from tests.support.running_server import RunningServer, running_server
 from trocar import ErrorReason
@@ -125,26 +126,6 @@ def shell_commands(page: Path) -> list[list[str]]:
 def expand(word: str, folder: Path) -> list[str]:
     """Do what a shell does with a star: take the files that match, or else the word itself."""
     return (sorted(map(str, folder.glob(word))) if "*" in word else []) or [word]
-
-
-def parse(words: list[str]) -> None:
-    """Parse a command line, options and all, without running it."""
-    plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
-    root: Any = typer.main.get_command(build_app())
-    if not words or words[0].startswith("-"):
-        assert all(
-            word in [option for p in root.params for option in p.opts] or word == "--help" for word in words
-        )
-        return
-    name, *arguments = words
-    if name in plugins:
-        command: Any = typer.main.get_command(plugin_app(plugins[name]))
-    else:
-        command = root.commands[name]
-    if arguments and arguments[0] in getattr(command, "commands", {}):  # of a group
-        name, *arguments = arguments
-        command = command.commands[name]
-    command.make_context(name, arguments)
 
 
 @pages

@@ -36,6 +36,11 @@ class DeviceThread:
         self._has_ended = False
         self._thread = Thread(target=self._serve, name=f"torch-{device}", daemon=True)
 
+    @property
+    def thread_count(self) -> int | None:
+        """Threads of one CPU pass, where the operator set them."""
+        return self._threads
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

@@ -2,19 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from PIL import Image
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.config import Limits
+from trocar_server.config import EngineConfig, Limits
+from trocar_server.engine.compiled import CompiledForms
+from trocar_server.engine.compiled_pass import NotCompiledError
 from trocar_server.engine.device import DeviceThread
+from trocar_server.engine.forms import rows_of
 from trocar_server.engine.hosting import Host, SourceForm, SourceForms, make_host
 from trocar_server.engine.inputs import check_images, decode_images, predicted_signature
+from trocar_server.engine.lease import ReplicaPool
 from trocar_server.engine.memory import memory_limit
-from trocar_server.engine.outcome import Extraction, there
+from trocar_server.engine.outcome import ExecutionReport, Extraction, stop_depth, there
 from trocar_server.engine.passes import domain_errors
 from trocar_server.engine.plan import (
     ArgumentInput,
@@ -57,6 +62,7 @@ class Engine:
         limits: What a call may not exceed.
         data_dir: Where weights are kept.
         replica_counts: Replicas by model id; 1 where absent.
+        config: How passes are run that only look.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class Engine:
         limits: Limits,
         data_dir: Path,
         replica_counts: dict[str, int] | None = None,
+        config: EngineConfig = EngineConfig(),  # noqa: B008 - frozen
     ) -> None:
         self.catalogue = catalogue
         self.owner = owner
@@ -75,6 +82,7 @@ class Engine:
         self._replica_counts = replica_counts or {}
         self._hosts: dict[str, Host] = {}
         self._loading: dict[str, asyncio.Lock] = {}
+        self.compiled = CompiledForms(owner, config, self.limits, data_dir)
 
     async def load(self, model_id: str) -> Entry:
         """Load a model of the catalogue; nothing happens when it is loaded.
@@ -107,6 +115,7 @@ class Engine:
             host = self._hosts.pop(model_id, None)
             if host is not None:
                 entry.hosted, entry.state = None, ModelState.UNLOADED
+                self.compiled.forget(host)
                 await host.pool.drain()
             return entry
 
@@ -129,6 +138,10 @@ class Engine:
         host = self._hosts.pop(model_id, None)
         if host is not None:
             await host.pool.drain()
+
+    def pools(self) -> Mapping[str, ReplicaPool]:
+        """Return the replicas of every loaded model, by its id; those of trainers among them."""
+        return {model_id: host.pool for model_id, host in self._hosts.items()}
 
     async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
         """Return what a pass calls, for the model's example input or for inputs of a given form."""
@@ -238,6 +251,22 @@ class Engine:
             running: Takes in the statistics, all or none, which the outcome is then without.
         """
         host = self._host(prepared.plan.model_id)
+        form = self.compiled.find(host, prepared.plan)
+        if form is not None and form.is_ready:
+            with suppress(NotCompiledError):
+                return await self.compiled.extract(form, prepared, deadline, running)
+        extraction = await self._extract_eagerly(host, prepared, deadline, running)
+        if form is not None:
+            self.compiled.was_asked(form, prepared)
+        return extraction
+
+    async def _extract_eagerly(
+        self,
+        host: Host,
+        prepared: Prepared,
+        deadline: float | None,
+        running: RunningStatistics | None,
+    ) -> Extraction:
         guard = PassGuard(deadline)
         started = time.perf_counter()
         async with host.pool.lease(deadline) as replica:
@@ -254,6 +283,8 @@ class Engine:
                     result.compute_s,
                     resolved.surgery.expansions,
                     result.objective,
+                    ExecutionReport(row_count=rows_of(prepared.plan)),
+                    depth=stop_depth(prepared.plan, resolved, result),
                 )
 
             return await self.run(work, guard, deadline)

@@ -48,6 +48,16 @@ class ReplicaPool:
         """Replicas lent out now."""
         return self._count - len(self._free)
 
+    @property
+    def count(self) -> int:
+        """Replicas that there are."""
+        return self._count
+
+    @property
+    def waiting_count(self) -> int:
+        """Calls that wait for one."""
+        return len(self._waiting)
+
     @asynccontextmanager
     async def lease(self, deadline: float | None) -> AsyncIterator[Replica]:
         """Lend a replica until the context ends.

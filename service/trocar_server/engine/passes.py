@@ -3,12 +3,12 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.collecting import Arguments, Work, collect
+from trocar_server.engine.collecting import Arguments, Collected, Work, collect
 from trocar_server.engine.hosting import input_rejected
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.outputs import COVARIANCE, Output, TapTarget, companion_output
@@ -92,11 +92,32 @@ def run_pass(
         collected = collect(replica.module, arguments, work, guard)
         _check_data(collected.values)
         values = _apart(collected.values, targets) if replica.is_live else collected.values
-        finished = [
-            _finish(target, values, constants, guard)
-            for target in targets
-            if not _is_left_out(target, values)
-        ]
+        return finish_pass(replace(collected, values=values), targets, guard, constants, started)
+
+
+def finish_pass(
+    collected: Collected,
+    targets: Sequence[TapTarget],
+    guard: PassGuard,
+    constants: Constants,
+    started: float,
+) -> PassResult:
+    """Reduce what a pass collected and bring to the host what was asked for.
+
+    Args:
+        collected: What came.
+        targets: What was to be collected.
+        guard: Says whether to go on.
+        constants: Of each tap, by its position: what its reductions need.
+        started: When the pass began, as `time.perf_counter()` in seconds.
+
+    Raises:
+        ServiceError: What `run_pass` raises of values.
+    """
+    values = collected.values
+    finished = [
+        _finish(target, values, constants, guard) for target in targets if not _is_left_out(target, values)
+    ]
     feature_maps = tuple(found for entry in finished for found in entry.feature_maps)
     taken = {entry.feature_maps[0].output.name: entry.taken for entry in finished if entry.taken}
     compute_s = time.perf_counter() - started

@@ -29,6 +29,9 @@ SENDABLE = frozenset(
 )
 """The dtypes that the values of a reply can have."""
 
+WIDE_UNSIGNED = frozenset((torch.uint16, torch.uint32, torch.uint64))
+"""Those that they can have, too, where a request says so."""
+
 
 @dataclass(frozen=True)
 class TapRequest:
@@ -43,6 +46,10 @@ class TapRequest:
     reductions: tuple[Reduction, ...] = ()
     cast: Cast | None = None
     parameters: StatisticParameters = NO_PARAMETERS
+    takes_wide_unsigned: bool = False
+    """Whether values may be of `WIDE_UNSIGNED`, which our own wire has no names for."""
+    suffix: str = ""
+    """Goes behind every name that it becomes, so that another tap may select the same values."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,13 @@ class TensorInput:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    convert_to: torch.dtype | None = None
+    """What the model gets instead; as it came when None."""
+
+    @property
+    def model_dtype(self) -> torch.dtype:
+        """The dtype that the model sees."""
+        return self.convert_to or self.dtype
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ async def build(engine: Engine, spec: ModelSpec, replicas: int) -> Host:
 def put(engine: Engine, host: Host, replicas: int) -> None:
     """Let the next call of this id run on a model; what had the id before is forgotten."""
     model_id = host.hosted.spec.model_id
+    _forget(engine, model_id)
     engine._hosts[model_id] = host
     engine._replica_counts[model_id] = replicas
     engine.catalogue.put(host.hosted)
@@ -39,5 +40,11 @@ def put(engine: Engine, host: Host, replicas: int) -> None:
 
 def take_out(engine: Engine, model_id: str) -> None:
     """Forget a model; calls that are under way finish on it."""
-    engine._hosts.pop(model_id, None)
+    _forget(engine, model_id)
     engine.catalogue.release(model_id)
+
+
+def _forget(engine: Engine, model_id: str) -> None:
+    host = engine._hosts.pop(model_id, None)
+    if host is not None:
+        engine.compiled.forget(host)

@@ -72,6 +72,13 @@ class Catalogue:
             raise unknown(ErrorReason.UNKNOWN_MODEL, "model", model_id[:80], names, _ADVICE)
         return entry
 
+    def kind_of(self, model_id: str) -> str:
+        """Return `catalogue` for an entry that all see, `guest` for one that its owner sees, or empty."""
+        entry = self._entries.get(model_id)
+        if entry is None:
+            return ""
+        return "catalogue" if entry.owner is None else "guest"
+
     def loaded(self, model_id: str) -> HostedModel:
         """Return a model that is in memory.
 

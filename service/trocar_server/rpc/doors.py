@@ -7,10 +7,12 @@ from trocar_api.versions import VERSION_KEY, is_understood
 from trocar_server import __version__
 from trocar_server.auth import Scope
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.gates import Metadata
+from trocar_server.rpc.gates import Gate, Metadata
 from trocar_server.rpc.method_scopes import METHOD_SCOPES
 
-_OWN = "/trocar_api."
+OWN = "/trocar_api."
+"""How the methods of our own contract begin."""
+
 _SERVER = "/trocar_api.v1.ServerService/"
 _LEADS_OUT = frozenset(
     (
@@ -34,7 +36,7 @@ class Doors:
         Raises:
             ServiceError: `VERSION_SKEW` or `SERVER_DRAINING`.
         """
-        if method.startswith(_OWN):
+        if method.startswith(OWN):
             _check_version(metadata)
         if self.is_draining and is_work(method):
             raise ServiceError(
@@ -48,6 +50,16 @@ def is_work(method: str) -> bool:
     """Tell whether a method makes work that a server which runs empty does not take."""
     is_looking = METHOD_SCOPES.get(method, Scope.READ) is Scope.READ
     return not (is_looking or method.startswith(_SERVER) or method in _LEADS_OUT)
+
+
+def refused_unknown(gate: Gate, method: str, metadata: Metadata) -> ServiceError:
+    """Return why a method of ours that is none cannot be called: strangers do not learn our version."""
+    try:
+        gate.check_early(method, metadata)
+    except ServiceError as error:
+        if error.reason is not ErrorReason.SCOPE_MISSING:
+            return error
+    return unknown_method(method)
 
 
 def unknown_method(method: str) -> ServiceError:

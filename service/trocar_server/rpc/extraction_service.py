@@ -1,12 +1,14 @@
 """`ExtractionService`: check, receive, run, stream."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.wire import Chunk
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.plan import Payload
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.constants import check_constants, constants_of
 from trocar_server.rpc.messages import deadline_of, read_message
@@ -19,10 +21,14 @@ from trocar_server.rpc.replies import (
     expansions,
     join_parts,
     reply_messages,
+    values_of,
 )
 from trocar_server.rpc.requests import to_plan
+from trocar_server.rpc.shared_payloads import shared_payloads
 from trocar_server.rpc.splitting import split_payloads
 from trocar_server.rpc.stored_lists import StoredLists
+from trocar_server.shared_memory import Lender
+from trocar_server.telemetry import note_model, note_pass, phase
 
 _SERVICE = "trocar_api.v1.ExtractionService"
 
@@ -30,41 +36,50 @@ _SERVICE = "trocar_api.v1.ExtractionService"
 class ExtractionService:
     """Runs hosted models for callers of `ExtractionService`."""
 
-    def __init__(self, engine: Engine, lists: StoredLists) -> None:
+    def __init__(self, engine: Engine, lists: StoredLists, lender: Lender | None = None) -> None:
         self._engine = engine
         self._lists = lists
+        self._lender = lender
 
     async def extract(
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
     ) -> None:
         """Check, receive, run one pass, stream; the replica is free before the first byte goes out."""
         deadline = deadline_of(context)
-        first = await anext(requests, None)
+        with phase("receive"):
+            first = await anext(requests, None)
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
         request, chunks = read_message(pb.ExtractRequest, first)
-        stored = await self._lists.find(principal_of(context), request.model_id, request.edits)
-        plan, byte_counts = to_plan(request, self._engine.limits, stored)
-        await self._engine.check(plan, deadline)
-        receiver = PayloadReceiver(byte_counts)
-        receiver.feed(chunks)
-        while not receiver.is_complete:
-            message = await anext(requests, None)
-            if message is None:
-                break
-            receiver.feed(read_message(pb.ExtractRequest, message)[1])
-        payloads = split_payloads(plan, receiver.finish(), stored)
-        await check_constants(constants_of(plan, payloads))
-        prepared = await self._engine.prepare(plan, payloads)
-        extraction = await self._engine.extract(prepared, deadline)
-        del receiver, payloads, prepared, chunks, first, stored
-        for parts in reply_messages(plan, extraction):
-            await context.write(parts)
+        note_model(request.model_id)
+        principal = principal_of(context)
+        with shared_payloads(self._lender, principal, request) as shared:
+            stored = await self._lists.find(principal, request.model_id, request.edits)
+            plan, byte_counts = to_plan(request, self._engine.limits, stored)
+            with phase("check"):
+                await self._engine.check(plan, deadline)
+            with phase("receive"):
+                if shared.has_payload:
+                    received = await shared.payloads(byte_counts, chunks)
+                else:
+                    received = await _received(requests, byte_counts, chunks)
+            payloads = split_payloads(plan, received, stored)
+            await check_constants(constants_of(plan, payloads))
+            with phase("prepare"):
+                prepared = await self._engine.prepare(plan, payloads)
+            extraction = await self._engine.extract(prepared, deadline)
+            note_pass(plan, extraction)
+            del received, payloads, prepared, chunks, first, stored
+            is_shared = await shared.place(values_of(extraction.feature_maps))
+        with phase("reply"):
+            for parts in reply_messages(plan, extraction, is_shared=is_shared):
+                await context.write(parts)
 
     async def plan(self, message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """Check a request and describe its reply."""
         request, _ = read_message(pb.PlanRequest, message)
         wanted = request.extraction
+        note_model(wanted.model_id)
         stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits)
         plan, byte_counts = to_plan(wanted, self._engine.limits, stored, needs_inputs=False)
         preview = await self._engine.preview(plan, deadline_of(context))
@@ -87,3 +102,17 @@ class ExtractionService:
         )
         plan: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self.plan)
         return grpc.method_handlers_generic_handler(_SERVICE, {"Extract": method, "Plan": plan})
+
+
+async def _received(
+    requests: AsyncIterator[bytes], byte_counts: Sequence[int], chunks: Sequence[Chunk]
+) -> list[Payload]:
+    """Return the payloads of a call, put together from the chunks of its messages."""
+    receiver = PayloadReceiver(byte_counts)
+    receiver.feed(chunks)
+    while not receiver.is_complete:
+        message = await anext(requests, None)
+        if message is None:
+            break
+        receiver.feed(read_message(pb.ExtractRequest, message)[1])
+    return receiver.finish()

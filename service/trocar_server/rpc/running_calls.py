@@ -14,6 +14,7 @@ from typing import Any
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.doors import is_work
 from trocar_server.rpc.gates import Gate
+from trocar_server.rpc.method_scopes import is_open
 
 CHECK_EVERY_S = 1.0
 """How long a call may go on whose caller has lost the right to it, plus that time of `LiveGrants`."""
@@ -62,6 +63,8 @@ class RunningCalls:
             return 0
         ended = 0
         for call in list(self._calls):
+            if is_open(call.method):
+                continue
             try:
                 self._gate.admit(call.method, call.context)
             except ServiceError as error:

@@ -1,4 +1,4 @@
-"""`ServerService`: version and limits, drain and reload."""
+"""`ServerService`: version and limits."""
 
 from typing import Any
 
@@ -21,17 +21,20 @@ _WANTED = {
 class ServerService(server_pb2_grpc.ServerServiceServicer):
     """Answers for the server itself."""
 
-    def __init__(self, engine: Engine, operator: Operator) -> None:
+    def __init__(self, engine: Engine, operator: Operator, shared_memory_bytes: int = 0) -> None:
         self._engine = engine
         self._operator = operator
+        self._shared_memory_bytes = shared_memory_bytes
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         """Return version, device and limits."""
+        limits = self._engine.limits.model_dump()
+        limits["max_shared_memory_bytes"] = self._shared_memory_bytes
         return pb.GetServerInfoResponse(
             version=__version__,
             torch_version=torch.__version__,
             device=str(self._engine.owner.device),
-            limits=pb.ServerLimits(**self._engine.limits.model_dump()),
+            limits=pb.ServerLimits(**limits),
             server_id=self._operator.server_id,
             is_draining=self._operator.is_draining,
         )

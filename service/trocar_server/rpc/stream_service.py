@@ -30,6 +30,7 @@ from trocar_server.rpc.requests import base_plan, plan_constant_bytes, stored_by
 from trocar_server.rpc.splitting import split_payloads
 from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.text import sendable
+from trocar_server.telemetry import note_model, note_pass, phase
 
 _SERVICE = "trocar_api.v1.StreamService"
 _BUSY_PAUSE_S = 0.1
@@ -82,17 +83,20 @@ class StreamService:
         results = self._results(stream, counts, ahead(ready))
         async with aclosing(ahead(results)) as messages:
             async for result in messages:
-                for parts in result:
-                    await context.write(parts)
+                with phase("reply"):
+                    for parts in result:
+                        await context.write(parts)
         for parts in await self._engine.owner.run(lambda: _end(stream, counts)):
             await context.write(parts)
 
     async def _start(self, reader: StreamReader, principal: str) -> _Stream:
         start, chunks = await reader.start()
+        note_model(start.model_id)
         limits = self._engine.limits
         stored = await self._lists.find(principal, start.model_id, start.edits)
         plan = base_plan(start, limits, stored)
-        await self._engine.check_taps(plan)
+        with phase("check"):
+            await self._engine.check_taps(plan)
         byte_counts = [*plan_constant_bytes(plan), *_checkpoint_byte_count(start)]
         check_request_bytes([*byte_counts, stored_bytes(plan)], limits)
         received = await reader.payloads(byte_counts, chunks)
@@ -147,6 +151,7 @@ class StreamService:
             if batch.prepared is None:
                 raise batch.error or ServiceError(ErrorReason.INTERNAL, "the batch was lost")
             extraction = await self._extract(stream, batch.prepared)
+            note_pass(batch.prepared.plan, extraction)
         except ServiceError as error:
             counts.failed_count += 1
             result.error.CopyFrom(_failure(error))

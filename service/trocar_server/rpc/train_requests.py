@@ -18,6 +18,7 @@ from trocar_server.rpc.inputs import check_request_bytes, tensor_input, to_input
 from trocar_server.rpc.messages import read_message
 from trocar_server.rpc.payloads import PayloadReceiver
 from trocar_server.surgery import PassGuard
+from trocar_server.telemetry import note_model
 from trocar_server.training.batch import Batch
 from trocar_server.training.trainer import MakeBatch, Trainer
 from trocar_server.training.trainers import Trainers
@@ -46,6 +47,7 @@ async def receive_batch(requests: AsyncIterator[bytes], trainers: Trainers, prin
     if first is None:
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
     request, chunks = read_message(pb.TrainRequest, first)
+    note_model(request.trainer_id)
     trainer = await trainers.find(principal, request.trainer_id)
     if request.kind not in _KINDS:
         raise invalid("kind", "not set, or not known")

@@ -18,6 +18,7 @@ from trocar_server.rpc.trainer_messages import (
     trainer_message,
 )
 from trocar_server.rpc.trainer_specs import trainer_spec
+from trocar_server.telemetry import phase
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainers import Trainers
 
@@ -131,8 +132,10 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """Receive a batch, run it, answer."""
         deadline = deadline_of(context)
         principal = principal_of(context)
-        call = await receive_batch(requests, self._trainers, principal)
-        message = await self._run(call, deadline)
+        with phase("receive"):
+            call = await receive_batch(requests, self._trainers, principal)
+        with phase("pass"):
+            message = await self._run(call, deadline)
         await context.write(pb.TrainResponse(result=message).SerializeToString())
 
     async def _run(self, call: TrainCall, deadline: float | None) -> pb.StepResult:

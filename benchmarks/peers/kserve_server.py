@@ -1,0 +1,33 @@
+"""KServe's Python server with its gRPC endpoint, in an environment of its own."""
+
+import sys
+from typing import Any
+
+from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
+
+from benchmarks.peers.model import TAP, extractor
+
+
+class Extractor(Model):  # type: ignore[misc]  # KServe is not installed where types are checked
+    """One model, as KServe wants it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._extract = extractor(name)
+        self.ready = True
+
+    def predict(
+        self, payload: InferRequest, headers: Any = None, response_headers: Any = None
+    ) -> InferResponse:
+        """Return the features of a batch."""
+        values = self._extract(payload.inputs[0].as_numpy())
+        output = InferOutput(TAP, list(values.shape), "FP32")
+        output.set_data_from_numpy(values, binary_data=True)
+        return InferResponse(payload.id, self.name, [output])
+
+
+if __name__ == "__main__":
+    port = int(sys.argv[1])
+    limits = {"grpc_max_send_message_length": -1, "grpc_max_receive_message_length": -1}
+    server = ModelServer(http_port=port + 1, grpc_port=port, enable_latency_logging=False)
+    server.start([Extractor(name) for name in sys.argv[2:]])
