@@ -47,7 +47,8 @@ def connect(
         client = trocar.aio.connect("local", models={"resnet50": "DEFAULT", "mine": my_module})
 
     Args:
-        target: `host:port`, or any gRPC target such as "unix:/run/trocar.sock"; or "local".
+        target: `host:port`, or any gRPC target such as "unix:/run/trocar.sock"; several servers as
+            "gpu1:50051,gpu2:50051", which are asked in turn; or "local".
         timeout_s: Deadline of every call that names none, in seconds.
         token: Sent as a bearer token; over plain text to this machine only.
         tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`.
@@ -133,8 +134,11 @@ class AsyncClient(AsyncTrainers):
             WeightsCorruptError: The file cannot be read.
         """
         request = model_pb2.LoadModelRequest(model_id=model_id, weights=weights)
-        reply = await self._call(self._models.LoadModel, request, timeout_s)
-        return _from_wire.model(reply.model)
+
+        async def ask(one: AsyncClient) -> Model:
+            return _from_wire.model((await one._call(one._models.LoadModel, request, timeout_s)).model)
+
+        return (await self._everywhere(ask))[0]
 
     async def unload(self, model_id: str) -> Model:
         """Drop a model's weights from the server's memory when the calls that use it have ended.
@@ -146,8 +150,11 @@ class AsyncClient(AsyncTrainers):
             UnknownModelError: The catalogue has no model of this id.
         """
         request = model_pb2.UnloadModelRequest(model_id=model_id)
-        reply = await self._call(self._models.UnloadModel, request)
-        return _from_wire.model(reply.model)
+
+        async def ask(one: AsyncClient) -> Model:
+            return _from_wire.model((await one._call(one._models.UnloadModel, request)).model)
+
+        return (await self._everywhere(ask))[0]
 
     async def drain(self, *, undo: bool = False) -> DrainState:
         """Let the server run empty, or take work again; its operator's call.
@@ -161,6 +168,7 @@ class AsyncClient(AsyncTrainers):
         Raises:
             ScopeMissingError: Your token does not have the scope admin.
         """
+        self._check_one("drain")
         action = server_pb2.DRAIN_ACTION_UNDO if undo else server_pb2.DRAIN_ACTION_START
         reply = await self._call(self._server.Drain, server_pb2.DrainRequest(action=action))
         return _from_wire.drain_state(reply)
@@ -182,8 +190,13 @@ class AsyncClient(AsyncTrainers):
             ModelError: A new model cannot be loaded; see `load`.
             ScopeMissingError: Your token does not have the scope admin.
         """
+        self._check_one("reload_config")
         reply = await self._call(self._server.ReloadConfig, server_pb2.ReloadConfigRequest(), timeout_s)
         return list(reply.changes)
+
+    def _check_one(self, call: str) -> None:
+        if self._members is not None:
+            raise ValueError(f"{call} is for one server; connect to that one alone")
 
     async def modules(self, model_id: str, inputs_shape: Sequence[int] | None = None) -> ModuleTree:
         """Return the modules of a model, with what each call of them returns.
