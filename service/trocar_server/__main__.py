@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trocar_server.engine.allocator import keep_freed_memory
+from trocar_server.engine.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
 from trocar_server.log_format import LogFormat, set_up_logging
 from trocar_server.quick_imports import without_dynamo
@@ -48,6 +48,7 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     """Host models and answer clients until stopped."""
     gc.disable()  # until `app.serve`: what is imported stays, and looking for garbage in it takes 0.5 s
     keep_freed_memory()
+    use_huge_pages()
     # torch is imported here, after the allocator is set.
     with without_dynamo():
         from trocar_server import app
