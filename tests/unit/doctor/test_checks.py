@@ -167,7 +167,8 @@ def test_leftovers_count_once_they_are_a_day_old(tmp_path: Path) -> None:
     fresh.touch()
     old.write_bytes(bytes(1 << 20))
     assert levels(storage.check_leftovers(config(tmp_path))) == [Level.OK]
-    os.utime(old, (time.time() - 2 * DAY_S,) * 2)
+    then = time.time() - 2 * DAY_S
+    os.utime(old, (then, then))
     found = only(storage.check_leftovers(config(tmp_path)))
     assert found.level is Level.WARN
     assert "1 files, 1 MiB" in found.text
