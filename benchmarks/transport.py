@@ -2,8 +2,8 @@
 
 Down: a hosted constant is fetched. Up: an array is sent and one element of it comes back.
 
-How often each byte is copied in user space, from the caller's array to the model's and back (the kernel's own
-copies of a socket, one on each side, come on top):
+How often each byte is copied in user space, from the caller's array to the model's and back (the kernel's
+own copies of a socket, one on each side, come on top):
 
 | way | up, client | up, server | down, server | down, client |
 |---|---|---|---|---|

@@ -114,6 +114,22 @@ class ServerInfo:
     """The torch device that runs the models."""
     limits: ServerLimits
     """What the server refuses to exceed."""
+    server_id: str = ""
+    """The server's own id: what it keeps (trainers, data sets, stored edits) is at this server only."""
+    is_draining: bool = False
+    """Whether it takes no new work; see `Client.drain`."""
+
+
+@dataclass(frozen=True)
+class DrainState:
+    """How far a server has run empty."""
+
+    is_draining: bool
+    """Whether new work is refused."""
+    running_call_count: int
+    """Calls that still run, those that only look on not counted."""
+    waiting_fit_count: int
+    """Fits that wait, saved, until the server takes work again or is started anew."""
 
 
 @dataclass(frozen=True)

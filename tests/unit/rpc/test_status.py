@@ -52,10 +52,15 @@ def test_when_to_come_again_travels_along(known: float | None, sent_ms: int) -> 
     assert asked.retry_delay.ToMilliseconds() == sent_ms  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("code", [StatusCode.OK, StatusCode.UNKNOWN, StatusCode.UNAVAILABLE])
+@pytest.mark.parametrize("code", [StatusCode.OK, StatusCode.UNKNOWN])
 def test_no_reason_has_a_code_that_means_something_else(code: StatusCode) -> None:
-    """A client tries again on UNAVAILABLE; UNKNOWN is what gRPC says when nobody caught the error."""
+    """UNKNOWN is what gRPC says when nobody caught the error."""
     assert code not in STATUS_CODES.values()
+
+
+def test_clients_try_again_elsewhere_where_a_server_runs_empty_and_in_no_other_case() -> None:
+    unavailable = [reason for reason, code in STATUS_CODES.items() if code is StatusCode.UNAVAILABLE]
+    assert unavailable == [ErrorReason.SERVER_DRAINING]
 
 
 def test_internal_is_for_defects_only() -> None:
