@@ -1,44 +1,67 @@
 # A server that hosts models.
 #   docker build -t trocar .
-#   docker run --rm -p 127.0.0.1:50051:50051 -v trocar-data:/data trocar resnet50
+#   docker run --rm -p 127.0.0.1:50051:50051 -v trocar-data:/data trocar resnet50 --insecure
 #
-# With a GPU: docker run --gpus all ... (the image above is the CUDA one).
-# Without: a build without the CUDA libraries, about 4 GB smaller:
+# `--insecure`: the container's network is the boundary, and `-p 127.0.0.1:...` keeps strangers out. Without it
+# the server wants TLS and tokens, since it listens on every address of the container; docs/operating.md.
+#
+# The image above is for CUDA (`docker run --gpus all ...`) and runs without a GPU too. The same server without
+# the CUDA libraries, about 4 GB smaller:
 #   docker build -t trocar:cpu --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu .
-ARG PYTHON_VERSION=3.11
+#
+# The root file system may be read-only (`--read-only --tmpfs /tmp`): only /data and /tmp are written to.
 
-FROM python:${PYTHON_VERSION}-slim AS build
+# To pin it, build with --build-arg BASE_IMAGE=python:3.11-slim-bookworm@sha256:... as your registry shows it.
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+FROM ${BASE_IMAGE} AS build
 # Where torch and torchvision come from. Empty: PyPI, whose Linux builds are for CUDA and run on a CPU
 # too. They are installed as a pair from one index, before anything else: torchvision's operators are
-# compiled against one build of torch and fail at import beside another.
+# compiled against one build of torch and fail at import beside another. What they need comes with the
+# second line, from PyPI: other indexes do not have every version of constraints.txt.
 ARG TORCH_INDEX_URL=""
+# What of Trocar is installed, see pyproject.toml; openvino serves faster numerics on a CPU.
+ARG EXTRAS=server,openvino
 WORKDIR /source
 RUN python -m venv /opt/trocar
 ENV PATH=/opt/trocar/bin:$PATH
 COPY constraints.txt ./
-RUN pip install --no-cache-dir --constraint constraints.txt \
+RUN pip install --no-cache-dir --no-deps --constraint constraints.txt \
     ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch torchvision
 COPY . .
-RUN pip install --no-cache-dir --constraint constraints.txt '.[server]'
+RUN pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" \
+    && pip check \
+    && python -c 'import torchvision.ops, trocar_server.app'
 
-FROM python:${PYTHON_VERSION}-slim
+FROM ${BASE_IMAGE}
+ARG VERSION=0.1.0
+ARG REVISION=""
 LABEL org.opencontainers.image.title="Trocar" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.description="Looks inside hosted PyTorch models while they run, over gRPC" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/trocar /opt/trocar
-RUN useradd --system --uid 10001 --create-home trocar \
-    && install --directory --owner trocar /data
-# The container's own network is the boundary: inside it the server listens on every address, and
-# `docker run -p 127.0.0.1:...` decides who reaches it. Downloaded weights stay in /data.
+# /data belongs to the user of the image; a volume that is mounted there for the first time takes that over.
+RUN groupadd --gid 10001 trocar \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin trocar \
+    && install --directory --owner 10001 --group 10001 --mode 0700 /data
+# Downloaded weights, tokens, trainers and data sets are in /data. What libraries think of as home is /tmp.
 ENV PATH=/opt/trocar/bin:$PATH \
+    HOME=/tmp \
     PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
     TROCAR_HOST=0.0.0.0 \
-    TROCAR_INSECURE=true \
     TROCAR_PORT=50051 \
+    TROCAR_HEALTH_PORT=50052 \
+    TROCAR_METRICS_HOST=0.0.0.0 \
     TROCAR_DATA_DIR=/data
-USER 10001
-WORKDIR /home/trocar
+USER 10001:10001
+WORKDIR /data
 VOLUME /data
-EXPOSE 50051
-HEALTHCHECK --interval=30s --timeout=10s --start-period=5m \
-    CMD ["trocar", "models", "--server", "localhost:50051"]
+EXPOSE 50051 50052 9464
+# The port for health checks alone answers without TLS and tokens, whatever the main port asks for.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=10m \
+    CMD ["trocar", "ready", "--server", "localhost:50052", "--timeout", "5"]
+STOPSIGNAL SIGTERM
 ENTRYPOINT ["trocar", "serve"]

@@ -9,9 +9,10 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train test check bench bench-spool proto wheel constraints clean
+.PHONY: help demo demo-train test check check-triton bench bench-spool proto wheel constraints clean
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -25,7 +26,7 @@ demo-train: .venv/.demo  ## Fine-tune that model on handwritten digits through t
 test: .venv/.dev  ## Run every test (PYTEST_ARGS="-k name" for some)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerfile
+check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerfile, deploy files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -36,9 +37,16 @@ check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerf
 	$(BIN)/buf lint
 	tools/check_breaking.sh $(BIN)/buf
 	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec $(wildcard deploy/compose*.yaml)
+	$(BIN)/kubernetes-validate --quiet --strict \
+		$(filter-out %/kustomization.yaml %/servicemonitor.yaml,$(wildcard deploy/kubernetes/base/*.yaml))
 
-bench: .venv/.dev  ## Measure what the benchmarks measure
-	$(BIN)/python -m benchmarks
+check-triton: .venv/.dev  ## Try an unmodified tritonclient on the server, in an environment of its own
+	tools/check_triton.sh $(BIN)/python
+
+bench: .venv/.dev  ## Measure everything, also against other servers, and write docs/performance.md (BENCH_ARGS="serving --quick" for some)
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.docs
 
 bench-spool: .venv/.dev  ## Measure a training step with the spool against the other ways
 	$(BIN)/python -m benchmarks.spool
@@ -55,7 +63,7 @@ constraints: .venv/.dev  ## Write constraints.txt from what is installed, once t
 	tools/write_constraints.sh $(BIN)/python
 
 clean:  ## Remove what was made, except .venv
-	rm -rf dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf dist demo-output .venv-triton .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find proto service client tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:

@@ -1,93 +1,85 @@
-"""The same request again, against a local pass: `python -m benchmarks.cache`.
-
-The server keeps replies; the client asks by digest. Rounds alternate with local passes, as in `serving`.
-"""
+"""The same request again, where the server keeps replies by content: against a local pass."""
 
 import statistics
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
+from functools import partial
+from typing import Any
 
 import trocar
-from benchmarks.local import Local
-from benchmarks.report import Row, print_rows
+from benchmarks.measuring import Effort, images, in_turns, local_way, takes, timed
+from benchmarks.numerics import NUMERICS, why_not
+from benchmarks.report import Figure, Row, Table
 from benchmarks.served import served
-from benchmarks.serving import timed
+from trocar._bench.local import Local, LocalJob
+from trocar._bench.served import answer_of
+from trocar_server.config import Limits
 
-_ROUNDS = 8
-_CACHE_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row: what is asked again."""
-
-    name: str
-    model: str
-    tap: str
-    batch: int
-    repeats: int
-    target: float | None = 0.05
-
-
-CASES = [
-    Case("batch 1, layer4", "resnet18", "layer4", 1, 20),
-    Case("batch 1, layer4", "resnet50", "layer4", 1, 12),
-    Case("batch 32, layer4", "resnet18", "layer4", 32, 4),
-    Case("batch 32, layer1 (26 MB back)", "resnet18", "layer1", 32, 4, None),
+_ROUNDS, _TARGET = 10, 0.05
+_CONFIG = "[limits]\nfeature_cache_bytes = 1073741824\n"
+_CASES = [
+    ("resnet18", "layer4", 1, 20),
+    ("resnet50", "layer4", 1, 20),
+    ("resnet18", "layer4", 32, 4),
+    ("resnet18", "layer1", 32, 4),
 ]
+_NOTE = (
+    "Time of a call that was made before, against a local eager pass. By digest: inputs are not sent again."
+)
+_MISSING = "the server of this version has no feature cache"
 
 
-def measure(address: str, local: Local, case: Case) -> list[Row]:
-    """Return the rows of one case: asked by digest, and with the inputs sent each time."""
-    shape = (case.batch, 3, 224, 224)
-    batch = np.random.default_rng(0).standard_normal(shape, np.float32)
-    with trocar.connect(address, cache=True) as asking, trocar.connect(address) as sending:
-        ways: dict[str, Callable[[], trocar.FeatureMaps]] = {
-            "by digest": lambda: asking.extract(case.model, batch, [case.tap]),
-            "inputs sent": lambda: sending.extract(case.model, batch, [case.tap]),
-        }
-        seconds = _alternating(ways, local, case, shape)
-        assert all(call().is_cached for call in ways.values())
-    base = statistics.median(seconds["local"])
-    return [
-        Row(
-            f"{case.model}, {case.name}, {way}",
-            statistics.median(seconds[way]) / base,
-            case.target if way == "by digest" else None,
-            f"local {base * 1e3:.1f} ms, median {statistics.median(seconds[way]) * 1e3:.2f} ms",
-        )
-        for way in ways
-    ]
+def run(effort: Effort) -> list[Table]:
+    """Measure all rows."""
+    has_cache = "feature_cache_bytes" in Limits.model_fields and takes(trocar.connect, "cache")
+    rows = measure(effort) if has_cache else [_missing(*case[:3]) for case in _CASES]
+    return [Table("The same request again", rows, NUMERICS, _NOTE)]
 
 
-def _alternating(
-    ways: dict[str, Callable[[], trocar.FeatureMaps]], local: Local, case: Case, shape: tuple[int, ...]
-) -> dict[str, list[float]]:
-    local.measure(case.model, [case.tap], shape, 2)
-    for call in ways.values():
-        timed(call, 3)
-    seconds: dict[str, list[float]] = {way: [] for way in ("local", *ways)}
-    for _ in range(_ROUNDS):
-        seconds["local"] += local.measure(case.model, [case.tap], shape, max(1, case.repeats // 4))
-        for way, call in ways.items():
-            seconds[way] += timed(call, case.repeats)
-    return seconds
+def measure(effort: Effort) -> list[Row]:
+    """Return a row for each case and way of asking."""
+    options: dict[str, Any] = {"cache": True}
+    with (
+        served(["resnet18=random:0", "resnet50=random:0"], config=_CONFIG) as server,
+        Local() as local,
+        trocar.connect(server.address, timeout_s=600, **options) as asking,
+        trocar.connect(server.address, timeout_s=600) as sending,
+    ):
+        ways = {"by digest": asking, "inputs sent": sending}
+        return [again(client, local, case, way, effort) for case in _CASES for way, client in ways.items()]
 
 
-def main() -> None:
-    """Run every case and print the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "trocar.toml"
-        config.write_text(f"[limits]\nfeature_cache_bytes = {_CACHE_BYTES}\n")
-        models = ["resnet18=random:0", "resnet50=random:0"]
-        with served(models, "--config", str(config)) as address, Local() as local:
-            rows = [row for case in CASES for row in measure(address, local, case)]
-    print_rows("The same request again: time against local eager", rows)
+def again(
+    client: trocar.Client, local: Local, case: tuple[str, str, int, int], way: str, effort: Effort
+) -> Row:
+    """Return the row of one case, asked in one way."""
+    model, tap, batch, repeats = case
+    inputs = images(batch)
+    passes = max(effort.of(repeats) // 4, 1)
+    job = LocalJob(model, (tap,), inputs.shape, 0, passes, client.server_info().device)
+    target = _TARGET if way == "by digest" else None
+    figures = {}
+    for numerics in NUMERICS:
+        call = partial(client.extract, model, inputs, [tap])
+        reason = why_not(numerics, call)
+        repeated = partial(call, numerics=numerics)
+        if not reason and not _is_kept(repeated):
+            reason = "the reply was computed again"
+        value = None
+        if not reason:
+            ours = partial(timed, repeated, effort.of(repeats))
+            found = in_turns({"local": local_way(local, job), "again": ours}, effort.of(_ROUNDS))
+            value = statistics.median(found["again"]) / statistics.median(found["local"])
+        figures[numerics] = Figure(value, target, reason=reason)
+    return Row(_name(model, tap, batch, way), figures)
 
 
-if __name__ == "__main__":
-    main()
+def _is_kept(call: "partial[trocar.FeatureMaps]") -> bool:
+    call()
+    return answer_of(call()).is_cached
+
+
+def _name(model: str, tap: str, batch: int, way: str = "by digest") -> str:
+    return f"{model}, batch {batch}, `{tap}`, {way}"
+
+
+def _missing(model: str, tap: str, batch: int) -> Row:
+    return Row(_name(model, tap, batch), {name: Figure(None, _TARGET, reason=_MISSING) for name in NUMERICS})

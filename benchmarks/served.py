@@ -1,59 +1,109 @@
 """A server as a user starts it, `trocar serve` in a process of its own, for the length of a benchmark."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-_START_LIMIT_S = 300
+from trocar._channel import ConnectOptions
+
+_START_LIMIT_S, _STOP_LIMIT_S = 600, 30
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that runs."""
+
+    address: str
+    """Where it listens."""
+    process_id: int
+    """Its process."""
+    ready_s: float
+    """Seconds from its start until it was ready."""
+
+    @property
+    def options(self) -> ConnectOptions:
+        """What a client of it is made with."""
+        return ConnectOptions(self.address, _TIMEOUT_S, None, None, 0)
+
+    def memory_bytes(self, kind: str = "VmRSS") -> int:
+        """Return its memory: `VmRSS` for now, `VmHWM` for the most so far."""
+        return memory_bytes(self.process_id, kind)
 
 
 @contextmanager
-def served(models: Sequence[str], *options: str) -> Iterator[str]:
-    """Yield the address of a server that hosts `models`; stop it afterwards."""
+def served(models: Sequence[str], *options: str, config: str = "") -> Iterator[Server]:
+    """Yield a server that hosts `models`; stop it afterwards.
+
+    Args:
+        models: Names, each with optional weights.
+        options: Of `trocar serve`.
+        config: The text of a configuration file; none when empty.
+    """
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready"
-        command = [
-            sys.executable,
-            "-m",
-            "trocar",
-            "serve",
-            *models,
-            "--port",
-            "0",
-            "--ready-file",
-            str(ready),
-        ]
-        with (Path(folder) / "log").open("w") as log:
-            environment = {**os.environ, "TROCAR_DATA_DIR": str(Path(folder) / "data")}
-            process = subprocess.Popen([*command, *options], stderr=log, stdout=log, env=environment)
-        try:
-            yield _wait(process, ready)
-        finally:
-            process.terminate()
-            process.wait()
+        command = [sys.executable, "-m", "trocar", "serve", *models, "--ready-file", str(ready), *options]
+        if "--host" not in options:
+            command += ["--port", "0"]
+        if config:
+            file = Path(folder) / "server.toml"
+            file.write_text(config)
+            command += ["--config", str(file)]
+        environment = {"TROCAR_DATA_DIR": str(Path(folder) / "data")}
+        with running(command, Path(folder) / "log", environment) as process:
+            started = time.perf_counter()
+            wait_for(process, ready.exists)
+            yield Server(ready.read_text(), process.pid, time.perf_counter() - started)
 
 
-def server_process_id() -> int:
-    """Return the process id of the server that this process has started."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError, IndexError):
-                command = (folder / "cmdline").read_bytes().split(b"\0")
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == os.getpid() and b"serve" in command:
-                    return int(folder.name)
-    raise RuntimeError("there is no server")
+@contextmanager
+def running(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a command until the context ends; what it prints goes to a file.
+
+    It is ended with all processes that it has started: some servers leave theirs behind.
+    """
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            stderr=file,
+            stdout=file,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_LIMIT_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-def _wait(process: "subprocess.Popen[bytes]", ready: Path) -> str:
+def wait_for(process: "subprocess.Popen[bytes]", is_ready: Callable[[], bool]) -> None:
+    """Wait until a server is ready.
+
+    Raises:
+        RuntimeError: It ended, or took too long.
+    """
     limit = time.monotonic() + _START_LIMIT_S
-    while not ready.exists():
+    while not is_ready():
         if process.poll() is not None or time.monotonic() > limit:
             raise RuntimeError("the server did not start")
-        time.sleep(0.05)
-    return ready.read_text()
+        time.sleep(0.01)
+
+
+def memory_bytes(process_id: int, kind: str = "VmRSS") -> int:
+    """Return what the kernel says of a process's memory."""
+    lines = Path(f"/proc/{process_id}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))

@@ -1,111 +1,127 @@
-"""Served against local, column "exact" of the targets: `python -m benchmarks.serving`.
+"""Served against local, in the numerics that may be asked for.
 
-Each row alternates local and served passes in rounds, so that a drift of the machine hits both, and prints
-the ratio of the medians. Below 1 the remote call is faster than the caller's own PyTorch.
+The client, the server and the local passes are processes of their own, and take turns.
 """
 
 import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import trocar
-from benchmarks.local import Local
-from benchmarks.report import Row, print_rows
-from benchmarks.served import served
+from benchmarks.measuring import Effort, images, in_turns, local_way, timed
+from benchmarks.numerics import NUMERICS, options_of, why_not
+from benchmarks.report import Figure, Row, Table
+from benchmarks.served import Server, served
+from trocar._bench.load import Load
+from trocar._bench.local import Local, LocalJob
+from trocar._bench.records import Record, calls_per_second, quantiles
+from trocar._bench.served import Served
 
-_ROUNDS = 8
+_ROUNDS = 10
+_CLIENTS = 32
+_SIDE = 224
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: what is asked of which model, and the target for the ratio."""
+    """One row: what is asked of which model, and the targets for exact, fast and bf16."""
 
     name: str
     model: str
     tap: str
     batch: int
     repeats: int
-    target: float | None = None
+    targets: Sequence[float]
+    p99_targets: Sequence[float] = field(default=())
 
 
 CASES = [
-    Case("batch 1, p50", "resnet18", "layer4", 1, 20, 1.03),
-    Case("batch 1, p50", "resnet50", "layer4", 1, 12, 1.03),
-    Case("batch 32, layer4", "resnet18", "layer4", 32, 2, 0.70),
-    Case("batch 32, layer4", "resnet50", "layer4", 32, 1, 0.50),
-    Case("batch 32, layer1", "resnet18", "layer1", 32, 3, 0.75),
-    Case("batch 32, layer1", "resnet50", "layer1", 32, 2, 0.75),
+    Case("batch 1, p50", "resnet18", "layer4", 1, 20, (1.03, 0.60, 0.33), (1.5, 1.0, 0.5)),
+    Case("batch 1, p50", "resnet50", "layer4", 1, 12, (1.03, 0.60, 0.33), (1.5, 1.0, 0.5)),
+    Case("batch 32, `layer4`", "resnet18", "layer4", 32, 2, (0.70, 0.42, 0.23)),
+    Case("batch 32, `layer4`", "resnet50", "layer4", 32, 1, (0.50, 0.42, 0.14)),
+    Case("batch 32, `layer1` (26 MB back)", "resnet18", "layer1", 32, 3, (0.75, 0.38, 0.25)),
+    Case("batch 32, `layer1` (103 MB back)", "resnet50", "layer1", 32, 2, (0.75, 0.38, 0.25)),
 ]
+_LOAD_TARGETS = (1.0, 1.8, 3.3)
 
 
-def measure(client: trocar.Client, local: Local, case: Case) -> list[Row]:
-    """Return the rows of one case: p50, and p99 for batch 1."""
-    shape = (case.batch, 3, 224, 224)
-    batch = np.random.default_rng(0).standard_normal(shape, np.float32)
+def run(effort: Effort) -> list[Table]:
+    """Measure all rows."""
+    models = ["resnet18=random:0", "resnet50=random:0"]
+    with served(models) as server, Local() as local, trocar.connect(server.address) as client:
+        device = client.server_info().device
+        rows = [row for case in CASES for row in latency_rows(client, local, case, effort, device)]
+        rows += [load_row(server, local, model, effort, device) for model in ("resnet18", "resnet50")]
+    note = "Time against local eager passes; of the rows of images per second, speed against theirs."
+    return [Table("Serving", rows, NUMERICS, note)]
 
-    def call() -> None:
-        client.extract(case.model, batch, [case.tap])
 
-    local.measure(case.model, [case.tap], shape, 3)
-    timed(call, 3)
-    own: list[float] = []
-    ours: list[float] = []
-    for _ in range(_ROUNDS):
-        own += local.measure(case.model, [case.tap], shape, case.repeats)
-        ours += timed(call, case.repeats)
-    base = statistics.median(own)
-    rows = [
-        Row(
-            f"{case.model}, {case.name}",
-            statistics.median(ours) / base,
-            case.target,
-            f"local {base * 1e3:.1f} ms",
-        )
-    ]
-    if case.batch == 1:
-        p99 = sorted(ours)[int(len(ours) * 0.99)]
-        own99 = sorted(own)[int(len(own) * 0.99)]
-        rows.append(Row(f"{case.model}, batch 1, p99", p99 / base, 1.5, f"local p99 {own99 / base:.2f}"))
+def latency_rows(
+    client: trocar.Client, local: Local, case: Case, effort: Effort, device: str = "cpu"
+) -> list[Row]:
+    """Return the rows of one case: p50, and p99 where there are targets for it."""
+    batch = images(case.batch, _SIDE)
+    call = partial(client.extract, case.model, batch, [case.tap])
+    reasons = {numerics: why_not(numerics, call) for numerics in NUMERICS}
+    repeats = effort.of(case.repeats)
+    job = LocalJob(case.model, (case.tap,), batch.shape, 0, repeats, device)
+    ways: dict[str, Callable[[], Sequence[float]]] = {"local": local_way(local, job)}
+    for numerics in NUMERICS:
+        if not reasons[numerics]:
+            ways[numerics] = partial(timed, partial(call, **options_of(numerics)), repeats)
+    seconds = in_turns(ways, effort.of(_ROUNDS))
+    base = statistics.median(seconds["local"])
+    note = f"local p50 {base * 1e3:.1f} ms, p99 {quantiles(seconds['local'], [0.99])[0] / base:.2f} of it"
+    rows = [_row(f"{case.model}, {case.name}", seconds, 0.5, base, case.targets, reasons, note)]
+    if case.p99_targets:
+        name = f"{case.model}, batch {case.batch}, p99 against local p50"
+        rows.append(_row(name, seconds, 0.99, base, case.p99_targets, reasons))
     return rows
 
 
-def measure_early_stop(client: trocar.Client) -> Row:
-    """Compare a pass that stops after `layer1` with one to the end, both served."""
-    batch = np.zeros((8, 3, 224, 224), np.float32)
-    tap = trocar.tap
-    early: list[float] = []
-    full: list[float] = []
-    for _ in range(_ROUNDS):
-        early += timed(
-            lambda: client.extract("resnet50", batch, [tap("layer1", stats=["max"], values=False)]), 2
-        )
-        full += timed(lambda: client.extract("resnet50", batch, ["/out"]), 2)
-    return Row(
-        "resnet50, early stop at layer1 against full pass", statistics.median(early) / statistics.median(full)
+def _row(
+    name: str,
+    seconds: dict[str, list[float]],
+    share: float,
+    base: float,
+    targets: Sequence[float],
+    reasons: dict[str, str],
+    note: str = "",
+) -> Row:
+    figures = {}
+    for numerics, target in zip(NUMERICS, targets, strict=True):
+        found = seconds.get(numerics)
+        value = quantiles(found, [share])[0] / base if found else None
+        figures[numerics] = Figure(value, target, reason=reasons[numerics])
+    return Row(name, figures, note)
+
+
+def load_row(server: Server, local: Local, model: str, effort: Effort, device: str = "cpu") -> Row:
+    """Return the images per second of many clients with one image each, against local passes one by one."""
+    job = LocalJob(model, ("layer4",), (1, 3, _SIDE, _SIDE), 5 * effort.of(5) / 5, device=device)
+    figures = {}
+    for numerics, target in zip(NUMERICS, _LOAD_TARGETS, strict=True):
+        with trocar.connect(server.address) as client:
+            reason = why_not(numerics, partial(client.extract, model, images(1), ["layer4"]))
+        value = None if reason else _speed_ratio(server, local, job, options_of(numerics), effort)
+        figures[numerics] = Figure(value, target, higher_is_better=True, reason=reason)
+    return Row(f"{model}, images/s of {_CLIENTS} clients of batch 1", figures)
+
+
+def _speed_ratio(
+    server: Server, local: Local, job: LocalJob, options: dict[str, Any], effort: Effort
+) -> float:
+    target = Served(
+        server.options, job.architecture, job.paths, 1, job.shape[1:], call_options=tuple(options.items())
     )
-
-
-def timed(call: Callable[[], object], repeats: int) -> list[float]:
-    """Return the seconds of each call."""
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - started)
-    return seconds
-
-
-def main() -> None:
-    """Run every case and print the table."""
-    models = ["resnet18=random:0", "resnet50=random:0"]
-    with served(models) as address, Local() as local, trocar.connect(address) as client:
-        rows = [row for case in CASES for row in measure(client, local, case)]
-        rows.append(measure_early_stop(client))
-    print_rows("Serving, exact: time against local eager", rows)
-
-
-if __name__ == "__main__":
-    main()
+    own: list[float] = []
+    rounds: list[list[Record]] = []
+    with Load(target, _CLIENTS) as load:
+        load.closed(job.duration_s)
+        for _ in range(effort.of(5)):
+            own += local.measure(job)
+            rounds.append(load.closed(job.duration_s))
+    return statistics.median(map(calls_per_second, rounds)) * statistics.median(own)

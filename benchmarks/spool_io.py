@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import Row, print_rows
+from benchmarks.report import Row, Table, row
 from trocar_server.spool.encoding import EncodingOptions
 from trocar_server.spool.header import Item
 from trocar_server.spool.memory import BufferPool, storage_bytes
@@ -103,7 +103,7 @@ def compare(name: str, plain: Plain, spooled: Spooled) -> list[Row]:
 def _row(name: str, plain: list[float], spooled: list[float]) -> Row:
     speeds = [_TOTAL_BYTES / 1e9 / statistics.median(found) for found in (plain, spooled)]
     note = f"{speeds[1]:.2f} GB/s; plain {speeds[0]:.2f} GB/s"
-    return Row(name, speeds[1] / speeds[0], note=note, higher_is_better=True)
+    return row(name, speeds[1] / speeds[0], note=note, higher_is_better=True)
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -119,7 +119,8 @@ def main(arguments: Sequence[str] = ()) -> None:
         for dtype in ("bf16", "int8"):
             options = EncodingOptions(store_dtype=dtype)
             rows += compare(f"6272 KiB as {dtype}", plain, Spooled(folder, 6272, options))
-    print_rows("The spool's files: speed against plain direct I/O, by bytes of tensors", rows)
+    table = Table("The spool's files: speed against plain direct I/O, by bytes of tensors", rows)
+    print(f"\n### {table.title}\n\n{table.markdown()}")
 
 
 if __name__ == "__main__":

@@ -1,112 +1,84 @@
-"""Streams against the caller's own loop and against single calls: `python -m benchmarks.streams`.
-
-Each row alternates the two ways in rounds and prints the ratio of the medians.
-"""
+"""Streams against the caller's own loop and against single calls."""
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
-
-import numpy as np
+from functools import partial
 
 import trocar
-from benchmarks.local import Local
-from benchmarks.report import Row, print_rows
+from benchmarks.measuring import Effort, images, in_turns, ratio, timed
+from benchmarks.report import Row, Table, row
 from benchmarks.served import served
+from trocar._bench.local import Local, LocalJob
 from trocar._tensors import Array
 
 _ROUNDS = 5
-_PIXELS = (3, 224, 224)
 
 
-def against_local(client: trocar.Client, local: Local, model: str, batch: int, count: int) -> Row:
+def run(effort: Effort) -> list[Table]:
+    """Measure all rows."""
+    models = ["resnet18=random:0", "resnet50=random:0"]
+    with served(models) as server, Local() as local, trocar.connect(server.address, timeout_s=600) as client:
+        rows = [
+            against_local(client, local, "resnet18", 8, effort.of(12), effort),
+            against_local(client, local, "resnet50", 32, 2, effort),
+            against_calls(client, 1, effort.of(200), effort),
+            running_cost(client, effort),
+        ]
+    return [Table("Streams", rows, note="Time against the other way.")]
+
+
+def against_local(
+    client: trocar.Client, local: Local, model: str, batch: int, count: int, effort: Effort
+) -> Row:
     """Compare `count` batches in one stream with as many local passes: features of `avgpool`."""
-    images = np.random.default_rng(0).standard_normal((batch, *_PIXELS), np.float32)
-
-    def stream() -> None:
-        drain(client, model, images, count, ["avgpool"])
-
-    local.measure(model, ["avgpool"], images.shape, 2)
-    seconds(stream)
-    own, ours = [], []
-    for _ in range(_ROUNDS):
-        own.append(sum(local.measure(model, ["avgpool"], images.shape, count)))
-        ours.append(seconds(stream))
-    ratio = statistics.median(ours) / statistics.median(own)
-    return Row(f"{model}, batches of {batch} in a stream, against a local loop", ratio)
+    inputs = images(batch)
+    job = LocalJob(model, ("avgpool",), inputs.shape, 0, count, client.server_info().device)
+    ways: dict[str, Callable[[], list[float]]] = {
+        "local": lambda: [sum(local.measure(job))],
+        "stream": partial(timed, partial(drain, client, model, inputs, count, ["avgpool"])),
+    }
+    found = in_turns(ways, effort.of(_ROUNDS))
+    value = statistics.median(found["stream"]) / statistics.median(found["local"])
+    return row(f"{model}, batches of {batch} in a stream, `avgpool`, against a local loop", value)
 
 
-def against_calls(client: trocar.Client, batch: int, count: int) -> Row:
+def against_calls(client: trocar.Client, batch: int, count: int, effort: Effort) -> Row:
     """Compare a stream with one call for each batch: statistics of `layer1` only."""
-    images = np.random.default_rng(0).standard_normal((batch, 3, 64, 64), np.float32)
+    inputs = images(batch, side=64)
     tap = trocar.tap("layer1", stats=["mean", "std"], values=False)
-
-    def stream() -> None:
-        drain(client, "resnet18", images, count, [tap])
 
     def calls() -> None:
         for _ in range(count):
-            client.extract("resnet18", images, [tap])
+            client.extract("resnet18", inputs, [tap])
 
-    seconds(stream)
-    seconds(calls)
-    pairs = [(seconds(stream), seconds(calls)) for _ in range(_ROUNDS)]
-    ratio = statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
-    return Row(f"resnet18, 64 x 64, statistics of layer1, batches of {batch}, against single calls", ratio)
+    value = ratio(partial(drain, client, "resnet18", inputs, count, [tap]), calls, effort.of(_ROUNDS))
+    return row(
+        f"resnet18, 64 x 64, statistics of `layer1`, batches of {batch}: a stream, against a call each", value
+    )
 
 
-def running_cost(client: trocar.Client) -> Row:
+def running_cost(client: trocar.Client, effort: Effort) -> Row:
     """Compare a stream with running mean and covariance of 512 channels with one that has no statistics."""
-    images = np.random.default_rng(0).standard_normal((32, 3, 64, 64), np.float32)
+    inputs, count = images(32, side=64), effort.of(32)
     tap = trocar.tap("layer4", stats=["mean", "covariance"], over="channel", values=False)
     plain = trocar.tap("layer4", stats=["count"], values=False)
-
-    def with_statistics() -> None:
-        drain(client, "resnet18", images, 32, [tap], running_statistics=True)
-
-    def without() -> None:
-        drain(client, "resnet18", images, 32, [plain])
-
-    seconds(with_statistics)
-    seconds(without)
-    pairs = [(seconds(with_statistics), seconds(without)) for _ in range(_ROUNDS)]
-    ratio = statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
-    return Row("resnet18, running mean and covariance of layer4, against a count", ratio)
+    value = ratio(
+        partial(drain, client, "resnet18", inputs, count, [tap], running_statistics=True),
+        partial(drain, client, "resnet18", inputs, count, [plain]),
+        effort.of(_ROUNDS),
+    )
+    return row("resnet18, 64 x 64, running mean and covariance of `layer4`, against a count", value)
 
 
 def drain(
-    client: trocar.Client, model: str, images: Array, count: int, taps: list[object], **options: bool
+    client: trocar.Client, model: str, inputs: Array, count: int, taps: list[object], **options: bool
 ) -> None:
     """Run a stream to its end."""
 
     def batches() -> Iterator[Array]:
         for _ in range(count):
-            yield images
+            yield inputs
 
     with client.extract_stream(model, batches(), taps, **options) as stream:  # type: ignore[arg-type]
         for result in stream:
             result.unwrap()
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """Return how long a call took."""
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
-def main() -> None:
-    """Run every case and print the table."""
-    models = ["resnet18=random:0", "resnet50=random:0"]
-    with served(models) as address, Local() as local, trocar.connect(address) as client:
-        rows = [
-            against_local(client, local, "resnet18", 8, 12),
-            against_local(client, local, "resnet50", 32, 2),
-            against_calls(client, 1, 200),
-            running_cost(client),
-        ]
-    print_rows("Streams: time against the other way", rows)
-
-
-if __name__ == "__main__":
-    main()

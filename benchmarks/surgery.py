@@ -1,4 +1,4 @@
-"""What edits and gradients cost: `python -m benchmarks.surgery`.
+"""What edits and gradients cost.
 
 Edits against the same request without them, gradients against autograd in a process of the caller's own. Each
 row alternates the two ways in rounds and prints the ratio of the medians.
@@ -7,15 +7,16 @@ row alternates the two ways in rounds and prints the ratio of the medians.
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 
 import numpy as np
 
 import trocar
-from benchmarks.report import Row, print_rows
+from benchmarks.measuring import Effort, images, in_turns, ratio, timed
+from benchmarks.report import Row, Table, row
 from benchmarks.served import served
 
 _ROUNDS = 5
@@ -37,7 +38,7 @@ def _own_gradients(pipe: Connection) -> None:
             started = time.perf_counter()
             _backward(models[name], batch, path)
             seconds.append(time.perf_counter() - started)
-        pipe.send(min(seconds))
+        pipe.send(seconds)
 
 
 def _backward(model: object, batch: object, path: str) -> None:
@@ -65,119 +66,108 @@ def _backward(model: object, batch: object, path: str) -> None:
 _MODELS = ("resnet18", "resnet50")
 
 
+def run(effort: Effort) -> list[Table]:
+    """Measure all rows."""
+    one = [trocar.edit("layer3", "scale", 0.5)]
+    part = [trocar.edit("layer3", "zero", channels=[1, 2])]
+    all_relus = [trocar.edit("**:ReLU", "scale", 0.99)]
+    rounds = effort.of(_ROUNDS)
+    with (
+        own_process() as own,
+        served([f"{name}=random:0" for name in _MODELS]) as server,
+        trocar.connect(server.address, timeout_s=600) as client,
+    ):
+        edits = [
+            edit_cost(client, "resnet18", 1, one, "one edit", rounds),
+            edit_cost(client, "resnet50", 8, one, "one edit", rounds),
+            edit_cost(client, "resnet50", 8, part, "an edit of two channels", rounds),
+            edit_cost(client, "resnet50", 8, all_relus, "an edit of all 49 ReLUs", rounds, target=None),
+            patching_cost(client, "resnet50", 8, rounds),
+        ]
+        gradients = [
+            gradient_cost(client, own, "resnet18", 1, "", rounds),
+            gradient_cost(client, own, "resnet50", 8, "", rounds),
+            gradient_cost(client, own, "resnet50", 8, "layer4", rounds),
+            health_cost(client, rounds),
+        ]
+    return [
+        Table("Edits", edits, note="Time against the same request without them."),
+        Table("Gradients", gradients, note="Time against a backward pass in a process of the caller's own."),
+    ]
+
+
 def edit_cost(
-    client: trocar.Client, model: str, shape: tuple[int, ...], edits: list[trocar.Edit], note: str
+    client: trocar.Client,
+    model: str,
+    batch: int,
+    edits: list[trocar.Edit],
+    note: str,
+    rounds: int,
+    target: float | None = 1.05,
 ) -> Row:
     """Compare a request with edits with the same one without."""
-    images = np.random.default_rng(0).standard_normal(shape, np.float32)
-
-    def plain() -> None:
-        client.extract(model, images, ["fc"])
-
-    def edited() -> None:
-        client.extract(model, images, ["fc"], edits=edits)
-
-    return Row(f"{model}, batch {shape[0]}, `fc`: {note}", _ratio(edited, plain), 1.05)
+    plain = partial(client.extract, model, images(batch), ["fc"])
+    value = ratio(partial(plain, edits=edits), plain, rounds, _REPEATS)
+    return row(f"{model}, batch {batch}, `fc`: with {note}, against without", value, target)
 
 
-def patching_cost(client: trocar.Client, model: str, shape: tuple[int, ...]) -> Row:
+def patching_cost(client: trocar.Client, model: str, batch: int, rounds: int) -> Row:
     """Compare activation patching in one call with two plain calls."""
-    images = np.random.default_rng(0).standard_normal(shape, np.float32)
+    inputs = images(batch)
     swap = trocar.edit("layer2", "swap", source="other")
 
     def plain() -> None:
-        client.extract(model, images, ["layer2"])
-        client.extract(model, images, ["fc"])
+        client.extract(model, inputs, ["layer2"])
+        client.extract(model, inputs, ["fc"])
 
     def patched() -> None:
-        client.extract(model, images, ["fc"], edits=[swap], sources={"other": images})
+        client.extract(model, inputs, ["fc"], edits=[swap], sources={"other": inputs})
 
-    note = "swap from a source, against two calls"
-    return Row(f"{model}, batch {shape[0]}, {note}", _ratio(patched, plain), 1.05)
-
-
-Own = Callable[[str, tuple[int, ...], str], float]
-"""Returns the seconds of a local pass, by model, shape and module."""
+    value = ratio(patched, plain, rounds, _REPEATS)
+    return row(f"{model}, batch {batch}: activation patching in one call, against two calls", value, 1.05)
 
 
-def gradient_cost(client: trocar.Client, own: Own, model: str, batch: int, path: str) -> Row:
+Own = Callable[[str, tuple[int, ...], str], list[float]]
+"""Returns the seconds of local passes, by model, shape and module."""
+
+
+def gradient_cost(client: trocar.Client, own: Own, model: str, batch: int, path: str, rounds: int) -> Row:
     """Compare gradients at one place with autograd in the caller's own process."""
-    shape = (batch, 3, 224, 224)
-    images = np.random.default_rng(0).standard_normal(shape, np.float32)
-
-    def ours() -> None:
-        client.gradients(model, images, of=trocar.logit(207), at=path or "/in")
-
-    ours()
-    own(model, shape, path)
-    pairs = [(_seconds(ours), own(model, shape, path)) for _ in range(_ROUNDS)]
-    ratio = statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
-    return Row(f"{model}, batch {batch}, gradient at `{path or '/in'}`, against a local backward", ratio)
+    inputs = images(batch)
+    ours = partial(client.gradients, model, inputs, of=trocar.logit(207), at=path or "/in")
+    ways = {"ours": partial(timed, ours, _REPEATS), "own": partial(own, model, inputs.shape, path)}
+    found = in_turns(ways, rounds)
+    value = statistics.median(found["ours"]) / statistics.median(found["own"])
+    return row(f"{model}, batch {batch}, gradient at `{path or '/in'}`, against a local backward", value)
 
 
-def health_cost(client: trocar.Client) -> Row:
+def health_cost(client: trocar.Client, rounds: int) -> Row:
     """Compare a health report of every module with the gradient at the input alone."""
-    images = np.random.default_rng(0).standard_normal((8, 3, 224, 224), np.float32)
-
-    def report() -> None:
-        client.health("resnet50", images, trocar.logit(207))
-
-    def plain() -> None:
-        client.gradients("resnet50", images, of=trocar.logit(207), at="/in")
-
-    note = "health of every module, against the gradient at `/in`"
-    return Row(f"resnet50, batch 8, {note}", _ratio(report, plain))
+    inputs = images(8)
+    value = ratio(
+        partial(client.health, "resnet50", inputs, trocar.logit(207)),
+        partial(client.gradients, "resnet50", inputs, of=trocar.logit(207), at="/in"),
+        rounds,
+        _REPEATS,
+    )
+    return row("resnet50, batch 8, health of every module, against the gradient at `/in`", value)
 
 
-def _ratio(one: Callable[[], object], other: Callable[[], object]) -> float:
-    one()
-    other()
-    pairs = [(_seconds(one), _seconds(other)) for _ in range(_ROUNDS)]
-    return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    found = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - started)
-    return min(found)
-
-
-def main() -> None:
-    """Measure and print."""
+@contextmanager
+def own_process() -> Iterator[Own]:
+    """Run local passes in a process of their own; yield what asks it."""
     context = multiprocessing.get_context("spawn")
     pipe, child = context.Pipe()
     process = context.Process(target=_own_gradients, args=(child,), daemon=True)
     process.start()
 
-    def own(model: str, shape: tuple[int, ...], path: str) -> float:
+    def own(model: str, shape: tuple[int, ...], path: str) -> list[float]:
         pipe.send((model, shape, path))
-        seconds: float = pipe.recv()
+        seconds: list[float] = pipe.recv()
         return seconds
 
-    one = [trocar.edit("layer3", "scale", 0.5)]
-    part = [trocar.edit("layer3", "zero", channels=[1, 2])]
-    all_relus = [trocar.edit("**:ReLU", "scale", 0.99)]
-    large, small = (8, 3, 224, 224), (1, 3, 224, 224)
-    models = [f"{name}=random:0" for name in _MODELS]
-    with served(models) as address, trocar.connect(address) as client:
-        rows = [
-            edit_cost(client, "resnet18", small, one, "one edit"),
-            edit_cost(client, "resnet50", large, one, "one edit"),
-            edit_cost(client, "resnet50", large, part, "an edit of two channels"),
-            replace(edit_cost(client, "resnet50", large, all_relus, "an edit of all 49 ReLUs"), target=None),
-            patching_cost(client, "resnet50", large),
-            gradient_cost(client, own, "resnet18", 1, ""),
-            gradient_cost(client, own, "resnet50", 8, ""),
-            gradient_cost(client, own, "resnet50", 8, "layer4"),
-            health_cost(client),
-        ]
-    pipe.send(None)
-    process.join()
-    print_rows("Edits and gradients", rows)
-
-
-if __name__ == "__main__":
-    main()
+    try:
+        yield own
+    finally:
+        pipe.send(None)
+        process.join()

@@ -1,4 +1,4 @@
-"""What training through the service costs: `python -m benchmarks.training`.
+"""What training through the service costs.
 
 A step against the same step of a local loop, in a process of its own, in turn; epochs of a new head with and
 without kept features; the memory of a second trainer on the same base.
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 import trocar
-from benchmarks.report import Row, print_rows
-from benchmarks.served import served, server_process_id
+from benchmarks.measuring import Effort
+from benchmarks.report import Row, Table, row
+from benchmarks.served import Server, served
 
 _ROUNDS, _WARM_UP = 7, 2
 _BATCH, _SAMPLES, _SIDE = 32, 1024, 112
@@ -57,14 +58,16 @@ def _local_loop(pipe: Connection) -> None:
             pipe.send(time.perf_counter() - started)
 
 
-def step_cost(client: trocar.Client, pipe: Connection, trainable: tuple[str, ...], note: str) -> Row:
+def step_cost(
+    client: trocar.Client, pipe: Connection, trainable: tuple[str, ...], note: str, effort: Effort
+) -> Row:
     """Compare a step through the service with one of the local loop; they take turns."""
     images, labels = _batch()
     with client.train("resnet18", head=10, trainable=trainable, optimizer=trocar.sgd(lr=_LR)) as trainer:
         pipe.send(trainable or ("",))
         pipe.recv()
         ours, local = [], []
-        for _ in range(_ROUNDS):
+        for _ in range(max(effort.of(_ROUNDS), _WARM_UP + 1)):
             started = time.perf_counter()
             trainer.step(images, labels)
             ours.append(time.perf_counter() - started)
@@ -72,14 +75,14 @@ def step_cost(client: trocar.Client, pipe: Connection, trainable: tuple[str, ...
             local.append(pipe.recv())
         pipe.send(False)
     ratio = statistics.median(ours[_WARM_UP:]) / statistics.median(local[_WARM_UP:])
-    return Row(f"resnet18, batch {_BATCH}, a step, {note}, against a local loop", ratio, 1.05)
+    return row(f"resnet18, batch {_BATCH}, a step, {note}, against a local loop", ratio, 1.05)
 
 
-def cached_epochs(client: trocar.Client) -> list[Row]:
+def cached_epochs(client: trocar.Client, effort: Effort) -> list[Row]:
     """Compare epochs of a new head whose features are kept with those that run the whole model."""
     random = np.random.default_rng(1)
-    images = random.standard_normal((_SAMPLES, 3, _SIDE, _SIDE), np.float32)
-    labels = np.arange(_SAMPLES) % 10
+    images = random.standard_normal((effort.of(_SAMPLES), 3, _SIDE, _SIDE), np.float32)
+    labels = np.arange(len(images)) % 10
     seconds: dict[bool, list[float]] = {}
     totals: dict[bool, float] = {}
     for is_cached, epochs in ((True, 10), (False, 3)):
@@ -97,13 +100,13 @@ def cached_epochs(client: trocar.Client) -> list[Row]:
     one = statistics.median(seconds[True]) / statistics.median(seconds[False])
     ten = totals[True] / (statistics.median(seconds[False]) * 10)
     return [
-        Row(
-            f"resnet18, a new head, {_SAMPLES} images: an epoch from kept features",
+        row(
+            f"resnet18, a new head, {len(images):,} images of {_SIDE} x {_SIDE}: an epoch from kept features",
             one,
             0.01,
             f"1/{1 / one:.0f}",
         ),
-        Row("the same: ten epochs in all, features computed once", ten, 0.125),
+        row("the same: ten epochs in all, features computed once", ten, 0.125),
     ]
 
 
@@ -113,47 +116,37 @@ def _epoch_seconds(history: trocar.History) -> list[float]:
     return [later - earlier for earlier, later in pairwise(times)]
 
 
-def memory_of_a_second(client: trocar.Client, process_id: int) -> Row:
+def memory_of_a_second(client: trocar.Client, server: Server) -> Row:
     """Compare what a second trainer adds to the server's memory with what it says is its own."""
     images, labels = _batch()
     spec: dict[str, Any] = {"head": 10, "trainable": ["layer4", "fc"], "optimizer": trocar.adam(lr=1e-4)}
     spec["saved_tensors"] = trocar.spool(1 << 30)  # all in memory; freed memory goes back while it is there
     with client.train("resnet18", **spec) as first:
         first.step(images, labels)
-        before = _resident_bytes(process_id)
+        before = server.memory_bytes()
         with client.train("resnet18", **spec) as second:
             second.step(images, labels)
-            grown = _resident_bytes(process_id) - before
+            grown = server.memory_bytes() - before
             own = second.info().byte_count
-    return Row(
+    return row(
         "resnet18, layer4 and head, Adam: a second trainer's memory, against its own tensors",
         grown / own,
         1.1,
     )
 
 
-def _resident_bytes(process_id: int) -> int:
-    with open(f"/proc/{process_id}/status", encoding="ascii") as file:  # noqa: PTH123 - a file of the kernel
-        line = next(line for line in file if line.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024
-
-
-def main() -> None:
-    """Print the table."""
+def run(effort: Effort) -> list[Table]:
+    """Measure all rows."""
     context = multiprocessing.get_context("spawn")
     pipe, child = context.Pipe()
     context.Process(target=_local_loop, args=(child,), daemon=True).start()
-    with served(["resnet18=random:0"]) as address, trocar.connect(address, timeout_s=600) as client:
+    with served(["resnet18=random:0"]) as server, trocar.connect(server.address, timeout_s=600) as client:
         rows = [
-            memory_of_a_second(client, server_process_id()),  # before anything was freed that it could use
-            step_cost(client, pipe, ("fc",), "a new head"),
-            step_cost(client, pipe, ("layer4", "fc"), "layer4 and head"),
-            step_cost(client, pipe, (), "the whole model"),
-            *cached_epochs(client),
+            memory_of_a_second(client, server),  # before anything was freed that it could use
+            step_cost(client, pipe, ("fc",), "a new head", effort),
+            step_cost(client, pipe, ("layer4", "fc"), "layer4 and head", effort),
+            step_cost(client, pipe, (), "the whole model", effort),
+            *cached_epochs(client, effort),
         ]
         pipe.send(None)
-    print_rows("Training", rows)
-
-
-if __name__ == "__main__":
-    main()
+    return [Table("Training", rows, note="The client, the server and the local loop are three processes.")]

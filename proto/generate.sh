@@ -13,13 +13,23 @@ generate() {
     --mypy_out="quiet:$1" --mypy_grpc_out="quiet:$1" trocar_api/v1/*.proto
 }
 
+# The Open Inference Protocol: a descriptor set for a pool of our own, because stubs would clash with those of its
+# other clients in one process.
+oip=../service/trocar_server/rpc/oip
+describe() {
+  "$python" -m grpc_tools.protoc -I"$oip" --descriptor_set_out="$1/open_inference.binpb" open_inference.proto
+}
+
 if [[ "${1:-}" != "--check" ]]; then
   generate .
+  describe "$oip"
   exit
 fi
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 generate "$fresh"
+describe "$fresh"
+cmp "$fresh/open_inference.binpb" "$oip/open_inference.binpb" || { echo "stale descriptors: run make proto" >&2; exit 1; }
 for file in "$fresh"/trocar_api/v1/*; do
   cmp "$file" "trocar_api/v1/$(basename "$file")" || { echo "stale stub: run make proto" >&2; exit 1; }
 done

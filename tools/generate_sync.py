@@ -29,7 +29,9 @@ FILES = {
     "_aio_fits.py": "_client_fits.py",
     "_aio_gradients.py": "_client_gradients.py",
     "_aio_health.py": "_client_health.py",
+    "_aio_members.py": "_client_members.py",
     "_aio_numbering.py": "_client_numbering.py",
+    "_aio_sharing.py": "_client_sharing.py",
     "_aio_stream.py": "_client_stream.py",
     "_aio_trainer.py": "_client_trainer.py",
     "_aio_trainers.py": "_client_trainers.py",
@@ -53,7 +55,9 @@ NAMES = {
     "AsyncInputSet": "InputSet",
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
+    "AsyncMembers": "Members",
     "AsyncNumbering": "Numbering",
+    "AsyncSharing": "Sharing",
     "AsyncTrainer": "Trainer",
     "AsyncTrainerCalls": "TrainerCalls",
     "AsyncTrainers": "Trainers",
@@ -73,7 +77,9 @@ NAMES = {
     "_aio_fits": "_client_fits",
     "_aio_gradients": "_client_gradients",
     "_aio_health": "_client_health",
+    "_aio_members": "_client_members",
     "_aio_numbering": "_client_numbering",
+    "_aio_sharing": "_client_sharing",
     "_aio_stream": "_client_stream",
     "_aio_trainer": "_client_trainer",
     "_aio_trainers": "_client_trainers",
@@ -87,6 +93,8 @@ NAMES = {
 """Names with another counterpart than unasync's own (`AsyncX` becomes `SyncX`)."""
 
 PROSE = {
+    r"\bAwaitable\[(\w+)\]": r"\1",
+    r"import Awaitable, Callable": "import Callable",
     r"\bawait ": "",
     r"\basync (for|with) ": r"\1 ",
     r"trocar\.aio\.connect": "trocar.connect",

@@ -28,6 +28,7 @@ from trocar._datasets.features import FeatureColumn, Features, read_features
 from trocar._datasets.job import DatasetReport, Progress, extract_dataset
 from trocar._edit_json import edits_from_json
 from trocar._edits import Edit, edit
+from trocar._execution import ExecutionInfo, Numerics
 from trocar._extraction_plan import ExtractionPlan
 from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
 from trocar._fit_parts import augmentation, early_stop, metric
@@ -68,7 +69,7 @@ from trocar._trainer_optimizers import (
 )
 from trocar._trainer_parts import clamp, gradient_rule, head, host_memory, spool
 from trocar._trainer_types import Checkpoint, Evaluation, StepResult, TrainerInfo
-from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
+from trocar._types import DrainState, Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
 from trocar._uploads.plan import UploadProgress
 from trocar.errors import (
     AmbiguousCallError,
@@ -125,6 +126,7 @@ from trocar.errors import (
     ScopeMissingError,
     SelectorError,
     ServerBusyError,
+    ServerDrainingError,
     ServerError,
     ServerOutOfMemoryError,
     ServerUnavailableError,
@@ -142,17 +144,20 @@ from trocar.errors import (
     TrainerError,
     TrainerInvalidError,
     TrocarError,
+    UnimplementedError,
     UnknownArchitectureError,
     UnknownCheckpointError,
     UnknownDatasetError,
     UnknownEditsError,
     UnknownFitError,
     UnknownFunctionError,
+    UnknownMethodError,
     UnknownModelError,
     UnknownModuleError,
     UnknownNodeError,
     UnknownParameterError,
     UnknownPickError,
+    UnknownSegmentError,
     UnknownSourceError,
     UnknownTrainerError,
     UnknownWeightsError,
@@ -189,6 +194,7 @@ __all__ = [
     "DeadlineExceededError",
     "Diff",
     "DiffRow",
+    "DrainState",
     "DuplicateNameError",
     "Edit",
     "EditDtypeRejectedError",
@@ -201,6 +207,7 @@ __all__ = [
     "EmptyBatchError",
     "ErrorReason",
     "Evaluation",
+    "ExecutionInfo",
     "ExtractStream",
     "ExtractionPlan",
     "FeatureColumn",
@@ -241,6 +248,7 @@ __all__ = [
     "NotDifferentiableError",
     "NotFoundError",
     "NotTraceableError",
+    "Numerics",
     "Objective",
     "ObjectiveError",
     "ObjectiveOutOfRangeError",
@@ -261,6 +269,7 @@ __all__ = [
     "ScopeMissingError",
     "SelectorError",
     "ServerBusyError",
+    "ServerDrainingError",
     "ServerError",
     "ServerInfo",
     "ServerLimits",
@@ -289,17 +298,20 @@ __all__ = [
     "TrainerInfo",
     "TrainerInvalidError",
     "TrocarError",
+    "UnimplementedError",
     "UnknownArchitectureError",
     "UnknownCheckpointError",
     "UnknownDatasetError",
     "UnknownEditsError",
     "UnknownFitError",
     "UnknownFunctionError",
+    "UnknownMethodError",
     "UnknownModelError",
     "UnknownModuleError",
     "UnknownNodeError",
     "UnknownParameterError",
     "UnknownPickError",
+    "UnknownSegmentError",
     "UnknownSourceError",
     "UnknownTrainerError",
     "UnknownWeightsError",

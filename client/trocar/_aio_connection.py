@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import grpc
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from trocar import _from_wire
+from trocar._aio_members import AsyncMembers
+from trocar._aio_sharing import AsyncSharing
 from trocar._channel import (
     AsyncChannel,
     ConnectOptions,
@@ -15,6 +19,7 @@ from trocar._channel import (
     open_async_channel,
 )
 from trocar._digests import SentDigests
+from trocar._exchange import AsyncExchange
 from trocar._local import async_stop, stop_with
 from trocar._rpc_errors import error_from_rpc
 from trocar_api.v1 import model_pb2
@@ -24,9 +29,13 @@ from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.fit_pb2_grpc import FitServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
 from trocar_api.v1.server_pb2_grpc import ServerServiceStub
+from trocar_api.v1.shared_memory_pb2_grpc import SharedMemoryServiceStub
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 
+Found = TypeVar("Found")
+
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Self
 
@@ -37,6 +46,8 @@ if TYPE_CHECKING:
 
 _EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
 _EXTRACT_STREAM = "/trocar_api.v1.StreamService/ExtractStream"
+_HEALTH = "/grpc.health.v1.Health/Check"
+_SERVING = 1
 _TRAIN = "/trocar_api.v1.TrainerService/Train"
 
 
@@ -64,6 +75,11 @@ class AsyncConnection:
         self._fits = FitServiceStub(self._channel)
         self._train_one: AsyncDownload = self._channel.unary_stream(_TRAIN, None, None)
         self._train_many: AsyncUpDownload = self._channel.stream_stream(_TRAIN, None, None)
+        share = SharedMemoryServiceStub(self._channel).ShareMemory
+        metadata = options.metadata(new_request_id())
+        opened = partial(AsyncExchange, share, metadata) if options.shares_memory else None
+        self._sharing = AsyncSharing(opened)
+        self._members: AsyncMembers | None = AsyncMembers(options, type(self)) if options.addresses else None
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,11 +92,52 @@ class AsyncConnection:
     def __repr__(self) -> str:
         return f"AsyncClient({self._options!r})"
 
+    @property
+    def transport(self) -> Literal["shared_memory", "chunks"]:
+        """How large inputs and feature maps travel now: memory shared with the server, or its socket."""
+        return "shared_memory" if self._sharing.is_used else "chunks"
+
     async def close(self) -> None:
         """Close the connection; calls that still run are cancelled. A local server is stopped."""
+        self._sharing.reset()
+        if self._members is not None:
+            await self._members.close()
         await self._channel.close()
         if self._local is not None:
             await async_stop(self._local)
+
+    async def _home(self) -> Self:
+        """Return the client of the server that keeps what is made now."""
+        home: Self = self if self._members is None else await self._members.home()
+        return home
+
+    async def _found(self, ask: Callable[[Self], Awaitable[Found]]) -> Found:
+        """Ask the server that has what is meant; where there are several, one after the other."""
+        return await (ask(self) if self._members is None else self._members.found(ask))
+
+    async def _everywhere(self, ask: Callable[[Self], Awaitable[Found]]) -> list[Found]:
+        """Ask every server."""
+        return [await ask(self)] if self._members is None else await self._members.everywhere(ask)
+
+    async def is_serving(self, service: str = "", *, timeout_s: float | None = None) -> bool:
+        """Tell whether the server reports that it serves; it asks for no token and runs no model.
+
+        False while models are loaded after the start, and while the server stops.
+
+        Args:
+            service: One service by its full name, for example "trocar_api.v1.ModelService"; all when empty.
+            timeout_s: Overrides the client's timeout for this call, in seconds.
+
+        Raises:
+            ServerUnavailableError: Nobody answers.
+            NotFoundError: The server has no such service.
+        """
+        # On the wire these are the two messages of grpc.health.v1, whose stubs would be one more dependency.
+        check: AsyncMethod[StringValue, Int32Value] = self._channel.unary_unary(
+            _HEALTH, StringValue.SerializeToString, Int32Value.FromString
+        )
+        reply = await self._call(check, StringValue(value=service), timeout_s)
+        return reply.value == _SERVING
 
     async def model(self, model_id: str) -> Model:
         """Return one model, categories included.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trocar._aio_extraction import AsyncExtraction
+from trocar._execution import Execution
 from trocar._objectives import as_objective
 from trocar._replies import ReplyAssembler
 from trocar._requests import extract_call, gradient_taps
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from trocar._edits import Edit
     from trocar._feature_maps import FeatureMaps
     from trocar._inputs import Inputs
+    from trocar._narrow import Wire
     from trocar._objectives import Objective
     from trocar._taps import Tap
     from trocar._tensors import Array
@@ -37,6 +40,7 @@ class AsyncGradients(AsyncExtraction):
         out: Mapping[str, Array] | None = None,
         timeout_s: float | None = None,
         chunk_bytes: int | None = None,
+        wire: Wire | None = None,
     ) -> FeatureMaps:
         """Run one forward and one backward pass and return gradients at any number of places.
 
@@ -64,6 +68,7 @@ class AsyncGradients(AsyncExtraction):
             out: As in `extract`.
             timeout_s: Overrides the client's timeout for this call, in seconds.
             chunk_bytes: As in `extract`.
+            wire: As in `extract`; gradients lose as much as values.
 
         Returns:
             The gradients by name, each of its value's shape, then the values of `taps`.
@@ -77,8 +82,12 @@ class AsyncGradients(AsyncExtraction):
             ValueError: `at` is empty.
         """
         surgery, wanted = make_surgery(edits, as_objective(of), sources), gradient_taps(at, taps)
+        execution = Execution(cache=self._options.cache is not False)
         request = extract_call(
-            model_id, inputs, wanted, chunk_bytes, surgery=surgery, cache=self._options.cache
+            model_id, inputs, wanted, chunk_bytes, surgery=surgery, execution=execution, wire=wire
         )
-        reply = ReplyAssembler(model_id, out, objective_offset=surgery.objective_offset)
+        request = replace(request, cache=self._options.cache)
+        reply = ReplyAssembler(
+            model_id, out, objective_offset=surgery.objective_offset, widens=wire is not None
+        )
         return await self._collect(request, reply, timeout_s)

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
+import numpy as np
 
 from trocar import _from_wire
+from trocar._attempts import Attempts
 from trocar._channel import (
     new_request_id,
 )
 from trocar._client_connection import Connection
 from trocar._client_stream import ExtractStream
-from trocar._concurrency import sync_compute
+from trocar._concurrency import sync_compute, sync_pause
 from trocar._digests import digests_of
+from trocar._execution import Execution
 from trocar._replies import ReplyAssembler
 from trocar._requests import ExtractCall, Start, extract_call, plan_request
+from trocar._shared_calls import NOTHING
 from trocar._stream_messages import StreamOptions
 from trocar._surgery import make_surgery
-from trocar.errors import NotCachedError
+from trocar.errors import NotCachedError, UnknownSegmentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from trocar._channel import SyncStream
     from trocar._edits import Edit
+    from trocar._execution import Numerics, Priority
     from trocar._extraction_plan import ExtractionPlan
     from trocar._feature_maps import FeatureMaps
     from trocar._inputs import Inputs
+    from trocar._narrow import Wire
     from trocar._objectives import Objective
     from trocar._taps import Tap
     from trocar._tensors import Array
@@ -49,10 +57,14 @@ class Extraction(Connection):
         edits: str | Edit | Sequence[str | Edit] = (),
         of: Objective | None = None,
         sources: Mapping[str, Inputs] | None = None,
+        numerics: Numerics | None = None,
+        merge: bool = True,
+        cache: bool | None = None,
+        priority: Priority = "normal",
         out: Mapping[str, Array] | None = None,
         timeout_s: float | None = None,
         chunk_bytes: int | None = None,
-        cache: bool | None = None,
+        wire: Wire | None = None,
     ) -> FeatureMaps:
         """Run one forward pass and return what the tapped modules computed.
 
@@ -79,12 +91,20 @@ class Extraction(Connection):
             of: What gradients are taken of, for taps with `gradient=True`, selectors such as
                 "layer4/grad_out", and edits of gradients; see `gradients`.
             sources: Other inputs by name, from whose passes `edit(..., "swap", source=name)` takes values.
+            numerics: The loosest numbers that will do: "exact" (bit-equal to eager PyTorch), "fast" (float32,
+                a relative error of at most 1e-5) or "bf16" (a cosine of at least 0.9999); the model's default
+                when None. Until the server has a faster form ready, and always with edits, gradients and
+                `start_at`, the pass is exact; `maps.execution` says what it was.
+            merge: Whether the batch may run together with those of other calls; never when it is exact.
+            cache: Whether the reply may come from the server's feature cache, where it has one. The
+                connection's choice when None.
+            priority: "low", "normal" or "high": which of your own calls go first.
             out: Arrays to fill instead of new ones, by feature map name; C-contiguous, writable, of
                 exactly the shape and dtype of the reply.
             timeout_s: Overrides the client's timeout for this call, in seconds.
             chunk_bytes: The most payload bytes in one message of the reply; 1 MiB when None.
-            cache: Whether the reply may be one that the server has kept, see `connect`; as there when None.
-                `maps.is_cached` tells.
+            wire: "float16" or "bfloat16": what float32 inputs and feature maps are rounded to for the way;
+                they are float32 again at its end. Half of the bytes for slow networks; slower on one machine.
 
         Returns:
             The feature maps by name: by tap, and within a tap in execution order. A convolution's
@@ -110,12 +130,16 @@ class Extraction(Connection):
             BadReplyError: The reply was cut short or breaks the contract.
             FileNotFoundError: A path of `inputs` leads nowhere.
             TypeError: `inputs` holds something that cannot be sent, or an edit or `of` is none.
-            ValueError: Arrays of one list differ in shape, or `out` does not fit the reply.
+            ValueError: Arrays of one list differ in shape, `out` does not fit the reply, an input is too
+                large for `wire="float16"`, or there are no such numerics, priority or wire.
         """
         start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
         chosen = self._options.cache if cache is None else cache
-        request = extract_call(model_id, inputs, taps, chunk_bytes, start, surgery, chosen)
-        reply = ReplyAssembler(model_id, out, objective_offset=surgery.objective_offset)
+        execution = Execution(numerics, merge, chosen is not False, priority)
+        request = extract_call(model_id, inputs, taps, chunk_bytes, start, surgery, execution, wire)
+        request = replace(request, cache=chosen)
+        offset = surgery.objective_offset
+        reply = ReplyAssembler(model_id, out, objective_offset=offset, widens=wire is not None)
         return self._collect(request, reply, timeout_s)
 
     def _collect(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None) -> FeatureMaps:
@@ -123,27 +147,77 @@ class Extraction(Connection):
         if not (request.cache and request.payloads):
             return self._receive(request, reply, timeout_s)
         started, digests = time.monotonic(), sync_compute(digests_of, request)
-        maps = None
+        maps: FeatureMaps | None = None
         if self._sent.is_worth_asking(digests):
             with suppress(NotCachedError):
                 maps = self._receive(ExtractCall(digests.question, []), reply, timeout_s)
         if maps is None:
+            reply.restart()
             left_s = max(1e-3, self._timeout(timeout_s) - (time.monotonic() - started))
             maps = self._receive(request, reply, left_s)
         self._sent.note(digests, maps.is_cached)
         return maps
 
     def _receive(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None) -> FeatureMaps:
-        request_id = new_request_id()
+        """Make a call, again where the connection breaks or the server is busy, and return its reply."""
+        started = time.perf_counter()
+        request_id, attempts = new_request_id(), Attempts(self._options.retries, self._timeout(timeout_s))
+        is_sharing = True
+        while True:
+            borrowed = self._sharing.borrow(request, reply) if is_sharing else NOTHING
+            try:
+                self._feed(borrowed.call or request, reply, request_id, attempts.remaining_s)
+            except grpc.RpcError as error:
+                borrowed.end(None)
+                problem = self._converted(error, request_id)
+                if borrowed is not NOTHING and isinstance(problem, UnknownSegmentError):
+                    self._sharing.reset()  # the server has been started anew
+                    is_sharing = False
+                elif (pause_s := attempts.pause_after(problem, error)) is not None:
+                    sync_pause(pause_s)
+                else:
+                    raise problem from error
+            except BaseException:
+                borrowed.end(None)
+                raise
+            else:
+                borrowed.end(reply)
+                self._sharing.learn(request, reply)
+                maps = reply.finish()
+                maps.timing = replace(maps.timing, total_s=time.perf_counter() - started)
+                return maps
+            reply.restart()
+
+    def _feed(self, request: ExtractCall, reply: ReplyAssembler, request_id: str, timeout_s: float) -> None:
         stream = self._open(request, request_id, timeout_s)
         try:
             for message in stream:
                 reply.feed(message)
-        except grpc.RpcError as error:
-            raise self._converted(error, request_id) from error
         finally:
             stream.cancel()  # ends the call where the loop was left early, without effect otherwise
-        return reply.finish()
+
+    def shared_array(self, shape: Sequence[int], dtype: str = "float32") -> Array:
+        """Return an array in memory that is shared with the server, with unset values.
+
+            images = client.shared_array((64, 3, 224, 224))
+            maps_out = client.shared_array((64, 2048, 7, 7))
+            client.extract("resnet50", images, taps="layer4", out={"layer4": maps_out})
+
+        As `inputs`, or as the one array of `out`, it is not copied on this side. Where the server lends no
+        memory it is an array like any other. Do not change it while a call uses it; one that failed may
+        change what is in `out` for a moment longer.
+
+        Args:
+            shape: The size of each dimension.
+            dtype: A NumPy dtype by name.
+
+        Raises:
+            ValueError: No array can have this shape.
+        """
+        form = np.empty(0, dtype).dtype
+        byte_count = math.prod(shape) * form.itemsize
+        found = self._sharing.array(byte_count) if byte_count > 0 else None
+        return np.empty(shape, form) if found is None else found.view(form).reshape(shape)
 
     def plan(  # noqa: PLR0913 - options of one call, by keyword
         self,
@@ -198,6 +272,10 @@ class Extraction(Connection):
         start_shape: tuple[int, ...] | None = None,
         edits: str | Edit | Sequence[str | Edit] = (),
         of: Objective | None = None,
+        numerics: Numerics | None = None,
+        merge: bool = True,
+        cache: bool = True,
+        priority: Priority = "normal",
         running_statistics: bool = False,
         checkpoint: bytes | None = None,
         checkpoint_interval: int = 16,
@@ -205,6 +283,7 @@ class Extraction(Connection):
         window: int = 4,
         timeout_s: float | None = None,
         chunk_bytes: int | None = None,
+        wire: Wire | None = None,
     ) -> ExtractStream:
         """Run one pass for each of many batches in one call, and return the results as they come, in order.
 
@@ -224,6 +303,10 @@ class Extraction(Connection):
             start_shape: As in `extract`.
             edits: As in `extract`, for every batch; without swaps from a source.
             of: As in `extract`; labels are the same for every batch.
+            numerics: As in `extract`, for every batch.
+            merge: As in `extract`.
+            cache: As in `extract`.
+            priority: As in `extract`.
             running_statistics: Whether statistics over "all" and over "channel" are taken over the whole
                 stream, and are in `stream.statistics` after the last result, instead of each batch's own.
             checkpoint: Of an earlier stream with the same taps (`result.checkpoint`): its statistics go
@@ -234,6 +317,7 @@ class Extraction(Connection):
             window: Batches that may be sent and not yet answered, at least 1; this bounds the memory.
             timeout_s: How long one batch may wait and compute, in seconds; the client's timeout when None.
             chunk_bytes: As in `extract`.
+            wire: As in `extract`.
 
         Returns:
             An iterator of `BatchResult`. While it runs it may raise what `extract` raises about the model or
@@ -256,6 +340,8 @@ class Extraction(Connection):
             checkpoint,
             checkpoint_interval,
             make_surgery(edits, of),
+            Execution(numerics, merge, cache, priority),
+            wire,
         )
 
         def open_call(requests: Iterator[bytes]) -> SyncStream:

@@ -80,7 +80,10 @@ class ExtractStream:
         while True:
             options = self._options
             assembler = StreamAssembler(
-                options.model_id, self._sender.first_kept, options.surgery.objective_offset
+                options.model_id,
+                self._sender.first_kept,
+                options.surgery.objective_offset,
+                widens=options.wire is not None,
             )
             call = self._open_call(self._sender.requests(self._sender.connect()))
             try:
@@ -185,7 +188,7 @@ class _Sender:
             return None
         index, self._taken = self._taken, self._taken + 1
         try:
-            return batch_call(index, inputs)
+            return batch_call(index, inputs, self._options.wire)
         except (OSError, TypeError, ValueError) as error:
             self._unsendable[index] = error
             return batch_call(index, None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from safetensors.numpy import save_file
 
+from trocar._execution import EAGER, ExecutionInfo
 from trocar._names import unknown_name
 from trocar._statistics import Statistics
 from trocar._tensors import Array, dequantize
@@ -85,12 +86,12 @@ class FeatureMaps(Mapping[str, Array]):
         stats: Statistics by name, for taps that asked for some.
         info: Path, type, call, shape and dtype by name, also where the values stayed on the server.
         expansions: The names that each selector of the request became, in execution order.
-        timing: Where the server spent the time.
+        timing: Where the time went: waiting, computing and, of a single call, the rest.
         stopped_at: The module after which the pass was stopped; None when it ran to its end.
         model_id: The model that ran.
         objective: The value of the objective, where gradients were taken of one.
         edit_expansions: The names of the values that each edit's selector became, stored edits included.
-        is_cached: Whether nothing was computed: the reply came from the server's feature cache.
+        execution: How the pass was run: numerics, engine, the samples of its batch.
     """
 
     def __init__(  # noqa: PLR0913 - what one reply says, by keyword
@@ -105,7 +106,7 @@ class FeatureMaps(Mapping[str, Array]):
         model_id: str = "",
         objective: float | None = None,
         edit_expansions: Mapping[str, tuple[str, ...]] | None = None,
-        is_cached: bool = False,
+        execution: ExecutionInfo = EAGER,
     ) -> None:
         self._arrays = dict(arrays)
         self.stats: Mapping[str, Statistics] = dict(stats)
@@ -115,8 +116,13 @@ class FeatureMaps(Mapping[str, Array]):
         self.stopped_at = stopped_at
         self.model_id = model_id
         self.objective = objective
-        self.is_cached = is_cached
         self.edit_expansions: Mapping[str, tuple[str, ...]] = dict(edit_expansions or {})
+        self.execution = execution
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether nothing was computed: the reply came from the server's feature cache."""
+        return self.execution.is_cached
 
     def __getitem__(self, name: str) -> Array:
         """Return the values of a feature map.
@@ -226,6 +232,7 @@ class FeatureMaps(Mapping[str, Array]):
     def __repr__(self) -> str:
         lines = [f"FeatureMaps of {self.model_id or 'a model'}:"]
         lines += ["  " + "  ".join(row) for row in self._rows()]
+        lines.append(f"  ({self.timing})")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

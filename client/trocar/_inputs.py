@@ -20,10 +20,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from trocar._tensors import as_numpy, flat_bytes, is_array, to_wire
+from trocar._narrow import Wire, narrowed
+from trocar._tensors import WIRE_DTYPES, as_numpy, flat_bytes, is_array, to_wire
 from trocar.errors import EmptyBatchError
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.v1.tensor_pb2 import TensorSpec
+from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
 
 
 class PilImage(Protocol):
@@ -59,10 +60,14 @@ _ACCEPTED = (
 )
 
 
-def wire_inputs(inputs: object) -> WireInputs:
+def wire_inputs(inputs: object, wire: Wire | None = None) -> WireInputs:
     """Convert inputs to wire arguments and, in their order, the payloads.
 
     Payloads are views of the caller's arrays where these are contiguous.
+
+    Args:
+        inputs: What a caller passed.
+        wire: What float32 arrays travel as; as they are when None.
 
     Raises:
         EmptyBatchError: A list, or a batch of images, is empty.
@@ -73,7 +78,7 @@ def wire_inputs(inputs: object) -> WireInputs:
     arguments: list[pb.Input] = []
     payloads: list[memoryview] = []
     for name, value in _arguments(inputs):
-        argument, parts = _argument(value)
+        argument, parts = _argument(value, wire)
         argument.name = name
         arguments.append(argument)
         payloads += parts
@@ -94,24 +99,28 @@ def _arguments(inputs: object) -> list[tuple[str, object]]:
     return values
 
 
-def _argument(value: object) -> tuple[pb.Input, list[memoryview]]:
+def _argument(value: object, wire: Wire | None) -> tuple[pb.Input, list[memoryview]]:
     if isinstance(value, (list, tuple)):
         if not value:
             raise EmptyBatchError("the list of inputs is empty; pass at least one image or array")
         if not all(is_image(item) for item in value):
-            return _tensor(_stack(value))
+            return _tensor(_stack(value), wire)
         return _images(value)
     if is_image(value):
         return _images([value])
     if is_array(value) and _is_pixels(value, rank=4):
         return _images(list(as_numpy(value)))
-    return _tensor(value)
+    return _tensor(value, wire)
 
 
-def _tensor(value: object) -> tuple[pb.Input, list[memoryview]]:
+def _tensor(value: object, wire: Wire | None) -> tuple[pb.Input, list[memoryview]]:
     if not is_array(value):
         raise TypeError(f"{type(value).__name__} cannot be an input; pass {_ACCEPTED}")
     tensor = to_wire(value)
+    if wire is not None and tensor.dtype == DTYPE_FLOAT32:
+        values = np.frombuffer(tensor.payload, "<f4").reshape(tensor.shape)
+        narrow = TensorSpec(dtype=WIRE_DTYPES[wire], shape=tensor.shape)
+        return pb.Input(tensor=narrow, convert_to=DTYPE_FLOAT32), [flat_bytes(narrowed(values, wire)).data]
     return pb.Input(tensor=TensorSpec(dtype=tensor.dtype, shape=tensor.shape)), [tensor.payload]
 
 

@@ -1,14 +1,16 @@
 """Extraction replies from bytes; knows the messages, not the transport."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from trocar._execution import ExecutionInfo
 from trocar._feature_maps import FeatureMapInfo, FeatureMaps
 from trocar._from_wire import expansions, feature_map_info, statistics
+from trocar._segments import placed
 from trocar._tensors import (
     MAX_RANK,
     Array,
@@ -32,10 +34,31 @@ class _Destination:
     array: Array
     buffer: Bytes
     received_bytes: int = 0
+    is_float16: bool = False
+    """Whether it came so, of arrays that are wider."""
 
     @property
     def missing_bytes(self) -> int:
         return self.buffer.nbytes - self.received_bytes
+
+    def widen(self) -> None:
+        """Turn what came into float32, exactly."""
+        if self.is_float16:
+            self.array.reshape(-1)[:] = self.buffer.view(np.float16)
+        else:
+            widen_bfloat16(self.buffer.view(np.uint16), self.array.reshape(-1))
+
+    def take(self, source: Bytes, out: Mapping[str, Array]) -> None:
+        """Be a view of bytes that are there already; a copy of them where the array is the caller's."""
+        is_same_form = self.array.nbytes == self.buffer.nbytes
+        if self.name in out and is_same_form:
+            if source.ctypes.data != self.buffer.ctypes.data:
+                np.copyto(self.buffer, source)
+        else:
+            self.buffer = source
+            if is_same_form:
+                self.array = source.view(self.array.dtype).reshape(self.array.shape)
+        self.received_bytes = source.nbytes
 
 
 class ReplyAssembler:
@@ -54,6 +77,7 @@ class ReplyAssembler:
         out: Arrays to fill instead of new ones, by feature map name.
         more: Names and sizes of further payloads, which come behind those of the feature maps.
         objective_offset: What is added to the value of the objective that the server returns.
+        widens: Whether float16 values that were float32 come as float32.
     """
 
     def __init__(
@@ -62,7 +86,10 @@ class ReplyAssembler:
         out: Mapping[str, Array] | None = None,
         more: Sequence[tuple[str, int]] = (),
         objective_offset: float = 0.0,
+        *,
+        widens: bool = False,
     ) -> None:
+        self._widens = widens
         self._model_id = model_id
         self._out = dict(out or {})
         self._objective_offset = objective_offset
@@ -70,7 +97,40 @@ class ReplyAssembler:
         self._destinations: list[_Destination] = []
         self._info: dict[str, FeatureMapInfo] = {}
         self._current = 0
+        self._offered: Callable[[], Bytes | None] | None = None
         self._more = [_bytes_destination(name, size) for name, size in more]
+
+    def offer(self, memory: "Callable[[], Bytes | None] | None") -> None:
+        """Say where the values may lie without having come: memory that is shared with the server.
+
+        Args:
+            memory: Called when they do lie there; values are then views of what it returns. None: nowhere.
+        """
+        self._offered = memory
+
+    def restart(self) -> None:
+        """Forget what has come: the call is made again."""
+        self._head, self._destinations, self._current, self._offered = None, [], 0, None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the values lay in the memory that was offered."""
+        return self._head is not None and self._head.is_shared
+
+    @property
+    def byte_counts(self) -> list[int]:
+        """The bytes of each value as they were sent, in order."""
+        return [entry.buffer.nbytes for entry in self._destinations]
+
+    @property
+    def out_byte_count(self) -> int:
+        """Bytes of the arrays of `out`."""
+        return sum(array.nbytes for array in self._out.values())
+
+    def own_bytes(self) -> Bytes | None:
+        """Return the bytes of the array of `out`, where that is one and contiguous."""
+        arrays = list(self._out.values())
+        return flat_bytes(arrays[0]) if len(arrays) == 1 and arrays[0].flags.c_contiguous else None
 
     def feed(self, message: bytes) -> None:
         """Take the next message.
@@ -113,7 +173,7 @@ class ReplyAssembler:
                     f"bytes of {destination.name!r} are missing"
                 )
             if destination.array.nbytes != destination.buffer.nbytes:
-                widen_bfloat16(destination.buffer.view(np.uint16), destination.array.reshape(-1))
+                destination.widen()
         return self._feature_maps(self._head)
 
     def begin(self, head: pb.ExtractResponse) -> None:
@@ -138,19 +198,33 @@ class ReplyAssembler:
         ]
         self._destinations += self._more
         self._head = head
+        if head.is_shared:
+            self._take_shared()
+
+    def _take_shared(self) -> None:
+        """Take the values from the memory that was offered."""
+        memory = self._offered() if self._offered is not None else None
+        *starts, end = placed(self.byte_counts)
+        if memory is None or end > memory.nbytes:
+            raise BadReplyError("the reply lies in memory that was not offered")
+        for start, destination in zip(starts, self._destinations, strict=True):
+            destination.take(memory[start : start + destination.buffer.nbytes], self._out)
 
     def _destination(self, info: FeatureMapInfo, byte_count: int) -> _Destination:
         if len(info.shape) > MAX_RANK or min(info.shape, default=0) < 0:
             raise BadReplyError(f"the shape {info.shape} of {info.name!r} is impossible")
         size = math.prod(info.shape)
         wire_dtype, dtype = wire_numpy_dtype(info.dtype), result_dtype(info.dtype)
+        if self._widens and info.cast is not None and info.cast.original_dtype == "float32":
+            dtype = np.dtype("float32") if info.dtype == "float16" else dtype
         if size * wire_dtype.itemsize != byte_count:
             raise BadReplyError(
                 f"{info.name!r} of shape {info.shape} and dtype {info.dtype} cannot have {byte_count:,} bytes"
             )
         array = self._allocate(info, dtype)
         same_bytes = wire_dtype.itemsize == dtype.itemsize
-        return _Destination(info.name, array, flat_bytes(array if same_bytes else np.empty(size, wire_dtype)))
+        buffer = flat_bytes(array if same_bytes else np.empty(size, wire_dtype))
+        return _Destination(info.name, array, buffer, is_float16=info.dtype == "float16")
 
     def _allocate(self, info: FeatureMapInfo, dtype: np.dtype[np.generic]) -> Array:
         if info.name in self._out:
@@ -201,7 +275,7 @@ class ReplyAssembler:
             model_id=self._model_id,
             objective=self._objective(head),
             edit_expansions=expansions(head.edit_expansions),
-            is_cached=head.execution.is_cached,
+            execution=ExecutionInfo.from_wire(head.execution),
         )
 
     def _objective(self, head: pb.ExtractResponse) -> float | None:

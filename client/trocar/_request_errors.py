@@ -20,6 +20,10 @@ class UnknownSourceError(NotFoundError, reason=ErrorReason.UNKNOWN_SOURCE):
     """The call has no source inputs of this name."""
 
 
+class UnknownSegmentError(NotFoundError, reason=ErrorReason.UNKNOWN_SEGMENT):
+    """You have no segment of shared memory of this id; clients of this package then send chunks."""
+
+
 class UnknownModuleError(SelectorError, NotFoundError, reason=ErrorReason.UNKNOWN_MODULE):
     """A selector matches no module; see `Client.modules`."""
 
@@ -162,3 +166,7 @@ class ReplyTooLargeError(InvalidRequestError, reason=ErrorReason.REPLY_TOO_LARGE
 
 class PassTooLargeError(InvalidRequestError, reason=ErrorReason.PASS_TOO_LARGE):
     """The pass would need more memory than the server allows; nothing was computed."""
+
+
+class UnimplementedError(InvalidRequestError, reason=ErrorReason.UNIMPLEMENTED):
+    """The server does not offer this method or option."""

@@ -4,7 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from trocar._execution import AS_USUAL, Execution
 from trocar._inputs import wire_inputs
+from trocar._narrow import Wire, check_wire
+from trocar._reductions import CASTS
 from trocar._surgery import NO_SURGERY, Surgery
 from trocar._taps import Tap, gradient_tap
 from trocar_api.v1 import extraction_pb2 as pb
@@ -28,12 +31,17 @@ class ExtractCall:
     payloads: list[memoryview]
     """One flat view of bytes for each tensor and image, in order."""
     cache: bool | None = None
-    """Whether the reply may be one that the server has kept; the connection's choice when None."""
+    """With True the call is asked by its digest where it was made before."""
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all payloads."""
+        return sum(payload.nbytes for payload in self.payloads)
 
     @property
     def fits_one_message(self) -> bool:
         """Whether the call may be made as a server-streaming one."""
-        return sum(payload.nbytes for payload in self.payloads) <= ONE_MESSAGE_BYTES
+        return self.byte_count <= ONE_MESSAGE_BYTES
 
     def message(self) -> bytes:
         """Return the whole request in one message."""
@@ -86,10 +94,14 @@ def gradient_taps(at: Taps, taps: Taps) -> list[str | Tap]:
     return [*map(gradient_tap, values), *others]
 
 
-def wire_taps(taps: Taps) -> list[WireTap]:
-    """Turn what a caller taps into messages."""
+def wire_taps(taps: Taps, wire: Wire | None = None) -> list[WireTap]:
+    """Turn what a caller taps into messages; values without a cast of their own are cast to `wire`."""
     chosen = [taps] if isinstance(taps, (str, Tap)) else taps
-    return [tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=tap) for tap in chosen]
+    found = [tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=tap) for tap in chosen]
+    for tap in found:
+        if wire is not None and not tap.HasField("cast") and (tap.values or not tap.HasField("values")):
+            tap.cast.CopyFrom(CASTS[wire])
+    return found
 
 
 @dataclass(frozen=True)
@@ -139,14 +151,16 @@ def extract_call(
     chunk_bytes: int | None = None,
     start: Start = FROM_INPUT,
     surgery: Surgery = NO_SURGERY,
-    cache: bool | None = None,
+    execution: Execution = AS_USUAL,
+    wire: Wire | None = None,
 ) -> ExtractCall:
     """Build the request of `Client.extract`; see there for the arguments and what is raised."""
-    arguments, payloads = wire_inputs(inputs)
-    sources = {name: wire_inputs(given) for name, given in surgery.sources.items()}
+    check_wire(wire)
+    arguments, payloads = wire_inputs(inputs, wire)
+    sources = {name: wire_inputs(given, wire) for name, given in surgery.sources.items()}
     head = pb.ExtractRequest(
         model_id=model_id,
-        taps=wire_taps(taps),
+        taps=wire_taps(taps, wire),
         inputs=arguments,
         max_chunk_bytes=chunk_bytes,
         start_at=start.at or "",
@@ -154,12 +168,11 @@ def extract_call(
         edits=surgery.wire_edits(),
         objective=surgery.wire_objective(),
         sources=[pb.SourceInputs(name=name, inputs=given) for name, (given, _) in sources.items()],
+        execution=execution.to_wire(),
     )
-    if cache is False:
-        head.execution.cache = False
     constants = [*tap_payloads(taps), *surgery.payloads()]
     of_sources = [payload for _, given in sources.values() for payload in given]
-    return ExtractCall(head.SerializeToString(), [*payloads, *constants, *of_sources], cache)
+    return ExtractCall(head.SerializeToString(), [*payloads, *constants, *of_sources])
 
 
 def _form(inputs: object) -> list[pb.Input]:

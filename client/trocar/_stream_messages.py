@@ -5,8 +5,10 @@ from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
+from trocar._execution import AS_USUAL, Execution
 from trocar._feature_maps import FeatureMaps
 from trocar._inputs import wire_inputs
+from trocar._narrow import Wire, check_wire
 from trocar._replies import ReplyAssembler
 from trocar._requests import FROM_INPUT, ExtractCall, Start, Taps, tap_payloads, wire_taps
 from trocar._rpc_errors import error_from_batch
@@ -72,8 +74,12 @@ class StreamOptions:
     """The batches between two checkpoints."""
     surgery: Surgery = NO_SURGERY
     """What is changed in every pass, and what gradients are taken of."""
+    execution: Execution = AS_USUAL
+    wire: Wire | None = None
+    """How the passes may be run."""
 
     def __post_init__(self) -> None:
+        check_wire(self.wire)
         if self.window < 1:
             raise ValueError(f"window={self.window} leaves no room for a batch")
         if self.first_batch < 0:
@@ -91,7 +97,7 @@ def start_call(options: StreamOptions, first_batch: int, checkpoint: bytes | Non
     """Build the messages that begin a connection."""
     start = pb.ExtractStreamStart(
         model_id=options.model_id,
-        taps=wire_taps(options.taps),
+        taps=wire_taps(options.taps, options.wire),
         max_chunk_bytes=options.chunk_bytes,
         first_batch_index=first_batch,
         batch_timeout_s=options.batch_timeout_s,
@@ -102,15 +108,16 @@ def start_call(options: StreamOptions, first_batch: int, checkpoint: bytes | Non
         checkpoint_interval=options.checkpoint_interval,
         edits=options.surgery.wire_edits(),
         objective=options.surgery.wire_objective(),
+        execution=options.execution.to_wire(),
     )
     head = pb.ExtractStreamRequest(start=start).SerializeToString()
     own = [memoryview(checkpoint)] if checkpoint else []
     return ExtractCall(head, [*tap_payloads(options.taps), *options.surgery.payloads(), *own])
 
 
-def batch_call(index: int, inputs: object) -> ExtractCall:
+def batch_call(index: int, inputs: object, wire: Wire | None = None) -> ExtractCall:
     """Build the messages of one batch; without inputs (None) the server answers with an error."""
-    arguments, payloads = wire_inputs(inputs)
+    arguments, payloads = wire_inputs(inputs, wire)
     head = pb.ExtractStreamRequest(batch=pb.StreamBatch(batch_index=index, inputs=arguments))
     return ExtractCall(head.SerializeToString(), payloads)
 
@@ -127,13 +134,17 @@ class StreamAssembler:
         model_id: The model that was asked.
         first_index: The index of the first batch that was sent.
         objective_offset: What is added to the value of the objective that the server returns.
+        widens: Whether float16 values that were float32 come as float32.
 
     Attributes:
         end: What the stream's end says, with running statistics; None before it has come.
     """
 
-    def __init__(self, model_id: str, first_index: int, objective_offset: float = 0.0) -> None:
+    def __init__(
+        self, model_id: str, first_index: int, objective_offset: float = 0.0, *, widens: bool = False
+    ) -> None:
         self._model_id = model_id
+        self._widens = widens
         self._objective_offset = objective_offset
         self._next_index = first_index
         self._part: _Part | None = None
@@ -166,7 +177,7 @@ class StreamAssembler:
         result = response.result
         if response.HasField("result") and result.batch_index != self._next_index:
             raise BadReplyError(f"batch {self._next_index} was due, batch {result.batch_index} came")
-        self._part = _Part(self._model_id, response, self._objective_offset)
+        self._part = _Part(self._model_id, response, self._objective_offset, self._widens)
 
     def _finish(self, part: "_Part") -> Iterator[BatchResult]:
         if part.is_end:
@@ -179,14 +190,16 @@ class StreamAssembler:
 class _Part:
     """One result, or the end, under way."""
 
-    def __init__(self, model_id: str, response: pb.ExtractStreamResponse, objective_offset: float) -> None:
+    def __init__(
+        self, model_id: str, response: pb.ExtractStreamResponse, objective_offset: float, widens: bool
+    ) -> None:
         result = response.result
         self.is_end = response.HasField("end")
         self.error = error_from_batch(result.error) if result.HasField("error") else None
         end = ExtractResponse(feature_maps=response.end.feature_maps)
         size = result.checkpoint_byte_count
         more = [("checkpoint", size)] if size else []
-        self._reply = ReplyAssembler(model_id, more=more, objective_offset=objective_offset)
+        self._reply = ReplyAssembler(model_id, more=more, objective_offset=objective_offset, widens=widens)
         self._reply.begin(end if self.is_end else result.reply)
         self.place = self._reply.place
         self.finish = self._reply.finish

@@ -88,6 +88,18 @@ class ServerLimits:
     """Seconds after its last use at which a trainer is closed."""
     max_checkpoints: int
     """Checkpoints of one trainer that were asked for; the oldest goes."""
+    max_pending_bytes: int = 0
+    """Bytes of inputs that came and of replies that are not yet sent, of all callers together."""
+    max_principal_bytes: int = 0
+    """The same of you alone."""
+    max_pending_s: float = 0.0
+    """Seconds of computing, by estimate, that calls of all callers which were let in may still need."""
+    max_principal_s: float = 0.0
+    """The same of you alone."""
+    stall_timeout_s: float = 0.0
+    """Seconds for which you may leave a message of a reply unread before the call is ended."""
+    max_shared_memory_bytes: int = 0
+    """The most bytes of shared memory that you may have at once; 0 where none is offered."""
     feature_cache_bytes: int = 0
     """Bytes of replies that the server keeps; 0 where it keeps none."""
 
@@ -104,6 +116,22 @@ class ServerInfo:
     """The torch device that runs the models."""
     limits: ServerLimits
     """What the server refuses to exceed."""
+    server_id: str = ""
+    """The server's own id: what it keeps (trainers, data sets, stored edits) is at this server only."""
+    is_draining: bool = False
+    """Whether it takes no new work; see `Client.drain`."""
+
+
+@dataclass(frozen=True)
+class DrainState:
+    """How far a server has run empty."""
+
+    is_draining: bool
+    """Whether new work is refused."""
+    running_call_count: int
+    """Calls that still run, those that only look on not counted."""
+    waiting_fit_count: int
+    """Fits that wait, saved, until the server takes work again or is started anew."""
 
 
 @dataclass(frozen=True)
@@ -114,3 +142,14 @@ class ServerTiming:
     """Seconds spent waiting for a replica."""
     compute_s: float
     """Seconds of preprocessing, forward pass and statistics."""
+    total_s: float | None = field(default=None, compare=False)
+    """Seconds of the whole call by the client's clock; None in a stream, where calls overlap."""
+
+    @property
+    def transfer_s(self) -> float | None:
+        """Seconds of everything else: checks, both ways, and putting the reply together; None in a stream."""
+        return None if self.total_s is None else max(0.0, self.total_s - self.queue_s - self.compute_s)
+
+    def __str__(self) -> str:
+        parts = {"queue": self.queue_s, "compute": self.compute_s, "transfer": self.transfer_s}
+        return ", ".join(f"{name} {s * 1000:.1f} ms" for name, s in parts.items() if s is not None)

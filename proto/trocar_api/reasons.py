@@ -142,6 +142,8 @@ class ErrorReason(StrEnum):
     """The disk is full; what was there before is unchanged."""
     STORAGE_UNAVAILABLE = "STORAGE_UNAVAILABLE"
     """The disk cannot be read or written."""
+    UNKNOWN_SEGMENT = "UNKNOWN_SEGMENT"
+    """The caller has no segment of shared memory of this id."""
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     """The caller has as much stored as he may."""
 
@@ -155,6 +157,15 @@ class ErrorReason(StrEnum):
     NOT_CACHED = "NOT_CACHED"
     """The feature cache has no reply for a digest; the call has to be made with its payloads."""
 
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    """The server does not offer this method or option."""
+
+    VERSION_SKEW = "VERSION_SKEW"
+    """The server is too old for the client, or of another major version."""
+    UNKNOWN_METHOD = "UNKNOWN_METHOD"
+    """The server does not have this method: it is older than the client."""
+    SERVER_DRAINING = "SERVER_DRAINING"
+    """The server runs empty and takes no new work; another one may."""
     SERVER_BUSY = "SERVER_BUSY"
     """Too many calls wait for the model, or no replica was free in time."""
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"

@@ -19,7 +19,7 @@ path = "flowers"            # a folder with one folder of images for each class
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
@@ -51,8 +51,21 @@ class Limits(BaseModel):
     """Pixels of one encoded image, checked before decoding."""
     max_dataset_bytes: int = Field(default=16 << 30, ge=1 << 10)
     """Bytes of all data sets that one caller has uploaded; equal shards count once."""
+    max_shared_memory_bytes: int = Field(default=1 << 30, ge=0)
+    """Bytes of shared memory that one caller on a Unix socket may have at once; 0 to lend none."""
     max_queue: int = Field(default=64, ge=1)
     """Calls that wait for one model."""
+    max_pending_bytes: int = Field(default=0, ge=0)
+    """Bytes of inputs that came and of replies that are not yet sent, of all calls; 0 for half of the host's
+    memory."""
+    max_principal_bytes: int = Field(default=0, ge=0)
+    """The same of one caller; 0 for half of what all may have."""
+    max_pending_s: float = Field(default=1800.0, gt=0)
+    """Seconds of computing, by estimate, that calls which were let in may still need."""
+    max_principal_s: float = Field(default=600.0, gt=0)
+    """The same of one caller."""
+    stall_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds for which a caller may leave a message of a reply unread before the call is ended."""
     max_trainers: int = Field(default=16, ge=1)
     """Trainers of one principal."""
     trainer_ttl_s: float = Field(default=604_800, gt=0)
@@ -107,6 +120,29 @@ class ModelConfig(BaseModel):
     """Selectors by stage name, for example `{ stem = "conv1", head = "fc" }`; clients use the names."""
     replicas: int = Field(default=1, ge=1, le=16)
     """Copies of the module tree, sharing weights."""
+    numerics: Literal["", "exact", "fast", "bf16"] = ""
+    """What callers get who ask for nothing else; what `[engine]` says when empty."""
+
+
+class EngineConfig(BaseModel):
+    """How passes are run that only look; see `Numerics`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    numerics: Literal["exact", "fast", "bf16"] = "exact"
+    """What callers get who ask for nothing else: `exact`, `fast` or `bf16`. A model's own setting wins."""
+    compile_after: int = Field(default=3, ge=0)
+    """Calls of the same values and row shape after which a faster form is built; 0 builds none."""
+    max_compiled: int = Field(default=16, ge=1, le=256)
+    """Compiled forms at once, over all models; the one not used for the longest time goes."""
+    min_gain: float = Field(default=1.05, ge=0)
+    """How many times as fast as eager a compiled form has to be."""
+    openvino: bool = True
+    """Whether OpenVINO is used where it is installed (`trocar[openvino]`) and the models run on a CPU."""
+    merge_max_rows: int = Field(default=32, ge=1, le=4096)
+    """Samples of different calls that run together; 1 runs every call alone."""
+    merge_max_s: float = Field(default=0.1, gt=0)
+    """The longest time that a group of calls may be expected to take, in seconds."""
 
 
 class DatasetConfig(BaseModel):
@@ -139,18 +175,36 @@ class ServerConfig(BaseSettings):
     """Who signs client certificates: with it every client must have one (mTLS)."""
     port: int = Field(default=50051, ge=0, le=65535)
     """TCP port; 0 takes a free one. Without meaning for a Unix socket."""
+    health_port: int | None = Field(default=None, ge=0, le=65535)
+    """TCP port that answers health checks and nothing else, in plain text, for probes that speak no TLS; 0
+    takes a free one. None for none."""
     device: str = "auto"
     """`auto` (CUDA when there is one), `cpu` or `cuda:0`."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of one CPU pass; torch's own choice when unset."""
+    max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=(1 << 31) - 1)
+    """Bytes of one message that comes in. Our own client sends large inputs in many small messages;
+    clients of the Open Inference Protocol send all in one."""
     data_dir: Path = Path("~/.cache/trocar")
     """Where downloaded weights are kept, as safetensors."""
     reflection: bool = False
     """Whether to offer gRPC server reflection."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """TCP port of Prometheus metrics over HTTP; 0 takes a free one. No metrics when unset."""
+    metrics_host: str = "127.0.0.1"
+    """Address of the metrics. Whoever reaches it can read them: they name models, and no callers."""
+    otel_endpoint: str | None = None
+    """Where OpenTelemetry traces go, for example `http://localhost:4317`; needs `trocar[otel]`. When unset,
+    the environment variables `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` decide;
+    an empty text says no traces."""
+    log_format: Literal["text", "json"] = "text"
+    """How log lines are written: `text` is logfmt, or coloured on a terminal; `json` one object a line."""
     grace_s: float = Field(default=10.0, ge=0)
     """How long a stopping server lets calls finish, in seconds."""
     limits: Limits = Limits()
     """What a call may not exceed."""
+    engine: EngineConfig = EngineConfig()
+    """How passes are run that only look."""
     models: dict[str, ModelConfig] = {}
     """The catalogue by model id, loaded at start."""
     datasets: dict[str, DatasetConfig] = {}

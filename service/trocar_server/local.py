@@ -158,6 +158,7 @@ def _config(
         )
     # Nobody else can enter its folder, whatever the environment says of servers that strangers reach.
     alone: dict[str, Any] = {"tokens": False, "tls_cert": None, "tls_key": None, "tls_client_ca": None}
+    alone |= {"metrics_port": None, "otel_endpoint": ""}
     return read_config(host=f"unix:{socket}", models=models, **alone, **options)
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.support.methods import GUARDED, HEALTH, OWN, Method, needed_scope
+from tests.support.methods import GUARDED, HEALTH, OPEN_INFERENCE, OWN, Method, needed_scope
 from trocar_server.auth import Scope, with_included
 from trocar_server.rpc.method_scopes import METHOD_SCOPES, is_open
+from trocar_server.rpc.oip.service import NOT_OFFERED, OpenInferenceService
 from trocar_server.rpc.server import _SERVICES
 
 
@@ -18,6 +19,11 @@ def test_every_method_has_a_scope_and_no_other_has_one() -> None:
 
 def test_every_service_of_the_contract_is_served() -> None:
     assert {method.service for method in OWN} == set(_SERVICES)
+
+
+def test_every_method_of_the_open_inference_protocol_is_answered() -> None:
+    answered = {*NOT_OFFERED, *(name for name in vars(OpenInferenceService) if name[0].isupper())}
+    assert {method.name for method in OPEN_INFERENCE} == answered
 
 
 @pytest.mark.parametrize("method", GUARDED, ids=name)

@@ -21,6 +21,7 @@ import typer
 from PIL import Image
 from structlog.testing import capture_logs
 
+from tests.support.command_lines import parse
 from tests.support.markdown import Block, blocks, links, table_rows
 from tests.support.running_server import RunningServer, running_server
 from trocar import ErrorReason
@@ -29,8 +30,15 @@ from trocar._cli.demo.sources import find_sources
 from trocar._cli.plugins import GROUP, plugin_app
 from trocar._taps import STATISTICS
 from trocar.errors import EXCEPTIONS
-from trocar_server.app import model_spec
-from trocar_server.config import Limits, ModelConfig, PreprocessingConfig, ServerConfig, read_config
+from trocar_server.config import (
+    EngineConfig,
+    Limits,
+    ModelConfig,
+    PreprocessingConfig,
+    ServerConfig,
+    read_config,
+)
+from trocar_server.specs import model_spec
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -127,26 +135,6 @@ def expand(word: str, folder: Path) -> list[str]:
     return (sorted(map(str, folder.glob(word))) if "*" in word else []) or [word]
 
 
-def parse(words: list[str]) -> None:
-    """Parse a command line, options and all, without running it."""
-    plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
-    root: Any = typer.main.get_command(build_app())
-    if not words or words[0].startswith("-"):
-        assert all(
-            word in [option for p in root.params for option in p.opts] or word == "--help" for word in words
-        )
-        return
-    name, *arguments = words
-    if name in plugins:
-        command: Any = typer.main.get_command(plugin_app(plugins[name]))
-    else:
-        command = root.commands[name]
-    if arguments and arguments[0] in getattr(command, "commands", {}):  # of a group
-        name, *arguments = arguments
-        command = command.commands[name]
-    command.make_context(name, arguments)
-
-
 @pages
 def test_commands_of_the_page_exist_with_their_options(page: Path, folder: Path) -> None:
     for command in shell_commands(page):
@@ -201,7 +189,7 @@ def test_every_statistic_is_explained() -> None:
     assert set(STATISTICS) <= rows
 
 
-@pytest.mark.parametrize("kind", [ServerConfig, Limits, ModelConfig, PreprocessingConfig])
+@pytest.mark.parametrize("kind", [ServerConfig, EngineConfig, Limits, ModelConfig, PreprocessingConfig])
 def test_every_setting_is_explained(kind: Any) -> None:
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     assert [name for name in kind.model_fields if f"`{name}`" not in page] == []

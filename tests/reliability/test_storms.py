@@ -62,7 +62,7 @@ def extract(server: RunningServer, inputs: np.ndarray) -> np.ndarray:
 def in_flight(server: RunningServer) -> int:
     """Count replicas that are lent and calls that wait for one."""
     pool = server.engine._hosts["plain"].pool
-    return pool.leased_count + len(pool._waiting)
+    return pool.leased_count + pool.waiting_count
 
 
 def task_count(server: RunningServer) -> int:

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 import trocar_api.v1
+from trocar_server.rpc.oip.messages import SERVICE
 
 TIMEOUT_S = 60
 
@@ -68,15 +69,31 @@ OWN = methods_of(*_own_files())
 
 REFLECTION = methods_of(reflection_pb2.DESCRIPTOR)
 HEALTH = methods_of(health_pb2.DESCRIPTOR)
-GUARDED = [*OWN, *REFLECTION]
+OPEN_INFERENCE = methods_of(SERVICE.file)
+"""Those of the Open Inference Protocol."""
+
+GUARDED = [*OWN, *REFLECTION, *OPEN_INFERENCE]
 """Every one that needs a scope."""
+
+
+RUNS = ("ExtractionService", "StreamService", "EditStoreService", "SharedMemoryService")
 
 
 def needed_scope(method: Method) -> str:
     """Say what a method should need, by a rule: an oracle for the server's table."""
     if method.name in ("LoadModel", "UnloadModel", "PublishTrainer", "UnpublishModel"):
         return "admin"
+    if method.name in ("Drain", "ReloadConfig"):
+        return "admin"
     if method.name.startswith(("Get", "List")) or method.name in ("Plan", "WatchFit", "ServerReflectionInfo"):
         return "read"
+    if method.service == SERVICE.full_name:
+        return _open_inference_scope(method.name)
     service = method.service.rpartition(".")[2]
-    return "run" if service in ("ExtractionService", "StreamService", "EditStoreService") else "train"
+    return "run" if service in RUNS else "train"
+
+
+def _open_inference_scope(name: str) -> str:
+    if name.endswith(("Load", "Unload", "Setting", "Settings")):
+        return "admin"
+    return "run" if name.endswith(("Infer", "Register", "Unregister")) else "read"

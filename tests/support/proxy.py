@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 
@@ -19,7 +19,10 @@ class Proxy:
         self._loop = loop
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
+        self._left_bytes: int | None = None
         self.connection_count = 0
+        self.up_bytes = 0
+        self.down_bytes = 0
         self.port = 0
 
     @property
@@ -30,6 +33,10 @@ class Proxy:
     def break_connections(self) -> None:
         """Reset every connection that is open; new ones are served."""
         asyncio.run_coroutine_threadsafe(self._break(), self._loop).result(10)
+
+    def break_after(self, byte_count: int) -> None:
+        """Reset every connection, once, when so many bytes more have come from clients."""
+        self._left_bytes = byte_count
 
     def refuse(self) -> None:
         """Break every connection and serve no more."""
@@ -50,23 +57,40 @@ class Proxy:
         for writer in list(self._writers):
             writer.transport.abort()
 
+    async def _count(self, byte_count: int) -> None:
+        self.up_bytes += byte_count
+        if self._left_bytes is not None:
+            self._left_bytes -= byte_count
+            if self._left_bytes <= 0:
+                self._left_bytes = None
+                await self._break()
+
+    async def _count_down(self, byte_count: int) -> None:
+        self.down_bytes += byte_count
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connection_count += 1
         far_reader, far_writer = await asyncio.open_connection(*self._target)
         self._writers |= {writer, far_writer}
         try:
-            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+            up = _copy(reader, far_writer, self._count)
+            await asyncio.gather(up, _copy(far_reader, writer, self._count_down))
         finally:
             for end in (writer, far_writer):
                 self._writers.discard(end)
                 end.transport.abort()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    count: Callable[[int], Awaitable[None]],
+) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(1 << 16):
             writer.write(data)
             await writer.drain()
+            await count(len(data))
     writer.transport.abort()
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import trocar
+from trocar._cli.bench import bench
 from trocar._cli.cam import cam
 from trocar._cli.cka import cka
 from trocar._cli.connection import connected
@@ -25,8 +26,10 @@ from trocar._cli.loading import load, unload
 from trocar._cli.many_values import ManyValues
 from trocar._cli.models import models
 from trocar._cli.modules import modules
+from trocar._cli.operating import drain, reload
 from trocar._cli.plan import plan
 from trocar._cli.plugins import add_plugins
+from trocar._cli.ready import ready
 from trocar._cli.stats import stats
 from trocar._cli.train import train
 from trocar._cli.trainers import trainers_app
@@ -37,8 +40,8 @@ _EPILOG = (
 )
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(models, load, unload, modules, plan, extract, stats, gradients, cam, health),
-    *(fid, cka, dead, diff),
+    *(ready, models, load, unload, modules, plan, extract, stats, gradients, cam, health),
+    *(fid, cka, dead, diff, bench, drain, reload),
 )
 """Those that begin with a client, in the order of the help."""
 

@@ -9,9 +9,11 @@ import typer
 
 from trocar import Client
 from trocar._cli.arguments import AsJson, BatchSize, ModelId, Taps, parse_statistics, statistics_taps
+from trocar._cli.call_clock import Clock
 from trocar._cli.choices import Decode, Format, OnError
 from trocar._cli.dataset_run import refuse_missing, run_dataset
 from trocar._cli.edit_options import EditTexts, parse_edits
+from trocar._cli.execution import NumericsOption, wire_numerics
 from trocar._cli.failures import refuse
 from trocar._cli.feature_file import FeatureFile
 from trocar._cli.output import shape_text, show, show_json, size_text, table
@@ -22,6 +24,7 @@ from trocar._datasets.options import MAX_SHARD_SIZE
 from trocar._datasets.sources.files import SERVER_SUFFIXES, list_images
 from trocar._datasets.sources.opening import kind_of
 from trocar._edits import Edit
+from trocar._execution import Numerics
 
 _SUFFIX = ".safetensors"
 _FILE_SUFFIXES = (".pt", ".pth", ".npz", ".npy", ".h5", ".hdf5", ".parquet", ".zarr", ".pkl", ".csv", ".json")
@@ -55,6 +58,8 @@ def extract(  # noqa: PLR0913 - options of a command
     restart: Annotated[bool, typer.Option("--restart", help="Throw away what the folder holds.")] = False,
     stats: Annotated[str, typer.Option(help="Print these as well, for example mean,std.")] = "",
     edit: EditTexts = None,
+    timing: Annotated[bool, typer.Option("--timing", help="Say where the time went.")] = False,
+    numerics: NumericsOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Save what modules compute on images or on a whole data set.
@@ -69,10 +74,25 @@ def extract(  # noqa: PLR0913 - options of a command
         if not is_plain or restart:
             refuse("--format, --decode, --on-error and --restart need a folder: --out FOLDER")
         samples = samples_for(client, model_id, _paths(source))[:limit]
-        _extract_to_file(client, model_id, samples, tap, out, batch, names, edits, as_json=as_json)
+        clock = Clock() if timing else None
+        _extract_to_file(
+            client,
+            model_id,
+            samples,
+            tap,
+            out,
+            batch,
+            names,
+            edits,
+            numerics=wire_numerics(numerics),
+            as_json=as_json,
+            clock=clock,
+        )
         return
     if out.suffix in _FILE_SUFFIXES or out.is_file():
         refuse(f"--out: {out.name!r} must end in {_SUFFIX}, or be a folder (with --format)")
+    if timing:
+        refuse("--timing needs --out FILE.safetensors")
     if names:
         refuse("--stats needs --out FILE.safetensors; `trocar stats` takes the same images")
     run_dataset(
@@ -90,6 +110,7 @@ def extract(  # noqa: PLR0913 - options of a command
         on_error=on_error.value,
         limit=limit,
         restart=restart,
+        numerics=wire_numerics(numerics) or "exact",
     )
 
 
@@ -120,13 +141,17 @@ def _extract_to_file(  # noqa: PLR0913 - the options that a file has
     names: tuple[str, ...],
     edits: list[Edit | str],
     *,
+    numerics: Numerics | None,
     as_json: bool,
+    clock: Clock | None,
 ) -> None:
     statistics = StatisticsTable(names)
     taps = statistics_taps(selectors, names, values=True)
     is_whole = is_one_batch(samples, batch)
     with FeatureFile(out, sample_count=len(samples), is_one_batch=is_whole) as file:
-        for one in run_passes(client, model_id, samples, taps, batch, statistics, edits):
+        for one in run_passes(client, model_id, samples, taps, batch, statistics, edits, numerics):
+            if clock is not None:
+                clock.add(one.maps)
             file.append(
                 one.maps,
                 batch_size=len(one.samples),
@@ -140,9 +165,11 @@ def _extract_to_file(  # noqa: PLR0913 - the options that a file has
         "stats": statistics.values(),
     }
     if as_json:
-        show_json(report)
+        show_json(report if clock is None else report | {"timing": clock.report()})
         return
     _show_shapes(file.shapes, out)
+    if clock is not None:
+        typer.echo(str(clock))
     if names:
         show_statistics(statistics)
 

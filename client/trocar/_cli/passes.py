@@ -21,6 +21,7 @@ from trocar._datasets.results import Outcome, outcomes
 from trocar._datasets.sources.arrays import ARRAY_SUFFIX
 from trocar._datasets.sources.files import read_file
 from trocar._edits import Edit
+from trocar._execution import Numerics
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def run_passes(
     batch_size: int,
     statistics: StatisticsTable,
     edits: Sequence[str | Edit] = (),
+    numerics: Numerics | None = None,
 ) -> Iterator[Pass]:
     """Yield what each batch gave, in order; a bar on the terminal shows how far it is.
 
@@ -74,6 +76,7 @@ def run_passes(
         batch_size: Samples per batch.
         statistics: Takes the statistics: of samples with each batch, others at the end, over all.
         edits: What is changed in every pass.
+        numerics: The loosest numbers that will do; the model's default when None.
 
     Raises:
         TrocarError: A call failed, or arrays of a batch differ; its notes say for which files.
@@ -88,7 +91,8 @@ def run_passes(
         task = progress.add_task(model_id, total=len(samples))
         batches = cut(loaded, batch_size)
         at_end = _finishing(statistics)
-        for outcome in outcomes(client, model_id, batches, taps, edits=edits, at_end=at_end):
+        found = outcomes(client, model_id, batches, taps, edits=edits, numerics=numerics, at_end=at_end)
+        for outcome in found:
             batch, maps = outcome.batch, _maps(outcome)
             statistics.add(maps)
             yield Pass([samples[sample.index] for sample in batch.samples], maps)

@@ -16,6 +16,7 @@ from trocar._cli.arguments import (
     statistics_taps,
 )
 from trocar._cli.edit_options import EditTexts, parse_edits
+from trocar._cli.execution import NumericsOption, wire_numerics
 from trocar._cli.failures import refuse
 from trocar._cli.input_sets import ImagesOrFolders, read_set
 from trocar._cli.output import show_json
@@ -44,6 +45,7 @@ def stats(  # noqa: PLR0913 - one parameter for each option
         str, typer.Option(help=f"Which, of {', '.join(NUMBERS)}.")
     ] = "mean,std,min,max,zero_fraction",
     edit: EditTexts = None,
+    numerics: NumericsOption = None,
     batch: BatchSize = 16,
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +59,7 @@ def stats(  # noqa: PLR0913 - one parameter for each option
     taps, edits = statistics_taps(tap, names, values=False, over=over.value), parse_edits(edit)
     samples = read_set(client, model_id, images)
     statistics = StatisticsTable(names)
-    for _ in run_passes(client, model_id, samples, taps, batch, statistics, edits):
+    for _ in run_passes(client, model_id, samples, taps, batch, statistics, edits, wire_numerics(numerics)):
         pass
     sample_names = [sample.name for sample in samples]
     if as_json:

@@ -51,6 +51,8 @@ def describe(
     }
     if options.edits:  # folders that were begun before there were edits go on
         found["edits"] = describe_edits(options.edits, stored)
+    if options.numerics != "exact":
+        found["numerics"] = options.numerics
     normal: dict[str, Any] = json.loads(json.dumps(found))
     return normal
 

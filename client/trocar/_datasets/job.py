@@ -27,6 +27,7 @@ from trocar.errors import DatasetError, ModelNotLoadedError, SourceError, Trocar
 if TYPE_CHECKING:
     from trocar._client import Client
     from trocar._edits import Edit
+    from trocar._execution import Numerics
     from trocar._taps import Tap
 
 
@@ -84,6 +85,7 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
     limit: int | None = None,
     restart: bool = False,
     timeout_s: float | None = None,
+    numerics: "Numerics" = "exact",
     progress: Callable[[Progress], None] | None = None,
 ) -> DatasetReport:
     """Run a whole data set through a model and write what modules compute into a folder of shards.
@@ -116,6 +118,8 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
         limit: How many samples to take; all when None.
         restart: Whether to throw away what `out` holds and begin anew.
         timeout_s: Overrides the client's timeout for each call, in seconds.
+        numerics: The loosest numbers that will do, as in `Client.extract`. With others than "exact" the last
+            digits depend on what the server has ready: two runs need not give the same files.
         progress: Called after every batch.
 
     Returns:
@@ -129,7 +133,9 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
         ValueError: An option is out of range.
     """
     changes = (edits,) if isinstance(edits, str) or not isinstance(edits, Sequence) else tuple(edits)
-    options = Options(format, batch, shard_size, decode, on_error, limit, restart, timeout_s, changes)
+    options = Options(
+        format, batch, shard_size, decode, on_error, limit, restart, timeout_s, changes, numerics
+    )
     listed = [taps] if not isinstance(taps, Sequence) or isinstance(taps, str) else list(taps)
     return _Job(client, model_id, listed, options, progress or _silent).run(source, Path(out))
 
@@ -207,6 +213,7 @@ class _Job:
             batches,
             self._taps,
             edits=options.edits,
+            numerics=options.numerics,
             timeout_s=options.timeout_s,
         )
 

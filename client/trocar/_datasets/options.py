@@ -7,6 +7,7 @@ from trocar._datasets.sources.opening import Decode
 
 if TYPE_CHECKING:
     from trocar._edits import Edit
+    from trocar._execution import Numerics
 
 FormatName = Literal["safetensors", "zarr", "parquet", "npy"]
 OnError = Literal["stop", "skip"]
@@ -33,6 +34,8 @@ class Options:
     """Deadline of each call, in seconds; the client's when None."""
     edits: "tuple[str | Edit, ...]" = ()
     """What is changed in every pass, in this order; names are those of stored edits."""
+    numerics: "Numerics" = "exact"
+    """The loosest numbers that will do."""
 
     def __post_init__(self) -> None:
         for name, allowed in (("format", FormatName), ("decode", Decode), ("on_error", OnError)):

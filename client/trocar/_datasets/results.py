@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trocar._client import Client
     from trocar._client_stream import ExtractStream
     from trocar._edits import Edit
+    from trocar._execution import Numerics
     from trocar._feature_maps import FeatureMaps
     from trocar._taps import Tap
 
@@ -53,6 +54,7 @@ def outcomes(
     *,
     edits: "Sequence[str | Edit]" = (),
     timeout_s: float | None = None,
+    numerics: "Numerics | None" = None,
     at_end: "Callable[[ExtractStream], None] | None" = None,
 ) -> Generator[Outcome]:
     """Send the readable samples of each batch; yield every batch in order, sent or not.
@@ -64,6 +66,7 @@ def outcomes(
         taps: What to collect.
         edits: What is changed in every pass.
         timeout_s: How long one batch may take, in seconds; the client's timeout when None.
+        numerics: The loosest numbers that will do; the model's default when None.
         at_end: Called with the stream after its last result; the statistics are then over all of it.
 
     Raises:
@@ -73,7 +76,7 @@ def outcomes(
     under_way: deque[_UnderWay] = deque()
     failures: list[BaseException] = []
     inputs = _inputs(batches, under_way, failures)
-    options = {"edits": edits, "timeout_s": timeout_s}
+    options = {"edits": edits, "numerics": numerics, "timeout_s": timeout_s}
     results = _results(client, model_id, inputs, taps, options, at_end)
     for result in _named(results, under_way):
         while not (entry := under_way.popleft()).is_sent:

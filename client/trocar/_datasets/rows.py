@@ -103,6 +103,7 @@ class RowMaker:
                     cutting.inputs([sample]),
                     self._taps,
                     edits=self._options.edits,
+                    numerics=self._options.numerics,
                     timeout_s=self._options.timeout_s,
                 )
             except FAULTS_OF_DATA as error:

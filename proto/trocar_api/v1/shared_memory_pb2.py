@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!trocar_api/v1/shared_memory.proto\x12\rtrocar_api.v1\"k\n\x12ShareMemoryRequest\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.trocar_api.v1.OpenSegmentH\x00\x12\x10\n\x06mapped\x18\x02 \x01(\tH\x00\x12\x0f\n\x05\x63lose\x18\x03 \x01(\tH\x00\x42\x06\n\x04part\"!\n\x0bOpenSegment\x12\x12\n\nbyte_count\x18\x01 \x01(\x03\"k\n\x13ShareMemoryResponse\x12)\n\x07segment\x18\x01 \x01(\x0b\x32\x16.trocar_api.v1.SegmentH\x00\x12\x0f\n\x05ready\x18\x02 \x01(\tH\x00\x12\x10\n\x06\x63losed\x18\x03 \x01(\tH\x00\x42\x06\n\x04part\"7\n\x07Segment\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nbyte_count\x18\x03 \x01(\x03\"F\n\x0cSegmentRange\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x12\n\nbyte_count\x18\x03 \x01(\x03\x32o\n\x13SharedMemoryService\x12X\n\x0bShareMemory\x12!.trocar_api.v1.ShareMemoryRequest\x1a\".trocar_api.v1.ShareMemoryResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!trocar_api/v1/shared_memory.proto\x12\rtrocar_api.v1\"k\n\x12ShareMemoryRequest\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.trocar_api.v1.OpenSegmentH\x00\x12\x10\n\x06mapped\x18\x02 \x01(\tH\x00\x12\x0f\n\x05\x63lose\x18\x03 \x01(\tH\x00\x42\x06\n\x04part\"!\n\x0bOpenSegment\x12\x12\n\nbyte_count\x18\x01 \x01(\x03\"~\n\x13ShareMemoryResponse\x12)\n\x07segment\x18\x01 \x01(\x0b\x32\x16.trocar_api.v1.SegmentH\x00\x12\x0f\n\x05ready\x18\x02 \x01(\tH\x00\x12\x10\n\x06\x63losed\x18\x03 \x01(\tH\x00\x12\x11\n\x07refused\x18\x04 \x01(\tH\x00\x42\x06\n\x04part\"7\n\x07Segment\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nbyte_count\x18\x03 \x01(\x03\"F\n\x0cSegmentRange\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x12\n\nbyte_count\x18\x03 \x01(\x03\x32o\n\x13SharedMemoryService\x12X\n\x0bShareMemory\x12!.trocar_api.v1.ShareMemoryRequest\x1a\".trocar_api.v1.ShareMemoryResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,11 +36,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENSEGMENT']._serialized_start=161
   _globals['_OPENSEGMENT']._serialized_end=194
   _globals['_SHAREMEMORYRESPONSE']._serialized_start=196
-  _globals['_SHAREMEMORYRESPONSE']._serialized_end=303
-  _globals['_SEGMENT']._serialized_start=305
-  _globals['_SEGMENT']._serialized_end=360
-  _globals['_SEGMENTRANGE']._serialized_start=362
-  _globals['_SEGMENTRANGE']._serialized_end=432
-  _globals['_SHAREDMEMORYSERVICE']._serialized_start=434
-  _globals['_SHAREDMEMORYSERVICE']._serialized_end=545
+  _globals['_SHAREMEMORYRESPONSE']._serialized_end=322
+  _globals['_SEGMENT']._serialized_start=324
+  _globals['_SEGMENT']._serialized_end=379
+  _globals['_SEGMENTRANGE']._serialized_start=381
+  _globals['_SEGMENTRANGE']._serialized_end=451
+  _globals['_SHAREDMEMORYSERVICE']._serialized_start=453
+  _globals['_SHAREDMEMORYSERVICE']._serialized_end=564
 # @@protoc_insertion_point(module_scope)

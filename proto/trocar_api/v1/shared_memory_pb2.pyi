@@ -81,10 +81,13 @@ class ShareMemoryResponse(_message.Message):
     SEGMENT_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     ready: _builtins.str
     """To `mapped`: the id; the segment may be used."""
     closed: _builtins.str
     """To `close`: the id."""
+    refused: _builtins.str
+    """To `open`: why there is none. What was lent before stays lent."""
     @_builtins.property
     def segment(self) -> Global___Segment:
         """To `open`."""
@@ -95,12 +98,13 @@ class ShareMemoryResponse(_message.Message):
         segment: Global___Segment | None = ...,
         ready: _builtins.str = ...,
         closed: _builtins.str = ...,
+        refused: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "part", b"part", "ready", b"ready", "segment", b"segment"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "part", b"part", "ready", b"ready", "refused", b"refused", "segment", b"segment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "part", b"part", "ready", b"ready", "segment", b"segment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "part", b"part", "ready", b"ready", "refused", b"refused", "segment", b"segment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["segment", "ready", "closed"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["segment", "ready", "closed", "refused"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 

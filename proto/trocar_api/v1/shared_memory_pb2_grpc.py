@@ -51,7 +51,8 @@ class SharedMemoryServiceServicer:
 
         For each `open` comes one `segment`: the server has made it, with a random name and readable by its
         user alone. The client maps it and sends `mapped`; the server takes its name away and says `ready`.
-        From then on the segment may be named in calls of the same principal. It is gone when this call ends.
+        From then on the segment may be named in calls of the same principal. It is gone when this call ends, and
+        when `mapped` does not come within ten seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,8 @@ class SharedMemoryServiceStub:
 
     For each `open` comes one `segment`: the server has made it, with a random name and readable by its
     user alone. The client maps it and sends `mapped`; the server takes its name away and says `ready`.
-    From then on the segment may be named in calls of the same principal. It is gone when this call ends.
+    From then on the segment may be named in calls of the same principal. It is gone when this call ends, and
+    when `mapped` does not come within ten seconds.
     """
 
 @_typing.type_check_only
@@ -51,7 +52,8 @@ class SharedMemoryServiceAsyncStub(SharedMemoryServiceStub):
 
     For each `open` comes one `segment`: the server has made it, with a random name and readable by its
     user alone. The client maps it and sends `mapped`; the server takes its name away and says `ready`.
-    From then on the segment may be named in calls of the same principal. It is gone when this call ends.
+    From then on the segment may be named in calls of the same principal. It is gone when this call ends, and
+    when `mapped` does not come within ten seconds.
     """
 
 class SharedMemoryServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -67,7 +69,8 @@ class SharedMemoryServiceServicer(metaclass=_abc_1.ABCMeta):
 
         For each `open` comes one `segment`: the server has made it, with a random name and readable by its
         user alone. The client maps it and sends `mapped`; the server takes its name away and says `ready`.
-        From then on the segment may be named in calls of the same principal. It is gone when this call ends.
+        From then on the segment may be named in calls of the same principal. It is gone when this call ends, and
+        when `mapped` does not come within ten seconds.
         """
 
 def add_SharedMemoryServiceServicer_to_server(servicer: SharedMemoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -2,19 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from PIL import Image
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.config import Limits
+from trocar_server.config import EngineConfig, Limits
+from trocar_server.engine.admission import Admission, with_budgets
+from trocar_server.engine.compiled import CompiledForms
+from trocar_server.engine.compiled_pass import NotCompiledError
 from trocar_server.engine.device import DeviceThread
+from trocar_server.engine.forms import rows_of
 from trocar_server.engine.hosting import Host, SourceForm, SourceForms, make_host
 from trocar_server.engine.inputs import check_images, decode_images, predicted_signature
+from trocar_server.engine.lease import ReplicaPool
 from trocar_server.engine.memory import memory_limit
-from trocar_server.engine.outcome import Extraction, there
+from trocar_server.engine.outcome import ExecutionReport, Extraction, stop_depth, there
 from trocar_server.engine.passes import domain_errors
 from trocar_server.engine.plan import (
     ArgumentInput,
@@ -24,6 +30,7 @@ from trocar_server.engine.plan import (
     Payloads,
     Plan,
     Signature,
+    row_count,
 )
 from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.engine.preview import Preview, assumed_signature, make_preview
@@ -59,6 +66,7 @@ class Engine:
         limits: What a call may not exceed.
         data_dir: Where weights are kept.
         replica_counts: Replicas by model id; 1 where absent.
+        config: How passes are run that only look.
     """
 
     def __init__(
@@ -68,16 +76,19 @@ class Engine:
         limits: Limits,
         data_dir: Path,
         replica_counts: dict[str, int] | None = None,
+        config: EngineConfig = EngineConfig(),  # noqa: B008 - frozen
     ) -> None:
         self.catalogue = catalogue
         self.owner = owner
         limit = memory_limit(limits.max_pass_bytes, owner.device)
-        self.limits = limits.model_copy(update={"max_pass_bytes": limit})
+        self.limits = with_budgets(limits.model_copy(update={"max_pass_bytes": limit}))
+        self.admission = Admission(self.limits)
         self._data_dir = data_dir
         self._replica_counts = replica_counts or {}
         self._hosts: dict[str, Host] = {}
         self._loading: dict[str, asyncio.Lock] = {}
         self.replies = ReplyCache(limits.feature_cache_bytes)
+        self.compiled = CompiledForms(owner, config, self.limits, data_dir)
 
     async def load(self, model_id: str) -> Entry:
         """Load a model of the catalogue; nothing happens when it is loaded.
@@ -111,6 +122,7 @@ class Engine:
             if host is not None:
                 entry.hosted, entry.state = None, ModelState.UNLOADED
                 self.replies.drop(host.version)
+                self.compiled.forget(host)
                 await host.pool.drain()
             return entry
 
@@ -142,6 +154,10 @@ class Engine:
         """
         host = self._host(model_id)
         return host.version if host.is_repeatable else None
+
+    def pools(self) -> Mapping[str, ReplicaPool]:
+        """Return the replicas of every loaded model, by its id; those of trainers among them."""
+        return {model_id: host.pool for model_id, host in self._hosts.items()}
 
     async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
         """Return what a pass calls, for the model's example input or for inputs of a given form."""
@@ -176,12 +192,25 @@ class Engine:
             if error.reason in _KNOWN_BEFORE_INPUTS:
                 raise
 
-    async def check(self, plan: Plan, deadline: float | None = None) -> None:
+    def expected_s(self, plan: Plan, deadline: float | None = None) -> float:
+        """Return about how long a pass will take, from those before it; 0 where too few were.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, the call would be refused a place in the model's line.
+        """
+        pool, rows = self._host(plan.model_id).pool, row_count(plan.inputs)
+        pool.check(deadline, rows, plan.execution.priority)
+        return pool.pace.seconds(rows) if pool.pace.is_known else 0.0
+
+    async def check(self, plan: Plan, deadline: float | None = None) -> int:
         """Check a plan before the bytes of its inputs have come.
 
         Args:
             plan: What will be asked for.
             deadline: A time of `time.monotonic()` in seconds, or None.
+
+        Returns:
+            Bytes of the values in the reply, 0 where they are not known before the inputs are.
 
         Raises:
             ServiceError: Anything that can be known without them.
@@ -191,15 +220,17 @@ class Engine:
         signature = known_signature(host, plan)
         if signature is None:
             self._resolve_example(plan, await self._example(host, plan, deadline))
-            return
+            return 0
         recording = await self._record(host, signature, plan, deadline)
         forms = await self._source_forms(host, plan, deadline)
         try:
             resolved, _ = resolve_plan(host, plan, signature, recording, self.limits, forms)
-            await self._rehearsed(host, plan, resolved, signature, forms, deadline)
+            resolved = await self._rehearsed(host, plan, resolved, signature, forms, deadline)
         except ServiceError as error:
             if not host.may_differ(error):
                 raise
+            return 0
+        return resolved.byte_count
 
     async def check_edits(self, model_id: str, edits: Sequence[EditRequest]) -> None:
         """Check edits against a model's example input, for any later request.
@@ -251,9 +282,27 @@ class Engine:
             running: Takes in the statistics, all or none, which the outcome is then without.
         """
         host = self._host(prepared.plan.model_id)
+        form = self.compiled.find(host, prepared.plan)
+        if form is not None and form.is_ready:
+            with suppress(NotCompiledError):
+                return await self.compiled.extract(form, prepared, deadline, running)
+        extraction = await self._extract_eagerly(host, prepared, deadline, running)
+        if form is not None:
+            self.compiled.was_asked(form, prepared)
+        return extraction
+
+    async def _extract_eagerly(
+        self,
+        host: Host,
+        prepared: Prepared,
+        deadline: float | None,
+        running: RunningStatistics | None,
+    ) -> Extraction:
         guard = PassGuard(deadline)
         started = time.perf_counter()
-        async with host.pool.lease(deadline) as replica:
+        plan = prepared.plan
+        rows, priority = row_count(plan.inputs), plan.execution.priority
+        async with host.pool.lease(deadline, rows=rows, priority=priority) as replica:
             queue_s = time.perf_counter() - started
 
             def work() -> Extraction:
@@ -267,6 +316,8 @@ class Engine:
                     result.compute_s,
                     resolved.surgery.expansions,
                     result.objective,
+                    ExecutionReport(row_count=rows_of(prepared.plan)),
+                    depth=stop_depth(prepared.plan, resolved, result),
                     has_drawn=result.has_drawn,
                 )
 

@@ -35,14 +35,17 @@ def predicted_signature(hosted: HostedModel, inputs: Sequence[ArgumentInput]) ->
 def _tensor_signature(hosted: HostedModel, entry: TensorInput) -> TensorSignature:
     _check_dtype(hosted, entry)
     if hosted.takes_list and entry.shape:
-        return TensorSignature(entry.name, entry.dtype, (entry.shape[1:],) * entry.shape[0], is_list=True)
-    return TensorSignature(entry.name, entry.dtype, (entry.shape,))
+        return TensorSignature(
+            entry.name, entry.model_dtype, (entry.shape[1:],) * entry.shape[0], is_list=True
+        )
+    return TensorSignature(entry.name, entry.model_dtype, (entry.shape,))
 
 
 def _check_dtype(hosted: HostedModel, entry: TensorInput) -> None:
     """Refuse a float of another width: torch's own error comes late and names no way out."""
-    if entry.dtype.is_floating_point and hosted.dtype is not None and entry.dtype != hosted.dtype:
-        given, wanted = map(dtype_name, (entry.dtype, hosted.dtype))
+    dtype = entry.model_dtype
+    if dtype.is_floating_point and hosted.dtype is not None and dtype != hosted.dtype:
+        given, wanted = map(dtype_name, (dtype, hosted.dtype))
         raise ServiceError(
             ErrorReason.INPUT_REJECTED,
             f"the input is {given}, model '{hosted.spec.model_id}' computes in {wanted}; "
@@ -146,7 +149,7 @@ def _argument(
     hosted: HostedModel, entry: ArgumentInput, payloads: Iterator[Payload], images: Iterator[Image.Image]
 ) -> Argument:
     if isinstance(entry, TensorInput):
-        tensor = tensor_of(entry.dtype, entry.shape, next(payloads)).to(hosted.device)
+        tensor = tensor_of(entry.dtype, entry.shape, next(payloads)).to(hosted.device).to(entry.model_dtype)
         return list(tensor.unbind()) if hosted.takes_list else tensor
     for _ in entry.images:
         next(payloads)

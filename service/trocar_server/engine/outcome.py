@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from trocar_server.engine.edits import Expansions
 from trocar_server.engine.passes import FeatureMap, PassResult
+from trocar_server.engine.plan import Plan
 from trocar_server.engine.planner import Resolved
 from trocar_server.engines import Numerics
 
@@ -42,9 +43,18 @@ class Extraction:
     report: ExecutionReport = field(default_factory=ExecutionReport)
     has_drawn: bool = False
     """Whether the pass drew from torch's random numbers: then the outcome is not kept."""
+    depth: float | None = None
+    """The share of a full pass's calls that ran, from 0 to 1; None where not known."""
 
 
 def there(resolved: Resolved, result: PassResult) -> tuple[tuple[str, ...], ...]:
     """Return the names of each tap that came: of a pattern some gradients may not have."""
     names = {found.output.name for found in result.feature_maps}
     return tuple(tuple(name for name in expansion if name in names) for expansion in resolved.expansions)
+
+
+def stop_depth(plan: Plan, resolved: Resolved, result: PassResult) -> float | None:
+    """Return the share of a full pass's calls that ran, None for a pass that started in the middle."""
+    if plan.start_at is not None:
+        return None
+    return 1.0 if result.stopped_at is None else resolved.depth

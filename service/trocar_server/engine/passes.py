@@ -3,12 +3,12 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.collecting import Arguments, Work, collect
+from trocar_server.engine.collecting import Arguments, Collected, Work, collect
 from trocar_server.engine.hosting import input_rejected
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.outputs import COVARIANCE, Output, TapTarget, companion_output
@@ -94,11 +94,32 @@ def run_pass(
         collected = collect(replica.module, arguments, work, guard)
         _check_data(collected.values)
         values = _apart(collected.values, targets) if replica.is_live else collected.values
-        finished = [
-            _finish(target, values, constants, guard)
-            for target in targets
-            if not _is_left_out(target, values)
-        ]
+        return finish_pass(replace(collected, values=values), targets, guard, constants, started)
+
+
+def finish_pass(
+    collected: Collected,
+    targets: Sequence[TapTarget],
+    guard: PassGuard,
+    constants: Constants,
+    started: float,
+) -> PassResult:
+    """Reduce what a pass collected and bring to the host what was asked for.
+
+    Args:
+        collected: What came.
+        targets: What was to be collected.
+        guard: Says whether to go on.
+        constants: Of each tap, by its position: what its reductions need.
+        started: When the pass began, as `time.perf_counter()` in seconds.
+
+    Raises:
+        ServiceError: What `run_pass` raises of values.
+    """
+    values = collected.values
+    finished = [
+        _finish(target, values, constants, guard) for target in targets if not _is_left_out(target, values)
+    ]
     feature_maps = tuple(found for entry in finished for found in entry.feature_maps)
     taken = {entry.feature_maps[0].output.name: entry.taken for entry in finished if entry.taken}
     compute_s = time.perf_counter() - started
@@ -118,8 +139,12 @@ def _is_left_out(target: TapTarget, values: Mapping[str, torch.Tensor]) -> bool:
 
 
 @contextmanager
-def domain_errors(hosted: HostedModel) -> Iterator[None]:
+def domain_errors(hosted: HostedModel, needed_bytes: int = 0) -> Iterator[None]:
     """Turn what torch, a model or a guard raises inside the context into domain errors.
+
+    Args:
+        hosted: The model.
+        needed_bytes: What the pass needs by estimate, to say so where there was not as much; 0 if unknown.
 
     Raises:
         ServiceError: `DEADLINE_EXCEEDED`, `CANCELLED`, `OUT_OF_MEMORY` or `INPUT_REJECTED`.
@@ -138,10 +163,10 @@ def domain_errors(hosted: HostedModel) -> Iterator[None]:
             f"'{missing.args[0]}' is not there with these inputs: the model decides on its data",
         )
     except (torch.OutOfMemoryError, MemoryError) as error:  # the first is a RuntimeError: caught before
-        problem = _out_of_memory(error)
+        problem = _out_of_memory(error, needed_bytes)
     except Exception as error:  # noqa: BLE001 - whatever the model raises
         is_memory = "can't allocate memory" in str(error)
-        problem = _out_of_memory(error) if is_memory else input_rejected(hosted, error)
+        problem = _out_of_memory(error, needed_bytes) if is_memory else input_rejected(hosted, error)
     # Raised here, and not above, where it would keep the frames of the failed pass, and so its values, alive.
     raise problem
 
@@ -233,8 +258,12 @@ def _aborted(reason: ErrorReason) -> ServiceError:
     return ServiceError(reason, f"{what}; the pass was stopped")
 
 
-def _out_of_memory(error: BaseException) -> ServiceError:
+def _out_of_memory(error: BaseException, needed_bytes: int) -> ServiceError:
+    needed = f"; the pass needs about {needed_bytes:,} bytes" if needed_bytes else ""
+    facts = {"needed_bytes": str(needed_bytes)} if needed_bytes else {}
     return ServiceError(
         ErrorReason.OUT_OF_MEMORY,
-        f"the device has too little memory: {first_line(error)}; use a smaller batch",
+        f"the device has too little memory: {first_line(error)}{needed}; use a smaller batch, or ask for "
+        "fewer or earlier taps",
+        **facts,
     )

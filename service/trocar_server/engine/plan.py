@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum, unique
 from typing import TypeAlias
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from trocar_server.edits import Edit
+from trocar_server.engine.fair_queue import Priority
 from trocar_server.engine.objective import Objective
 from trocar_server.engines import Numerics
 from trocar_server.reductions import Cast, ConstantSpec, Reduction, constant_specs
@@ -29,6 +29,9 @@ SENDABLE = frozenset(
 )
 """The dtypes that the values of a reply can have."""
 
+WIDE_UNSIGNED = frozenset((torch.uint16, torch.uint32, torch.uint64))
+"""Those that they can have, too, where a request says so."""
+
 
 @dataclass(frozen=True)
 class TapRequest:
@@ -43,6 +46,10 @@ class TapRequest:
     reductions: tuple[Reduction, ...] = ()
     cast: Cast | None = None
     parameters: StatisticParameters = NO_PARAMETERS
+    takes_wide_unsigned: bool = False
+    """Whether values may be of `WIDE_UNSIGNED`, which our own wire has no names for."""
+    suffix: str = ""
+    """Goes behind every name that it becomes, so that another tap may select the same values."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,13 @@ class TensorInput:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    convert_to: torch.dtype | None = None
+    """What the model gets instead; as it came when None."""
+
+    @property
+    def model_dtype(self) -> torch.dtype:
+        """The dtype that the model sees."""
+        return self.convert_to or self.dtype
 
 
 @dataclass(frozen=True)
@@ -108,15 +122,6 @@ class SourceInputs:
     inputs: tuple[ArgumentInput, ...]
 
 
-@unique
-class Priority(IntEnum):
-    """Which of one caller's calls go first."""
-
-    LOW = -1
-    NORMAL = 0
-    HIGH = 1
-
-
 @dataclass(frozen=True)
 class Execution:
     """How a pass may be run.
@@ -170,6 +175,15 @@ class Plan:
     def objective_constants(self) -> list[ConstantSpec]:
         """The tensors that the objective needs."""
         return [] if self.objective is None else list(self.objective.constants)
+
+
+def row_count(inputs: Sequence[ArgumentInput]) -> int:
+    """Return how many samples the arguments of a pass have, as far as their form tells; at least 1."""
+    counts = [
+        (entry.shape[0] if entry.shape else 1) if isinstance(entry, TensorInput) else len(entry.images)
+        for entry in inputs
+    ]
+    return max([1, *counts[:1]])
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.differentiable import with_gradients
 from trocar_server.engine.memory import input_bytes, pass_bytes, reducing_bytes
 from trocar_server.engine.outputs import TapTarget
-from trocar_server.engine.plan import SENDABLE, Signature, TapRequest
+from trocar_server.engine.plan import SENDABLE, WIDE_UNSIGNED, Signature, TapRequest
 from trocar_server.engine.surgery_plan import NO_SURGERY, SurgeryPlan, edits_due, that_run
 from trocar_server.errors import ServiceError
 from trocar_server.reductions import constant_specs, dtype_name
-from trocar_server.surgery import Recording, Target, independent, parse_selector, resolve
+from trocar_server.surgery import Recording, Target, independent, moment, parse_selector, resolve
 from trocar_server.surgery.values import Value
 
 _ANY_SELECTOR = parse_selector("/in")
@@ -32,6 +32,8 @@ class Resolved:
         surgery: What its edits and objective became.
         rehearsal: How the pass with gradients went without data; None where there was none.
         due: The names of the edited values that the pass comes to before its end.
+        depth: The share of a full pass's calls that have begun when the last value is there; None where nodes
+            or functions are wanted, which have clocks of their own.
     """
 
     targets: tuple[TapTarget, ...]
@@ -41,6 +43,7 @@ class Resolved:
     surgery: SurgeryPlan = NO_SURGERY
     rehearsal: "Rehearsal | None" = None
     due: frozenset[str] = frozenset()
+    depth: float | None = None
 
     @property
     def needs_rehearsal(self) -> bool:
@@ -126,7 +129,17 @@ def resolve_taps(
         pass_bytes(targets, recording),
         surgery,
         due=edits_due(surgery, [entry.target for entry in targets], recording),
+        depth=_depth([entry.target for entry in targets], surgery, recording),
     )
+
+
+def _depth(targets: Sequence[Target], surgery: SurgeryPlan, recording: Recording) -> float | None:
+    needed = [*targets, *(target for target, _ in surgery.scored)]
+    if any(target.kind != "module" for target in needed):
+        return None
+    end = max((moment(target, recording) for target in needed), default=0)
+    calls = [call for record in recording.modules.values() for call in record.calls]
+    return sum(call.started <= end for call in calls) / max(1, len(calls))
 
 
 def _possible(
@@ -145,7 +158,8 @@ def _type_name(target: Target, recording: Recording) -> str:
 def _check_dtypes(targets: Sequence[TapTarget]) -> None:
     for target in targets:
         dtype_sent = target.outputs[0].dtype
-        if target.tap.values and dtype_sent not in SENDABLE:
+        is_wide = target.tap.takes_wide_unsigned and dtype_sent in WIDE_UNSIGNED
+        if target.tap.values and dtype_sent not in SENDABLE and not is_wide:
             dtype = str(dtype_sent) if dtype_sent is None else dtype_name(dtype_sent)
             raise ServiceError(
                 ErrorReason.NOT_A_TENSOR,
@@ -167,7 +181,7 @@ def _checked_byte_count(targets: Sequence[TapTarget], max_reply_bytes: int) -> i
 
 def _named(target: Target, tap: TapRequest, count: int) -> Target:
     if not tap.alias:
-        return target
+        return replace(target, name=target.name + tap.suffix) if tap.suffix else target
     if count > 1:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,

@@ -28,6 +28,10 @@ class KeptReply:
     """Everything but the payloads, as it is sent."""
     payloads: tuple[memoryview, ...] = ()
     """Read-only, flat, of single bytes, and of memory that nobody else uses."""
+    model_id: str = ""
+    """Which model made it."""
+    row_count: int = 0
+    """The samples of the request."""
 
     @property
     def byte_count(self) -> int:

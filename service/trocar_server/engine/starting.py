@@ -118,13 +118,13 @@ def _with_batch(shapes: Sequence[tuple[int, ...]], batch: int, is_list: bool) ->
 
 
 def _check_form(plan: Plan, start: StartAt, signature: Signature, leaf: Leaf) -> None:
-    value = _value(plan)
-    if value.shape == leaf.shape and value.dtype == leaf.dtype:
+    value, dtype = _value(plan), _value(plan).model_dtype
+    if value.shape == leaf.shape and dtype == leaf.dtype:
         return
     inputs = ", ".join(str(shape) for entry in signature for shape in entry.shapes[:1])
     raise _impossible(
         start,
-        f"the value given is {dtype_name(value.dtype)} {value.shape}, with inputs of shape {inputs} it is "
+        f"the value given is {dtype_name(dtype)} {value.shape}, with inputs of shape {inputs} it is "
         f"{dtype_name(leaf.dtype or torch.float32)} {leaf.shape}. Where it comes from inputs of another "
         "shape, say so: start_shape=",
     )

@@ -72,6 +72,13 @@ class Catalogue:
             raise unknown(ErrorReason.UNKNOWN_MODEL, "model", model_id[:80], names, _ADVICE)
         return entry
 
+    def kind_of(self, model_id: str) -> str:
+        """Return `catalogue` for an entry that all see, `guest` for one that its owner sees, or empty."""
+        entry = self._entries.get(model_id)
+        if entry is None:
+            return ""
+        return "catalogue" if entry.owner is None else "guest"
+
     def loaded(self, model_id: str) -> HostedModel:
         """Return a model that is in memory.
 
@@ -100,6 +107,14 @@ class Catalogue:
     def release(self, model_id: str) -> None:
         """Take a guest out, if there is one."""
         self._entries.pop(model_id, None)
+
+    def has(self, model_id: str) -> bool:
+        """Tell whether an id is taken, whoever may see what has it."""
+        return model_id in self._entries
+
+    def put(self, hosted: HostedModel) -> None:
+        """Put a model that is in memory in the place of whatever had its id."""
+        self._entries[hosted.spec.model_id] = Entry(hosted.spec, ModelState.LOADED, hosted)
 
     def add(self, spec: ModelSpec) -> Entry:
         """Add a model, unloaded; an equal spec of an existing id changes nothing.

@@ -121,6 +121,8 @@ class ModelSpec:
     """Selectors by stage name, for example `{"stem": "conv1"}`; they come before torchvision's own."""
     factory: Callable[[], Any] | None = None
     """Builds it, for models that exist in this process only. None: what `architecture` names does."""
+    numerics: str = ""
+    """What callers get who ask for nothing else: `exact`, `fast`, `bf16`; the server's default when empty."""
     rebuilding: Rebuilding | None = None
     """What else it takes to build a published model; `weights` is then a file."""
 

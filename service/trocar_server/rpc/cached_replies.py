@@ -8,7 +8,7 @@ kept = replies.find(key)
 import asyncio
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,14 +17,13 @@ from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.execution_pb2 import ExecutionReport
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.outcome import Extraction
-from trocar_server.engine.plan import Payload, Plan
+from trocar_server.engine.plan import Payload, Plan, row_count
 from trocar_server.engine.reply_cache import KeptReply
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.edits import StoredList
 from trocar_server.rpc.execution import to_execution
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.replies import Parts, framed, reply_head, values_of
-from trocar_server.rpc.requests import chunk_bytes
 
 DIGEST_BYTES = 32
 _ELSEWHERE_BYTES = 1 << 20
@@ -34,6 +33,7 @@ _ELSEWHERE_BYTES = 1 << 20
 _HIT = pb.ExtractResponse(
     timing=pb.ServerTiming(), execution=ExecutionReport(is_cached=True)
 ).SerializeToString()
+_HIT_IN_SHARED_MEMORY = _HIT + pb.ExtractResponse(is_shared=True).SerializeToString()
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,10 @@ class CachedReplies:
     ) -> Question | None:
         """Return what the first message of a call asks; None where its answer is neither looked up nor kept.
 
-        Payloads in shared memory are left out: the caller could change them between our digest and the pass.
-
         Raises:
             ServiceError: `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`; `INVALID_ARGUMENT` for a wrong `execution`.
         """
-        is_shared = request.HasField("shared_payload") or request.HasField("shared_reply")
-        is_welcome = to_execution(request.execution).cache and not is_shared
+        is_welcome = to_execution(request.execution).cache
         if not (self._cache.max_bytes and is_welcome and request.model_id):
             return None
         version = self._engine.repeatable_version(request.model_id)
@@ -91,16 +88,16 @@ class CachedReplies:
         """Return what was answered before."""
         return None if key is None else self._cache.get(key.question.owner, key.digest)
 
-    def answer_digest(
+    def find_digest(
         self, question: Question | None, request: pb.ExtractRequest, *, has_payloads: bool
-    ) -> Iterator[Parts]:
-        """Return the messages of the reply to a call that brings a digest in place of its payloads.
+    ) -> KeptReply:
+        """Return what was answered to a call that brings a digest in place of its payloads.
 
         Raises:
             ServiceError: `NOT_CACHED`, or `INVALID_ARGUMENT` for what is no such call.
         """
         if has_payloads:
-            raise invalid("payload_digest", "goes with a call without chunks; send one or the other")
+            raise invalid("payload_digest", "goes with a call without payloads; send one or the other")
         if len(request.payload_digest) != DIGEST_BYTES:
             raise invalid(
                 "payload_digest", f"{len(request.payload_digest)} bytes; SHA-256 has {DIGEST_BYTES}"
@@ -109,9 +106,9 @@ class CachedReplies:
         if kept is None:
             raise ServiceError(
                 ErrorReason.NOT_CACHED,
-                "the reply to this digest is not kept; send the call with its payloads",
+                "no reply is kept for this digest; send the call with its payloads",
             )
-        return kept_messages(kept, chunk_bytes(request, self._engine.limits))
+        return kept
 
     async def keep(self, key: Key | None, plan: Plan, extraction: Extraction) -> None:
         """Keep a reply, unless another pass could have another outcome or the model has gone meanwhile."""
@@ -120,7 +117,11 @@ class CachedReplies:
         head = reply_head(plan, extraction)
         head.ClearField("timing")
         reply = KeptReply(
-            key.question.version, head.SerializeToString(), tuple(values_of(extraction.feature_maps))
+            key.question.version,
+            head.SerializeToString(),
+            tuple(values_of(extraction.feature_maps)),
+            plan.model_id,
+            row_count(plan.inputs),
         )
         if not self._cache.has_room_for(reply):
             return
@@ -133,8 +134,16 @@ class CachedReplies:
             self._cache.put(key.question.owner, key.digest, reply)
 
 
-def kept_messages(kept: KeptReply, most_chunk_bytes: int) -> Iterator[Parts]:
-    """Yield the messages of a reply that was kept."""
+def kept_messages(kept: KeptReply, most_chunk_bytes: int, *, is_shared: bool = False) -> Iterator[Parts]:
+    """Yield the messages of a reply that was kept.
+
+    Args:
+        kept: The reply.
+        most_chunk_bytes: The most payload bytes in one message.
+        is_shared: Whether the values lie in shared memory, so that none follow.
+    """
+    if is_shared:
+        return framed(kept.head + _HIT_IN_SHARED_MEMORY, (), most_chunk_bytes)
     return framed(kept.head + _HIT, kept.payloads, most_chunk_bytes)
 
 
@@ -164,6 +173,8 @@ def _digest_of_request(request: pb.ExtractRequest, stored: Mapping[str, StoredLi
     asked.CopyFrom(request)
     asked.ClearField("max_chunk_bytes")
     asked.ClearField("payload_digest")
+    asked.ClearField("shared_payload")
+    asked.ClearField("shared_reply")
     asked.execution.ClearField("cache")
     asked.execution.ClearField("priority")
     parts = [asked.SerializeToString(deterministic=True), *(stored[name].digest for name in sorted(stored))]
@@ -177,4 +188,4 @@ async def _with_own_memory(reply: KeptReply) -> KeptReply:
         return tuple(np.array(payload).data.toreadonly() for payload in reply.payloads)
 
     large = reply.byte_count > _ELSEWHERE_BYTES
-    return KeptReply(reply.version, reply.head, await asyncio.to_thread(copies) if large else copies())
+    return replace(reply, payloads=await asyncio.to_thread(copies) if large else copies())

@@ -1,14 +1,20 @@
 """`ExtractionService`: check, receive, run, stream."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.wire import Chunk
+from trocar_server.engine.admission import MethodClass, Reservation
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.plan import Payload, row_count
+from trocar_server.engine.reply_cache import KeptReply
 from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow
 from trocar_server.rpc.cached_replies import CachedReplies, kept_messages, key_of
+from trocar_server.rpc.compression import compress_if_asked
 from trocar_server.rpc.constants import check_constants, constants_of
 from trocar_server.rpc.messages import deadline_of, read_message
 from trocar_server.rpc.payloads import PayloadReceiver
@@ -20,10 +26,15 @@ from trocar_server.rpc.replies import (
     expansions,
     join_parts,
     reply_messages,
+    values_of,
 )
-from trocar_server.rpc.requests import to_plan
+from trocar_server.rpc.requests import chunk_bytes, to_plan
+from trocar_server.rpc.sending import send
+from trocar_server.rpc.shared_payloads import SharedPayloads, shared_payloads
 from trocar_server.rpc.splitting import split_payloads
 from trocar_server.rpc.stored_lists import StoredLists
+from trocar_server.shared_memory import Lender
+from trocar_server.telemetry import note_hit, note_model, note_pass, phase
 
 _SERVICE = "trocar_api.v1.ExtractionService"
 
@@ -31,53 +42,110 @@ _SERVICE = "trocar_api.v1.ExtractionService"
 class ExtractionService:
     """Runs hosted models for callers of `ExtractionService`."""
 
-    def __init__(self, engine: Engine, lists: StoredLists) -> None:
+    def __init__(self, engine: Engine, lists: StoredLists, lender: Lender | None = None) -> None:
         self._engine = engine
         self._lists = lists
+        self._lender = lender
         self._replies = CachedReplies(engine)
 
     async def extract(
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
     ) -> None:
         """Check, receive, run one pass, stream; the replica is free before the first byte goes out."""
+        compress_if_asked(context)
         deadline = deadline_of(context)
-        first = await anext(requests, None)
+        with phase("receive"):
+            first = await anext(requests, None)
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
         request, chunks = read_message(pb.ExtractRequest, first)
-        principal = principal_of(context)
-        stored = await self._lists.find(principal, request.model_id, request.edits)
-        question = self._replies.question(principal, request, stored)
+        note_model(request.model_id)
         if request.payload_digest:
-            kept = self._replies.answer_digest(question, request, has_payloads=bool(chunks))
-            await _send(kept, context)
+            await self._answer_digest(request, chunks, context)
             return
-        plan, byte_counts = to_plan(request, self._engine.limits, stored)
-        await self._engine.check(plan, deadline)
-        receiver = PayloadReceiver(byte_counts)
-        receiver.feed(chunks)
-        while not receiver.is_complete:
-            message = await anext(requests, None)
-            if message is None:
-                break
-            receiver.feed(read_message(pb.ExtractRequest, message)[1])
-        key = await key_of(question, receiver.finish())
-        found = self._replies.find(key)
-        if found is not None:
-            await _send(kept_messages(found, plan.max_chunk_bytes), context)
-            return
-        payloads = split_payloads(plan, receiver.finish(), stored)
-        await check_constants(constants_of(plan, payloads))
-        prepared = await self._engine.prepare(plan, payloads)
-        extraction = await self._engine.extract(prepared, deadline)
-        del receiver, payloads, prepared, chunks, first, stored
-        await self._replies.keep(key, plan, extraction)
-        await _send(reply_messages(plan, extraction), context)
+        kind = MethodClass.GRADIENTS if request.HasField("objective") else MethodClass.EXTRACT
+        with self._engine.admission.admit(kind, current_flow()) as held:
+            await self._extract(request, chunks, requests, context, held, deadline)
+
+    async def _extract(
+        self,
+        request: pb.ExtractRequest,
+        chunks: Sequence[Chunk],
+        requests: AsyncIterator[bytes],
+        context: "grpc.aio.ServicerContext[bytes, Parts]",
+        held: Reservation,
+        deadline: float | None,
+    ) -> None:
+        principal = principal_of(context)
+        with shared_payloads(self._lender, principal, request) as shared:
+            stored = await self._lists.find(principal, request.model_id, request.edits)
+            plan, byte_counts = to_plan(request, self._engine.limits, stored)
+            rows = row_count(plan.inputs)
+            held.reserve(sum(byte_counts), rows)
+            with phase("check"):
+                expected_bytes = await self._engine.check(plan, deadline)
+            held.reserve(expected_bytes, rows)
+            held.expect(self._engine.expected_s(plan, deadline))
+            with phase("receive"):
+                if shared.has_payload:
+                    received = await shared.payloads(byte_counts, chunks)
+                else:
+                    received = await _received(requests, byte_counts, chunks)
+            key = await key_of(self._replies.question(principal, request, stored), received)
+            kept = self._replies.find(key)
+            if kept is not None:
+                await self._send_kept(kept, plan.max_chunk_bytes, shared, context)
+                return
+            payloads = split_payloads(plan, received, stored)
+            await check_constants(constants_of(plan, payloads))
+            with phase("prepare"):
+                prepared = await self._engine.prepare(plan, payloads)
+            extraction = await self._engine.extract(prepared, deadline)
+            note_pass(plan, extraction)
+            del received, payloads, prepared, chunks, stored
+            await self._replies.keep(key, plan, extraction)
+            values = values_of(extraction.feature_maps)
+            held.computed()
+            held.add(sum(value.nbytes for value in values) - held.byte_count)
+            is_shared = await shared.place(values)
+        with phase("reply"):
+            messages = reply_messages(plan, extraction, is_shared=is_shared)
+            await send(context, messages, self._engine.limits.stall_timeout_s)
+
+    async def _answer_digest(
+        self,
+        request: pb.ExtractRequest,
+        chunks: Sequence[Chunk],
+        context: "grpc.aio.ServicerContext[bytes, Parts]",
+    ) -> None:
+        """Answer from the feature cache: nothing waits for a replica or for the thread that owns torch."""
+        principal = principal_of(context)
+        with shared_payloads(self._lender, principal, request) as shared:
+            stored = await self._lists.find(principal, request.model_id, request.edits)
+            question = self._replies.question(principal, request, stored)
+            has_payloads = bool(chunks) or shared.has_payload
+            kept = self._replies.find_digest(question, request, has_payloads=has_payloads)
+            most_bytes = chunk_bytes(request, self._engine.limits)
+            await self._send_kept(kept, most_bytes, shared, context)
+
+    async def _send_kept(
+        self,
+        kept: KeptReply,
+        most_chunk_bytes: int,
+        shared: SharedPayloads,
+        context: "grpc.aio.ServicerContext[bytes, Parts]",
+    ) -> None:
+        note_hit(kept.model_id, kept.row_count)
+        is_shared = await shared.place(kept.payloads)
+        with phase("reply"):
+            messages = kept_messages(kept, most_chunk_bytes, is_shared=is_shared)
+            await send(context, messages, self._engine.limits.stall_timeout_s)
 
     async def plan(self, message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """Check a request and describe its reply."""
         request, _ = read_message(pb.PlanRequest, message)
         wanted = request.extraction
+        note_model(wanted.model_id)
         stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits)
         plan, byte_counts = to_plan(wanted, self._engine.limits, stored, needs_inputs=False)
         preview = await self._engine.preview(plan, deadline_of(context))
@@ -102,6 +170,15 @@ class ExtractionService:
         return grpc.method_handlers_generic_handler(_SERVICE, {"Extract": method, "Plan": plan})
 
 
-async def _send(messages: Iterable[Parts], context: "grpc.aio.ServicerContext[bytes, Parts]") -> None:
-    for parts in messages:
-        await context.write(parts)
+async def _received(
+    requests: AsyncIterator[bytes], byte_counts: Sequence[int], chunks: Sequence[Chunk]
+) -> list[Payload]:
+    """Return the payloads of a call, put together from the chunks of its messages."""
+    receiver = PayloadReceiver(byte_counts)
+    receiver.feed(chunks)
+    while not receiver.is_complete:
+        message = await anext(requests, None)
+        if message is None:
+            break
+        receiver.feed(read_message(pb.ExtractRequest, message)[1])
+    return receiver.finish()

@@ -1,6 +1,8 @@
 """From `Input` messages to the arguments of a forward, with the bytes of each of their payloads."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
@@ -33,6 +35,7 @@ def to_inputs(
     inputs = tuple(_input(f"{field}[{i}]", entry, limits, byte_counts) for i, entry in enumerate(entries))
     _check_names(field, inputs)
     check_request_bytes(byte_counts, limits)
+    check_request_bytes([_converted_bytes(entry) for entry in inputs], limits)
     return inputs, byte_counts
 
 
@@ -58,10 +61,27 @@ def _input(field: str, entry: pb.Input, limits: Limits, byte_counts: list[int]) 
         raise invalid(f"{field}.name", f"over {MAX_TEXT_CHARACTERS} characters")
     kind = entry.WhichOneof("value")
     if kind == "tensor":
-        return tensor_input(f"{field}.tensor", entry.name, entry.tensor, limits, byte_counts)
+        given = tensor_input(f"{field}.tensor", entry.name, entry.tensor, limits, byte_counts)
+        return _converted(f"{field}.convert_to", given, entry.convert_to)
+    if entry.convert_to:
+        raise invalid(f"{field}.convert_to", "is for tensors; images are preprocessed")
     if kind == "images":
         return _image_input(f"{field}.images", entry, limits, byte_counts)
     raise invalid(field, "needs a tensor or images")
+
+
+def _converted(field: str, given: TensorInput, wanted: tensor_pb2.Dtype.ValueType) -> TensorInput:
+    if not wanted:
+        return given
+    dtype = from_wire(field, wanted)
+    if not (given.dtype.is_floating_point and dtype.is_floating_point):
+        raise invalid(field, "floats are converted to floats, and nothing else")
+    return replace(given, convert_to=dtype)
+
+
+def _converted_bytes(entry: ArgumentInput) -> int:
+    """Return the bytes of a tensor as the model sees it."""
+    return math.prod(entry.shape) * entry.model_dtype.itemsize if isinstance(entry, TensorInput) else 0
 
 
 def check_argument_count(count: int, field: str = "inputs") -> None:
@@ -81,12 +101,12 @@ def tensor_input(
     dtype, shape = from_wire(field, spec.dtype), tuple(spec.shape)
     byte_counts.append(tensor_byte_count(field, shape, dtype.itemsize))
     if shape:
-        _check_batch(field, shape[0], limits)
+        check_batch(field, shape[0], limits)
     return TensorInput(name, dtype, shape)
 
 
 def _image_input(field: str, entry: pb.Input, limits: Limits, byte_counts: list[int]) -> ImageInput:
-    _check_batch(field, len(entry.images.images), limits)
+    check_batch(field, len(entry.images.images), limits)
     forms = tuple(_image(f"{field}[{i}]", image, limits) for i, image in enumerate(entry.images.images))
     byte_counts.extend(form.byte_count for form in forms)
     return ImageInput(entry.name, forms)
@@ -110,7 +130,12 @@ def _image(field: str, image: pb.Image, limits: Limits) -> ImageForm:
     raise invalid(field, "has no bytes", ErrorReason.INVALID_IMAGE)
 
 
-def _check_batch(field: str, size: int, limits: Limits) -> None:
+def check_batch(field: str, size: int, limits: Limits) -> None:
+    """Check the number of samples.
+
+    Raises:
+        ServiceError: `EMPTY_BATCH` or `REQUEST_TOO_LARGE`, with the field named.
+    """
     if size == 0:
         raise invalid(field, "the batch has no sample", ErrorReason.EMPTY_BATCH)
     if size > limits.max_batch:

@@ -1,47 +1,58 @@
-"""Around every call: who may make it, a request id, domain errors as statuses, one log line."""
+"""Around every call: who may make it, a request id, domain errors as statuses, one log line, its watchers."""
 
 import asyncio
-import inspect
-import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models import current_principal, set_principal
+from trocar_server.models import current_principal, set_flow, set_principal
+from trocar_server.rpc.call_line import call_line, plain
+from trocar_server.rpc.counted import KINDS, behaviour_of, counted
+from trocar_server.rpc.doors import OWN, Doors, refused_unknown
 from trocar_server.rpc.gates import Gate, OpenGate
 from trocar_server.rpc.method_scopes import is_open
-from trocar_server.rpc.principal import log_name
+from trocar_server.rpc.principal import flow_of, log_name
+from trocar_server.rpc.running_calls import RunningCalls
 from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
-from trocar_server.rpc.unpacking import unpacked_request
+from trocar_server.telemetry import NOBODY, UNKNOWN_METHOD, CallObserver, CallRecord, trace_id_of
 
 _REQUEST_ID_KEY = "x-request-id"
 _MAX_REQUEST_ID_CHARACTERS = 64
-_MOST_MESSAGE_BYTES = 16 << 20
+_MAX_METHOD_CHARACTERS = 120
+_CLOCKS_APART_S = 0.05
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Asks the gate about every call but those of health, and wraps every handler of ours.
+    """Asks the gate about every call but those of health, and wraps every handler.
 
     Args:
-        log: Takes one line for each call; structlog's logger `trocar` when None.
+        log: Takes one line for each call but those of health; structlog's logger `trocar` when None.
         gate: Says who may make which call; everybody every one when None.
-        most_message_bytes: The most that a compressed message may unpack to.
+        observer: Is told of every call, those of health and of unknown methods included.
+        doors: Say which calls are let in whoever makes them.
+        running: Keeps the calls that are under way.
     """
 
     def __init__(
-        self, log: Any = None, gate: Gate | None = None, most_message_bytes: int = _MOST_MESSAGE_BYTES
+        self,
+        log: Any = None,
+        gate: Gate | None = None,
+        observer: CallObserver = NOBODY,
+        doors: Doors | None = None,
+        running: RunningCalls | None = None,
     ) -> None:
-        self._most_message_bytes = most_message_bytes
         self._log = log or structlog.get_logger("trocar")
         self._gate = gate or OpenGate()
+        self._observer = observer
+        self._doors = doors or Doors()
+        self._running = running or RunningCalls(self._gate)
 
     async def intercept_service(
         self,
@@ -51,165 +62,142 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Return the handler with its behaviour wrapped."""
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method)
-        if handler is None or is_open(method):
+        headers = _headers(handler_call_details)
+        metadata = handler_call_details.invocation_metadata or ()
+        if handler is None and method.startswith(OWN):
+            record = self._record(UNKNOWN_METHOD, "UNARY", headers)
+            call = _Call(self._log, self._gate, self._running, record)
+            return call.refusal(refused_unknown(self._gate, method, metadata))
+        if handler is None:
+            _note_unknown(self._log, method, self._record(UNKNOWN_METHOD, "UNARY", headers))
+            return None
+        if is_open(method) and self._observer is NOBODY:
             return handler
-        call = _Call(
-            self._most_message_bytes, self._log, self._gate, method, _request_id(handler_call_details)
-        )
-        try:
-            self._gate.check_early(method, handler_call_details.invocation_metadata or ())
-        except ServiceError as error:
-            return call.refusal(error)
-        if not method.startswith("/trocar_api."):
-            return _guarded(handler, call) if self._gate.is_guarded else handler
-        if handler.stream_stream is not None:
-            return handler._replace(stream_stream=call.wrap(handler.stream_stream))
-        if handler.unary_stream is not None:
-            behaviour = call.wrap(_parsing(handler, handler.unary_stream))
-            return handler._replace(unary_stream=behaviour, request_deserializer=None)
-        if handler.stream_unary is not None:
-            behaviour = call.wrap(_parsing_each(handler))
-            return handler._replace(stream_unary=behaviour, request_deserializer=None)
-        behaviour = call.wrap(_parsing(handler, handler.unary_unary))
-        return handler._replace(unary_unary=behaviour, request_deserializer=None)
-
-
-def _guarded(handler: Any, call: "_Call") -> Any:
-    """Ask the gate before a handler that is not ours: reflection's, which yields its replies."""
-    kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-    kind = next(kind for kind in kinds if getattr(handler, kind) is not None)
-    behaviour = getattr(handler, kind)
-    if not inspect.isasyncgenfunction(behaviour):
-        return handler._replace(**{kind: call.wrap(behaviour)})
-
-    async def admitted(request: Any, context: Any) -> AsyncIterator[Any]:
-        await call.wrap(_nothing)(request, context)
-        async for reply in behaviour(request, context):
-            yield reply
-
-    return handler._replace(**{kind: admitted})
-
-
-async def _nothing(request: Any, context: Any) -> None:
-    """Do nothing, within a wrapped call."""
-
-
-def _parsing(handler: Any, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Parse within the call: gRPC itself answers bytes that are no message with UNKNOWN."""
-
-    async def call(message: bytes, context: Any) -> Any:
-        try:
-            parse = handler.request_deserializer
-            request = message if parse is None else parse(message)
-        except DecodeError:
-            raise ServiceError(
-                ErrorReason.INVALID_ARGUMENT, "the message is not the request of this method"
-            ) from None
-        return await behaviour(request, context)
-
-    return call
-
-
-def _parsing_each(handler: Any) -> Callable[..., Awaitable[Any]]:
-    """Parse every message of a stream within the call, as `_parsing` does."""
-
-    async def parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for message in messages:
+        kind = KINDS[handler.request_streaming, handler.response_streaming]
+        call = _Call(self._log, self._gate, self._running, self._record(method, kind, headers))
+        if not is_open(method):
             try:
-                yield handler.request_deserializer(message)
-            except DecodeError:
-                raise ServiceError(
-                    ErrorReason.INVALID_ARGUMENT, "a message is no request of this method"
-                ) from None
+                self._gate.check_early(method, metadata)
+                self._doors.check(method, metadata)
+            except ServiceError as error:
+                return call.refusal(error)
+        return call.wrapped(handler)
 
-    async def call(messages: AsyncIterator[bytes], context: Any) -> Any:
-        return await handler.stream_unary(parsed(messages), context)
-
-    return call
+    def _record(self, method: str, kind: str, headers: dict[str, str]) -> CallRecord:
+        return CallRecord(
+            method,
+            kind,
+            _request_id(headers),
+            self._observer,
+            headers.get("traceparent", ""),
+            headers.get("tracestate", ""),
+            trace_id=trace_id_of(headers["traceparent"]) if "traceparent" in headers else "",
+        )
 
 
 @dataclass(frozen=True)
 class _Call:
-    most_message_bytes: int
+    """One call, from the moment in which its headers have come."""
+
     log: Any
     gate: Gate
-    method: str
-    request_id: str
+    running: RunningCalls
+    record: CallRecord
 
-    def wrap(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-        """Wrap a coroutine: one that returns its reply, or a streaming one that writes to the context."""
+    def wrapped(self, handler: Any) -> Any:
+        """Return the handler of this call: on bytes, with everything that can fail within the call."""
+        behaviour = counted(handler)
+        is_guarded = not is_open(self.record.method)
 
         async def call(request: Any, context: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                set_principal(self.gate.admit(self.method, context))
-                reply = await behaviour(await unpacked_request(request, self.most_message_bytes), context)
-            except BaseException as error:
-                await self._fail(error, context, started)
-                raise
-            self._note("OK", started)
+            record = self.record
+            record.begin()
+            with self.running.watched(record.method, context) as watched:
+                try:
+                    if is_guarded:
+                        principal = self.gate.admit(record.method, context)
+                        set_principal(principal)
+                        set_flow(flow_of(principal, context.peer()))
+                        record.principal = log_name(principal)
+                    reply = await behaviour(record, request, context)
+                except BaseException as error:
+                    await self._fail(watched.problem or error, context)
+                    raise
+            self._end(_code_set(context))
             return reply
 
-        return call
+        name, _ = behaviour_of(handler)
+        return handler._replace(**{name: call}, request_deserializer=None, response_serializer=None)
 
     def refusal(self, error: ServiceError) -> Any:
         """Return a handler that refuses before it reads a byte; on the wire all four kinds are streams."""
 
         async def refuse(_requests: Any, context: Any) -> None:
-            await self._fail(error, context, time.perf_counter())
+            self.record.begin()
+            await self._fail(error, context)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    async def _fail(self, error: BaseException, context: Any, started: float) -> None:
+    async def _fail(self, error: BaseException, context: Any) -> None:
         """Abort the call with a status that says why. A cancelled call or a stopping server just ends."""
-        if isinstance(error, asyncio.CancelledError | grpc.aio.AbortError):
-            self._note("CANCELLED", started)
+        if isinstance(error, asyncio.CancelledError):
+            self._end("DEADLINE_EXCEEDED" if _is_late(context) else "CANCELLED")
+            return
+        if isinstance(error, grpc.aio.AbortError):
+            self._end(_code_set(context))
             return
         known = error if isinstance(error, ServiceError) else self._internal(error)
+        known.__traceback__ = None  # its frames hold the request, until garbage is collected
         code = STATUS_CODES[known.reason]
-        principal = known.details.get("principal") or log_name(current_principal())
-        self._note(code.name, started, reason=known.reason, principal=principal)
-        details = ((DETAILS_KEY, status_details(known, self.request_id)),)
-        _forget_frames(error)
+        self.record.principal = known.details.get("principal") or log_name(current_principal())
+        self._end(code.name, known.reason)
+        details = ((DETAILS_KEY, status_details(known, self.record.request_id)),)
         await context.abort(code, status_message(known), trailing_metadata=details)
 
     def _internal(self, error: BaseException) -> ServiceError:
-        self.log.error("defect", method=self.method, request_id=self.request_id, exc_info=error)
+        request_id = self.record.request_id
+        self.log.error("defect", method=self.record.method, request_id=request_id, exc_info=error)
         return ServiceError(
             ErrorReason.INTERNAL,
-            "the server failed on this call; its log has the details under request id " + self.request_id,
+            "the server failed on this call; its log has the details under request id " + request_id,
         )
 
-    def _note(self, code: str, started: float, **facts: Any) -> None:
-        """Write the line after the status has gone out: the caller does not wait for our log."""
-        milliseconds = round((time.perf_counter() - started) * 1000, 2)
-        facts.setdefault("principal", log_name(current_principal()))
-        line = partial(
-            self.log.info,
-            "call",
-            method=self.method,
-            request_id=self.request_id,
-            code=code,
-            ms=milliseconds,
-            **facts,
-        )
-        asyncio.get_running_loop().call_soon(line)
+    def _end(self, code: str, reason: str = "") -> None:
+        """Tell who watches before the status goes out, and write the line after: nobody waits for our log."""
+        self.record.end(code, reason)
+        if not is_open(self.record.method):
+            _write(self.log, self.record)
 
 
-def _forget_frames(error: BaseException | None) -> None:
-    """Let go of the frames of a failed call, which hold what it was sent.
-
-    gRPC's context keeps the exception that `abort` raises, which keeps the frames that it went through, and
-    so the context: memory that only the next full garbage collection frees (grpcio 1.81).
-    """
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__context__
+def _note_unknown(log: Any, method: str, record: CallRecord) -> None:
+    """Count and log a call of a method that is not there; gRPC answers it."""
+    record.begin()
+    record.end("UNIMPLEMENTED")
+    _write(log, record, method=plain(method[:_MAX_METHOD_CHARACTERS]))
 
 
-def _request_id(details: grpc.HandlerCallDetails) -> str:
+def _write(log: Any, record: CallRecord, **facts: Any) -> None:
+    asyncio.get_running_loop().call_soon(partial(log.info, "call", **(call_line(record) | facts)))
+
+
+def _is_late(context: Any) -> bool:
+    """Whether it was the deadline that ended a call. The client's clock may be a little before ours."""
+    remaining_s = context.time_remaining()  # None without a deadline
+    return remaining_s is not None and remaining_s < _CLOCKS_APART_S
+
+
+def _code_set(context: Any) -> str:
+    """Return the code that a handler has set or aborted with itself."""
+    code = context.code()
+    return code.name if isinstance(code, grpc.StatusCode) else "OK"
+
+
+def _headers(details: grpc.HandlerCallDetails) -> dict[str, str]:
+    """Return what came with a call as text; of several with one name the last."""
+    return {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
+
+
+def _request_id(headers: dict[str, str]) -> str:
     """Return the caller's id for this call, or a new one; what is empty or no plain text is replaced."""
-    for key, value in details.invocation_metadata or ():
-        if key == _REQUEST_ID_KEY and isinstance(value, str) and value and value.isprintable():
-            return value[:_MAX_REQUEST_ID_CHARACTERS]
-    return uuid.uuid4().hex
+    given = headers.get(_REQUEST_ID_KEY, "")
+    return given[:_MAX_REQUEST_ID_CHARACTERS] if given.isprintable() and given else uuid.uuid4().hex

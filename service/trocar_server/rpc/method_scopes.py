@@ -12,6 +12,7 @@ METHOD_SCOPES: dict[str, Scope] = {
     for service, methods in {
         "trocar_api.v1.ExtractionService": {"Extract": Scope.RUN, "Plan": Scope.READ},
         "trocar_api.v1.StreamService": {"ExtractStream": Scope.RUN},
+        "trocar_api.v1.SharedMemoryService": {"ShareMemory": Scope.RUN},
         "trocar_api.v1.ModelService": {
             "ListModels": Scope.READ,
             "GetModel": Scope.READ,
@@ -19,7 +20,11 @@ METHOD_SCOPES: dict[str, Scope] = {
             "LoadModel": Scope.ADMIN,
             "UnloadModel": Scope.ADMIN,
         },
-        "trocar_api.v1.ServerService": {"GetServerInfo": Scope.READ},
+        "trocar_api.v1.ServerService": {
+            "GetServerInfo": Scope.READ,
+            "Drain": Scope.ADMIN,
+            "ReloadConfig": Scope.ADMIN,
+        },
         "trocar_api.v1.EditStoreService": {
             "StoreEdits": Scope.RUN,
             "ListEdits": Scope.READ,
@@ -51,6 +56,18 @@ METHOD_SCOPES: dict[str, Scope] = {
             "StartFit": Scope.TRAIN,
             "WatchFit": Scope.READ,
             "ControlFit": Scope.TRAIN,
+        },
+        "inference.GRPCInferenceService": {
+            **dict.fromkeys(("ServerLive", "ServerReady", "ServerMetadata"), Scope.READ),
+            **dict.fromkeys(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"), Scope.READ),
+            **dict.fromkeys(("ModelInfer", "ModelStreamInfer"), Scope.RUN),
+            "RepositoryIndex": Scope.READ,
+            **dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), Scope.ADMIN),
+            # These answer that they are not there.
+            **dict.fromkeys(("SystemSharedMemoryStatus", "CudaSharedMemoryStatus"), Scope.READ),
+            **dict.fromkeys(("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister"), Scope.RUN),
+            **dict.fromkeys(("CudaSharedMemoryRegister", "CudaSharedMemoryUnregister"), Scope.RUN),
+            **dict.fromkeys(("TraceSetting", "LogSettings"), Scope.ADMIN),
         },
         "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Scope.READ},
     }.items()

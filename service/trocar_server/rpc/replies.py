@@ -21,10 +21,12 @@ Parts = list[bytes | memoryview]
 """One message as the pieces that it is joined from."""
 
 
-def reply_messages(plan: Plan, extraction: Extraction) -> Iterator[Parts]:
-    """Yield the messages of a reply."""
-    head = reply_head(plan, extraction).SerializeToString()
-    yield from framed(head, values_of(extraction.feature_maps), plan.max_chunk_bytes)
+def reply_messages(plan: Plan, extraction: Extraction, *, is_shared: bool = False) -> Iterator[Parts]:
+    """Yield the messages of a reply: one without chunks where the values lie in shared memory."""
+    head = reply_head(plan, extraction)
+    head.is_shared = is_shared
+    values = [] if is_shared else values_of(extraction.feature_maps)
+    yield from framed(head.SerializeToString(), values, plan.max_chunk_bytes)
 
 
 def framed(head: bytes, payloads: Sequence[memoryview], chunk_bytes: int) -> Iterator[Parts]:

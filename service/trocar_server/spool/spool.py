@@ -147,6 +147,11 @@ class Spool(AbstractContextManager["Spool"]):
         packer = self._packer
         return replace(self._store.snapshot(), saved_bytes=packer.saved_bytes, kept_bytes=packer.kept_bytes)
 
+    @property
+    def counters(self) -> Report:
+        """What is counted as it happens, in bytes written and read and times waited; takes no lock."""
+        return self._store.report
+
     def close(self) -> None:
         """Stop the threads and remove the files; tensors that are on disk are lost.
 

@@ -42,6 +42,7 @@ from trocar_server.training.state import TrainerState
 from trocar_server.training.step_errors import broken, not_finite, step_errors
 from trocar_server.training.step_result import EvalResult, StepResult
 from trocar_server.training.stored import Parts, read_state, write_state
+from trocar_server.training.totals import TOTALS
 from trocar_server.training.tree import make_tree
 from trocar_server.training.undo import BufferBackup, GradientAccumulator
 from trocar_server.training.updating import Updater
@@ -251,6 +252,7 @@ class TrainerCore:
         self.update_count += self._method.updates
         self.accumulated_count += not self._method.updates
         now_saved, now_written = self._saved.counts()
+        TOTALS.stepped(batch.size, time.perf_counter() - started)
         return StepResult(
             loss=taken.scores.loss,
             terms=taken.scores.terms,

@@ -12,6 +12,7 @@ from trocar_server.spool.wrapping import Wrapped
 from trocar_server.training.allocator import SPOOLING
 from trocar_server.training.parameters import select_modules
 from trocar_server.training.spec import SavedTensorsSpec
+from trocar_server.training.totals import TOTALS
 
 
 class SavedTensors:
@@ -52,6 +53,7 @@ class SavedTensors:
                 store_dtype=spec.store_dtype or None,
             )
             SPOOLING.begin()
+            TOTALS.begin_spool(self._spool.counters)
 
     def forward(self) -> AbstractContextManager[object]:
         """Return the context of one forward pass."""
@@ -72,6 +74,7 @@ class SavedTensors:
         """Stop the spool and remove its files."""
         if self._spool is not None:
             self._spool.close()
+            TOTALS.end_spool(self._spool.counters)
             self._spool = None
             SPOOLING.end()
 

@@ -1,0 +1,66 @@
+"""How figures are taken: in turns, so that a drift of the machine hits all ways alike; medians."""
+
+import inspect
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trocar._bench.local import Local, LocalJob
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    is_quick: bool = False
+    """Whether only to see that it works: the figures then say little."""
+
+    def of(self, count: int) -> int:
+        """Return a number of rounds or repeats: a fifth of it, where it is to be quick."""
+        return max(count // 5, 1) if self.is_quick else count
+
+
+def timed(call: Callable[[], object], repeats: int = 1) -> list[float]:
+    """Return the seconds of each call."""
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def in_turns(ways: Mapping[str, Callable[[], Sequence[float]]], rounds: int) -> dict[str, list[float]]:
+    """Let each way measure once in every round, after one round that does not count."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for index in range(rounds + 1):
+        for name, way in ways.items():
+            seconds = way()
+            if index:
+                found[name] += seconds
+    return found
+
+
+def ratio(way: Callable[[], object], other: Callable[[], object], rounds: int, repeats: int = 1) -> float:
+    """Return the median time of one way by that of another, measured in turns."""
+    found = in_turns({"way": lambda: timed(way, repeats), "other": lambda: timed(other, repeats)}, rounds)
+    return statistics.median(found["way"]) / statistics.median(found["other"])
+
+
+def local_way(local: Local, job: LocalJob) -> Callable[[], Sequence[float]]:
+    """Return a way that makes local passes."""
+    return lambda: local.measure(job)
+
+
+def images(batch: int, side: int = 224) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    """Return a batch of random numbers that looks like images."""
+    return np.random.default_rng(0).standard_normal((batch, 3, side, side), np.float32)
+
+
+def takes(function: Callable[..., Any], option: str) -> bool:
+    """Tell whether a function has this parameter: some are of later versions than others."""
+    return option in inspect.signature(function).parameters

@@ -1,0 +1,91 @@
+"""Comparing a compiled pass with eager on a real batch. Owner thread only."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+from trocar_server.engine.collecting import Work, collect
+from trocar_server.engine.inputs import build_arguments
+from trocar_server.engine.lease import Replica
+from trocar_server.engine.work import Prepared
+from trocar_server.engines.candidates import Runner
+from trocar_server.engines.numerics import keeps_promise, worst_deviation
+from trocar_server.engines.recipe import Recipe
+from trocar_server.models import HostedModel
+from trocar_server.surgery import PassGuard
+
+Values = TypeVar("Values", bound=Mapping[str, torch.Tensor])
+
+
+def problem_of(
+    runner: Runner,
+    recipe: Recipe,
+    hosted: HostedModel,
+    prepared: Prepared,
+    replica: Replica,
+    min_gain: float,
+) -> str:
+    """Say why a runner will not do; empty when it will.
+
+    Its values must be close to the eager ones, for the batch alone and with other rows behind it, which may
+    not show in them; and its pass must be shorter.
+
+    Args:
+        runner: What is tried.
+        recipe: What it computes.
+        hosted: The model.
+        prepared: A call with the batch.
+        replica: Leased by the caller.
+        min_gain: How many times as fast it has to be; 0 when that does not matter.
+    """
+    given = build_arguments(hosted, prepared.plan.inputs, prepared.payloads.inputs, prepared.images)
+    arguments = [argument for argument in given if isinstance(argument, torch.Tensor)]
+    if tuple(tuple(argument.shape[1:]) for argument in arguments) != _row_shapes(recipe):
+        return "the batch turned out to have another form"
+    with torch.inference_mode():
+        expected, eager_s = _fastest(lambda: _eager(replica, recipe, arguments), 2)
+        runner.run(arguments)  # the first pass of a form makes its kernels
+        found, taken_s = _fastest(lambda: runner.run(arguments), 3)
+        share = worst_deviation(runner.numerics, expected, found)
+        if not keeps_promise(share):
+            return f"{share:.3g} of the deviation that '{runner.numerics}' allows"
+        if taken_s * min_gain > eager_s:
+            return f"it takes {taken_s * 1e3:.3g} ms, eager {eager_s * 1e3:.3g}"
+        return _problem_with_company(runner, recipe, arguments, found)
+
+
+def _problem_with_company(
+    runner: Runner, recipe: Recipe, arguments: Sequence[torch.Tensor], alone: Mapping[str, torch.Tensor]
+) -> str:
+    """Run the batch with other rows behind it: where values have rows, the first ones may not change."""
+    rows = arguments[0].shape[0]
+    other = [torch.cat([argument, argument.flip(0).roll(1, -1)]) for argument in arguments]
+    found = runner.run(other)
+    if any(value.dim() == 0 or value.shape[0] != 2 * rows for value in found.values()):
+        return ""  # such values are never merged
+    share = worst_deviation(runner.numerics, alone, {name: value[:rows] for name, value in found.items()})
+    return "" if keeps_promise(share) else "rows of a batch change each other"
+
+
+def _eager(replica: Replica, recipe: Recipe, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return collect(replica.module, (arguments, {}), Work(recipe.targets), PassGuard()).values
+
+
+def _fastest(run: Callable[[], Values], count: int) -> tuple[Values, float]:
+    """Return the values of the last of some runs, and the seconds of the shortest: others disturb it less."""
+    values, best_s = _timed(run)
+    for _ in range(count - 1):
+        values, seconds = _timed(run)
+        best_s = min(best_s, seconds)
+    return values, best_s
+
+
+def _timed(run: Callable[[], Values]) -> tuple[Values, float]:
+    started = time.perf_counter()
+    return run(), time.perf_counter() - started
+
+
+def _row_shapes(recipe: Recipe) -> tuple[tuple[int, ...], ...]:
+    return tuple(form.row_shape for form in recipe.arguments)

@@ -1,0 +1,82 @@
+"""The ways to run a compiled pass, in the order in which they are tried."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from trocar_server.engines.numerics import Numerics
+from trocar_server.engines.openvino_runner import OpenVinoRunner, is_installed
+from trocar_server.engines.recipe import Recipe
+from trocar_server.engines.torch_runner import TorchRunner
+from trocar_server.engines.worker import Built
+
+
+class Runner(Protocol):
+    """A compiled pass. Runs on the owner thread, one pass at a time."""
+
+    engine: str
+    """What runs it: `openvino` or `torch`."""
+    numerics: Numerics
+    """What its numbers are."""
+
+    def run(self, arguments: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Run one pass; the values belong to the caller and are by the names of the recipe's targets."""
+        ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A runner that can be made.
+
+    Attributes:
+        make: Makes it.
+        calls_torch: Whether `make` belongs on the owner thread; if not, it belongs on any other.
+    """
+
+    make: Callable[[], Runner]
+    calls_torch: bool
+
+
+def candidates(
+    recipe: Recipe,
+    numerics: Numerics,
+    built: Built,
+    folder: Path,
+    copy_tree: Callable[[], nn.Module],
+    thread_count: int | None,
+) -> Iterator[Candidate]:
+    """Yield the ways to run a recipe: first those of the loosest numerics allowed, OpenVINO before torch.
+
+    Args:
+        recipe: What is wanted.
+        numerics: What the caller takes, `FAST` or `BF16`.
+        built: What another process made of it.
+        folder: Where the files of that are.
+        copy_tree: Makes a module tree of the model.
+        thread_count: Threads of one pass; None for the engine's own choice.
+    """
+    for taken in (Numerics.BF16, Numerics.FAST):
+        if taken is Numerics.BF16 and numerics is not Numerics.BF16:
+            continue
+        if built.has_graph:
+            yield Candidate(_openvino(folder, recipe, taken, thread_count), calls_torch=False)
+        yield Candidate(_torch(copy_tree, recipe, built, taken), calls_torch=True)
+
+
+def has_openvino(device: torch.device) -> bool:
+    """Whether OpenVINO can run the models of a device."""
+    return device.type == "cpu" and is_installed()
+
+
+def _openvino(folder: Path, recipe: Recipe, numerics: Numerics, threads: int | None) -> Callable[[], Runner]:
+    return lambda: OpenVinoRunner(folder, recipe, numerics, threads)
+
+
+def _torch(
+    copy_tree: Callable[[], nn.Module], recipe: Recipe, built: Built, numerics: Numerics
+) -> Callable[[], Runner]:
+    return lambda: TorchRunner(copy_tree(), recipe, built.pairs, numerics)

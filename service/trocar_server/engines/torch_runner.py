@@ -1,0 +1,72 @@
+"""Passes by PyTorch alone: batch norms folded, channels last, bfloat16 where that is taken."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from trocar_server.engines.folding import Pair, fold, without_taps_between
+from trocar_server.engines.numerics import Numerics
+from trocar_server.engines.recipe import Recipe
+from trocar_server.surgery import Collector, TapSession
+
+
+class TorchRunner:
+    """A pass of another module tree of the same model. Owner thread only.
+
+    Args:
+        tree: A copy of the model's tree, this runner's own; its weights may be shared with others.
+        recipe: What is wanted.
+        pairs: What can be folded; see `folding.find_pairs`.
+        numerics: `FAST` or `BF16`.
+    """
+
+    engine = "torch"
+
+    def __init__(self, tree: nn.Module, recipe: Recipe, pairs: Sequence[Pair], numerics: Numerics) -> None:
+        self.numerics = numerics
+        self._recipe = recipe
+        fold(tree, without_taps_between(pairs, recipe))
+        dtype = torch.bfloat16 if numerics is Numerics.BF16 else None
+        # `to` on the tree would write into parameters that other trees share.
+        self._tree = _converted(tree, dtype)
+        self._dtype = dtype
+
+    def run(self, arguments: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Run one pass; the values are the caller's own."""
+        given = [self._taken(argument) for argument in arguments]
+        collector = Collector()
+        with torch.inference_mode(), TapSession(self._tree, self._recipe.targets, collector):
+            self._tree(*given)
+        return {name: self._returned(collector.values[name], arguments[0]) for name in self._recipe.names}
+
+    def _taken(self, argument: torch.Tensor) -> torch.Tensor:
+        dtype = self._dtype if argument.is_floating_point() else None
+        is_image = argument.dim() == 4
+        return argument.to(
+            dtype=dtype, memory_format=torch.channels_last if is_image else torch.preserve_format
+        )
+
+    def _returned(self, value: torch.Tensor, argument: torch.Tensor) -> torch.Tensor:
+        is_cast = self._dtype is not None and value.dtype is self._dtype
+        return value.to(torch.float32) if is_cast and argument.is_floating_point() else value
+
+
+def _converted(tree: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """Give a tree its own weights, in another layout and dtype."""
+    for module in tree.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = _laid_out(tensor, dtype)  # type: ignore[assignment]
+    return tree
+
+
+def _laid_out(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    wanted = dtype if tensor.is_floating_point() else None
+    laid = tensor.detach().to(dtype=wanted, memory_format=_layout(tensor))
+    return nn.Parameter(laid, requires_grad=False) if isinstance(tensor, nn.Parameter) else laid
+
+
+def _layout(tensor: torch.Tensor) -> torch.memory_format:
+    return torch.channels_last if tensor.dim() == 4 else torch.preserve_format

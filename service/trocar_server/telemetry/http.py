@@ -1,0 +1,71 @@
+"""A small HTTP server for Prometheus, on threads of its own."""
+
+import socket
+from socketserver import TCPServer
+from threading import Thread
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+
+
+class MetricsServer:
+    """Answers every GET with the metrics, until it is stopped.
+
+    server = MetricsServer(registry, "127.0.0.1", 9464)
+    server.port
+    server.stop()
+
+    Args:
+        registry: What is shown.
+        host: Address to listen on.
+        port: TCP port; 0 takes a free one.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, the address cannot be used.
+    """
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        kind = _IPv6Server if ":" in host else _Server
+        try:
+            self._http = make_server(host, port, make_wsgi_app(registry), kind, handler_class=_Handler)
+        except OSError as error:
+            raise ServiceError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another metrics_port",
+            ) from None
+        self.port = int(self._http.server_port)
+        self._thread = Thread(target=self._http.serve_forever, args=(0.05,), name="metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port and wait for the thread; requests under way may be cut off."""
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingWSGIServer):
+    """A thread for each request, so that one who reads slowly holds up no other."""
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server who we are, which can take seconds."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+
+class _IPv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10
+    """Seconds after which a connection that sends nothing is closed."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing: scrapes are no calls."""

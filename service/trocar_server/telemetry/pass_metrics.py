@@ -1,0 +1,65 @@
+"""Metrics of passes, by model."""
+
+from trocar_server.telemetry.call_metrics import SECONDS
+from trocar_server.telemetry.calls import CallRecord, PassFacts
+from trocar_server.telemetry.labels import ModelLabels
+from trocar_server.telemetry.series import Counts, Histograms, SeriesCollector
+
+_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_MODEL = ("model",)
+
+
+class PassMetrics:
+    """Counts passes.
+
+    Args:
+        labels: Of models.
+    """
+
+    wants_phases = False
+
+    def __init__(self, labels: ModelLabels) -> None:
+        self._labels = labels
+        self._passes = Counts(
+            "trocar_passes",
+            "Passes, by what ran them and how close to eager PyTorch.",
+            ("model", "engine", "numerics"),
+        )
+        self._rows = Counts("trocar_rows", "Samples of passes.", _MODEL)
+        self._cached = Counts("trocar_cache_hits", "Passes that the feature cache answered.", _MODEL)
+        self._queue = Histograms("trocar_queue_seconds", "Seconds in which a pass waited.", _MODEL, SECONDS)
+        self._compute = Histograms("trocar_compute_seconds", "Seconds of computing a pass.", _MODEL, SECONDS)
+        self._depth = Histograms(
+            "trocar_stop_depth",
+            "Calls of modules until the pass was stopped, as a share of those of a full pass.",
+            _MODEL,
+            _SHARES,
+        )
+
+    def collector(self) -> SeriesCollector:
+        """Return what shows them."""
+        return SeriesCollector(
+            (self._passes, self._rows, self._cached, self._queue, self._compute, self._depth)
+        )
+
+    def started(self, call: CallRecord) -> None:
+        """Leave calls to `CallMetrics`."""
+
+    def passed(self, call: CallRecord, facts: PassFacts) -> None:
+        """Count a pass; one that the cache answered waited for nothing and computed nothing."""
+        model = self._labels.of(facts.model_id)
+        if not model:  # its model was unloaded for good meanwhile
+            return
+        key = (model,)
+        self._passes.add((model, facts.engine, facts.numerics))
+        self._rows.add(key, facts.row_count)
+        self._cached.add(key, facts.is_cached)
+        if facts.is_cached:
+            return
+        self._queue.observe(key, facts.queue_s)
+        self._compute.observe(key, facts.compute_s)
+        if facts.depth is not None:
+            self._depth.observe(key, facts.depth)
+
+    def finished(self, call: CallRecord) -> None:
+        """Leave calls to `CallMetrics`."""

@@ -1,0 +1,66 @@
+"""What services say of finished passes: one line each.
+
+extraction = await engine.extract(prepared, deadline)
+note_pass(plan, extraction)
+"""
+
+import time
+
+from trocar_server.engine.outcome import Extraction
+from trocar_server.engine.plan import ImageInput, Plan
+from trocar_server.telemetry.calls import PassFacts, current_call
+
+_NANOSECONDS = 1_000_000_000
+
+
+def note_pass(plan: Plan, extraction: Extraction) -> None:
+    """Tell who watches the present call that a pass of it is done; nothing happens outside of calls."""
+    call = current_call()
+    if call is None:
+        return
+    facts = pass_facts(plan, extraction)
+    call.pass_count += 1
+    call.row_count += facts.row_count
+    call.queue_s += facts.queue_s
+    call.compute_s += facts.compute_s
+    if call.phases is not None:
+        now_ns = time.time_ns()
+        began_ns = now_ns - int(facts.compute_s * _NANOSECONDS)
+        call.add_phase("queue", began_ns - int(facts.queue_s * _NANOSECONDS), began_ns)
+        call.add_phase("pass", began_ns, now_ns)
+    call.observer.passed(call, facts)
+
+
+def note_hit(model_id: str, row_count: int) -> None:
+    """Tell who watches the present call that the feature cache answered it."""
+    call = current_call()
+    if call is None:
+        return
+    call.pass_count += 1
+    call.row_count += row_count
+    call.observer.passed(call, PassFacts(model_id, row_count, 0.0, 0.0, is_cached=True))
+
+
+def pass_facts(plan: Plan, extraction: Extraction) -> PassFacts:
+    """Return what counts of a pass."""
+    report = extraction.report
+    return PassFacts(
+        plan.model_id,
+        row_count(plan),
+        extraction.queue_s,
+        extraction.compute_s,
+        extraction.depth,
+        report.engine,
+        report.numerics.value,
+        report.is_cached,
+    )
+
+
+def row_count(plan: Plan) -> int:
+    """Return the samples of a plan's batch: images, or the first dimension of its first argument."""
+    if not plan.inputs:
+        return 0
+    first = plan.inputs[0]
+    if isinstance(first, ImageInput):
+        return len(first.images)
+    return first.shape[0] if first.shape else 1

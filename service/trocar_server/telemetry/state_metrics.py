@@ -1,0 +1,94 @@
+"""Metrics that are read when somebody scrapes them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from trocar_server.telemetry.snapshot import ServerState, Snapshot, disk_bytes, memory_limit_bytes
+from trocar_server.training.totals import TOTALS
+
+_TRAINER_STATES = ("ready", "fitting", "paused", "broken")
+_MODEL_STATES = ("unloaded", "loading", "loaded", "failed")
+
+
+class StateMetrics:
+    """Shows a server's state.
+
+    Args:
+        state: Where it is read.
+        read: Returns a snapshot, from the thread that scrapes.
+    """
+
+    def __init__(self, state: ServerState, read: Callable[[], Snapshot]) -> None:
+        self._state, self._read = state, read
+        self._build = state.build
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: reading is not for the moment of registration."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric."""
+        now = self._read()
+        yield _gauge("trocar_models", "Models of the catalogue.", "state", now.models, _MODEL_STATES)
+        yield _gauge("trocar_trainers", "Trainers.", "state", now.trainers, _TRAINER_STATES)
+        replicas = now.replicas.items()
+        for name, what, values in (
+            ("trocar_replicas", "Replicas.", {model: one.count for model, one in replicas}),
+            (
+                "trocar_replicas_leased",
+                "Replicas that a pass has.",
+                {model: one.leased for model, one in replicas},
+            ),
+            (
+                "trocar_queue_length",
+                "Calls that wait for a replica.",
+                {model: one.waiting for model, one in replicas},
+            ),
+        ):
+            yield _gauge(name, what, "model", values)
+        yield from self._bytes()
+        yield from _totals()
+        build = GaugeMetricFamily(
+            "trocar_build_info", "What runs; always 1.", labels=("version", "torch_version", "device")
+        )
+        build.add_metric((self._build.version, self._build.torch_version, self._build.device), 1)
+        yield build
+
+    def _bytes(self) -> Iterator[Metric]:
+        limit = GaugeMetricFamily(
+            "trocar_memory_limit_bytes", "The most memory that the process may use: container or machine."
+        )
+        limit.add_metric((), memory_limit_bytes())
+        yield limit
+        of_device = self._state.device_bytes
+        yield _gauge("trocar_device_memory_bytes", "Memory of the GPU; nothing on a CPU.", "kind", of_device)
+        disk = disk_bytes(self._state.data_dir)
+        yield _gauge("trocar_disk_bytes", "Disk of the data directory, spools among it.", "kind", disk)
+
+
+def _totals() -> Iterator[Metric]:
+    written, read, waited_s = TOTALS.spooled()
+    spooled = CounterMetricFamily(
+        "trocar_spool_bytes", "Bytes of saved tensors, to and from disk.", labels=("direction",)
+    )
+    spooled.add_metric(("written",), written)
+    spooled.add_metric(("read",), read)
+    yield spooled
+    yield _counter("trocar_spool_wait_seconds", "Seconds in which steps waited for the disk.", waited_s)
+    yield _counter("trocar_training_steps", "Batches that trainers took.", TOTALS.step_count)
+    yield _counter("trocar_training_rows", "Samples that trainers took.", TOTALS.row_count)
+    yield _counter("trocar_training_seconds", "Seconds of computing these batches.", TOTALS.compute_s)
+
+
+def _counter(name: str, what: str, value: float) -> Metric:
+    return CounterMetricFamily(name, what, value=value)
+
+
+def _gauge(name: str, what: str, label: str, values: Mapping[str, int], always: Iterable[str] = ()) -> Metric:
+    family = GaugeMetricFamily(name, what, labels=(label,))
+    found = dict.fromkeys(always, 0) | dict(values)
+    for key, value in found.items():
+        family.add_metric((key,), value)
+    return family

@@ -1,0 +1,177 @@
+"""OpenTelemetry traces: a span for each call, and one below it for each phase.
+
+Spans are made when a call has ended, from the times that its record kept: nothing of OpenTelemetry runs
+while a call does, and the exporter sends from a thread of its own.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from trocar_api.reasons import ErrorReason
+from trocar_server import __version__
+from trocar_server.errors import ServiceError
+from trocar_server.telemetry.calls import CallRecord, PassFacts
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+FLUSH_TIMEOUT_S = 3.0
+"""How long a stopping server waits for a collector that does not answer."""
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
+)
+_GRPC_CODES = (
+    *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
+    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"),
+    *("UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
+)
+"""By their numbers."""
+_SERVER_FAULTS = frozenset(
+    ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
+)
+"""Codes that make a server's span an error, by OpenTelemetry's conventions for gRPC."""
+
+
+def trace_id_of(traceparent: str) -> str:
+    """Return the trace id in a W3C `traceparent`; empty where there is none or it is not well formed."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    return found[1] if found else ""
+
+
+def wanted_endpoint(setting: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return where traces go; None when nobody wants them.
+
+    Args:
+        setting: `otel_endpoint`: None asks the environment, an empty text says that nobody does.
+        environment: OpenTelemetry's own variables; an empty text there leaves it to the exporter.
+    """
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if setting is not None:
+        return setting or None
+    return "" if any(environment.get(name) for name in _ENDPOINTS) else None
+
+
+class CallTracer:
+    """Makes spans of calls.
+
+    Args:
+        provider: Makes and exports spans; stopped with this.
+    """
+
+    wants_phases = True
+
+    def __init__(self, provider: "TracerProvider") -> None:
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("trocar_server", __version__)
+        self._kind = SpanKind.SERVER
+        self._propagator = TraceContextTextMapPropagator()
+
+    def started(self, call: CallRecord) -> None:
+        """Wait for the end."""
+
+    def passed(self, call: CallRecord, facts: PassFacts) -> None:
+        """Wait for the end; the phases are in the record."""
+
+    def finished(self, call: CallRecord) -> None:
+        """Make the spans of a call, as children of what the caller said, and note the trace's id."""
+        from opentelemetry.trace import StatusCode, set_span_in_context
+
+        span = self._tracer.start_span(
+            call.method.removeprefix("/"),
+            context=self._context(call),
+            kind=self._kind,
+            attributes=_attributes(call),
+            start_time=call.started_ns,
+        )
+        if call.code in _SERVER_FAULTS:
+            span.set_status(StatusCode.ERROR, call.reason or call.code)
+        if span.is_recording():
+            inside = set_span_in_context(span)
+            for phase in call.phases or ():
+                child = self._tracer.start_span(phase.name, context=inside, start_time=phase.start_ns)
+                child.end(phase.end_ns)
+        span.end(call.started_ns + int(call.elapsed_s * 1e9))
+        call.trace_id = format(span.get_span_context().trace_id, "032x")
+
+    def stop(self) -> None:
+        """Send what waits, for a few seconds at most."""
+        # Left to itself OpenTelemetry (1.45) goes on trying for 6 s and more where no collector answers.
+        ending = Thread(target=self._provider.shutdown, name="otel-shutdown", daemon=True)
+        ending.start()
+        ending.join(FLUSH_TIMEOUT_S)
+
+    def _context(self, call: CallRecord) -> "Context":
+        from opentelemetry.context import Context
+
+        headers = {"traceparent": call.traceparent, "tracestate": call.tracestate}
+        return self._propagator.extract(headers, context=Context())
+
+
+def _attributes(call: CallRecord) -> dict[str, Any]:
+    _, service, method = call.method.split("/")
+    found: dict[str, Any] = {
+        "rpc.system": "grpc",
+        "rpc.service": service,
+        "rpc.method": method,
+        "rpc.grpc.status_code": _GRPC_CODES.index(call.code),
+        "trocar.request_id": call.request_id,
+        "trocar.principal": call.principal,
+        "trocar.bytes_in": call.bytes_in,
+        "trocar.bytes_out": call.bytes_out,
+    }
+    if call.model_id:
+        found["trocar.model"] = call.model_id
+    if call.reason:
+        found["trocar.reason"] = call.reason
+    if call.pass_count:
+        found |= {"trocar.passes": call.pass_count, "trocar.rows": call.row_count}
+    return found
+
+
+def open_tracer(endpoint: str, processor: "SpanProcessor | None" = None) -> CallTracer:
+    """Return a tracer that sends spans to a collector over OTLP.
+
+    Args:
+        endpoint: `http://host:4317`, `https://...`; empty where `OTEL_...` variables say it.
+        processor: Takes spans in place of the exporter.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, OpenTelemetry is not installed, or that is no endpoint.
+    """
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"otel_endpoint '{endpoint[:80]}' does not say whether to encrypt; write http://host:4317 or "
+            "https://host:4317",
+        )
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"traces need OpenTelemetry ({error.name} is missing): pip install 'trocar[otel]', or take "
+            "otel_endpoint out of the configuration",
+        ) from None
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
+    resource = Resource.create(
+        {"service.version": __version__, **({} if named else {"service.name": "trocar"})}
+    )
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    if processor is None:
+        processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None))
+    provider.add_span_processor(processor)
+    return CallTracer(provider)

@@ -1,0 +1,77 @@
+"""The state of a server as a scrape finds it."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trocar_server.telemetry.labels import ModelLabels
+from trocar_server.telemetry.snapshot import ServerState, disk_bytes, memory_limit_bytes
+
+
+class Owner:
+    """Keeps what it is asked to do."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.jobs: list[Callable[[], None]] = []
+
+    def submit(self, work: Callable[[], None]) -> "Future[None]":
+        self.jobs.append(work)
+        return Future()
+
+
+def state(owner: Owner) -> ServerState:
+    engine: Any = SimpleNamespace(owner=owner, pools=dict, catalogue=SimpleNamespace(entries=list))
+    trainers: Any = SimpleNamespace(all=list)
+    return ServerState(engine, trainers, Path(), ModelLabels(lambda _: ""))
+
+
+def test_only_the_owner_thread_asks_for_the_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def memory(of: object) -> int:
+        threads.append(threading.current_thread().name)
+        return 1 << 20
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", memory)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", memory)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 30))
+    found = state(owner := Owner("cuda:0"))
+    found.read()
+    assert found.device_bytes == {}
+    (job,) = owner.jobs
+    asked = threading.Thread(target=job, name="the owner")
+    asked.start()
+    asked.join()
+    assert found.device_bytes == {"allocated": 1 << 20, "reserved": 1 << 20, "total": 1 << 30}
+    assert set(threads) == {"the owner"}
+
+
+def test_a_cpu_is_not_asked() -> None:
+    found = state(owner := Owner("cpu"))
+    found.read()
+    assert owner.jobs == []
+
+
+def test_a_disk_that_is_not_there_has_no_bytes(tmp_path: Path) -> None:
+    assert disk_bytes(tmp_path / "absent") == {}
+    there = disk_bytes(tmp_path)
+    assert 0 < there["free"] <= there["total"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_limited"), [("1048576\n", True), ("max\n", False), ("", False), (str(2**63), False)]
+)
+def test_a_containers_limit_counts_where_it_is_below_the_machines(
+    tmp_path: Path, text: str, is_limited: bool
+) -> None:
+    whole = memory_limit_bytes(())
+    (tmp_path / "limit").write_text(text)
+    files = (tmp_path / "absent", tmp_path / "limit")
+    assert memory_limit_bytes(files) == (1 << 20 if is_limited else whole)
