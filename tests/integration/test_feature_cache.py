@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -433,3 +434,18 @@ def test_the_limit_is_told_and_off_by_default(client: trocar.Client, serve: Any)
         assert [other.extract("plain", IMAGE, ["fc"]).is_cached for _ in range(4)] == [False] * 4
     with pytest.raises(trocar.errors.NotCachedError):
         Caller(plain)(by_digest(question()))
+
+
+def test_kept_values_go_through_shared_memory_too(tmp_path: Path) -> None:
+    """Large inputs and values on a Unix socket: computed, kept, and placed where the caller wants them."""
+    rows = np.random.default_rng(1).random((3, 500_000), np.float32)
+    limits = {"feature_cache_bytes": 32 << 20}
+    models = {"wide": custom(Identity, (500_000,))}
+    with (
+        running_server(models=models, device="cpu", limits=limits, host=f"unix:{tmp_path / 's'}") as shared,
+        trocar.connect(shared.app.rpc.address, cache=True) as asking,
+    ):
+        for is_cached in (False, True, True):
+            maps = asking.extract("wide", rows, ["/out"])
+            assert maps.is_cached is is_cached
+            np.testing.assert_array_equal(maps["/out"], rows)
