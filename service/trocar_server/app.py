@@ -99,10 +99,11 @@ async def start(
             gate=gate,
             credentials=credentials,
             max_message_bytes=config.max_message_bytes,
-            health_port=config.health_port,
             observer=telemetry.observer,
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
+        if config.health_port is not None:
+            await rpc.open_health_port(config.host, config.health_port)
         for model_id in config.models:
             await engine.load(model_id)
             log.info("model loaded", model_id=model_id)

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.compression import unpacked
+from trocar_server.rpc.messages import check_size
 from trocar_server.telemetry import CallRecord
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
@@ -70,6 +71,7 @@ def _parsed(record: CallRecord, message: bytes, parse: Callable[[bytes], Any] | 
     message = unpacked(message)
     if parse is None:
         return message
+    check_size(message)
     try:
         request = parse(message)
     except DecodeError:

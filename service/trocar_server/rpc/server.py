@@ -109,6 +109,10 @@ class RpcServer:
         for name in ("", *_SPOKEN):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
+    async def open_health_port(self, host: str, port: int) -> None:
+        """Answer health checks at a port of their own as well; see `start_health_port`."""
+        self._health_server, self.health_port = await start_health_port(self._health, host, port)
+
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, let calls finish for `grace_s` seconds, then end."""
         await self._health.enter_graceful_shutdown()
@@ -128,7 +132,6 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
     gate: Gate | None = None,
     credentials: grpc.ServerCredentials | None = None,
     max_message_bytes: int = 0,
-    health_port: int | None = None,
     observer: CallObserver = NOBODY,
 ) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
@@ -142,7 +145,6 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
         gate: Who may do what; everybody everything when None.
         credentials: For TLS; plain text when None.
         max_message_bytes: Of one message that comes in; never less than a chunk with its description needs.
-        health_port: TCP port for health checks alone, in plain text; none when None.
         observer: Is told of every call.
 
     Raises:
@@ -183,12 +185,8 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
         pool = pool_of([*_SERVICES, *others])
         reflection.enable_server_reflection([*_SPOKEN, *others], server, pool)
     address, bound = _listen(server, host, port, credentials)
-    running = RpcServer(address, bound, server, health_service, sharing)
-    if health_port is not None:
-        found = await start_health_port(health_service, host, health_port)
-        running._health_server, running.health_port = found
     await server.start()
-    return running
+    return RpcServer(address, bound, server, health_service, sharing)
 
 
 def _listen(
