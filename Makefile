@@ -9,6 +9,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-train test check check-triton bench bench-spool proto wheel constraints clean
@@ -43,8 +44,9 @@ check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerf
 check-triton: .venv/.dev  ## Try an unmodified tritonclient on the server, in an environment of its own
 	tools/check_triton.sh $(BIN)/python
 
-bench: .venv/.dev  ## Measure what the benchmarks measure
-	$(BIN)/python -m benchmarks
+bench: .venv/.dev  ## Measure everything, also against other servers, and write docs/performance.md (BENCH_ARGS="serving --quick" for some)
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.docs
 
 bench-spool: .venv/.dev  ## Measure a training step with the spool against the other ways
 	$(BIN)/python -m benchmarks.spool

@@ -5,74 +5,81 @@ from functools import partial
 from typing import Any
 
 import trocar
-from benchmarks.measuring import Effort, images, in_turns, local_way, timed
+from benchmarks.measuring import Effort, images, in_turns, local_way, takes, timed
 from benchmarks.numerics import NUMERICS, why_not
 from benchmarks.report import Figure, Row, Table
 from benchmarks.served import served
 from trocar._bench.local import Local, LocalJob
-from trocar._bench.served import answer_of, takes
+from trocar._bench.served import answer_of
 from trocar_server.config import Limits
 
 _ROUNDS, _TARGET = 10, 0.05
-_CASES = [("resnet18", 1, 20), ("resnet50", 1, 20), ("resnet50", 32, 2)]
+_CONFIG = "[limits]\nfeature_cache_bytes = 1073741824\n"
+_CASES = [
+    ("resnet18", "layer4", 1, 20),
+    ("resnet50", "layer4", 1, 20),
+    ("resnet18", "layer4", 32, 4),
+    ("resnet18", "layer1", 32, 4),
+]
+_NOTE = (
+    "Time of a call that was made before, against a local eager pass. By digest: inputs are not sent again."
+)
+_MISSING = "the server of this version has no feature cache"
 
 
 def run(effort: Effort) -> list[Table]:
     """Measure all rows."""
-    note = (
-        "Time of a call that was made before, against a local eager pass; client and server keep the reply."
-    )
-    if "feature_cache_bytes" not in Limits.model_fields:
-        return [
-            Table(
-                "The same request again",
-                [_missing(model, batch) for model, batch, _ in _CASES],
-                NUMERICS,
-                note,
-            )
-        ]
-    config = "[limits]\nfeature_cache_bytes = 1073741824\n"
-    models = ["resnet18=random:0", "resnet50=random:0"]
-    options: dict[str, Any] = {"cache": True} if takes(trocar.connect, "cache") else {}
+    has_cache = "feature_cache_bytes" in Limits.model_fields and takes(trocar.connect, "cache")
+    rows = measure(effort) if has_cache else [_missing(*case[:3]) for case in _CASES]
+    return [Table("The same request again", rows, NUMERICS, _NOTE)]
+
+
+def measure(effort: Effort) -> list[Row]:
+    """Return a row for each case and way of asking."""
+    options: dict[str, Any] = {"cache": True}
     with (
-        served(models, config=config) as server,
+        served(["resnet18=random:0", "resnet50=random:0"], config=_CONFIG) as server,
         Local() as local,
-        trocar.connect(server.address, timeout_s=600, **options) as client,
+        trocar.connect(server.address, timeout_s=600, **options) as asking,
+        trocar.connect(server.address, timeout_s=600) as sending,
     ):
-        rows = [_again(client, local, *case, effort) for case in _CASES]
-    return [Table("The same request again", rows, NUMERICS, note)]
+        ways = {"by digest": asking, "inputs sent": sending}
+        return [again(client, local, case, way, effort) for case in _CASES for way, client in ways.items()]
 
 
-def _name(model: str, batch: int) -> str:
-    return f"{model}, batch {batch}, `layer4`"
-
-
-def _missing(model: str, batch: int) -> Row:
-    reason = "the server of this version has no feature cache"
-    return Row(_name(model, batch), {name: Figure(None, _TARGET, reason=reason) for name in NUMERICS})
-
-
-def _again(client: trocar.Client, local: Local, model: str, batch: int, repeats: int, effort: Effort) -> Row:
+def again(
+    client: trocar.Client, local: Local, case: tuple[str, str, int, int], way: str, effort: Effort
+) -> Row:
+    """Return the row of one case, asked in one way."""
+    model, tap, batch, repeats = case
     inputs = images(batch)
-    job = LocalJob(
-        model, ("layer4",), inputs.shape, 0, max(effort.of(repeats) // 4, 1), client.server_info().device
-    )
+    passes = max(effort.of(repeats) // 4, 1)
+    job = LocalJob(model, (tap,), inputs.shape, 0, passes, client.server_info().device)
+    target = _TARGET if way == "by digest" else None
     figures = {}
     for numerics in NUMERICS:
-        options: dict[str, Any] = {"numerics": numerics} if takes(trocar.Client.extract, "numerics") else {}
-        call = partial(client.extract, model, inputs, ["layer4"])
+        call = partial(client.extract, model, inputs, [tap])
         reason = why_not(numerics, call)
-        if not reason and not answer_of(_twice(partial(call, **options))).is_cached:
+        repeated = partial(call, numerics=numerics)
+        if not reason and not _is_kept(repeated):
             reason = "the reply was computed again"
         value = None
         if not reason:
-            repeated = partial(timed, partial(call, **options), effort.of(repeats))
-            found = in_turns({"local": local_way(local, job), "again": repeated}, effort.of(_ROUNDS))
+            ours = partial(timed, repeated, effort.of(repeats))
+            found = in_turns({"local": local_way(local, job), "again": ours}, effort.of(_ROUNDS))
             value = statistics.median(found["again"]) / statistics.median(found["local"])
-        figures[numerics] = Figure(value, _TARGET, reason=reason)
-    return Row(_name(model, batch), figures)
+        figures[numerics] = Figure(value, target, reason=reason)
+    return Row(_name(model, tap, batch, way), figures)
 
 
-def _twice(call: "partial[trocar.FeatureMaps]") -> trocar.FeatureMaps:
+def _is_kept(call: "partial[trocar.FeatureMaps]") -> bool:
     call()
-    return call()
+    return answer_of(call()).is_cached
+
+
+def _name(model: str, tap: str, batch: int, way: str = "by digest") -> str:
+    return f"{model}, batch {batch}, `{tap}`, {way}"
+
+
+def _missing(model: str, tap: str, batch: int) -> Row:
+    return Row(_name(model, tap, batch), {name: Figure(None, _TARGET, reason=_MISSING) for name in NUMERICS})

@@ -1,9 +1,11 @@
 """How figures are taken: in turns, so that a drift of the machine hits all ways alike; medians."""
 
+import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -57,3 +59,8 @@ def local_way(local: Local, job: LocalJob) -> Callable[[], Sequence[float]]:
 def images(batch: int, side: int = 224) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
     """Return a batch of random numbers that looks like images."""
     return np.random.default_rng(0).standard_normal((batch, 3, side, side), np.float32)
+
+
+def takes(function: Callable[..., Any], option: str) -> bool:
+    """Tell whether a function has this parameter: some are of later versions than others."""
+    return option in inspect.signature(function).parameters

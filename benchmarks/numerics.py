@@ -6,7 +6,7 @@ from typing import Any
 
 import trocar
 from trocar._bench.case import NUMERICS
-from trocar._bench.served import answer_of, takes
+from trocar._bench.served import answer_of
 
 _ENGINE_WAIT_S = 120
 __all__ = ["NUMERICS", "options_of", "why_not"]
@@ -14,12 +14,7 @@ __all__ = ["NUMERICS", "options_of", "why_not"]
 
 def options_of(numerics: str) -> dict[str, Any]:
     """Return what `extract` is given for these numerics, and so that no cache answers."""
-    options: dict[str, Any] = {}
-    if takes(trocar.Client.extract, "numerics"):
-        options["numerics"] = numerics
-    if takes(trocar.Client.extract, "cache"):
-        options["cache"] = False
-    return options
+    return {"numerics": numerics, "cache": False}
 
 
 def why_not(numerics: str, call: Callable[..., trocar.FeatureMaps]) -> str:
@@ -33,8 +28,6 @@ def why_not(numerics: str, call: Callable[..., trocar.FeatureMaps]) -> str:
     """
     if numerics == "exact":
         return ""
-    if not takes(trocar.Client.extract, "numerics"):
-        return "not available in this version"
     limit, used = time.monotonic() + _ENGINE_WAIT_S, ""
     while time.monotonic() < limit:
         used = answer_of(call(**options_of(numerics))).numerics

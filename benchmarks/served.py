@@ -1,18 +1,19 @@
 """A server as a user starts it, `trocar serve` in a process of its own, for the length of a benchmark."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from trocar._channel import ConnectOptions
 
-_START_LIMIT_S = 600
+_START_LIMIT_S, _STOP_LIMIT_S = 600, 30
 _TIMEOUT_S = 600.0
 
 
@@ -66,20 +67,27 @@ def served(models: Sequence[str], *options: str, config: str = "") -> Iterator[S
 def running(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a command until the context ends; what it prints goes to a file."""
+    """Run a command until the context ends; what it prints goes to a file.
+
+    It is ended with all processes that it has started: some servers leave theirs behind.
+    """
     with log.open("w") as file:
         process = subprocess.Popen(
-            command, stderr=file, stdout=file, env={**os.environ, **(environment or {})}
+            command,
+            stderr=file,
+            stdout=file,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
         )
     try:
         yield process
     finally:
         process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_LIMIT_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def wait_for(process: "subprocess.Popen[bytes]", is_ready: Callable[[], bool]) -> None:

@@ -1,149 +1,133 @@
-"""Bytes per second against a raw TCP socket in the same run: `python -m benchmarks.transport`.
+"""Bytes per second against a raw TCP socket, and against other ways, in the same run.
 
-Down: a hosted constant is fetched. Up: an array is sent and one element of it comes back. The socket
-moves as many bytes between two processes, from one array into a fresh one, with nothing around it.
+Down: a hosted constant is fetched. Up: an array is sent and one element of it comes back.
+
+How often each byte is copied in user space, from the caller's array to the model's and back (the kernel's
+own copies of a socket, one on each side, come on top):
+
+| way | up, client | up, server | down, server | down, client |
+|---|---|---|---|---|
+| raw socket | 0 | 0 | 0 | 0 |
+| chunks | 2: join, slice | 2: gRPC, payload | 2: join, slice | 2: gRPC, array |
+| shared memory | 1 | 1 | 1 | 0: the array is a view |
+| shared memory, `shared_array` | 0 | 1 | 1 | 0 |
 """
 
-import multiprocessing
-import socket
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import trocar
-from benchmarks.report import Row, print_rows
+from benchmarks.measuring import Effort, in_turns, takes, timed
+from benchmarks.report import Figure, Row, Table, row
 from benchmarks.served import served
-from benchmarks.serving import timed
+from benchmarks.transport_costs import empty_call_row, memory_rows, small_row
+from benchmarks.transport_peers import Way, peers
 
 _ROUNDS = 9
-_SIZES_MIB = {13: 0.55, 103: 0.85, 400: 0.85}
+_SIZES_MIB = (13, 103, 400)
+_STREAM, _SHARED, _SOCKET = "Trocar, stream", "Trocar, shared memory", "socket"
+_TARGETS = {(_STREAM, 13): 0.55, (_STREAM, 103): 0.85, (_STREAM, 400): 0.85, (_SHARED, 103): 4.5}
+COLUMNS = tuple(f"{size} MiB {way}" for size in _SIZES_MIB for way in ("down", "up"))
 
 
-def _serve_socket(pipe: Connection) -> None:
-    """Answer `<count>` with that many bytes, and swallow what `-<count>` announces."""
-    source = np.ones(max(_SIZES_MIB) << 20, np.uint8)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        pipe.send(listener.getsockname()[1])
-        while True:
-            peer, _ = listener.accept()
-            with peer:
-                count = int(peer.recv(20))
-                if count >= 0:
-                    peer.sendall(source.data[:count])
-                else:
-                    peer.sendall(b"+")
-                    _receive(peer, -count)
-                    peer.sendall(b"+")
+def run(effort: Effort) -> list[Table]:
+    """Measure all rows."""
+    with tempfile.TemporaryDirectory() as folder, peers() as others:
+        path = f"unix:{Path(folder) / 'trocar.sock'}"
+        with hosted() as tcp, hosted("--host", path) as local:
+            ways = {**others, _STREAM: tcp}
+            if takes(trocar.connect, "shared_memory"):
+                ways[_SHARED] = local
+            speeds = measure(ways, effort)
+    with served([], config=blobs()) as server, trocar.connect(server.address, timeout_s=600) as client:
+        costs = [small_row(client, effort), empty_call_row(server, effort)]
+    note = "Bytes per second, as a share of those of a raw socket."
+    tables = [Table("Bytes on the wire", speed_rows(speeds), COLUMNS, note)]
+    return [*tables, Table("Transport: the rest", [*ratio_rows(speeds), *costs, *memory_rows(blobs())])]
 
 
-def _receive(peer: socket.socket, count: int) -> None:
-    view, position = np.empty(count, np.uint8).data, 0
-    while position < count:
-        position += peer.recv_into(view[position:])
+def blobs() -> str:
+    """Return the configuration of a server that hosts constants of all sizes."""
+    return "\n".join(
+        f'[models.blob{size}]\nfactory = "benchmarks.models:Blob"\ninput_shape = [4]\n'
+        f"options = {{ mebibytes = {size} }}\n"
+        for size in (1, *_SIZES_MIB)
+    )
 
 
 @contextmanager
-def socket_peer() -> Iterator[int]:
-    """Run the other end of the socket in a process of its own; yield its port."""
-    context = multiprocessing.get_context("spawn")
-    pipe, child = context.Pipe()
-    process = context.Process(target=_serve_socket, args=(child,), daemon=True)
-    process.start()
-    try:
-        yield pipe.recv()
-    finally:
-        process.terminate()
-        process.join()
-
-
-def fetch(port: int, count: int) -> None:
-    """Receive `count` bytes over a new connection."""
-    with socket.create_connection(("127.0.0.1", port)) as peer:
-        peer.sendall(str(count).encode())
-        _receive(peer, count)
-
-
-def push(port: int, source: memoryview) -> None:
-    """Send `source` over a new connection and wait until it has arrived."""
-    with socket.create_connection(("127.0.0.1", port)) as peer:
-        peer.sendall(str(-source.nbytes).encode())
-        peer.recv(1)
-        peer.sendall(source)
-        peer.recv(1)
-
-
-def measure(client: trocar.Client, port: int, mebibytes: int) -> list[Row]:
-    """Return the rows for one size: down and up, as shares of the socket's speed."""
-    count = mebibytes << 20
-    source = np.ones((1, count // 4), np.float32)
-    view = source.reshape(-1).view(np.uint8).data
+def hosted(*options: str) -> Iterator[Way]:
+    """Run a server of constants; yield how bytes come from it and go to it."""
     small = np.zeros((1, 4), np.float32)
-    model = f"blob{mebibytes}"
-    calls = {
-        "socket down": lambda: fetch(port, count),
-        "down": lambda: client.extract(model, small, ["/out"]),
-        "socket up": lambda: push(port, view),
-        "up": lambda: client.extract(model, source, ["corner"]),
-    }
-    for call in calls.values():
-        timed(call, 2)
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_ROUNDS):
-        for name, call in calls.items():
-            seconds[name] += timed(call, 3 if mebibytes < 50 else 1)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    return [
-        Row(
-            f"{mebibytes} MiB {way}",
-            medians[f"socket {way}"] / medians[way],
-            _SIZES_MIB[mebibytes],
-            f"socket {medians[f'socket {way}'] * 1e3:.1f} ms",
-            higher_is_better=True,
-        )
-        for way in ("down", "up")
-    ]
+    with (
+        served([], *options, config=blobs()) as server,
+        trocar.connect(server.address, timeout_s=600) as client,
+    ):
+
+        def fetch(count: int) -> object:
+            return client.extract(f"blob{count >> 20}", small, ["/out"])
+
+        def push(source: memoryview) -> object:
+            array = np.frombuffer(source, np.float32).reshape(1, -1)
+            return client.extract("blob1", array, ["corner"])
+
+        yield Way(fetch, push)
 
 
-def measure_small(client: trocar.Client) -> Row:
-    """Compare a statistics-only reply with the empty call of the same channel."""
-    small = np.zeros((1, 4), np.float32)
-    tap = trocar.tap("corner", stats=["mean"], values=False)
-    empty: list[float] = []
-    full: list[float] = []
-    for _ in range(_ROUNDS):
-        empty += timed(client.server_info, 50)
-        full += timed(lambda: client.extract("blob1", small, [tap]), 50)
-    compute_s = client.extract("blob1", small, [tap]).timing.compute_s
-    ratio = (statistics.median(full) - compute_s) / statistics.median(empty)
-    note = f"empty {statistics.median(empty) * 1e3:.2f} ms"
-    return Row("statistics-only reply against an empty call", ratio, 1.5, note)
+Speeds = dict[tuple[str, str], float]
+"""Bytes per second by way and column."""
 
 
-def main() -> None:
-    """Run every size and print the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "blobs.toml"
-        config.write_text(
-            "\n".join(
-                f'[models.blob{size}]\nfactory = "benchmarks.models:Blob"\ninput_shape = [4]\n'
-                f"options = {{ mebibytes = {size} }}\n"
-                for size in (1, *_SIZES_MIB)
-            )
-        )
-        with (
-            served([], "--config", str(config)) as address,
-            socket_peer() as port,
-            trocar.connect(address) as client,
-        ):
-            rows = [row for size in _SIZES_MIB for row in measure(client, port, size)]
-            rows.append(measure_small(client))
-    print_rows("Bytes on the wire: speed against a raw socket", rows)
+def measure(ways: dict[str, Way], effort: Effort) -> Speeds:
+    """Return the speed of every way, size and direction; all ways of a size take turns."""
+    speeds: Speeds = {}
+    for size in _SIZES_MIB:
+        view = np.ones((size << 20) // 4, np.float32).view(np.uint8).data
+        repeats = effort.of(3 if size < 50 else 1)
+        for direction in ("down", "up"):
+            calls: dict[str, Callable[[], Sequence[float]]] = {
+                name: partial(
+                    timed,
+                    partial(way.fetch, size << 20) if direction == "down" else partial(way.push, view),
+                    repeats,
+                )
+                for name, way in ways.items()
+            }
+            for name, seconds in in_turns(calls, effort.of(_ROUNDS)).items():
+                speeds[name, f"{size} MiB {direction}"] = (size << 20) / statistics.median(seconds)
+    return speeds
 
 
-if __name__ == "__main__":
-    main()
+def speed_rows(speeds: Speeds) -> list[Row]:
+    """Return a row for each way, as shares of the socket."""
+    names = dict.fromkeys([*(name for name, _ in speeds if name != _SOCKET), _SHARED])
+    rows = []
+    for name in names:
+        figures = {}
+        for column in COLUMNS:
+            target = _TARGETS.get((name, int(column.split()[0])))
+            speed = speeds.get((name, column))
+            value = None if speed is None else speed / speeds[_SOCKET, column]
+            reason = "" if speed else "not available in this version"
+            figures[column] = Figure(value, target, higher_is_better=True, reason=reason)
+        rows.append(Row(name, figures))
+    gbs = {column: Figure(speeds[_SOCKET, column] / 1e9, unit="GB/s") for column in COLUMNS}
+    return [*rows, Row("the socket itself", gbs)]
+
+
+def ratio_rows(speeds: Speeds) -> list[Row]:
+    """Return the stream against other ways of gRPC, at 103 MiB."""
+    rows = []
+    for other, target in (("one gRPC message", 8.0), ("Arrow Flight", 1.0)):
+        for direction in ("down", "up"):
+            column = f"103 MiB {direction}"
+            value = speeds[_STREAM, column] / speeds[other, column]
+            name = f"{column}: speed of the stream, against {other}"
+            rows.append(row(name, value, target, higher_is_better=True))
+    return rows

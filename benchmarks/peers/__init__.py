@@ -1,8 +1,7 @@
 """Other ways to serve the same model, and what they cost on the same machine in the same run.
 
-Each peer hosts torchvision's eager extractor of `layer4`; its clients are processes of their own, with
-the peer's own client code. A peer is measured in turn with local passes. One that is not here
-is said to be missing.
+Each peer hosts torchvision's eager extractor of `layer4`; its clients are processes of their own, with the
+peer's own client code. A peer is measured in turn with local passes. One that is missing is named as such.
 """
 
 from benchmarks.peers.section import run

@@ -3,9 +3,13 @@
 import sys
 from typing import Any
 
-from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
+port, models = int(sys.argv[1]), sys.argv[2:]
+# KServe reads its options when it is imported.
+sys.argv[1:] = [f"--grpc_max_{way}_message_length={1 << 30}" for way in ("send", "receive")]
 
-from benchmarks.peers.model import TAP, extractor
+from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer  # noqa: E402
+
+from benchmarks.peers.model import TAP, extractor  # noqa: E402
 
 
 class Extractor(Model):  # type: ignore[misc]  # KServe is not installed where types are checked
@@ -27,7 +31,5 @@ class Extractor(Model):  # type: ignore[misc]  # KServe is not installed where t
 
 
 if __name__ == "__main__":
-    port = int(sys.argv[1])
-    limits = {"grpc_max_send_message_length": -1, "grpc_max_receive_message_length": -1}
     server = ModelServer(http_port=port + 1, grpc_port=port, enable_latency_logging=False)
-    server.start([Extractor(name) for name in sys.argv[2:]])
+    server.start([Extractor(name) for name in models])

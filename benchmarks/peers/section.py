@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measuring import Effort
 from benchmarks.numerics import options_of
@@ -85,7 +86,12 @@ def peer(module: str, call: type[PeerCall], environment: str = "") -> Iterator[H
                 wait_for(process, lambda: _answers(port))
             except RuntimeError:
                 raise PeerMissingError(f"its server did not start: {_last_line(log)}") from None
-            yield Hosted(lambda model, batch: call(port, model, batch), python if environment else "")
+
+            def target(model: str, batch: int) -> Target:
+                made: Any = call(port, model, batch)  # each kind of call has its own `open`
+                return made  # type: ignore[no-any-return]
+
+            yield Hosted(target, python if environment else "")
 
 
 PEERS: Mapping[str, Callable[[], AbstractContextManager[Hosted]]] = {

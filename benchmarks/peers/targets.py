@@ -102,8 +102,13 @@ class LitServeCall(PeerCall):
         def call() -> Answer:
             data = base64.b64encode(images.tobytes()).decode()
             body = json.dumps({"model": self.model, "shape": images.shape, "data": data})
-            connection.request("POST", "/predict", body, headers)
-            reply = connection.getresponse()
+            try:
+                connection.request("POST", "/predict", body, headers)
+                reply = connection.getresponse()
+            except (ConnectionError, http.client.RemoteDisconnected):  # it was idle for 5 s: made again
+                connection.close()
+                connection.request("POST", "/predict", body, headers)
+                reply = connection.getresponse()
             text = reply.read()
             if reply.status != http.client.OK:
                 raise RuntimeError(f"LitServe answered {reply.status}: {text[:200]!r}")

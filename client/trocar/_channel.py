@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 import grpc
@@ -120,8 +120,13 @@ class ConnectOptions:
     shared_memory: bool | None = None
     """Whether large payloads go through shared memory; None: where the target is a Unix socket."""
 
+    compression: Literal["gzip"] | None = None
+    """What messages are compressed with, in both directions."""
+
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
+        if self.compression not in (None, "gzip"):
+            raise ValueError(f"compression={self.compression!r} is neither 'gzip' nor None")
         if not self.target.strip():
             raise ValueError("the address of the server is empty; write host:port")
         addresses_of(self.target)
@@ -147,20 +152,26 @@ class ConnectOptions:
     @property
     def shares_memory(self) -> bool:
         """Whether the server is asked for shared memory."""
-        return self.shared_memory is not False and self.target.startswith(UNIX)
+        return self.shared_memory is not False and not self.compression and self.target.startswith(UNIX)
 
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         """Return what goes with a call."""
-        headers = (("x-request-id", request_id), (VERSION_KEY, own_version()), *trace_headers())
-        return (*headers, ("authorization", f"Bearer {self.token}")) if self.token else headers
+        headers = [("x-request-id", request_id), (VERSION_KEY, own_version()), *trace_headers()]
+        if self.token:
+            headers.append(("authorization", f"Bearer {self.token}"))
+        if self.compression:
+            headers.append(("x-reply-compression", self.compression))
+        return tuple(headers)
 
 
 def open_async_channel(options: ConnectOptions) -> AsyncChannel:
     """Open a channel for asyncio; connecting happens with the first call."""
     target = _grpc_target(options)
     if options.tls:
-        return grpc.aio.secure_channel(target, _credentials(options.tls), channel_options(options))
-    return grpc.aio.insecure_channel(target, channel_options(options))
+        return grpc.aio.secure_channel(
+            target, _credentials(options.tls), channel_options(options), _compression(options)
+        )
+    return grpc.aio.insecure_channel(target, channel_options(options), _compression(options))
 
 
 def open_sync_channel(options: ConnectOptions) -> SyncChannel:
@@ -170,8 +181,8 @@ def open_sync_channel(options: ConnectOptions) -> SyncChannel:
     chosen = [*channel_options(options), (ChannelOptions.SingleThreadedUnaryStream, 1)]
     target = _grpc_target(options)
     if options.tls:
-        return grpc.secure_channel(target, _credentials(options.tls), chosen)
-    return grpc.insecure_channel(target, chosen)
+        return grpc.secure_channel(target, _credentials(options.tls), chosen, _compression(options))
+    return grpc.insecure_channel(target, chosen, _compression(options))
 
 
 def _grpc_target(options: ConnectOptions) -> str:
@@ -273,6 +284,10 @@ def _method_config(retries: int) -> list[dict[str, object]]:
         "name": [{"service": f"trocar_api.v1.{service}", "method": name} for service, name in own_retries]
     }
     return [{"name": [{}], "retryPolicy": policy}, unretried]
+
+
+def _compression(options: ConnectOptions) -> grpc.Compression | None:
+    return grpc.Compression.Gzip if options.compression else None
 
 
 def _credentials(tls: TlsOptions | bool) -> grpc.ChannelCredentials:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -66,6 +66,7 @@ _BARE_CODES: dict[grpc.StatusCode, tuple[type[TrocarError], str]] = {
 class _ErrorInfo:
     reason: str = ""
     metadata: Mapping[str, str] | None = None
+    retry_after_s: float | None = None
 
 
 def error_from_batch(error: BatchError, request_id: str = "") -> TrocarError:
@@ -110,7 +111,10 @@ def error_from_rpc(error: grpc.RpcError, *, target: str = "the server", request_
         text = f"{text} (request {request_id})"
     if reason is ErrorReason.UNKNOWN_METHOD:
         text = f"{text} (this client is of version {own_version()})"
-    return EXCEPTIONS[reason](text, details=info.metadata, request_id=request_id)
+    converted = EXCEPTIONS[reason](text, details=info.metadata, request_id=request_id)
+    if isinstance(converted, ServerBusyError):
+        converted.retry_after_s = info.retry_after_s
+    return converted
 
 
 def _from_code(
@@ -132,11 +136,19 @@ def _error_info(metadata: Iterable[Any] | None) -> _ErrorInfo:
     for key, value in metadata or ():
         if key != _DETAILS_KEY or not isinstance(value, bytes):
             continue
-        info = error_details_pb2.ErrorInfo()
         try:
-            for detail in status_pb2.Status.FromString(value).details:
-                if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-                    return _ErrorInfo(info.reason, dict(info.metadata))
+            return _parsed(status_pb2.Status.FromString(value).details)
         except DecodeError:
             break
     return _ErrorInfo()
+
+
+def _parsed(details: Iterable[Any]) -> _ErrorInfo:
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    found, retry_after_s = _ErrorInfo(), None
+    for detail in details:
+        if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+            found = _ErrorInfo(info.reason, dict(info.metadata))
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    return replace(found, retry_after_s=retry_after_s)

@@ -88,6 +88,16 @@ class ServerLimits:
     """Seconds after its last use at which a trainer is closed."""
     max_checkpoints: int
     """Checkpoints of one trainer that were asked for; the oldest goes."""
+    max_pending_bytes: int = 0
+    """Bytes of inputs that came and of replies that are not yet sent, of all callers together."""
+    max_principal_bytes: int = 0
+    """The same of you alone."""
+    max_pending_s: float = 0.0
+    """Seconds of computing, by estimate, that calls of all callers which were let in may still need."""
+    max_principal_s: float = 0.0
+    """The same of you alone."""
+    stall_timeout_s: float = 0.0
+    """Seconds for which you may leave a message of a reply unread before the call is ended."""
     max_shared_memory_bytes: int = 0
     """The most bytes of shared memory that you may have at once; 0 where none is offered."""
 

@@ -316,7 +316,10 @@ class ServerDrainingError(ServerUnavailableError, reason=ErrorReason.SERVER_DRAI
 
 
 class ServerBusyError(ServerError, reason=ErrorReason.SERVER_BUSY):
-    """Too many calls wait for the model, or no replica was free in time."""
+    """Too many calls wait for the model, no replica was free in time, or the call does not fit now."""
+
+    retry_after_s: float | None = None
+    """In how many seconds the same call may succeed, as the server expects it; None where it said nothing."""
 
 
 class ServerOutOfMemoryError(ServerError, reason=ErrorReason.OUT_OF_MEMORY):

@@ -57,7 +57,7 @@ class App:
         await asyncio.to_thread(self.engine.owner.stop)
 
 
-async def start(
+async def start(  # noqa: PLR0915 - everything that starts, in order
     config: ServerConfig,
     factories: Mapping[str, Callable[[], Any]] | None = None,
     log: Any = _log,
@@ -116,11 +116,12 @@ async def start(
             gate=gate,
             credentials=credentials,
             max_message_bytes=config.max_message_bytes,
-            health_port=config.health_port,
             observer=telemetry.observer,
         )
         undo.push_async_callback(rpc.stop, config.grace_s)
         lifecycle.begin(rpc)
+        if config.health_port is not None:
+            await rpc.open_health_port(config.host, config.health_port)
         for model_id in config.models:
             await engine.load(model_id)
             log.info("model loaded", model_id=model_id)

@@ -95,7 +95,7 @@ class Passes:
     def _make(self, job: LocalJob) -> Callable[[], None]:
         self._torch.manual_seed(0)
         model = self._models.get_model(job.architecture, weights=None).eval().to(job.device)
-        extractor = self._extractor(model, job.paths)
+        extractor = self.extractor(model, job.paths)
         batch = np.random.default_rng(0).standard_normal(job.shape, np.float32)
         inputs = self._torch.from_numpy(batch).to(job.device)
         is_cuda = job.device.startswith("cuda")
@@ -107,7 +107,7 @@ class Passes:
 
         return call
 
-    def _extractor(self, model: Any, paths: Sequence[str]) -> Any:
+    def extractor(self, model: Any, paths: Sequence[str]) -> Any:
         """Return what torchvision offers for these modules, which ends after the last of them.
 
         Where the model cannot be traced, or they are no nodes of its graph: the model with forward hooks.

@@ -21,6 +21,8 @@ class Answer(NamedTuple):
     """What ran the pass; empty where the reply does not say."""
     is_cached: bool = False
     """Whether nothing was computed."""
+    row_count: int = 0
+    """The samples of the batch that it was run in, those of other calls included."""
 
 
 class Record(NamedTuple):
@@ -74,6 +76,8 @@ class Summary:
     """Calls by what ran them."""
     cached_count: int
     """Calls that the feature cache answered."""
+    rows_mean: float
+    """Samples of the batch that a call was run in, on average: more than its own where calls were merged."""
 
 
 def summarise(rounds: Sequence[Sequence[Record]], batch: int) -> Summary:
@@ -100,6 +104,7 @@ def summarise(rounds: Sequence[Sequence[Record]], batch: int) -> Summary:
         numerics=dict(Counter(r.answer.numerics for r in answered)),
         engines=dict(Counter(r.answer.engine for r in answered)),
         cached_count=sum(r.answer.is_cached for r in answered),
+        rows_mean=float(np.mean([r.answer.row_count for r in answered])) if answered else float("nan"),
     )
 
 

@@ -1,7 +1,6 @@
 """Calls of `Client.extract`, for a load."""
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -19,11 +18,6 @@ from trocar.errors import TrocarError
 
 _MOST_IMAGES = 512
 """Images that a client holds in memory, to read none while it measures."""
-
-
-def takes(function: Callable[..., Any], option: str) -> bool:
-    """Tell whether a function has this parameter."""
-    return option in inspect.signature(function).parameters
 
 
 @dataclass(frozen=True)
@@ -82,8 +76,5 @@ class Served:
 
 def answer_of(maps: FeatureMaps) -> Answer:
     """Return what a reply says about how it was made."""
-    report: Any = getattr(maps, "execution", None)
-    timing = maps.timing
-    if report is None:
-        return Answer(timing.queue_s, timing.compute_s)
-    return Answer(timing.queue_s, timing.compute_s, str(report.numerics), report.engine, report.is_cached)
+    how, timing = maps.execution, maps.timing
+    return Answer(timing.queue_s, timing.compute_s, how.numerics, how.engine, how.is_cached, how.row_count)

@@ -87,6 +87,9 @@ def bench(  # noqa: PLR0913 - one parameter for each option
     cache: Annotated[
         bool, typer.Option("--cache", help="Let the server's feature cache answer, where it has one.")
     ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge/--no-merge", help="Let the server run batches of several calls together.")
+    ] = True,
     plot: Plot = None,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the results there as JSON as well.")
@@ -112,7 +115,7 @@ def bench(  # noqa: PLR0913 - one parameter for each option
         numerics=_numerics(numerics),
         rates=_rates(rate),
     )
-    inputs = Inputs(_images(images), parse_shape(input), seed, cache)
+    inputs = Inputs(_images(images), parse_shape(input), seed, cache, merge)
     results = run_cases(client, list(wanted), inputs, settings, local=local)
     told = report(client, results, settings)
     if out is not None:

@@ -16,7 +16,7 @@ from trocar._bench.case import Case, Result, Settings
 from trocar._bench.load import processor_count
 from trocar._bench.local import Local, LocalJob
 from trocar._bench.run import run_case
-from trocar._bench.served import Served, takes
+from trocar._bench.served import Served
 from trocar._bench.text import case_text
 from trocar._cli.failures import refuse
 
@@ -33,6 +33,8 @@ class Inputs:
     """Of random numbers."""
     cache: bool = False
     """Whether the server's feature cache may answer."""
+    merge: bool = True
+    """Whether the server may run batches of several calls together."""
 
 
 def run_cases(
@@ -103,13 +105,7 @@ def _loaded(client: Client, model_id: str) -> Model:
 
 
 def _target(client: Client, model: Model, case: Case, inputs: Inputs) -> Served:
-    options: dict[str, Any] = {}
-    if case.numerics is not None:
-        if not takes(Client.extract, "numerics"):
-            refuse("--numerics: `extract` of this version has no numerics; every pass is exact")
-        options["numerics"] = case.numerics
-    if takes(Client.extract, "cache"):
-        options["cache"] = inputs.cache
+    options = {"numerics": case.numerics, "merge": inputs.merge, "cache": inputs.cache}
     return Served(
         client._options,
         case.model_id,

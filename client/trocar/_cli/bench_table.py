@@ -16,7 +16,7 @@ def bench_table(results: Sequence[Result]) -> Table:
     shown = [_cells(result) for result in results]
     titles = [title for title in shown[0] if any(row[title] for row in shown)]
     rows = table(
-        *titles, right=(*_NUMBERS, "due/s", "local p50", "latency ratio", "images ratio", "late p99")
+        *titles, right=(*_NUMBERS, "due/s", "local p50", "latency ratio", "images ratio", "late p99", "rows")
     )
     for row in shown:
         rows.add_row(*(row[title] for title in titles))
@@ -49,6 +49,7 @@ def _cells(result: Result) -> dict[str, str]:
         "local p50": _ms(local.p50_s) if local else "",
         "latency ratio": f"{local.latency_ratio:.2f}" if local else "",
         "images ratio": f"{local.throughput_ratio:.2f}" if local else "",
+        "rows": f"{calls.rows_mean:.1f}" if calls.rows_mean > case.batch else "",
         "cached": str(calls.cached_count or ""),
         "errors": ", ".join(f"{count} {reason}" for reason, count in calls.errors.items()),
     }

@@ -220,6 +220,11 @@ class ServerLimits(_message.Message):
     MAX_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     FEATURE_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_SHARED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_PENDING_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_PRINCIPAL_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_PENDING_S_FIELD_NUMBER: _builtins.int
+    MAX_PRINCIPAL_S_FIELD_NUMBER: _builtins.int
+    STALL_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     max_request_bytes: _builtins.int
     """The most bytes of inputs in one call."""
     max_reply_bytes: _builtins.int
@@ -250,6 +255,18 @@ class ServerLimits(_message.Message):
     """Bytes of replies that the feature cache keeps; 0 where there is none."""
     max_shared_memory_bytes: _builtins.int
     """Bytes of shared memory that one caller may have at once; 0 where none is offered."""
+    max_pending_bytes: _builtins.int
+    """Bytes of inputs that came and of replies that are not yet sent, of all calls together."""
+    max_principal_bytes: _builtins.int
+    """The same of one caller; a call that needs more is refused with `REQUEST_TOO_LARGE`, one that does not fit now
+    with `SERVER_BUSY`.
+    """
+    max_pending_s: _builtins.float
+    """Seconds of computing, by estimate, that calls which were let in may still need, together."""
+    max_principal_s: _builtins.float
+    """The same of one caller."""
+    stall_timeout_s: _builtins.float
+    """Seconds for which a caller may leave a message of a reply unread before the call is ended."""
     def __init__(
         self,
         *,
@@ -268,10 +285,15 @@ class ServerLimits(_message.Message):
         max_checkpoints: _builtins.int = ...,
         feature_cache_bytes: _builtins.int = ...,
         max_shared_memory_bytes: _builtins.int = ...,
+        max_pending_bytes: _builtins.int = ...,
+        max_principal_bytes: _builtins.int = ...,
+        max_pending_s: _builtins.float = ...,
+        max_principal_s: _builtins.float = ...,
+        stall_timeout_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_cache_bytes", b"feature_cache_bytes", "max_batch", b"max_batch", "max_checkpoints", b"max_checkpoints", "max_chunk_bytes", b"max_chunk_bytes", "max_dataset_bytes", b"max_dataset_bytes", "max_edits", b"max_edits", "max_image_pixels", b"max_image_pixels", "max_pass_bytes", b"max_pass_bytes", "max_queue", b"max_queue", "max_reply_bytes", b"max_reply_bytes", "max_request_bytes", b"max_request_bytes", "max_shared_memory_bytes", b"max_shared_memory_bytes", "max_taps", b"max_taps", "max_trainers", b"max_trainers", "trainer_ttl_s", b"trainer_ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_cache_bytes", b"feature_cache_bytes", "max_batch", b"max_batch", "max_checkpoints", b"max_checkpoints", "max_chunk_bytes", b"max_chunk_bytes", "max_dataset_bytes", b"max_dataset_bytes", "max_edits", b"max_edits", "max_image_pixels", b"max_image_pixels", "max_pass_bytes", b"max_pass_bytes", "max_pending_bytes", b"max_pending_bytes", "max_pending_s", b"max_pending_s", "max_principal_bytes", b"max_principal_bytes", "max_principal_s", b"max_principal_s", "max_queue", b"max_queue", "max_reply_bytes", b"max_reply_bytes", "max_request_bytes", b"max_request_bytes", "max_shared_memory_bytes", b"max_shared_memory_bytes", "max_taps", b"max_taps", "max_trainers", b"max_trainers", "stall_timeout_s", b"stall_timeout_s", "trainer_ttl_s", b"trainer_ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

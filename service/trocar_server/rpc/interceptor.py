@@ -12,13 +12,13 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models import current_principal, set_principal
+from trocar_server.models import current_principal, set_flow, set_principal
 from trocar_server.rpc.call_line import call_line, plain
 from trocar_server.rpc.counted import KINDS, behaviour_of, counted
 from trocar_server.rpc.doors import OWN, Doors, refused_unknown
 from trocar_server.rpc.gates import Gate, OpenGate
 from trocar_server.rpc.method_scopes import is_open
-from trocar_server.rpc.principal import log_name
+from trocar_server.rpc.principal import flow_of, log_name
 from trocar_server.rpc.running_calls import RunningCalls
 from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 from trocar_server.telemetry import NOBODY, UNKNOWN_METHOD, CallObserver, CallRecord, trace_id_of
@@ -117,6 +117,7 @@ class _Call:
                     if is_guarded:
                         principal = self.gate.admit(record.method, context)
                         set_principal(principal)
+                        set_flow(flow_of(principal, context.peer()))
                         record.principal = log_name(principal)
                     reply = await behaviour(record, request, context)
                 except BaseException as error:
@@ -146,6 +147,7 @@ class _Call:
             self._end(_code_set(context))
             return
         known = error if isinstance(error, ServiceError) else self._internal(error)
+        known.__traceback__ = None  # its frames hold the request, until garbage is collected
         code = STATUS_CODES[known.reason]
         self.record.principal = known.details.get("principal") or log_name(current_principal())
         self._end(code.name, known.reason)

@@ -30,6 +30,7 @@ from trocar_server.config import Limits
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.compression import OPTIONS
 from trocar_server.rpc.dataset_service import DatasetService
 from trocar_server.rpc.doors import Doors
 from trocar_server.rpc.edit_store_service import EditStoreService
@@ -116,6 +117,10 @@ class RpcServer:
         for name in ("", *_SPOKEN):
             await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
+    async def open_health_port(self, host: str, port: int) -> None:
+        """Answer health checks at a port of their own as well; see `start_health_port`."""
+        self._health_server, self.health_port = await start_health_port(self._health, host, port)
+
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, let calls finish for `grace_s` seconds, then end."""
         await self._health.enter_graceful_shutdown()
@@ -135,7 +140,6 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
     gate: Gate | None = None,
     credentials: grpc.ServerCredentials | None = None,
     max_message_bytes: int = 0,
-    health_port: int | None = None,
     observer: CallObserver = NOBODY,
 ) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
@@ -149,7 +153,6 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
         gate: Who may do what; everybody everything when None.
         credentials: For TLS; plain text when None.
         max_message_bytes: Of one message that comes in; never less than a chunk with its description needs.
-        health_port: TCP port for health checks alone, in plain text; none when None.
         observer: Is told of every call.
 
     Raises:
@@ -167,7 +170,9 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
     server_pb2_grpc.add_ServerServiceServicer_to_server(info, server)
     edits = EditStoreService(engine, parts.edit_store)
     edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
-    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(DatasetService(parts.datasets), server)
+    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(
+        DatasetService(parts.datasets, engine.admission), server
+    )
     lists = StoredLists(engine, parts.edit_store)
     tuning, sharing = TrainerService(parts.trainers), SharedMemoryService(lender)
     server.add_generic_rpc_handlers(
@@ -191,12 +196,8 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
         pool = pool_of([*_SERVICES, *others])
         reflection.enable_server_reflection([*_SPOKEN, *others], server, pool)
     address, bound = _listen(server, host, port, credentials)
-    running = RpcServer(address, bound, calls, server, health_service, sharing)
-    if health_port is not None:
-        found = await start_health_port(health_service, host, health_port)
-        running._health_server, running.health_port = found
     await server.start()
-    return running
+    return RpcServer(address, bound, calls, server, health_service, sharing)
 
 
 def _listen(
@@ -230,4 +231,5 @@ def _options(limits: Limits, max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         # Clients of long streams ask every 20 s whether we are still there; by default that is too often.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        *OPTIONS,
     ]

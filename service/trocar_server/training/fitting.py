@@ -18,6 +18,7 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow, set_flow
 from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.event_log import LAST_KINDS, EventLog, LoggedEvent, NewEvent
 from trocar_server.training.event_logs import EventLogs
@@ -285,6 +286,8 @@ class Fits:
     # --- Running -----------------------------------------------------------------------------------
 
     async def _run(self, run: FitRun) -> None:
+        if not current_flow():  # it goes on from before the server was started
+            set_flow(run.trainer.principal)
         last = await run.go()
         if last is not None:
             await self._close(run)

@@ -5,9 +5,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
+import torch
 
+from tests.support.tiny_models import Plain
 from trocar._bench.load import Load
-from trocar._bench.local import Local, LocalJob
+from trocar._bench.local import Local, LocalJob, Passes
 from trocar._bench.process import HelperError
 from trocar._bench.records import Answer
 from trocar._bench.worker import Call
@@ -55,12 +57,24 @@ def test_a_process_that_fails_says_why() -> None:
         pass
 
 
-def test_local_passes_are_made_of_any_torchvision_model_at_any_module() -> None:
-    with Local() as local:
-        for paths in (("layer1",), ("",), ("relu",), ("avgpool", "layer1.0.conv1")):
-            assert len(local.measure(LocalJob("resnet18", paths, (1, 3, 32, 32), 0.0, most_passes=2))) == 2
-        job = LocalJob("vit_b_16", ("encoder.layers.encoder_layer_0.mlp.1",), (1, 3, 224, 224), 0.0)
-        assert len(local.measure(job)) == 1  # no node of the traced graph: with a forward hook
+def test_local_passes_are_made_at_any_module_of_a_torchvision_model() -> None:
+    passes = Passes()
+    for paths in (("",), ("avgpool", "layer1.0.conv1")):
+        assert len(passes.measure(LocalJob("resnet18", paths, (1, 3, 32, 32), 0.0, most_passes=2))) == 2
+
+
+def test_a_local_pass_ends_after_the_last_module_that_is_wanted() -> None:
+    model, called = Plain().eval(), []
+    model.fc.register_forward_hook(lambda *_: called.append("fc"))
+    extract = Passes().extractor(model, ["conv"])
+    assert extract(torch.ones(1, 3, 8, 8))["conv"].shape == (1, 4, 8, 8)
+    assert called == []
+
+
+def test_a_module_that_is_no_node_of_the_graph_is_watched_by_a_hook() -> None:
+    model = Plain().eval()
+    assert Passes().extractor(model, ["conv", "unused"]) is model
+    assert len(model.unused._forward_hooks) == 1
 
 
 def test_a_local_pass_that_fails_says_so_and_the_next_one_is_made() -> None:

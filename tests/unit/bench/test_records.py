@@ -57,9 +57,12 @@ def test_images_are_calls_times_the_batch_in_the_median_round() -> None:
 
 
 def test_what_replies_say_is_counted() -> None:
-    answers = [Answer(0.1, 1.0, "exact", "eager"), Answer(0.3, 3.0, "fast", "torch", is_cached=True)]
+    answers = [
+        Answer(0.1, 1.0, "exact", "eager", row_count=2),
+        Answer(0.3, 3.0, "fast", "torch", is_cached=True, row_count=6),
+    ]
     found = summarise([[record(0, 0.0, 4.0, answer=answer) for answer in answers]], batch=1)
     assert found.numerics == {"exact": 1, "fast": 1}
     assert found.engines == {"eager": 1, "torch": 1}
-    assert found.cached_count == 1
+    assert (found.cached_count, found.rows_mean) == (1, 4)
     assert (found.queue_p50_s, found.compute_p50_s) == pytest.approx((0.2, 2.0))

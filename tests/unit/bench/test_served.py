@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from trocar._bench.records import Answer
-from trocar._bench.served import Served, answer_of, takes
+from trocar._bench.served import Served, answer_of
 from trocar._channel import ConnectOptions
+from trocar._execution import ExecutionInfo
 from trocar._types import ServerTiming
 
 REQUEST = Served(ConnectOptions("localhost:1", 1.0, None, None, 0), "m", ("conv",), 2, (3, 4, 4))
@@ -17,16 +18,8 @@ TIMING = ServerTiming(0.25, 0.5)
 
 
 @dataclass(frozen=True)
-class Report:
-    numerics: str = "fast"
-    engine: str = "torch"
-    row_count: int = 4
-    is_cached: bool = True
-
-
-@dataclass(frozen=True)
 class Maps:
-    execution: Any = None
+    execution: ExecutionInfo
     timing: ServerTiming = TIMING
 
 
@@ -58,15 +51,5 @@ def test_few_images_fill_a_large_batch(tmp_path: Path) -> None:
 
 
 def test_replies_say_how_they_were_made() -> None:
-    maps: Any = Maps(Report())
-    assert answer_of(maps) == Answer(0.25, 0.5, "fast", "torch", is_cached=True)
-
-
-def test_replies_of_an_older_server_say_only_how_long_it_took() -> None:
-    maps: Any = Maps()
-    assert answer_of(maps) == Answer(0.25, 0.5)
-
-
-def test_options_that_a_function_does_not_have_are_found_out() -> None:
-    assert takes(answer_of, "maps")
-    assert not takes(answer_of, "numerics")
+    maps: Any = Maps(ExecutionInfo("fast", "torch", 4, is_cached=True))
+    assert answer_of(maps) == Answer(0.25, 0.5, "fast", "torch", is_cached=True, row_count=4)

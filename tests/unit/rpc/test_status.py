@@ -6,7 +6,7 @@ from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from trocar_api.reasons import ERROR_DOMAIN, ErrorReason
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, busy
 from trocar_server.rpc.status import STATUS_CODES, status_details
 
 _METADATA_ROOM_BYTES = 48 << 10  # base64 makes the 64 KiB of it that our client accepts
@@ -44,6 +44,12 @@ def test_the_request_id_travels_along() -> None:
 def test_only_a_busy_server_asks_to_try_again(reason: ErrorReason) -> None:
     is_asked = bool(unpacked(details(ServiceError(reason, "x")), RetryInfo))
     assert is_asked is (reason is ErrorReason.SERVER_BUSY)
+
+
+@pytest.mark.parametrize(("known", "sent_ms"), [(None, 200), (0.0, 50), (1.5, 1500), (1e9, 60_000)])
+def test_when_to_come_again_travels_along(known: float | None, sent_ms: int) -> None:
+    (asked,) = unpacked(details(busy("x", known)), RetryInfo)
+    assert asked.retry_delay.ToMilliseconds() == sent_ms  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("code", [StatusCode.OK, StatusCode.UNKNOWN])
