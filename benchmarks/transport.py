@@ -2,13 +2,13 @@
 
 Down: a hosted constant is fetched. Up: an array is sent and one element of it comes back.
 
-How often each byte is copied in user space, from the caller's array to the model's and back (the kernel's own
-copies of a socket, one on each side, come on top):
+How often each byte is copied in user space, from the caller's array to the model's and back (the kernel's
+own copies of a socket, one on each side, come on top):
 
 | way | up, client | up, server | down, server | down, client |
 |---|---|---|---|---|
 | raw socket | 0 | 0 | 0 | 0 |
-| chunks | 2 (join, gRPC's slice) | 2 (gRPC's bytes, payload) | 2 (join, gRPC's slice) | 2 (gRPC's bytes, array) |
+| chunks | 2: join, slice | 2: gRPC, payload | 2: join, slice | 2: gRPC, array |
 | shared memory | 1 | 1 | 1 | 0: the array is a view |
 | shared memory, `shared_array` | 0 | 1 | 1 | 0 |
 """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trocar._local import LocalModels
     from trocar._modules import ModuleTree
-    from trocar._types import Model, ServerInfo
+    from trocar._types import DrainState, Model, ServerInfo
 
 
 def connect(  # noqa: PLR0913 - options of one connection, by keyword
@@ -48,7 +48,8 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
         client = trocar.connect("local", models={"resnet50": "DEFAULT", "mine": my_module})
 
     Args:
-        target: `host:port`, or any gRPC target such as "unix:/run/trocar.sock"; or "local".
+        target: `host:port`, or any gRPC target such as "unix:/run/trocar.sock"; several servers as
+            "gpu1:50051,gpu2:50051", which are asked in turn; or "local".
         timeout_s: Deadline of every call that names none, in seconds.
         token: Sent as a bearer token; over plain text to this machine only.
         tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`.
@@ -136,8 +137,11 @@ class Client(Trainers):
             WeightsCorruptError: The file cannot be read.
         """
         request = model_pb2.LoadModelRequest(model_id=model_id, weights=weights)
-        reply = self._call(self._models.LoadModel, request, timeout_s)
-        return _from_wire.model(reply.model)
+
+        def ask(one: Client) -> Model:
+            return _from_wire.model((one._call(one._models.LoadModel, request, timeout_s)).model)
+
+        return (self._everywhere(ask))[0]
 
     def unload(self, model_id: str) -> Model:
         """Drop a model's weights from the server's memory when the calls that use it have ended.
@@ -149,8 +153,53 @@ class Client(Trainers):
             UnknownModelError: The catalogue has no model of this id.
         """
         request = model_pb2.UnloadModelRequest(model_id=model_id)
-        reply = self._call(self._models.UnloadModel, request)
-        return _from_wire.model(reply.model)
+
+        def ask(one: Client) -> Model:
+            return _from_wire.model((one._call(one._models.UnloadModel, request)).model)
+
+        return (self._everywhere(ask))[0]
+
+    def drain(self, *, undo: bool = False) -> DrainState:
+        """Let the server run empty, or take work again; its operator's call.
+
+        Health says NOT_SERVING and new work is refused with `ServerDrainingError`. Calls that run go on to
+        their end; fits are saved and wait. Ask again to see how far it is.
+
+        Args:
+            undo: Whether to take work again; the fits go on.
+
+        Raises:
+            ScopeMissingError: Your token does not have the scope admin.
+        """
+        self._check_one("drain")
+        action = server_pb2.DRAIN_ACTION_UNDO if undo else server_pb2.DRAIN_ACTION_START
+        reply = self._call(self._server.Drain, server_pb2.DrainRequest(action=action))
+        return _from_wire.drain_state(reply)
+
+    def reload_config(self, *, timeout_s: float = 600.0) -> list[str]:
+        """Let the server read its configuration again; its operator's call.
+
+        Models, data sets, limits and whether tokens are asked for may change; calls that run finish on what
+        they began with. What is wrong leaves everything as it was.
+
+        Args:
+            timeout_s: Deadline in seconds; new models are loaded before the answer comes.
+
+        Returns:
+            What has changed, a line each.
+
+        Raises:
+            InvalidArgumentError: The configuration is wrong, or changes what only a restart can.
+            ModelError: A new model cannot be loaded; see `load`.
+            ScopeMissingError: Your token does not have the scope admin.
+        """
+        self._check_one("reload_config")
+        reply = self._call(self._server.ReloadConfig, server_pb2.ReloadConfigRequest(), timeout_s)
+        return list(reply.changes)
+
+    def _check_one(self, call: str) -> None:
+        if self._members is not None:
+            raise ValueError(f"{call} is for one server; connect to that one alone")
 
     def modules(self, model_id: str, inputs_shape: Sequence[int] | None = None) -> ModuleTree:
         """Return the modules of a model, with what each call of them returns.

@@ -30,7 +30,6 @@ from trocar._cli.demo.sources import find_sources
 from trocar._cli.plugins import GROUP, plugin_app
 from trocar._taps import STATISTICS
 from trocar.errors import EXCEPTIONS
-from trocar_server.app import model_spec
 from trocar_server.config import (
     EngineConfig,
     Limits,
@@ -39,6 +38,7 @@ from trocar_server.config import (
     ServerConfig,
     read_config,
 )
+from trocar_server.specs import model_spec
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

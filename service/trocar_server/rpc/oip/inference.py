@@ -11,11 +11,12 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2
 from trocar_api.wire import WireError, split_field
 from trocar_server.config import Limits
+from trocar_server.engine.admission import MethodClass
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.plan import Payload, Payloads, Plan
 from trocar_server.engine.work import Prepared
 from trocar_server.errors import ServiceError, unknown
-from trocar_server.models import Entry, HostedModel
+from trocar_server.models import Entry, HostedModel, current_flow
 from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.oip.counters import VERSION, Counters, Spent
 from trocar_server.rpc.oip.messages import ModelInferRequest, ModelInferResponse
@@ -91,16 +92,19 @@ class Inference:
             raise
 
     async def _answer(self, entry: Entry, message: Message, deadline: float | None, started: float) -> Parts:
-        hosted = self._engine.catalogue.loaded(entry.spec.model_id)
+        hosted, engine = self._engine.catalogue.loaded(entry.spec.model_id), self._engine
         if message.is_large:  # health is answered meanwhile
-            asked = await asyncio.to_thread(_read, message, hosted, self._engine.limits, deadline)
+            asked = await asyncio.to_thread(_read, message, hosted, engine.limits, deadline)
         else:
-            asked = _read(message, hosted, self._engine.limits, deadline)
-        with phase("check"):
-            await self._engine.check(asked.plan, asked.deadline)
-        with phase("prepare"):
-            prepared = await self._engine.prepare(asked.plan, Payloads(asked.payloads))
-        parts, spent = await self._run(message.request, asked, prepared, started)
+            asked = _read(message, hosted, engine.limits, deadline)
+        with engine.admission.admit(MethodClass.EXTRACT, current_flow()) as held:
+            held.reserve(sum(payload.nbytes for payload in asked.payloads), asked.batch)
+            with phase("check"):
+                held.reserve(await engine.check(asked.plan, asked.deadline), asked.batch)
+            held.expect(engine.expected_s(asked.plan, asked.deadline))
+            with phase("prepare"):
+                prepared = await engine.prepare(asked.plan, Payloads(asked.payloads))
+            parts, spent = await self._run(message.request, asked, prepared, started)
         self._counters.of(entry).succeeded(asked.batch, spent)
         return parts
 
