@@ -114,7 +114,9 @@ def test_limits_of_the_server_fit_those_of_its_container() -> None:
     in_memory = sum(memory(entry.split("size=")[1].split(",")[0]) for entry in SERVER["tmpfs"])
     assert any(entry.startswith("/data/scratch:") for entry in SERVER["tmpfs"])
     assert config.threads == float(limits["cpus"])
-    assert config.limits.max_pass_bytes + in_memory < memory(limits["memory"])
+    assert config.limits.max_pass_bytes + config.limits.max_pending_bytes + in_memory < memory(
+        limits["memory"]
+    )
     assert int(SERVER["stop_grace_period"].removesuffix("s")) >= config.grace_s + CHECKPOINTS_S
 
 
