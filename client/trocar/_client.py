@@ -59,7 +59,7 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
             server. None: where the target is a Unix socket and the server lends some; see `transport`.
             False: never. True: as None, and `ValueError` where the target is no Unix socket.
         compression: "gzip" compresses every message, lossless, in both directions: for networks slower than
-            about 30 MB/s, and values that repeat. It takes the place of shared memory.
+            about 20 MB/s, and values that repeat. It takes the place of shared memory.
         models: With "local", what to host: names such as ["resnet50", "vit_b_16=random:0"]; or a dict from
             model id to the name of weights, to a table with the keys of `[models.ID]` in the configuration
             file, to an `nn.Module`, or to {"module": ..., "input_shape": (3, 32, 32)}. A module shares its
