@@ -59,7 +59,7 @@ ENV PATH=/opt/trocar/bin:$PATH \
 USER 10001:10001
 WORKDIR /data
 VOLUME /data
-EXPOSE 50051 50052
+EXPOSE 50051 50052 9464
 # The port for health checks alone answers without TLS and tokens, whatever the main port asks for.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=10m \
     CMD ["trocar", "ready", "--server", "localhost:50052", "--timeout", "5"]

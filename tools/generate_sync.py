@@ -29,6 +29,7 @@ FILES = {
     "_aio_fits.py": "_client_fits.py",
     "_aio_gradients.py": "_client_gradients.py",
     "_aio_health.py": "_client_health.py",
+    "_aio_members.py": "_client_members.py",
     "_aio_numbering.py": "_client_numbering.py",
     "_aio_sharing.py": "_client_sharing.py",
     "_aio_stream.py": "_client_stream.py",
@@ -54,6 +55,7 @@ NAMES = {
     "AsyncInputSet": "InputSet",
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
+    "AsyncMembers": "Members",
     "AsyncNumbering": "Numbering",
     "AsyncSharing": "Sharing",
     "AsyncTrainer": "Trainer",
@@ -75,6 +77,7 @@ NAMES = {
     "_aio_fits": "_client_fits",
     "_aio_gradients": "_client_gradients",
     "_aio_health": "_client_health",
+    "_aio_members": "_client_members",
     "_aio_numbering": "_client_numbering",
     "_aio_sharing": "_client_sharing",
     "_aio_stream": "_client_stream",
@@ -90,6 +93,8 @@ NAMES = {
 """Names with another counterpart than unasync's own (`AsyncX` becomes `SyncX`)."""
 
 PROSE = {
+    r"\bAwaitable\[(\w+)\]": r"\1",
+    r"import Awaitable, Callable": "import Callable",
     r"\bawait ": "",
     r"\basync (for|with) ": r"\1 ",
     r"trocar\.aio\.connect": "trocar.connect",

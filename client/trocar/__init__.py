@@ -69,7 +69,7 @@ from trocar._trainer_optimizers import (
 )
 from trocar._trainer_parts import clamp, gradient_rule, head, host_memory, spool
 from trocar._trainer_types import Checkpoint, Evaluation, StepResult, TrainerInfo
-from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
+from trocar._types import DrainState, Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
 from trocar._uploads.plan import UploadProgress
 from trocar.errors import (
     AmbiguousCallError,
@@ -125,6 +125,7 @@ from trocar.errors import (
     ScopeMissingError,
     SelectorError,
     ServerBusyError,
+    ServerDrainingError,
     ServerError,
     ServerOutOfMemoryError,
     ServerUnavailableError,
@@ -149,6 +150,7 @@ from trocar.errors import (
     UnknownEditsError,
     UnknownFitError,
     UnknownFunctionError,
+    UnknownMethodError,
     UnknownModelError,
     UnknownModuleError,
     UnknownNodeError,
@@ -191,6 +193,7 @@ __all__ = [
     "DeadlineExceededError",
     "Diff",
     "DiffRow",
+    "DrainState",
     "DuplicateNameError",
     "Edit",
     "EditDtypeRejectedError",
@@ -264,6 +267,7 @@ __all__ = [
     "ScopeMissingError",
     "SelectorError",
     "ServerBusyError",
+    "ServerDrainingError",
     "ServerError",
     "ServerInfo",
     "ServerLimits",
@@ -299,6 +303,7 @@ __all__ = [
     "UnknownEditsError",
     "UnknownFitError",
     "UnknownFunctionError",
+    "UnknownMethodError",
     "UnknownModelError",
     "UnknownModuleError",
     "UnknownNodeError",

@@ -18,14 +18,14 @@ from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+    from typing import Any, Literal
 
     from trocar._local import LocalModels
     from trocar._modules import ModuleTree
-    from trocar._types import Model, ServerInfo
+    from trocar._types import DrainState, Model, ServerInfo
 
 
-def connect(
+def connect(  # noqa: PLR0913 - options of one connection, by keyword
     target: str = "localhost:50051",
     *,
     timeout_s: float = 60.0,
@@ -33,6 +33,7 @@ def connect(
     tls: TlsOptions | bool | None = None,
     retries: int = 4,
     shared_memory: bool | None = None,
+    compression: Literal["gzip"] | None = None,
     models: LocalModels | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> AsyncClient:
@@ -47,7 +48,8 @@ def connect(
         client = trocar.aio.connect("local", models={"resnet50": "DEFAULT", "mine": my_module})
 
     Args:
-        target: `host:port`, or any gRPC target such as "unix:/run/trocar.sock"; or "local".
+        target: `host:port`, or any gRPC target such as "unix:/run/trocar.sock"; several servers as
+            "gpu1:50051,gpu2:50051", which are asked in turn; or "local".
         timeout_s: Deadline of every call that names none, in seconds.
         token: Sent as a bearer token; over plain text to this machine only.
         tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`.
@@ -56,6 +58,8 @@ def connect(
         shared_memory: Whether inputs and feature maps from 4 MiB on go through memory that is shared with the
             server. None: where the target is a Unix socket and the server lends some; see `transport`.
             False: never. True: as None, and `ValueError` where the target is no Unix socket.
+        compression: "gzip" compresses every message, lossless, in both directions: for networks slower than
+            about 20 MB/s, and values that repeat. It takes the place of shared memory.
         models: With "local", what to host: names such as ["resnet50", "vit_b_16=random:0"]; or a dict from
             model id to the name of weights, to a table with the keys of `[models.ID]` in the configuration
             file, to an `nn.Module`, or to {"module": ..., "input_shape": (3, 32, 32)}. A module shares its
@@ -72,7 +76,7 @@ def connect(
         NotFoundError: The target is "local" and a model or its weights have no such name.
         InvalidArgumentError: The target is "local" and an option is wrong.
     """
-    chosen = ConnectOptions(target, timeout_s, token, tls, retries, shared_memory)
+    chosen = ConnectOptions(target, timeout_s, token, tls, retries, shared_memory, compression)
     if target != LOCAL:
         if models is not None or options is not None:
             raise ValueError(f"models and options go with the target {LOCAL!r} only, not with {target!r}")
@@ -133,8 +137,11 @@ class AsyncClient(AsyncTrainers):
             WeightsCorruptError: The file cannot be read.
         """
         request = model_pb2.LoadModelRequest(model_id=model_id, weights=weights)
-        reply = await self._call(self._models.LoadModel, request, timeout_s)
-        return _from_wire.model(reply.model)
+
+        async def ask(one: AsyncClient) -> Model:
+            return _from_wire.model((await one._call(one._models.LoadModel, request, timeout_s)).model)
+
+        return (await self._everywhere(ask))[0]
 
     async def unload(self, model_id: str) -> Model:
         """Drop a model's weights from the server's memory when the calls that use it have ended.
@@ -146,8 +153,53 @@ class AsyncClient(AsyncTrainers):
             UnknownModelError: The catalogue has no model of this id.
         """
         request = model_pb2.UnloadModelRequest(model_id=model_id)
-        reply = await self._call(self._models.UnloadModel, request)
-        return _from_wire.model(reply.model)
+
+        async def ask(one: AsyncClient) -> Model:
+            return _from_wire.model((await one._call(one._models.UnloadModel, request)).model)
+
+        return (await self._everywhere(ask))[0]
+
+    async def drain(self, *, undo: bool = False) -> DrainState:
+        """Let the server run empty, or take work again; its operator's call.
+
+        Health says NOT_SERVING and new work is refused with `ServerDrainingError`. Calls that run go on to
+        their end; fits are saved and wait. Ask again to see how far it is.
+
+        Args:
+            undo: Whether to take work again; the fits go on.
+
+        Raises:
+            ScopeMissingError: Your token does not have the scope admin.
+        """
+        self._check_one("drain")
+        action = server_pb2.DRAIN_ACTION_UNDO if undo else server_pb2.DRAIN_ACTION_START
+        reply = await self._call(self._server.Drain, server_pb2.DrainRequest(action=action))
+        return _from_wire.drain_state(reply)
+
+    async def reload_config(self, *, timeout_s: float = 600.0) -> list[str]:
+        """Let the server read its configuration again; its operator's call.
+
+        Models, data sets, limits and whether tokens are asked for may change; calls that run finish on what
+        they began with. What is wrong leaves everything as it was.
+
+        Args:
+            timeout_s: Deadline in seconds; new models are loaded before the answer comes.
+
+        Returns:
+            What has changed, a line each.
+
+        Raises:
+            InvalidArgumentError: The configuration is wrong, or changes what only a restart can.
+            ModelError: A new model cannot be loaded; see `load`.
+            ScopeMissingError: Your token does not have the scope admin.
+        """
+        self._check_one("reload_config")
+        reply = await self._call(self._server.ReloadConfig, server_pb2.ReloadConfigRequest(), timeout_s)
+        return list(reply.changes)
+
+    def _check_one(self, call: str) -> None:
+        if self._members is not None:
+            raise ValueError(f"{call} is for one server; connect to that one alone")
 
     async def modules(self, model_id: str, inputs_shape: Sequence[int] | None = None) -> ModuleTree:
         """Return the modules of a model, with what each call of them returns.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from trocar import _from_wire
+from trocar._aio_members import AsyncMembers
 from trocar._aio_sharing import AsyncSharing
 from trocar._channel import (
     AsyncChannel,
@@ -30,7 +31,10 @@ from trocar_api.v1.server_pb2_grpc import ServerServiceStub
 from trocar_api.v1.shared_memory_pb2_grpc import SharedMemoryServiceStub
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 
+Found = TypeVar("Found")
+
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Self
 
@@ -73,6 +77,7 @@ class AsyncConnection:
         metadata = options.metadata(new_request_id())
         opened = partial(AsyncExchange, share, metadata) if options.shares_memory else None
         self._sharing = AsyncSharing(opened)
+        self._members: AsyncMembers | None = AsyncMembers(options, type(self)) if options.addresses else None
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,9 +98,24 @@ class AsyncConnection:
     async def close(self) -> None:
         """Close the connection; calls that still run are cancelled. A local server is stopped."""
         self._sharing.reset()
+        if self._members is not None:
+            await self._members.close()
         await self._channel.close()
         if self._local is not None:
             await async_stop(self._local)
+
+    async def _home(self) -> Self:
+        """Return the client of the server that keeps what is made now."""
+        home: Self = self if self._members is None else await self._members.home()
+        return home
+
+    async def _found(self, ask: Callable[[Self], Awaitable[Found]]) -> Found:
+        """Ask the server that has what is meant; where there are several, one after the other."""
+        return await (ask(self) if self._members is None else self._members.found(ask))
+
+    async def _everywhere(self, ask: Callable[[Self], Awaitable[Found]]) -> list[Found]:
+        """Ask every server."""
+        return [await ask(self)] if self._members is None else await self._members.everywhere(ask)
 
     async def is_serving(self, service: str = "", *, timeout_s: float | None = None) -> bool:
         """Tell whether the server reports that it serves; it asks for no token and runs no model.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from trocar._aio_attributions import AsyncAttributions
+from trocar._aio_members import merged
 from trocar._channel import new_request_id
 from trocar._concurrency import async_compute, async_pause
 from trocar._rpc_errors import is_broken_connection
@@ -74,26 +75,31 @@ class AsyncDatasets(AsyncAttributions):
             TypeError: Something in it cannot be stored, or `targets` do not go with it.
             ValueError: It has no sample, or `shard_bytes` is out of range.
         """
+        home = await self._home()
         report = progress or _ignore
         with opened_upload(source, targets, name, categories, shard_bytes) as plan:
             shards = await async_compute(_read, plan, report)
-            reply = await self._call(self._datasets.BeginUpload, begin_request(plan, shards), timeout_s)
+            reply = await home._call(home._datasets.BeginUpload, begin_request(plan, shards), timeout_s)
             missing = missing_shards(reply, shards)
             sent, missing_bytes = 0, sum(shard.byte_count for shard in missing)
             total = sum(shard.byte_count for shard in shards)
             report(UploadProgress(plan.sample_count, plan.sample_count, sent, missing_bytes, total))
             for shard in missing:
-                await self._send_shard(reply.dataset_id, shard, timeout_s)
+                await home._send_shard(reply.dataset_id, shard, timeout_s)
                 sent += shard.byte_count
                 report(UploadProgress(plan.sample_count, plan.sample_count, sent, missing_bytes, total))
         request = dataset_pb2.CommitUploadRequest(dataset_id=reply.dataset_id)
-        committed = await self._call(self._datasets.CommitUpload, request, timeout_s)
+        committed = await home._call(home._datasets.CommitUpload, request, timeout_s)
         return stored_dataset(committed.dataset)
 
     async def datasets(self) -> list[StoredDataset]:
         """Return the data sets to train on: the operator's, then your own, the oldest first."""
-        reply = await self._call(self._datasets.ListDatasets, dataset_pb2.ListDatasetsRequest())
-        return [stored_dataset(message) for message in reply.datasets]
+
+        async def ask(one: AsyncDatasets) -> list[StoredDataset]:
+            reply = await one._call(one._datasets.ListDatasets, dataset_pb2.ListDatasetsRequest())
+            return [stored_dataset(message) for message in reply.datasets]
+
+        return merged(await self._everywhere(ask), lambda dataset: dataset.dataset_id)
 
     async def dataset(self, dataset_id: str) -> StoredDataset:
         """Return one data set, categories included.
@@ -105,8 +111,11 @@ class AsyncDatasets(AsyncAttributions):
             UnknownDatasetError: You have no data set of this id.
         """
         request = dataset_pb2.GetDatasetRequest(dataset_id=dataset_id)
-        reply = await self._call(self._datasets.GetDataset, request)
-        return stored_dataset(reply.dataset)
+
+        async def ask(one: AsyncDatasets) -> StoredDataset:
+            return stored_dataset((await one._call(one._datasets.GetDataset, request)).dataset)
+
+        return await self._found(ask)
 
     async def delete_dataset(self, dataset_id: str) -> None:
         """Delete a data set of yours, or end an upload.
@@ -119,7 +128,11 @@ class AsyncDatasets(AsyncAttributions):
             InvalidArgumentError: It is the operator's.
         """
         request = dataset_pb2.DeleteDatasetRequest(dataset_id=dataset_id)
-        await self._call(self._datasets.DeleteDataset, request)
+
+        async def ask(one: AsyncDatasets) -> object:
+            return await one._call(one._datasets.DeleteDataset, request)
+
+        await self._found(ask)
 
     async def _send_shard(self, dataset_id: str, shard: Shard, timeout_s: float | None) -> None:
         """Send one shard, again where the connection breaks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trocar._aio_gradients import AsyncGradients
+from trocar._aio_members import merged
 from trocar._stored_edits import check_edits_name, store_request, stored_edits
 from trocar_api.v1 import edit_store_pb2
 
@@ -21,7 +22,7 @@ class AsyncEditStore(AsyncGradients):
     async def store_edits(
         self, model_id: str, name: str, edits: Edit | Sequence[Edit], *, replace: bool = False
     ) -> StoredEdits:
-        """Keep a list of edits on the server, under a name that then stands for it in `edits`.
+        """Keep a list of edits on the server (each of several), under a name that stands for it in `edits`.
 
             await client.store_edits("resnet18", "ablate-3", [trocar.edit("layer3", "zero", channels=3)])
             maps = await client.extract("resnet18", images, taps="avgpool", edits="ablate-3")
@@ -42,8 +43,11 @@ class AsyncEditStore(AsyncGradients):
             ValueError: `name` cannot be a name, or `edits` is empty.
         """
         request = store_request(model_id, name, edits, replace=replace)
-        reply = await self._call(self._edits.StoreEdits, request)
-        return stored_edits(reply.stored)
+
+        async def ask(one: AsyncEditStore) -> StoredEdits:
+            return stored_edits((await one._call(one._edits.StoreEdits, request)).stored)
+
+        return (await self._everywhere(ask))[0]
 
     async def stored_edits(self, model_id: str | None = None) -> list[StoredEdits]:
         """Return your stored edits, by model and name.
@@ -52,8 +56,12 @@ class AsyncEditStore(AsyncGradients):
             model_id: Only those for this model; all when None.
         """
         request = edit_store_pb2.ListEditsRequest(model_id=model_id or "")
-        reply = await self._call(self._edits.ListEdits, request)
-        return [stored_edits(message) for message in reply.stored]
+
+        async def ask(one: AsyncEditStore) -> list[StoredEdits]:
+            reply = await one._call(one._edits.ListEdits, request)
+            return [stored_edits(message) for message in reply.stored]
+
+        return merged(await self._everywhere(ask), lambda stored: (stored.model_id, stored.name))
 
     async def delete_edits(self, model_id: str, name: str) -> None:
         """Delete stored edits; calls that use them already are not disturbed.
@@ -67,4 +75,8 @@ class AsyncEditStore(AsyncGradients):
             ValueError: `name` cannot be a name.
         """
         request = edit_store_pb2.DeleteEditsRequest(model_id=model_id, name=check_edits_name(name))
-        await self._call(self._edits.DeleteEdits, request)
+
+        async def ask(one: AsyncEditStore) -> object:
+            return await one._call(one._edits.DeleteEdits, request)
+
+        await self._everywhere(ask)

@@ -141,7 +141,7 @@ class AsyncExtraction(AsyncConnection):
     async def _collect(
         self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None
     ) -> FeatureMaps:
-        """Make a call, again where the connection breaks, and put its reply together."""
+        """Make a call, again where the connection breaks or the server is busy, and return its reply."""
         started = time.perf_counter()
         request_id, attempts = new_request_id(), Attempts(self._options.retries, self._timeout(timeout_s))
         is_sharing = True
@@ -155,8 +155,8 @@ class AsyncExtraction(AsyncConnection):
                 if borrowed is not NOTHING and isinstance(problem, UnknownSegmentError):
                     self._sharing.reset()  # the server has been started anew
                     is_sharing = False
-                elif attempts.may_follow(error):
-                    await async_pause(attempts.pause_s)
+                elif (pause_s := attempts.pause_after(problem, error)) is not None:
+                    await async_pause(pause_s)
                 else:
                     raise problem from error
             except BaseException:

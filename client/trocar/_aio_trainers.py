@@ -8,6 +8,7 @@ import grpc
 
 from trocar._aio_datasets import AsyncDatasets
 from trocar._aio_fits import AsyncTrainer
+from trocar._aio_members import merged
 from trocar._channel import new_request_id
 from trocar._concurrency import async_pause
 from trocar._rpc_errors import is_broken_connection
@@ -130,8 +131,9 @@ class AsyncTrainers(AsyncDatasets):
             ttl_s=ttl_s,
         )
         request = pb.CreateTrainerRequest(spec=spec, request_id=new_request_id())
-        reply = await self._call(self._trainers.CreateTrainer, request, timeout_s)
-        return AsyncTrainer(self, reply.trainer.trainer_id)
+        home = await self._home()
+        reply = await home._call(home._trainers.CreateTrainer, request, timeout_s)
+        return AsyncTrainer(home, reply.trainer.trainer_id)
 
     async def trainer(self, trainer_id: str) -> AsyncTrainer:
         """Return one of your trainers, for example after a restart of this program.
@@ -139,14 +141,23 @@ class AsyncTrainers(AsyncDatasets):
         Raises:
             UnknownTrainerError: You have no trainer of this id.
         """
-        found = AsyncTrainer(self, trainer_id)
-        await found.info()
-        return found
+
+        async def ask(one: AsyncTrainers) -> AsyncTrainer:
+            found = AsyncTrainer(one, trainer_id)
+            await found.info()
+            return found
+
+        return await self._found(ask)
 
     async def trainers(self) -> list[TrainerInfo]:
-        """Return your trainers, oldest first."""
-        reply = await self._call(self._trainers.ListTrainers, pb.ListTrainersRequest())
-        return [trainer_info(message) for message in reply.trainers]
+        """Return your trainers, oldest first; of several servers, those that answer."""
+
+        async def ask(one: AsyncTrainers) -> list[TrainerInfo]:
+            reply = await one._call(one._trainers.ListTrainers, pb.ListTrainersRequest())
+            return [trainer_info(message) for message in reply.trainers]
+
+        found = merged(await self._everywhere(ask), lambda info: info.trainer_id)
+        return sorted(found, key=lambda info: info.created_at)
 
     async def unpublish(self, model_id: str) -> None:
         """Remove a model that you published, from memory and from the server's disk.
@@ -159,7 +170,11 @@ class AsyncTrainers(AsyncDatasets):
             ModelConflictError: A trainer needs it.
         """
         request = pb.UnpublishModelRequest(model_id=model_id)
-        await self._call(self._trainers.UnpublishModel, request)
+
+        async def ask(one: AsyncTrainers) -> object:
+            return await one._call(one._trainers.UnpublishModel, request)
+
+        await self._found(ask)
 
     async def _dataset_id(
         self, source: object, on_upload: Callable[[UploadProgress], object] | None = None

@@ -5,15 +5,19 @@ import math
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 import grpc
 import grpc.aio
 from grpc.experimental import ChannelOptions
 
+from trocar._targets import addresses_of, host_of, listed_target
 from trocar._trace_context import trace_headers
+from trocar_api.versions import VERSION_KEY
 
 AsyncChannel: TypeAlias = grpc.aio.Channel
 SyncChannel: TypeAlias = grpc.Channel
@@ -32,6 +36,8 @@ Option: TypeAlias = tuple[str, str | int]
 
 UNIX = "unix:"
 """How targets begin that are Unix sockets with a path."""
+
+_HEALTH_OF = "trocar_api.v1.ExtractionService"
 
 LOCAL = "local"
 """The target that stands for a server in this process."""
@@ -114,10 +120,16 @@ class ConnectOptions:
     shared_memory: bool | None = None
     """Whether large payloads go through shared memory; None: where the target is a Unix socket."""
 
+    compression: Literal["gzip"] | None = None
+    """What messages are compressed with, in both directions."""
+
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
+        if self.compression not in (None, "gzip"):
+            raise ValueError(f"compression={self.compression!r} is neither 'gzip' nor None")
         if not self.target.strip():
             raise ValueError("the address of the server is empty; write host:port")
+        addresses_of(self.target)
         if self.token and not (self.token.isascii() and self.token.isprintable()):
             raise ValueError("the token has characters that no header may have; was a line end copied along?")
         if not 0 <= self.retries <= MAX_RETRIES:
@@ -129,25 +141,37 @@ class ConnectOptions:
         if self.token and not self.tls and not is_loopback(self.target):
             raise ValueError(f"a token to {self.target} would be readable on the way; connect with tls=True")
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The target of each server, where the target lists several."""
+        return addresses_of(self.target)
+
     def __repr__(self) -> str:
         return f"{self.target!r}{', tls' if self.tls else ''}{', token' if self.token else ''}"
 
     @property
     def shares_memory(self) -> bool:
         """Whether the server is asked for shared memory."""
-        return self.shared_memory is not False and self.target.startswith(UNIX)
+        return self.shared_memory is not False and not self.compression and self.target.startswith(UNIX)
 
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         """Return what goes with a call."""
-        headers = (("x-request-id", request_id), *trace_headers())
-        return (*headers, ("authorization", f"Bearer {self.token}")) if self.token else headers
+        headers = [("x-request-id", request_id), (VERSION_KEY, own_version()), *trace_headers()]
+        if self.token:
+            headers.append(("authorization", f"Bearer {self.token}"))
+        if self.compression:
+            headers.append(("x-reply-compression", self.compression))
+        return tuple(headers)
 
 
 def open_async_channel(options: ConnectOptions) -> AsyncChannel:
     """Open a channel for asyncio; connecting happens with the first call."""
+    target = _grpc_target(options)
     if options.tls:
-        return grpc.aio.secure_channel(options.target, _credentials(options.tls), channel_options(options))
-    return grpc.aio.insecure_channel(options.target, channel_options(options))
+        return grpc.aio.secure_channel(
+            target, _credentials(options.tls), channel_options(options), _compression(options)
+        )
+    return grpc.aio.insecure_channel(target, channel_options(options), _compression(options))
 
 
 def open_sync_channel(options: ConnectOptions) -> SyncChannel:
@@ -155,9 +179,20 @@ def open_sync_channel(options: ConnectOptions) -> SyncChannel:
     # The calling thread reads the replies itself: without it another thread does, and hands each over (0.9
     # against 1.1 ms a call, 1.0 against 3.7 ms for the slowest tenth).
     chosen = [*channel_options(options), (ChannelOptions.SingleThreadedUnaryStream, 1)]
+    target = _grpc_target(options)
     if options.tls:
-        return grpc.secure_channel(options.target, _credentials(options.tls), chosen)
-    return grpc.insecure_channel(options.target, chosen)
+        return grpc.secure_channel(target, _credentials(options.tls), chosen, _compression(options))
+    return grpc.insecure_channel(target, chosen, _compression(options))
+
+
+def _grpc_target(options: ConnectOptions) -> str:
+    return listed_target(options.addresses) if options.addresses else options.target
+
+
+@cache
+def own_version() -> str:
+    """Return the client's version; looked up with the first call: that takes 20 ms."""
+    return version("trocar")
 
 
 def new_request_id() -> str:
@@ -210,13 +245,26 @@ def channel_options(options: ConnectOptions) -> list[Option]:
     ]
     if options.retries:
         chosen.append(("grpc.per_rpc_retry_buffer_size", RETRY_BUFFER_BYTES))
-        chosen.append(("grpc.service_config", _service_config(options.retries)))
+    config = _service_config(options)
+    if config:
+        chosen.append(("grpc.service_config", json.dumps(config)))
+    if options.addresses and options.tls:  # one name for all: gRPC checks certificates against the target's
+        chosen.append(("grpc.ssl_target_name_override", host_of(options.addresses[0])))
     if is_loopback(options.target):
         chosen.append(("grpc.enable_http_proxy", 0))
     return chosen
 
 
-def _service_config(retries: int) -> str:
+def _service_config(options: ConnectOptions) -> dict[str, object]:
+    """Return gRPC's service config: retries, and for several servers each in its turn while it serves."""
+    config: dict[str, object] = {"methodConfig": _method_config(options.retries)} if options.retries else {}
+    if options.addresses or options.target.startswith("dns:"):
+        config["loadBalancingConfig"] = [{"round_robin": {}}]
+        config["healthCheckConfig"] = {"serviceName": _HEALTH_OF}
+    return config
+
+
+def _method_config(retries: int) -> list[dict[str, object]]:
     policy = {
         "maxAttempts": retries + 1,
         "initialBackoff": "0.1s",
@@ -232,10 +280,14 @@ def _service_config(retries: int) -> str:
         ("TrainerService", "Train"),
         ("SharedMemoryService", "ShareMemory"),
     )
-    unretried = {
+    unretried: dict[str, object] = {
         "name": [{"service": f"trocar_api.v1.{service}", "method": name} for service, name in own_retries]
     }
-    return json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}, unretried]})
+    return [{"name": [{}], "retryPolicy": policy}, unretried]
+
+
+def _compression(options: ConnectOptions) -> grpc.Compression | None:
+    return grpc.Compression.Gzip if options.compression else None
 
 
 def _credentials(tls: TlsOptions | bool) -> grpc.ChannelCredentials:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
@@ -16,6 +16,7 @@ from trocar._channel import (
     new_request_id,
     open_sync_channel,
 )
+from trocar._client_members import Members
 from trocar._client_sharing import Sharing
 from trocar._exchange import SyncExchange
 from trocar._local import stop_with, sync_stop
@@ -30,7 +31,10 @@ from trocar_api.v1.server_pb2_grpc import ServerServiceStub
 from trocar_api.v1.shared_memory_pb2_grpc import SharedMemoryServiceStub
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 
+Found = TypeVar("Found")
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -73,6 +77,7 @@ class Connection:
         metadata = options.metadata(new_request_id())
         opened = partial(SyncExchange, share, metadata) if options.shares_memory else None
         self._sharing = Sharing(opened)
+        self._members: Members | None = Members(options, type(self)) if options.addresses else None
 
     def __enter__(self) -> Self:
         return self
@@ -93,9 +98,24 @@ class Connection:
     def close(self) -> None:
         """Close the connection; calls that still run are cancelled. A local server is stopped."""
         self._sharing.reset()
+        if self._members is not None:
+            self._members.close()
         self._channel.close()
         if self._local is not None:
             sync_stop(self._local)
+
+    def _home(self) -> Self:
+        """Return the client of the server that keeps what is made now."""
+        home: Self = self if self._members is None else self._members.home()
+        return home
+
+    def _found(self, ask: Callable[[Self], Found]) -> Found:
+        """Ask the server that has what is meant; where there are several, one after the other."""
+        return ask(self) if self._members is None else self._members.found(ask)
+
+    def _everywhere(self, ask: Callable[[Self], Found]) -> list[Found]:
+        """Ask every server."""
+        return [ask(self)] if self._members is None else self._members.everywhere(ask)
 
     def is_serving(self, service: str = "", *, timeout_s: float | None = None) -> bool:
         """Tell whether the server reports that it serves; it asks for no token and runs no model.

@@ -8,6 +8,7 @@ import grpc
 
 from trocar._channel import new_request_id
 from trocar._client_attributions import Attributions
+from trocar._client_members import merged
 from trocar._concurrency import sync_compute, sync_pause
 from trocar._rpc_errors import is_broken_connection
 from trocar._stored_datasets import begin_request, missing_shards, shard_requests, stored_dataset
@@ -74,26 +75,31 @@ class Datasets(Attributions):
             TypeError: Something in it cannot be stored, or `targets` do not go with it.
             ValueError: It has no sample, or `shard_bytes` is out of range.
         """
+        home = self._home()
         report = progress or _ignore
         with opened_upload(source, targets, name, categories, shard_bytes) as plan:
             shards = sync_compute(_read, plan, report)
-            reply = self._call(self._datasets.BeginUpload, begin_request(plan, shards), timeout_s)
+            reply = home._call(home._datasets.BeginUpload, begin_request(plan, shards), timeout_s)
             missing = missing_shards(reply, shards)
             sent, missing_bytes = 0, sum(shard.byte_count for shard in missing)
             total = sum(shard.byte_count for shard in shards)
             report(UploadProgress(plan.sample_count, plan.sample_count, sent, missing_bytes, total))
             for shard in missing:
-                self._send_shard(reply.dataset_id, shard, timeout_s)
+                home._send_shard(reply.dataset_id, shard, timeout_s)
                 sent += shard.byte_count
                 report(UploadProgress(plan.sample_count, plan.sample_count, sent, missing_bytes, total))
         request = dataset_pb2.CommitUploadRequest(dataset_id=reply.dataset_id)
-        committed = self._call(self._datasets.CommitUpload, request, timeout_s)
+        committed = home._call(home._datasets.CommitUpload, request, timeout_s)
         return stored_dataset(committed.dataset)
 
     def datasets(self) -> list[StoredDataset]:
         """Return the data sets to train on: the operator's, then your own, the oldest first."""
-        reply = self._call(self._datasets.ListDatasets, dataset_pb2.ListDatasetsRequest())
-        return [stored_dataset(message) for message in reply.datasets]
+
+        def ask(one: Datasets) -> list[StoredDataset]:
+            reply = one._call(one._datasets.ListDatasets, dataset_pb2.ListDatasetsRequest())
+            return [stored_dataset(message) for message in reply.datasets]
+
+        return merged(self._everywhere(ask), lambda dataset: dataset.dataset_id)
 
     def dataset(self, dataset_id: str) -> StoredDataset:
         """Return one data set, categories included.
@@ -105,8 +111,11 @@ class Datasets(Attributions):
             UnknownDatasetError: You have no data set of this id.
         """
         request = dataset_pb2.GetDatasetRequest(dataset_id=dataset_id)
-        reply = self._call(self._datasets.GetDataset, request)
-        return stored_dataset(reply.dataset)
+
+        def ask(one: Datasets) -> StoredDataset:
+            return stored_dataset((one._call(one._datasets.GetDataset, request)).dataset)
+
+        return self._found(ask)
 
     def delete_dataset(self, dataset_id: str) -> None:
         """Delete a data set of yours, or end an upload.
@@ -119,7 +128,11 @@ class Datasets(Attributions):
             InvalidArgumentError: It is the operator's.
         """
         request = dataset_pb2.DeleteDatasetRequest(dataset_id=dataset_id)
-        self._call(self._datasets.DeleteDataset, request)
+
+        def ask(one: Datasets) -> object:
+            return one._call(one._datasets.DeleteDataset, request)
+
+        self._found(ask)
 
     def _send_shard(self, dataset_id: str, shard: Shard, timeout_s: float | None) -> None:
         """Send one shard, again where the connection breaks."""

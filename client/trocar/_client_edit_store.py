@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trocar._client_gradients import Gradients
+from trocar._client_members import merged
 from trocar._stored_edits import check_edits_name, store_request, stored_edits
 from trocar_api.v1 import edit_store_pb2
 
@@ -21,7 +22,7 @@ class EditStore(Gradients):
     def store_edits(
         self, model_id: str, name: str, edits: Edit | Sequence[Edit], *, replace: bool = False
     ) -> StoredEdits:
-        """Keep a list of edits on the server, under a name that then stands for it in `edits`.
+        """Keep a list of edits on the server (each of several), under a name that stands for it in `edits`.
 
             client.store_edits("resnet18", "ablate-3", [trocar.edit("layer3", "zero", channels=3)])
             maps = client.extract("resnet18", images, taps="avgpool", edits="ablate-3")
@@ -42,8 +43,11 @@ class EditStore(Gradients):
             ValueError: `name` cannot be a name, or `edits` is empty.
         """
         request = store_request(model_id, name, edits, replace=replace)
-        reply = self._call(self._edits.StoreEdits, request)
-        return stored_edits(reply.stored)
+
+        def ask(one: EditStore) -> StoredEdits:
+            return stored_edits((one._call(one._edits.StoreEdits, request)).stored)
+
+        return (self._everywhere(ask))[0]
 
     def stored_edits(self, model_id: str | None = None) -> list[StoredEdits]:
         """Return your stored edits, by model and name.
@@ -52,8 +56,12 @@ class EditStore(Gradients):
             model_id: Only those for this model; all when None.
         """
         request = edit_store_pb2.ListEditsRequest(model_id=model_id or "")
-        reply = self._call(self._edits.ListEdits, request)
-        return [stored_edits(message) for message in reply.stored]
+
+        def ask(one: EditStore) -> list[StoredEdits]:
+            reply = one._call(one._edits.ListEdits, request)
+            return [stored_edits(message) for message in reply.stored]
+
+        return merged(self._everywhere(ask), lambda stored: (stored.model_id, stored.name))
 
     def delete_edits(self, model_id: str, name: str) -> None:
         """Delete stored edits; calls that use them already are not disturbed.
@@ -67,4 +75,8 @@ class EditStore(Gradients):
             ValueError: `name` cannot be a name.
         """
         request = edit_store_pb2.DeleteEditsRequest(model_id=model_id, name=check_edits_name(name))
-        self._call(self._edits.DeleteEdits, request)
+
+        def ask(one: EditStore) -> object:
+            return one._call(one._edits.DeleteEdits, request)
+
+        self._everywhere(ask)

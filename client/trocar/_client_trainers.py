@@ -9,6 +9,7 @@ import grpc
 from trocar._channel import new_request_id
 from trocar._client_datasets import Datasets
 from trocar._client_fits import Trainer
+from trocar._client_members import merged
 from trocar._concurrency import sync_pause
 from trocar._rpc_errors import is_broken_connection
 from trocar._stored_datasets import StoredDataset, is_dataset_id
@@ -130,8 +131,9 @@ class Trainers(Datasets):
             ttl_s=ttl_s,
         )
         request = pb.CreateTrainerRequest(spec=spec, request_id=new_request_id())
-        reply = self._call(self._trainers.CreateTrainer, request, timeout_s)
-        return Trainer(self, reply.trainer.trainer_id)
+        home = self._home()
+        reply = home._call(home._trainers.CreateTrainer, request, timeout_s)
+        return Trainer(home, reply.trainer.trainer_id)
 
     def trainer(self, trainer_id: str) -> Trainer:
         """Return one of your trainers, for example after a restart of this program.
@@ -139,14 +141,23 @@ class Trainers(Datasets):
         Raises:
             UnknownTrainerError: You have no trainer of this id.
         """
-        found = Trainer(self, trainer_id)
-        found.info()
-        return found
+
+        def ask(one: Trainers) -> Trainer:
+            found = Trainer(one, trainer_id)
+            found.info()
+            return found
+
+        return self._found(ask)
 
     def trainers(self) -> list[TrainerInfo]:
-        """Return your trainers, oldest first."""
-        reply = self._call(self._trainers.ListTrainers, pb.ListTrainersRequest())
-        return [trainer_info(message) for message in reply.trainers]
+        """Return your trainers, oldest first; of several servers, those that answer."""
+
+        def ask(one: Trainers) -> list[TrainerInfo]:
+            reply = one._call(one._trainers.ListTrainers, pb.ListTrainersRequest())
+            return [trainer_info(message) for message in reply.trainers]
+
+        found = merged(self._everywhere(ask), lambda info: info.trainer_id)
+        return sorted(found, key=lambda info: info.created_at)
 
     def unpublish(self, model_id: str) -> None:
         """Remove a model that you published, from memory and from the server's disk.
@@ -159,7 +170,11 @@ class Trainers(Datasets):
             ModelConflictError: A trainer needs it.
         """
         request = pb.UnpublishModelRequest(model_id=model_id)
-        self._call(self._trainers.UnpublishModel, request)
+
+        def ask(one: Trainers) -> object:
+            return one._call(one._trainers.UnpublishModel, request)
+
+        self._found(ask)
 
     def _dataset_id(self, source: object, on_upload: Callable[[UploadProgress], object] | None = None) -> str:
         """Return the id of a data set on the server; what is none of them is uploaded first."""

@@ -12,7 +12,7 @@ from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
 from trocar._statistics import AnyStatistic, Histogram, Statistics
 from trocar._taps import SCOPES, STATISTICS
 from trocar._tensors import DTYPE_NAMES
-from trocar._types import Model, Preprocessing, ServerInfo, ServerLimits
+from trocar._types import DrainState, Model, Preprocessing, ServerInfo, ServerLimits
 from trocar.errors import BadReplyError
 from trocar_api.v1 import extraction_pb2, model_pb2, reduction_pb2, server_pb2, statistics_pb2
 
@@ -107,9 +107,21 @@ def server_info(message: server_pb2.GetServerInfoResponse) -> ServerInfo:
             max_trainers=limits.max_trainers,
             trainer_ttl_s=limits.trainer_ttl_s,
             max_checkpoints=limits.max_checkpoints,
+            max_pending_bytes=limits.max_pending_bytes,
+            max_principal_bytes=limits.max_principal_bytes,
+            max_pending_s=limits.max_pending_s,
+            max_principal_s=limits.max_principal_s,
+            stall_timeout_s=limits.stall_timeout_s,
             max_shared_memory_bytes=limits.max_shared_memory_bytes,
         ),
+        server_id=message.server_id,
+        is_draining=message.is_draining,
     )
+
+
+def drain_state(message: server_pb2.DrainResponse) -> DrainState:
+    """Convert how far a server has run empty."""
+    return DrainState(message.is_draining, message.running_call_count, message.waiting_fit_count)
 
 
 def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # ships no types
 
+from trocar._channel import own_version
 from trocar.errors import (
     EXCEPTIONS,
     CallCancelledError,
@@ -48,7 +49,8 @@ _BARE_CODES: dict[grpc.StatusCode, tuple[type[TrocarError], str]] = {
     grpc.StatusCode.PERMISSION_DENIED: (PermissionDeniedError, "the token does not allow this call: {text}"),
     grpc.StatusCode.UNIMPLEMENTED: (
         VersionSkewError,
-        "{target} does not know this call; is it a Trocar server, and of the client's version? ({text})",
+        "{target} does not know this call; is it a Trocar server, and not older than this client, of "
+        "version {version}? ({text})",
     ),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (ServerBusyError, "the server has no capacity left: {text}"),
     grpc.StatusCode.NOT_FOUND: (NotFoundError, "{text}"),
@@ -64,6 +66,7 @@ _BARE_CODES: dict[grpc.StatusCode, tuple[type[TrocarError], str]] = {
 class _ErrorInfo:
     reason: str = ""
     metadata: Mapping[str, str] | None = None
+    retry_after_s: float | None = None
 
 
 def error_from_batch(error: BatchError, request_id: str = "") -> TrocarError:
@@ -106,7 +109,12 @@ def error_from_rpc(error: grpc.RpcError, *, target: str = "the server", request_
         return _from_code(code, text, info, target, request_id)
     if reason is ErrorReason.INTERNAL:
         text = f"{text} (request {request_id})"
-    return EXCEPTIONS[reason](text, details=info.metadata, request_id=request_id)
+    if reason is ErrorReason.UNKNOWN_METHOD:
+        text = f"{text} (this client is of version {own_version()})"
+    converted = EXCEPTIONS[reason](text, details=info.metadata, request_id=request_id)
+    if isinstance(converted, ServerBusyError):
+        converted.retry_after_s = info.retry_after_s
+    return converted
 
 
 def _from_code(
@@ -119,7 +127,8 @@ def _from_code(
         message = "one message is larger than its receiver accepts: {text}"
     if info.reason:  # a newer server's reason that this client has no class for
         message, details = "{text}", {"reason": info.reason, **details}
-    return kind(message.format(target=target, text=text), details=details, request_id=request_id)
+    said = message.format(target=target, text=text, version=own_version())
+    return kind(said, details=details, request_id=request_id)
 
 
 def _error_info(metadata: Iterable[Any] | None) -> _ErrorInfo:
@@ -127,11 +136,19 @@ def _error_info(metadata: Iterable[Any] | None) -> _ErrorInfo:
     for key, value in metadata or ():
         if key != _DETAILS_KEY or not isinstance(value, bytes):
             continue
-        info = error_details_pb2.ErrorInfo()
         try:
-            for detail in status_pb2.Status.FromString(value).details:
-                if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-                    return _ErrorInfo(info.reason, dict(info.metadata))
+            return _parsed(status_pb2.Status.FromString(value).details)
         except DecodeError:
             break
     return _ErrorInfo()
+
+
+def _parsed(details: Iterable[Any]) -> _ErrorInfo:
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    found, retry_after_s = _ErrorInfo(), None
+    for detail in details:
+        if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+            found = _ErrorInfo(info.reason, dict(info.metadata))
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    return replace(found, retry_after_s=retry_after_s)

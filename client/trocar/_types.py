@@ -88,6 +88,16 @@ class ServerLimits:
     """Seconds after its last use at which a trainer is closed."""
     max_checkpoints: int
     """Checkpoints of one trainer that were asked for; the oldest goes."""
+    max_pending_bytes: int = 0
+    """Bytes of inputs that came and of replies that are not yet sent, of all callers together."""
+    max_principal_bytes: int = 0
+    """The same of you alone."""
+    max_pending_s: float = 0.0
+    """Seconds of computing, by estimate, that calls of all callers which were let in may still need."""
+    max_principal_s: float = 0.0
+    """The same of you alone."""
+    stall_timeout_s: float = 0.0
+    """Seconds for which you may leave a message of a reply unread before the call is ended."""
     max_shared_memory_bytes: int = 0
     """The most bytes of shared memory that you may have at once; 0 where none is offered."""
 
@@ -104,6 +114,22 @@ class ServerInfo:
     """The torch device that runs the models."""
     limits: ServerLimits
     """What the server refuses to exceed."""
+    server_id: str = ""
+    """The server's own id: what it keeps (trainers, data sets, stored edits) is at this server only."""
+    is_draining: bool = False
+    """Whether it takes no new work; see `Client.drain`."""
+
+
+@dataclass(frozen=True)
+class DrainState:
+    """How far a server has run empty."""
+
+    is_draining: bool
+    """Whether new work is refused."""
+    running_call_count: int
+    """Calls that still run, those that only look on not counted."""
+    waiting_fit_count: int
+    """Fits that wait, saved, until the server takes work again or is started anew."""
 
 
 @dataclass(frozen=True)

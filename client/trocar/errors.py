@@ -79,12 +79,14 @@ TrocarError
       ScopeMissingError
   ServerError                      the request is fine; the same call may succeed later
     ServerUnavailableError         nobody answers at the target
+      ServerDrainingError          it runs empty and takes no new work
     ServerBusyError
     ServerOutOfMemoryError
     DeadlineExceededError
     CallCancelledError
     InternalServerError
   VersionSkewError                 client and server are of different versions
+    UnknownMethodError
   BadReplyError                    the reply breaks the wire contract
   DatasetError                     a run over a whole data set cannot go on
     SourceError                    what is to be read
@@ -227,6 +229,7 @@ __all__ = [
     "ScopeMissingError",
     "SelectorError",
     "ServerBusyError",
+    "ServerDrainingError",
     "ServerError",
     "ServerOutOfMemoryError",
     "ServerUnavailableError",
@@ -251,6 +254,7 @@ __all__ = [
     "UnknownEditsError",
     "UnknownFitError",
     "UnknownFunctionError",
+    "UnknownMethodError",
     "UnknownModelError",
     "UnknownModuleError",
     "UnknownNodeError",
@@ -307,8 +311,15 @@ class ServerUnavailableError(ServerError):
     """Nobody answers at the target."""
 
 
+class ServerDrainingError(ServerUnavailableError, reason=ErrorReason.SERVER_DRAINING):
+    """The server runs empty and takes no new work; another one may."""
+
+
 class ServerBusyError(ServerError, reason=ErrorReason.SERVER_BUSY):
-    """Too many calls wait for the model, or no replica was free in time."""
+    """Too many calls wait for the model, no replica was free in time, or the call does not fit now."""
+
+    retry_after_s: float | None = None
+    """In how many seconds the same call may succeed, as the server expects it; None where it said nothing."""
 
 
 class ServerOutOfMemoryError(ServerError, reason=ErrorReason.OUT_OF_MEMORY):
@@ -327,8 +338,12 @@ class InternalServerError(ServerError, reason=ErrorReason.INTERNAL):
     """A defect of the server; its log has the details under the request id."""
 
 
-class VersionSkewError(TrocarError):
-    """The server does not know the call: client and server are of different versions."""
+class VersionSkewError(TrocarError, reason=ErrorReason.VERSION_SKEW):
+    """Client and server are of versions that do not go together; the message has both."""
+
+
+class UnknownMethodError(VersionSkewError, reason=ErrorReason.UNKNOWN_METHOD):
+    """The server does not know the call: it is older than the client."""
 
 
 class BadReplyError(TrocarError):

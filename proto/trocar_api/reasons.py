@@ -157,6 +157,12 @@ class ErrorReason(StrEnum):
     UNIMPLEMENTED = "UNIMPLEMENTED"
     """The server does not offer this method or option."""
 
+    VERSION_SKEW = "VERSION_SKEW"
+    """The server is too old for the client, or of another major version."""
+    UNKNOWN_METHOD = "UNKNOWN_METHOD"
+    """The server does not have this method: it is older than the client."""
+    SERVER_DRAINING = "SERVER_DRAINING"
+    """The server runs empty and takes no new work; another one may."""
     SERVER_BUSY = "SERVER_BUSY"
     """Too many calls wait for the model, or no replica was free in time."""
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"

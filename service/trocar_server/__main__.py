@@ -1,14 +1,16 @@
 """Commands that the `trocar` CLI finds through the entry-point group `trocar.commands`."""
 
 import asyncio
+import gc
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from trocar_server.engine.allocator import keep_freed_memory
+from trocar_server.engine.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
 from trocar_server.log_format import LogFormat, set_up_logging
+from trocar_server.quick_imports import without_dynamo
 
 
 def serve(  # noqa: PLR0913, PLR0917 - options of a command
@@ -26,6 +28,14 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
         bool | None,
         typer.Option("--insecure", help="allow any address, without authentication"),
     ] = None,
+    tokens: Annotated[
+        bool | None, typer.Option("--tokens", help="every call needs a token of `trocar token create`")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="the server's certificate chain, a PEM file")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="its private key, a PEM file")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="who signs client certificates; every client must have one then")
+    ] = None,
     reflection: Annotated[bool | None, typer.Option("--reflection", help="offer gRPC reflection")] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="TCP port of Prometheus metrics, 0 for a free one [default: none]")
@@ -36,10 +46,13 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     ready_file: Annotated[Path | None, typer.Option(help="write the address here when ready")] = None,
 ) -> None:
     """Host models and answer clients until stopped."""
+    gc.disable()  # until `app.serve`: what is imported stays, and looking for garbage in it takes 0.5 s
     keep_freed_memory()
+    use_huge_pages()
     # torch is imported here, after the allocator is set.
-    from trocar_server import app
-    from trocar_server.config import ModelConfig, read_config
+    with without_dynamo():
+        from trocar_server import app
+    from trocar_server.config import ModelConfig, ServerConfig, read_config
     from trocar_server.models import parse_model_argument
 
     def announce(running: app.App) -> None:
@@ -52,19 +65,24 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
             temporary.write_text(address)
             temporary.replace(ready_file)
 
-    overrides = {"host": host, "port": port, "device": device, "insecure": insecure, "reflection": reflection}
-    overrides |= {"metrics_port": metrics_port, "log_format": log_format and log_format.value}
-    try:
-        settings = read_config(
-            config, **{key: value for key, value in overrides.items() if value is not None}
-        )
-        set_up_logging(settings.log_format)
+    flags: dict[str, Any] = {"host": host, "port": port, "device": device, "insecure": insecure}
+    flags |= {"reflection": reflection, "tokens": tokens, "metrics_port": metrics_port}
+    flags |= {"tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca}
+    flags |= {"log_format": log_format and log_format.value}
+    overrides = {key: value for key, value in flags.items() if value is not None}
+
+    def read() -> ServerConfig:
+        settings = read_config(config, **overrides)
         named = {
             spec.model_id: ModelConfig(weights=spec.weights)
             for spec in map(parse_model_argument, models or ())
         }
-        settings = settings.model_copy(update={"models": {**settings.models, **named}})
-        asyncio.run(app.serve(settings, announce))
+        return settings.model_copy(update={"models": {**settings.models, **named}})
+
+    try:
+        settings = read()
+        set_up_logging(settings.log_format)
+        asyncio.run(app.serve(settings, announce, read))
     except ServiceError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None

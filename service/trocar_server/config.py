@@ -55,6 +55,17 @@ class Limits(BaseModel):
     """Bytes of shared memory that one caller on a Unix socket may have at once; 0 to lend none."""
     max_queue: int = Field(default=64, ge=1)
     """Calls that wait for one model."""
+    max_pending_bytes: int = Field(default=0, ge=0)
+    """Bytes of inputs that came and of replies that are not yet sent, of all calls; 0 for half of the host's
+    memory."""
+    max_principal_bytes: int = Field(default=0, ge=0)
+    """The same of one caller; 0 for half of what all may have."""
+    max_pending_s: float = Field(default=1800.0, gt=0)
+    """Seconds of computing, by estimate, that calls which were let in may still need."""
+    max_principal_s: float = Field(default=600.0, gt=0)
+    """The same of one caller."""
+    stall_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds for which a caller may leave a message of a reply unread before the call is ended."""
     max_trainers: int = Field(default=16, ge=1)
     """Trainers of one principal."""
     trainer_ttl_s: float = Field(default=604_800, gt=0)

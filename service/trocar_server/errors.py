@@ -22,13 +22,31 @@ class ServiceError(Exception):
         reason: The stable reason that the client sees.
         message: One sentence or a few for a person, with what to do next.
         details: Extra facts as text, sent as `ErrorInfo.metadata`.
+
+    Attributes:
+        retry_after_s: In how many seconds the same call may succeed, where that is known; see `busy`.
     """
+
+    retry_after_s: float | None = None
 
     def __init__(self, reason: ErrorReason, message: str, **details: str) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.details = details
+
+
+def busy(message: str, retry_after_s: float | None = None, **details: str) -> ServiceError:
+    """Build the error for a server that cannot take a call now, and may soon.
+
+    Args:
+        message: What there is too much of, and what to do next.
+        retry_after_s: In how many seconds the same call may succeed; None where nobody knows.
+        details: Extra facts as text.
+    """
+    error = ServiceError(ErrorReason.SERVER_BUSY, message, **details)
+    error.retry_after_s = retry_after_s
+    return error
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:

@@ -81,7 +81,7 @@ def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME|ID", help="All tokens of a name, or one by its id.")],
     config: ConfigFile = None,
 ) -> None:
-    """Revoke tokens; calls that are under way end by themselves."""
+    """Revoke tokens; a running server ends the calls that were begun with them, within two seconds."""
     with _failures():
         gone = _file(config).revoke(name)
     now_s = time.time()

@@ -138,7 +138,10 @@ def test_the_variables_are_settings() -> None:
 
 def test_the_arguments_exist(tmp_path: Path) -> None:
     parse(["serve", *SERVER["args"]])
-    assert SERVER["args"][1] in {mount["mountPath"] for mount in SERVER["volumeMounts"]}
+    folder, name = SERVER["args"][1].rsplit("/", 1)
+    assert folder in {mount["mountPath"] for mount in SERVER["volumeMounts"]}
+    assert name in CONFIG_MAP["data"]
+    assert not any("subPath" in mount for mount in SERVER["volumeMounts"])  # which would not follow changes
 
 
 def test_ports_are_those_of_the_server(config: ServerConfig) -> None:
@@ -170,7 +173,9 @@ def test_limits_of_the_server_fit_those_of_its_container(config: ServerConfig) -
     limits = SERVER["resources"]["limits"]
     (scratch,) = [volume["emptyDir"] for volume in SPEC["volumes"] if volume["name"] == "scratch"]
     assert scratch["medium"] == "Memory"
-    assert config.limits.max_pass_bytes + memory(scratch["sizeLimit"]) < memory(limits["memory"])
+    assert config.limits.max_pass_bytes + config.limits.max_pending_bytes + memory(
+        scratch["sizeLimit"]
+    ) < memory(limits["memory"])
     assert config.threads == int(limits["cpu"])
 
 

@@ -47,9 +47,7 @@ def small_server() -> Iterator[RunningServer]:
         "resnet18": {"weights": "random:0"},
         "sleeping": custom(Plain, (3, 8, 8)),
     }
-    with running_server(
-        models=models, device="cpu", limits=NARROW_LIMITS, max_message_bytes=10 << 20
-    ) as running:
+    with running_server(models=models, device="cpu", limits=NARROW_LIMITS) as running:
         running.run(lambda: running.engine.unload("sleeping"))
         yield running
 

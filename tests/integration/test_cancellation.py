@@ -200,7 +200,7 @@ def _wait_for_queue(server: RunningServer, model_id: str, length: int) -> None:
 
     async def look() -> bool:
         await asyncio.sleep(0)
-        return len(pool._waiting) == length
+        return pool.waiting_count == length
 
     assert any(server.run(look) for _ in range(100_000))
 

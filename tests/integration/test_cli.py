@@ -1,6 +1,7 @@
 """The command line against a real server, in this process: arguments in, text and exit code out."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -206,6 +207,21 @@ def test_extract_reports_shapes_and_statistics_as_json(
     assert report["shapes"] == {"conv": [5, 4, 8, 8]}
     values = load_file(out)["conv"].astype(np.float64)
     assert report["stats"]["conv"] == pytest.approx({"mean": values.mean(), "std": values.std()})
+
+
+def test_extract_says_where_the_time_went(cli: Trocar, photos: list[Path], tmp_path: Path) -> None:
+    words = ("extract", "plain", *photos, "--tap", "conv", "--batch", 2, "--timing")
+    spent = cli(*words, "--out", tmp_path / "a.safetensors", "--json").json["timing"]
+    assert spent["batch_count"] == 3
+    assert 0 < spent["compute_s"] < spent["total_s"]
+    parts = spent["queue_s"] + spent["compute_s"] + spent["transfer_s"]
+    assert parts == pytest.approx(max(spent["total_s"], spent["queue_s"] + spent["compute_s"]))
+    shown = cli(*words, "--out", tmp_path / "b.safetensors").out
+    assert re.search(r"3 batches in .* s: queue .* s, compute .* s, transfer .* s", shown)
+    assert "timing" not in cli(*words[:-1], "--out", tmp_path / "c.safetensors", "--json").json
+    refused = cli(*words, "--out", tmp_path / "folder")
+    assert refused.code == 2
+    assert "--timing" in refused.err
 
 
 @pytest.mark.parametrize("batch", [1, 2, 16])

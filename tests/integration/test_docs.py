@@ -30,8 +30,15 @@ from trocar._cli.demo.sources import find_sources
 from trocar._cli.plugins import GROUP, plugin_app
 from trocar._taps import STATISTICS
 from trocar.errors import EXCEPTIONS
-from trocar_server.app import model_spec
-from trocar_server.config import Limits, ModelConfig, PreprocessingConfig, ServerConfig, read_config
+from trocar_server.config import (
+    EngineConfig,
+    Limits,
+    ModelConfig,
+    PreprocessingConfig,
+    ServerConfig,
+    read_config,
+)
+from trocar_server.specs import model_spec
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -182,7 +189,7 @@ def test_every_statistic_is_explained() -> None:
     assert set(STATISTICS) <= rows
 
 
-@pytest.mark.parametrize("kind", [ServerConfig, Limits, ModelConfig, PreprocessingConfig])
+@pytest.mark.parametrize("kind", [ServerConfig, EngineConfig, Limits, ModelConfig, PreprocessingConfig])
 def test_every_setting_is_explained(kind: Any) -> None:
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     assert [name for name in kind.model_fields if f"`{name}`" not in page] == []

@@ -33,6 +33,17 @@ def test_a_message_that_unpacks_to_more_than_the_limit_is_refused(small_server: 
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize("field", [b"\x72\x00", b"\x7a\x00"], ids=["fields", "chunks"])
+def test_a_message_of_a_million_fields_is_not_walked_through(
+    small_server: RunningServer, field: bytes
+) -> None:
+    with (
+        raw_channel(small_server.address, max_send_message_length=-1) as channel,
+        pytest.raises(trocar.InvalidArgumentError, match="65,536 fields"),
+    ):
+        send(channel, field * (1 << 20))
+
+
 def test_a_reply_whose_size_depends_on_the_data_does_not_pass_the_limit(serve: Serve) -> None:
     """The recording saw values in [0, 1) and none below zero; the real input has nothing else."""
     running = serve(models={"negative": custom(OnlyNegative)}, limits={"max_reply_bytes": 1 << 12})

@@ -13,8 +13,8 @@ import trocar
 from tests.support.running_server import RunningServer
 from tests.support.serving import Serve, custom, rebuilt
 from tests.support.tiny_models import Plain
-from trocar_server.app import model_spec
 from trocar_server.config import ModelConfig
+from trocar_server.specs import model_spec
 
 
 def broken_factory() -> None:

@@ -20,6 +20,8 @@ from tests.support.serving import Serve, custom, rebuilt
 from tests.support.tiny_models import Plain, Structured
 from tests.support.wire import raw_channel
 from trocar_server import __version__
+from trocar_server.engines import worker
+from trocar_server.engines.worker import Built, Job
 from trocar_server.rpc.oip.messages import SERVICE, ModelInferRequest
 
 IMAGES = noise(2, 3, 8, 8)
@@ -274,6 +276,36 @@ def test_a_deadline_of_its_own_stops_a_request(channel: grpc.Channel) -> None:
     assert info_of(caught.value).reason == "DEADLINE_EXCEEDED"
 
 
+def test_numerics_are_those_that_the_request_takes(serve: Serve) -> None:
+    """Asked as often as it takes to have a form built, tried and used."""
+    engine = {"compile_after": 1, "min_gain": 0.0}
+    running = serve(models={"plain": custom(Plain, (3, 8, 8))}, engine=engine)
+    _build_here(running)
+    names = ["conv", "fc", "fc:mean"]
+    with raw_channel(running.address) as channel:
+        exact = arrays_of(infer(channel, request_of("plain", {"x": IMAGES}, names)))
+        request = request_of("plain", {"x": IMAGES}, names, parameters={"numerics": {"string_param": "fast"}})
+        response = infer(channel, request)
+        for _ in range(7):
+            response = infer(channel, request)
+            running.run(running.engine.compiled.settled)
+    assert response.parameters["numerics"].string_param == "fast"
+    assert response.parameters["engine"].string_param != "eager"
+    found = arrays_of(response)
+    assert list(found) == names
+    for name in names:
+        assert np.linalg.norm(found[name] - exact[name]) <= 1e-5 * np.linalg.norm(exact[name])
+
+
+def _build_here(server: RunningServer) -> None:
+    """Build in this process: another one needs seconds to start."""
+
+    async def build(job: Job) -> Built:
+        return await server.engine.owner.run(lambda: worker.build(job))
+
+    server.engine.compiled.builder.build_apart = build
+
+
 # --- Server, models, repository ---
 
 
@@ -377,6 +409,28 @@ def test_statistics_count_what_was_asked(serve: Serve) -> None:
     assert found.last_inference > 0
 
 
+def test_another_callers_trainer_is_not_there(serve: Serve) -> None:
+    running = serve(models={"plain": custom(Plain, (3, 8, 8))})
+    mine, other = [[("authorization", f"Bearer {name}")] for name in ("alice", "bob")]
+    with trocar.connect(running.address, token="alice") as client, raw_channel(running.address) as channel:
+        trainer = client.train("plain", trainable=["fc"], optimizer=trocar.sgd(lr=0.1))
+        name = trainer.trainer_id
+        request = request_of(name, {"x": IMAGES})
+        found = arrays_of(infer(channel, request, metadata=mine))["/out"]
+        assert same_bits(found, rebuilt(Plain)(torch.from_numpy(IMAGES)).detach())
+        assert ask(channel, "ModelReady", {"name": name}, metadata=mine).ready
+        assert not ask(channel, "ModelReady", {"name": name}, metadata=other).ready
+        for method in ("ModelMetadata", "ModelConfig", "ModelStatistics"):
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(channel, method, {"name": name}, metadata=other)
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(channel, request, metadata=other)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        listed = ask(channel, "ModelStatistics", metadata=other).model_stats
+        assert [found.name for found in listed] == ["plain"]
+
+
 NOT_THERE = [
     *(
         f"{kind}SharedMemory{verb}"
@@ -402,9 +456,10 @@ def test_each_call_is_logged(channel: grpc.Channel, server: RunningServer) -> No
         with pytest.raises(grpc.RpcError):
             infer(channel, request_of("plane", {"x": IMAGES}))
         server.run(_written)
-    calls = [(line["method"], line["code"]) for line in lines if line["event"] == "call"]
-    method = f"/{SERVICE.full_name}/ModelInfer"
-    assert calls == [(method, "OK"), (method, "NOT_FOUND")]
+    calls = [line for line in lines if line["event"] == "call"]
+    assert {line["method"] for line in calls} == {f"/{SERVICE.full_name}/ModelInfer"}
+    assert [(line["code"], line["model"]) for line in calls] == [("OK", "plain"), ("NOT_FOUND", "plane")]
+    assert calls[0]["rows"] == len(IMAGES)
 
 
 async def _written() -> None:

@@ -11,7 +11,7 @@ from tests.support.open_inference import ask, infer, info_of, request_of
 from tests.support.oracle import noise
 from tests.support.running_server import RunningServer
 from tests.support.wire import raw_channel
-from trocar_server.rpc.oip.messages import ModelInferRequest
+from trocar_server.rpc.oip.messages import SERVICE, ModelInferRequest
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 
@@ -229,3 +229,43 @@ def test_other_methods_refuse_what_is_not_there(
         ask(channel, name, fields)
     assert caught.value.code().name == code, caught.value.details()
     assert info_of(caught.value).reason
+
+
+UNARY = [method.name for method in SERVICE.methods if not method.client_streaming]
+
+
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [(b"\xff" * 64, Invalid), (bytes(17 << 20), Exhausted)],
+    ids=["no message", "17 MiB"],
+)
+def test_bytes_that_are_no_message_are_refused(
+    small_server: RunningServer, name: str, message: bytes, code: str
+) -> None:
+    """17 MiB of zeros are too much for all methods but the one that carries tensors, and nothing for that."""
+    with raw_channel(small_server.address, max_send_message_length=-1) as channel:
+        call: Any = channel.unary_unary(f"/{SERVICE.full_name}/{name}", None, None)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(message, timeout=60)
+    assert caught.value.code().name == (Invalid if name == "ModelInfer" else code)
+    assert info_of(caught.value).reason in ("INVALID_ARGUMENT", "REQUEST_TOO_LARGE")
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (b"\x3a\x00" * (1 << 20), Invalid),  # empty raw contents
+        (b"\x2a\x00" * (1 << 20), Invalid),  # empty inputs
+        (b"\x1a" + b"\x80\x80\xc0\x04" + bytes(9 << 20), Exhausted),  # an id of 9 MiB
+    ],
+    ids=["raw contents", "inputs", "id"],
+)
+def test_a_message_that_would_take_long_to_read_is_not_read(
+    small_server: RunningServer, message: bytes, code: str
+) -> None:
+    with raw_channel(small_server.address, max_send_message_length=-1) as channel:
+        call: Any = channel.unary_unary(f"/{SERVICE.full_name}/ModelInfer", None, None)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(message, timeout=60)
+    assert caught.value.code().name == code, caught.value.details()

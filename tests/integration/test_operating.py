@@ -182,10 +182,6 @@ def test_the_limits_of_the_page_are_limits() -> None:
     }
     assert named - {"grace_s"} <= set(Limits.model_fields)
     assert "grace_s" in ServerConfig.model_fields
-    assert set(Limits.model_fields) - named <= {
-        "max_chunk_bytes",
-        "max_image_pixels",
-    }  # nobody needs to set these
 
 
 def test_the_reasons_of_the_page_are_reasons() -> None:

@@ -110,7 +110,7 @@ def nothing_left(busy: RunningServer, near: trocar.Client, gate: Gate) -> Iterat
     for model_id in ("gated", "stuck", "plain", "resnet18"):
         pool = busy.engine._hosts[model_id].pool
         assert _eventually(busy, lambda: pool.leased_count == 0)  # noqa: B023 - called at once
-        assert len(pool._waiting) == 0
+        assert pool.waiting_count == 0
     assert hook_counts(busy) == hooks
     assert near.extract("gated", ROW, "last")["last"].shape == (1, 3)
 
@@ -172,10 +172,10 @@ def test_a_stream_that_ends_while_it_waits_for_a_replica_leaves_nothing(
         assert gate.entered.wait(WAIT_S)
         pool = busy.engine._hosts["stuck"].pool
         streams = [RawStream(channel, _start("stuck", "last"), _batch(0, ROW)) for _ in range(4)]
-        assert _eventually(busy, lambda: len(pool._waiting) == 2)
+        assert _eventually(busy, lambda: pool.waiting_count == 2)
         for stream in streams:  # two wait in line, two for room in it
             stream.cancel()
-        assert _eventually(busy, lambda: len(pool._waiting) == 0)
+        assert _eventually(busy, lambda: pool.waiting_count == 0)
         gate.release()
         assert running.result(WAIT_S)["last"].shape == (1, 3)
 

@@ -88,6 +88,17 @@ async def test_the_asyncio_client_takes_the_trace_along_too(collected: Collector
     assert (phases.count("pass"), phases.count("queue"), phases.count("reply")) == (2, 2, 2)
 
 
+def test_a_stream_of_the_blocking_client_takes_the_trace_along(collected: Collector, tracer: Tracer) -> None:
+    with (
+        traced(collected.endpoint) as client,
+        tracer.start_as_current_span("a user's work") as parent,
+        client.extract_stream("identity", [ROWS, ROWS], ["identity"]) as stream,
+    ):
+        assert [result.index for result in stream] == [0, 1]
+    (call,) = [span for span in collected.spans() if span.name.endswith("/ExtractStream")]
+    assert call.parent_span_id.hex() == f"{parent.get_span_context().span_id:016x}"
+
+
 def test_a_call_without_a_trace_begins_one_that_the_log_names(collected: Collector) -> None:
     with capture_logs() as lines, traced(collected.endpoint) as client:
         client.extract("identity", ROWS, taps=["identity"])

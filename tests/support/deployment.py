@@ -15,9 +15,6 @@ DEPLOY = ROOT / "deploy"
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 """As systemd, Compose and Kubernetes write memory."""
 
-AWAITED = {"metrics_port", "metrics_host"}
-"""Settings that come with the metrics."""
-
 CHECKPOINTS_S = 30
 """What a stopping server may need after its grace: trainers are saved then."""
 
@@ -67,7 +64,7 @@ def settings_of(environment: dict[str, str]) -> dict[str, str]:
 
 def unknown_settings(environment: dict[str, str]) -> set[str]:
     """Return which variables name settings that no server has."""
-    return set(settings_of(environment)) - set(ServerConfig.model_fields) - AWAITED
+    return set(settings_of(environment)) - set(ServerConfig.model_fields)
 
 
 def documents(path: Path) -> list[dict[str, Any]]:

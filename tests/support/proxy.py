@@ -21,6 +21,8 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._left_bytes: int | None = None
         self.connection_count = 0
+        self.up_bytes = 0
+        self.down_bytes = 0
         self.port = 0
 
     @property
@@ -56,18 +58,23 @@ class Proxy:
             writer.transport.abort()
 
     async def _count(self, byte_count: int) -> None:
+        self.up_bytes += byte_count
         if self._left_bytes is not None:
             self._left_bytes -= byte_count
             if self._left_bytes <= 0:
                 self._left_bytes = None
                 await self._break()
 
+    async def _count_down(self, byte_count: int) -> None:
+        self.down_bytes += byte_count
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connection_count += 1
         far_reader, far_writer = await asyncio.open_connection(*self._target)
         self._writers |= {writer, far_writer}
         try:
-            await asyncio.gather(_copy(reader, far_writer, self._count), _copy(far_reader, writer))
+            up = _copy(reader, far_writer, self._count)
+            await asyncio.gather(up, _copy(far_reader, writer, self._count_down))
         finally:
             for end in (writer, far_writer):
                 self._writers.discard(end)
@@ -77,14 +84,13 @@ class Proxy:
 async def _copy(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    count: Callable[[int], Awaitable[None]] | None = None,
+    count: Callable[[int], Awaitable[None]],
 ) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(1 << 16):
             writer.write(data)
             await writer.drain()
-            if count is not None:
-                await count(len(data))
+            await count(len(data))
     writer.transport.abort()
 
 

@@ -14,9 +14,9 @@ from tests.support.serving import custom
 from trocar_api.reasons import ErrorReason
 from trocar_server import app
 from trocar_server.access import check_address
-from trocar_server.app import model_spec
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.errors import ServiceError
+from trocar_server.specs import model_spec
 
 
 def owner_threads() -> set[threading.Thread]:
@@ -53,13 +53,13 @@ async def test_a_model_that_nobody_knows_leaves_no_thread() -> None:
     assert owner_threads() == before
 
 
-async def test_an_announcement_that_fails_leaves_no_thread() -> None:
+async def test_an_announcement_that_fails_leaves_no_thread(tmp_path: Path) -> None:
     def announce(running: app.App) -> None:
         raise FileNotFoundError("no such folder")
 
     before = owner_threads()
     with pytest.raises(FileNotFoundError):
-        await app.serve(ServerConfig(port=0, device="cpu"), announce)
+        await app.serve(ServerConfig(port=0, device="cpu", data_dir=tmp_path), announce)
     assert owner_threads() == before
 
 

@@ -34,8 +34,11 @@ def test_the_defaults_are_safe() -> None:
     assert (config.host, config.port, config.reflection) == ("127.0.0.1", 50051, False)
 
 
-# 0 of `max_pass_bytes` becomes a share of the device's memory when the engine starts.
-@pytest.mark.parametrize("name", sorted(set(type(ServerConfig().limits).model_fields) - {"max_pass_bytes"}))
+SHARES = {"max_pass_bytes", "max_pending_bytes", "max_principal_bytes"}
+"""Their 0 becomes a share of the device's or the host's memory when the engine starts."""
+
+
+@pytest.mark.parametrize("name", sorted(set(type(ServerConfig().limits).model_fields) - SHARES))
 def test_every_limit_is_finite_by_default(name: str) -> None:
     assert 0 < getattr(read_config().limits, name) < 1 << 40
 

@@ -26,6 +26,7 @@ from trocar._cli.loading import load, unload
 from trocar._cli.many_values import ManyValues
 from trocar._cli.models import models
 from trocar._cli.modules import modules
+from trocar._cli.operating import drain, reload
 from trocar._cli.plan import plan
 from trocar._cli.plugins import add_plugins
 from trocar._cli.ready import ready
@@ -40,9 +41,7 @@ _EPILOG = (
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(ready, models, load, unload, modules, plan, extract, stats, gradients, cam, health),
-    *(fid, cka, dead, diff),
-    *(models, load, unload, modules, plan, extract, stats, gradients, cam, health),
-    *(fid, cka, dead, diff, bench),
+    *(fid, cka, dead, diff, bench, drain, reload),
 )
 """Those that begin with a client, in the order of the help."""
 

@@ -16,6 +16,7 @@ _HELP = {
     "serve": "Host models and answer clients until stopped.",
     "convert": "Turn a .pth state dict into a .safetensors file.",
     "token": "Make, list and revoke the tokens of a server.",
+    "doctor": "Check the machine, the configuration and a running server, and say what to do.",
 }
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

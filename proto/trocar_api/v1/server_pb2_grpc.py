@@ -40,6 +40,16 @@ class ServerServiceStub:
                 request_serializer=trocar__api_dot_v1_dot_server__pb2.GetServerInfoRequest.SerializeToString,
                 response_deserializer=trocar__api_dot_v1_dot_server__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/trocar_api.v1.ServerService/Drain',
+                request_serializer=trocar__api_dot_v1_dot_server__pb2.DrainRequest.SerializeToString,
+                response_deserializer=trocar__api_dot_v1_dot_server__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.ReloadConfig = channel.unary_unary(
+                '/trocar_api.v1.ServerService/ReloadConfig',
+                request_serializer=trocar__api_dot_v1_dot_server__pb2.ReloadConfigRequest.SerializeToString,
+                response_deserializer=trocar__api_dot_v1_dot_server__pb2.ReloadConfigResponse.FromString,
+                _registered_method=True)
 
 
 class ServerServiceServicer:
@@ -53,6 +63,22 @@ class ServerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Lets the server run empty, or take work again. Health says NOT_SERVING and new work is refused with
+        `SERVER_DRAINING`; calls that run go on to their end, fits are saved and wait. Needs the scope admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadConfig(self, request, context):
+        """Reads the configuration again: models, data sets, limits, tokens. All of it counts or nothing: what is
+        wrong is answered with `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +86,16 @@ def add_ServerServiceServicer_to_server(servicer, server):
                     servicer.GetServerInfo,
                     request_deserializer=trocar__api_dot_v1_dot_server__pb2.GetServerInfoRequest.FromString,
                     response_serializer=trocar__api_dot_v1_dot_server__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=trocar__api_dot_v1_dot_server__pb2.DrainRequest.FromString,
+                    response_serializer=trocar__api_dot_v1_dot_server__pb2.DrainResponse.SerializeToString,
+            ),
+            'ReloadConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadConfig,
+                    request_deserializer=trocar__api_dot_v1_dot_server__pb2.ReloadConfigRequest.FromString,
+                    response_serializer=trocar__api_dot_v1_dot_server__pb2.ReloadConfigResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +126,60 @@ class ServerService:
             '/trocar_api.v1.ServerService/GetServerInfo',
             trocar__api_dot_v1_dot_server__pb2.GetServerInfoRequest.SerializeToString,
             trocar__api_dot_v1_dot_server__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trocar_api.v1.ServerService/Drain',
+            trocar__api_dot_v1_dot_server__pb2.DrainRequest.SerializeToString,
+            trocar__api_dot_v1_dot_server__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trocar_api.v1.ServerService/ReloadConfig',
+            trocar__api_dot_v1_dot_server__pb2.ReloadConfigRequest.SerializeToString,
+            trocar__api_dot_v1_dot_server__pb2.ReloadConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,

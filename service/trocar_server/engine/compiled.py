@@ -97,7 +97,10 @@ class CompiledForms:
         call = CompiledCall(prepared, guard, running, time.perf_counter())
         plan = prepared.plan
         try:
-            return await form.queue.submit(call, rows_of(plan), may_merge=plan.execution.merge)
+            execution = plan.execution
+            return await form.queue.submit(
+                call, rows_of(plan), may_merge=execution.merge, priority=execution.priority
+            )
         except asyncio.CancelledError:
             guard.cancel()
             raise

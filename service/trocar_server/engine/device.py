@@ -2,27 +2,43 @@
 
 As soon as a second thread has ever called torch, libgomp halves the pace of all of them (15 -> 21 ms for
 resnet18), so everything that touches a tensor, preprocessing and reductions included, is work for this
-thread, in the order in which it came.
+thread. Passes of every model, steps of every trainer and units of every fit stand in one line, which is fair
+between callers by the seconds that their work takes.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 import torch
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.device_memory import give_back_cache
+from trocar_server.engine.fair_queue import FairQueue
 from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow
 
 Result = TypeVar("Result")
-_Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+
+
+@dataclass
+class _Job:
+    work: Callable[[], Any]
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Any]"
+    flow: str
+
+
+_QUANTUM_S = 1e-3
 
 
 class DeviceThread:
-    """Runs work for one torch device on one thread, first in, first out.
+    """Runs work for one torch device on one thread: that of one flow in the order in which it came.
 
     owner = DeviceThread(torch.device("cpu"))
     owner.start()
@@ -32,9 +48,19 @@ class DeviceThread:
     def __init__(self, device: torch.device, threads: int | None = None) -> None:
         self.device = device
         self._threads = threads
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._line: FairQueue[_Job] = FairQueue(_QUANTUM_S)
+        self._mutex = Lock()
+        """Of the line."""
+        self._signals: SimpleQueue[bool] = SimpleQueue()
+        """True for each job in the line, false for the end."""
         self._has_ended = False
+        self._is_running = False
         self._thread = Thread(target=self._serve, name=f"torch-{device}", daemon=True)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether work runs or waits, so that new work would not begin at once."""
+        return self._is_running or bool(self._line)
 
     @property
     def thread_count(self) -> int | None:
@@ -47,17 +73,20 @@ class DeviceThread:
 
     def stop(self) -> None:
         """End the thread when it has done what was queued before."""
-        self._jobs.put(None)
+        self._signals.put(False)
         self._thread.join()
 
     def submit(self, work: Callable[[], Result]) -> "asyncio.Future[Result]":
-        """Queue work; the future belongs to the running event loop.
+        """Queue work in the flow of the present call; the future belongs to the running event loop.
 
         A queued job always runs, unless the thread has ended: then it fails with `SERVER_BUSY`.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        self._jobs.put((work, loop, future))
+        flow = current_flow()
+        with self._mutex:
+            self._line.push(_Job(work, loop, future, flow), flow)
+        self._signals.put(True)
         if self._has_ended:
             self._refuse_jobs()
         return future
@@ -81,34 +110,57 @@ class DeviceThread:
     def _serve(self) -> None:
         if self._threads:
             torch.set_num_threads(self._threads)
-        while (job := self._jobs.get()) is not None:
-            work, loop, future = job
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = work()
-            except StopIteration as raised:  # which no future can hold
-                error = RuntimeError(f"StopIteration: {raised.value}")
-            except ServiceError as raised:
-                raised.__context__ = raised.__cause__  # frames hold tensors
-                error = raised.with_traceback(None)
-            except BaseException as raised:  # noqa: BLE001 - handed to the waiting task
-                error = raised
-            loop.call_soon_threadsafe(_settle, future, result, error)
+        while self._signals.get():
+            with self._mutex:
+                self._is_running = True
+                job = self._line.pop()
+            started = time.monotonic()
+            result, error = _outcome(job.work)
+            self._charge(job.flow, time.monotonic() - started)
+            if _is_out_of_memory(error):
+                give_back_cache(self.device)
+            self._is_running = False
+            job.loop.call_soon_threadsafe(_settle, job.future, result, error)
             # The loop holds them now: kept here, the last result would live until the next job.
-            del job, work, future, result, error
+            del job, result, error
         self._has_ended = True
         self._refuse_jobs()
+
+    def _charge(self, flow: str, seconds: float) -> None:
+        with self._mutex:
+            if self._line:
+                self._line.charge(flow, seconds)
+            else:
+                self._line.forget()
 
     def _refuse_jobs(self) -> None:
         """End what came too late: whoever waits for it would do so for ever."""
         with suppress(Empty):
             while True:
-                job = self._jobs.get_nowait()
-                if job is not None:
+                if self._signals.get_nowait():
+                    with self._mutex:
+                        job = self._line.pop()
                     error = ServiceError(ErrorReason.SERVER_BUSY, "the server is being stopped")
                     with suppress(RuntimeError):  # its loop is closed
-                        job[1].call_soon_threadsafe(_settle, job[2], None, error)
+                        job.loop.call_soon_threadsafe(_settle, job.future, None, error)
+
+
+def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return work(), None
+    except StopIteration as raised:  # which no future can hold
+        return None, RuntimeError(f"StopIteration: {raised.value}")
+    except ServiceError as raised:
+        raised.__context__ = raised.__cause__  # frames hold tensors
+        return None, raised.with_traceback(None)
+    except BaseException as raised:  # noqa: BLE001 - handed to the waiting task
+        return None, raised
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    if isinstance(error, ServiceError):
+        return error.reason is ErrorReason.OUT_OF_MEMORY
+    return isinstance(error, torch.OutOfMemoryError)
 
 
 async def _end_of(future: "asyncio.Future[Any]") -> None:

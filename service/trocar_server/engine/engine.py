@@ -11,6 +11,7 @@ from PIL import Image
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import EngineConfig, Limits
+from trocar_server.engine.admission import Admission, with_budgets
 from trocar_server.engine.compiled import CompiledForms
 from trocar_server.engine.compiled_pass import NotCompiledError
 from trocar_server.engine.device import DeviceThread
@@ -29,6 +30,7 @@ from trocar_server.engine.plan import (
     Payloads,
     Plan,
     Signature,
+    row_count,
 )
 from trocar_server.engine.planner import Resolved, resolve_taps
 from trocar_server.engine.preview import Preview, assumed_signature, make_preview
@@ -77,7 +79,8 @@ class Engine:
         self.catalogue = catalogue
         self.owner = owner
         limit = memory_limit(limits.max_pass_bytes, owner.device)
-        self.limits = limits.model_copy(update={"max_pass_bytes": limit})
+        self.limits = with_budgets(limits.model_copy(update={"max_pass_bytes": limit}))
+        self.admission = Admission(self.limits)
         self._data_dir = data_dir
         self._replica_counts = replica_counts or {}
         self._hosts: dict[str, Host] = {}
@@ -176,12 +179,25 @@ class Engine:
             if error.reason in _KNOWN_BEFORE_INPUTS:
                 raise
 
-    async def check(self, plan: Plan, deadline: float | None = None) -> None:
+    def expected_s(self, plan: Plan, deadline: float | None = None) -> float:
+        """Return about how long a pass will take, from those before it; 0 where too few were.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, the call would be refused a place in the model's line.
+        """
+        pool, rows = self._host(plan.model_id).pool, row_count(plan.inputs)
+        pool.check(deadline, rows, plan.execution.priority)
+        return pool.pace.seconds(rows) if pool.pace.is_known else 0.0
+
+    async def check(self, plan: Plan, deadline: float | None = None) -> int:
         """Check a plan before the bytes of its inputs have come.
 
         Args:
             plan: What will be asked for.
             deadline: A time of `time.monotonic()` in seconds, or None.
+
+        Returns:
+            Bytes of the values in the reply, 0 where they are not known before the inputs are.
 
         Raises:
             ServiceError: Anything that can be known without them.
@@ -191,15 +207,17 @@ class Engine:
         signature = known_signature(host, plan)
         if signature is None:
             self._resolve_example(plan, await self._example(host, plan, deadline))
-            return
+            return 0
         recording = await self._record(host, signature, plan, deadline)
         forms = await self._source_forms(host, plan, deadline)
         try:
             resolved, _ = resolve_plan(host, plan, signature, recording, self.limits, forms)
-            await self._rehearsed(host, plan, resolved, signature, forms, deadline)
+            resolved = await self._rehearsed(host, plan, resolved, signature, forms, deadline)
         except ServiceError as error:
             if not host.may_differ(error):
                 raise
+            return 0
+        return resolved.byte_count
 
     async def check_edits(self, model_id: str, edits: Sequence[EditRequest]) -> None:
         """Check edits against a model's example input, for any later request.
@@ -269,7 +287,9 @@ class Engine:
     ) -> Extraction:
         guard = PassGuard(deadline)
         started = time.perf_counter()
-        async with host.pool.lease(deadline) as replica:
+        plan = prepared.plan
+        rows, priority = row_count(plan.inputs), plan.execution.priority
+        async with host.pool.lease(deadline, rows=rows, priority=priority) as replica:
             queue_s = time.perf_counter() - started
 
             def work() -> Extraction:

@@ -4,13 +4,13 @@ Nobody waits for company: a call that finds nobody before it runs at once, alone
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from trocar_api.reasons import ErrorReason
-from trocar_server.errors import ServiceError
+from trocar_server.engine.fair_queue import FairQueue, Priority
+from trocar_server.errors import busy
+from trocar_server.models import current_flow, set_flow
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -24,12 +24,14 @@ class Turn(Generic[Work, Result]):
         work: What it is about.
         rows: The samples of its batch.
         may_merge: Whether it may run together with others.
+        flow: Whose share of time it uses.
         done: Gets its result.
     """
 
     work: Work
     rows: int
     may_merge: bool
+    flow: str
     done: "asyncio.Future[Result]"
 
 
@@ -37,7 +39,7 @@ Group = Sequence[Work]
 
 
 class MergingQueue(Generic[Work, Result]):
-    """Runs calls one group after another. Every method belongs to one event loop.
+    """Runs calls one group after another, fair between callers by rows. For one event loop.
 
     Args:
         run: Runs a group; returns for each a result, or the error that it failed with.
@@ -54,34 +56,50 @@ class MergingQueue(Generic[Work, Result]):
         self._run = run
         self._most_rows = most_rows
         self._max_waiting = max_waiting
-        self._waiting: deque[Turn[Work, Result]] = deque()
+        self._waiting: FairQueue[Turn[Work, Result]] = FairQueue(1.0)
         self._running: asyncio.Task[None] | None = None
 
-    async def submit(self, work: Work, rows: int, *, may_merge: bool) -> Result:
-        """Run one call, alone or in a group.
+    async def submit(
+        self, work: Work, rows: int, *, may_merge: bool, priority: Priority = Priority.NORMAL
+    ) -> Result:
+        """Run one call of the present flow, alone or in a group.
 
         Raises:
             ServiceError: `SERVER_BUSY`, too many wait.
             Exception: What the group's run says of this call.
         """
-        if len(self._waiting) >= self._max_waiting:
-            raise ServiceError(
-                ErrorReason.SERVER_BUSY,
-                f"{len(self._waiting)} calls wait for this model already; try again later",
-            )
-        turn: Turn[Work, Result] = Turn(work, rows, may_merge, asyncio.get_running_loop().create_future())
-        self._waiting.append(turn)
+        flow = current_flow()
+        self._make_room(flow)
+        turn: Turn[Work, Result] = Turn(
+            work, rows, may_merge, flow, asyncio.get_running_loop().create_future()
+        )
+        ticket = self._waiting.push(turn, flow, max(rows, 1), priority)
         if self._running is None:
             self._running = asyncio.create_task(self._serve())
         try:
             return await turn.done
         finally:
-            turn.done.cancel()  # who does not wait any more needs no pass
+            self._waiting.remove(ticket)  # who does not wait any more needs no pass
+            turn.done.cancel()
+
+    def _make_room(self, flow: str) -> None:
+        """Let a call into a full line in place of the last one of who has most of them; see `ReplicaPool`."""
+        count = len(self._waiting)
+        if count < self._max_waiting:
+            return
+        last = self._waiting.place_for(flow)
+        turn = self._waiting.item(last) if last else None
+        if last is None or turn is None:
+            raise busy(f"{count} calls wait for this model already; try again later")
+        self._waiting.remove(last)
+        problem = f"{count} calls wait for this model, many of them yours, and others want a share"
+        _settle(turn.done, busy(f"{problem}; try again later"))
 
     async def _serve(self) -> None:
         try:
             while group := self._next_group():
                 results: Sequence[Result | BaseException]
+                set_flow(group[0].flow)  # that of the first, on the device too
                 try:
                     results = await self._run([turn.work for turn in group])
                 except Exception as error:  # noqa: BLE001 - handed to every caller
@@ -95,16 +113,19 @@ class MergingQueue(Generic[Work, Result]):
         """Take the first call in line, and those behind it that may join."""
         group: list[Turn[Work, Result]] = []
         rows, most = 0, self._most_rows()
-        while self._waiting:
-            turn = self._waiting[0]
+        if self._waiting:
+            self._waiting.quantum = self._waiting.cost / len(self._waiting)
+        else:
+            self._waiting.forget()
+        while (turn := self._waiting.head()) is not None:
             if turn.done.done():  # cancelled in line
-                self._waiting.popleft()
+                self._waiting.pop()
                 continue
             is_first = not group
             joins = not is_first and turn.may_merge and group[0].may_merge and rows + turn.rows <= most
             if not (is_first or joins):
                 break
-            group.append(self._waiting.popleft())
+            group.append(self._waiting.pop())
             rows += turn.rows
         return group
 

@@ -137,8 +137,12 @@ def _is_left_out(target: TapTarget, values: Mapping[str, torch.Tensor]) -> bool:
 
 
 @contextmanager
-def domain_errors(hosted: HostedModel) -> Iterator[None]:
+def domain_errors(hosted: HostedModel, needed_bytes: int = 0) -> Iterator[None]:
     """Turn what torch, a model or a guard raises inside the context into domain errors.
+
+    Args:
+        hosted: The model.
+        needed_bytes: What the pass needs by estimate, to say so where there was not as much; 0 if unknown.
 
     Raises:
         ServiceError: `DEADLINE_EXCEEDED`, `CANCELLED`, `OUT_OF_MEMORY` or `INPUT_REJECTED`.
@@ -157,10 +161,10 @@ def domain_errors(hosted: HostedModel) -> Iterator[None]:
             f"'{missing.args[0]}' is not there with these inputs: the model decides on its data",
         )
     except (torch.OutOfMemoryError, MemoryError) as error:  # the first is a RuntimeError: caught before
-        problem = _out_of_memory(error)
+        problem = _out_of_memory(error, needed_bytes)
     except Exception as error:  # noqa: BLE001 - whatever the model raises
         is_memory = "can't allocate memory" in str(error)
-        problem = _out_of_memory(error) if is_memory else input_rejected(hosted, error)
+        problem = _out_of_memory(error, needed_bytes) if is_memory else input_rejected(hosted, error)
     # Raised here, and not above, where it would keep the frames of the failed pass, and so its values, alive.
     raise problem
 
@@ -252,8 +256,12 @@ def _aborted(reason: ErrorReason) -> ServiceError:
     return ServiceError(reason, f"{what}; the pass was stopped")
 
 
-def _out_of_memory(error: BaseException) -> ServiceError:
+def _out_of_memory(error: BaseException, needed_bytes: int) -> ServiceError:
+    needed = f"; the pass needs about {needed_bytes:,} bytes" if needed_bytes else ""
+    facts = {"needed_bytes": str(needed_bytes)} if needed_bytes else {}
     return ServiceError(
         ErrorReason.OUT_OF_MEMORY,
-        f"the device has too little memory: {first_line(error)}; use a smaller batch",
+        f"the device has too little memory: {first_line(error)}{needed}; use a smaller batch, or ask for "
+        "fewer or earlier taps",
+        **facts,
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum, unique
 from typing import TypeAlias
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from trocar_server.edits import Edit
+from trocar_server.engine.fair_queue import Priority
 from trocar_server.engine.objective import Objective
 from trocar_server.engines import Numerics
 from trocar_server.reductions import Cast, ConstantSpec, Reduction, constant_specs
@@ -122,15 +122,6 @@ class SourceInputs:
     inputs: tuple[ArgumentInput, ...]
 
 
-@unique
-class Priority(IntEnum):
-    """Which of one caller's calls go first."""
-
-    LOW = -1
-    NORMAL = 0
-    HIGH = 1
-
-
 @dataclass(frozen=True)
 class Execution:
     """How a pass may be run.
@@ -184,6 +175,15 @@ class Plan:
     def objective_constants(self) -> list[ConstantSpec]:
         """The tensors that the objective needs."""
         return [] if self.objective is None else list(self.objective.constants)
+
+
+def row_count(inputs: Sequence[ArgumentInput]) -> int:
+    """Return how many samples the arguments of a pass have, as far as their form tells; at least 1."""
+    counts = [
+        (entry.shape[0] if entry.shape else 1) if isinstance(entry, TensorInput) else len(entry.images)
+        for entry in inputs
+    ]
+    return max([1, *counts[:1]])
 
 
 @dataclass(frozen=True)

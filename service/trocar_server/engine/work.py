@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from PIL import Image
 
+from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.constants import Constants, check_constants
+from trocar_server.engine.device_memory import give_back_cache, keeps_memory
 from trocar_server.engine.hosting import Host, SourceForms
 from trocar_server.engine.inputs import (
     Argument,
@@ -108,9 +110,25 @@ def run_plan(
 ) -> tuple[Resolved, PassResult]:
     """Run one pass on a leased replica, and before it those of its sources. Owner thread only.
 
+    A pass for which a GPU has no memory is run once more when the allocator has given back what it keeps:
+    that is often in pieces of which none was large enough.
+
     Raises:
         ServiceError: Whatever is wrong with the request, and what stops a pass.
     """
+    device = host.hosted.device
+    try:
+        return _run_plan(host, replica, prepared, guard, limits)
+    except ServiceError as error:
+        if error.reason is not ErrorReason.OUT_OF_MEMORY or not keeps_memory(device):
+            raise
+    give_back_cache(device)
+    return _run_plan(host, replica, prepared, guard, limits)
+
+
+def _run_plan(
+    host: Host, replica: Replica, prepared: Prepared, guard: PassGuard, limits: Limits
+) -> tuple[Resolved, PassResult]:
     plan = prepared.plan
     names = [entry.name for entry in plan.inputs]
     with domain_errors(host.hosted):
@@ -145,7 +163,8 @@ def run_plan(
         found = found_values(replica, resolved, sources, guard)
         work = make_work(resolved, constants.edits, constants.objective, found)
         work = replace(work, graph=host.recorder.graph() if "fx" in kinds else None)
-        result = run_pass(replica, called, resolved.targets, work, guard, constants.taps)
+        with domain_errors(host.hosted, resolved.memory_bytes(signature)):
+            result = run_pass(replica, called, resolved.targets, work, guard, constants.taps)
     check_byte_count(result.byte_count, limits.max_reply_bytes)  # a model may decide on its data
     return resolved, result
 

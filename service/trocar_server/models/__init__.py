@@ -17,7 +17,13 @@ from trocar_server.models.hosted import HostedModel
 from trocar_server.models.images import decode_image, image_from_pixels
 from trocar_server.models.loading import load_model
 from trocar_server.models.preprocessing import PreprocessingInfo, Preprocessor
-from trocar_server.models.principals import ANONYMOUS, current_principal, set_principal
+from trocar_server.models.principals import (
+    ANONYMOUS,
+    current_flow,
+    current_principal,
+    set_flow,
+    set_principal,
+)
 from trocar_server.models.replicas import (
     make_hosted_copy,
     make_meta_replica,
@@ -41,6 +47,7 @@ __all__ = [
     "clean_downloads",
     "client_spec",
     "convert_checkpoint",
+    "current_flow",
     "current_principal",
     "decode_image",
     "default_categories",
@@ -54,6 +61,7 @@ __all__ = [
     "make_training_copy",
     "parse_model_argument",
     "prefetch_weights",
+    "set_flow",
     "set_principal",
     "stages_for",
 ]

@@ -12,7 +12,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -27,6 +27,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models.architectures import find_builder, find_weights, named_weights
 from trocar_server.models.downloads import fetch_weights, stored_path
+from trocar_server.models.initial_values import are_all_in, no_initial_values
 from trocar_server.models.matching import load_matching
 from trocar_server.models.spec import ModelSpec, Rebuilding, WeightsKind
 from trocar_server.models.weights_file import StateDict, read_weights
@@ -112,8 +113,9 @@ def _build_from_file(spec: ModelSpec) -> BuiltModule:
     weights = None if spec.is_custom or spec.options else _weights_of_file(spec.architecture, path)
     if weights is not None:
         return BuiltModule(_build_named(spec, weights, state), weights)
-    module = _build_seeded(spec)
-    load_matching(module, state, path.name)
+    with _initial_values_if(spec.is_custom):
+        module = _build_seeded(spec)
+    load_matching(module, state, path.name)  # refuses a file without a value for every parameter
     return BuiltModule(module, None)
 
 
@@ -140,7 +142,15 @@ def _weights_of_file(architecture: str, path: Path) -> WeightsEnum | None:
 
 def _build_named(spec: ModelSpec, weights: WeightsEnum, state: StateDict) -> nn.Module:
     with supply_state_dict(weights, state):
-        return _call(spec, weights=weights, progress=False)
+        with no_initial_values():
+            module = _call(spec, weights=weights, progress=False)
+        # By the names that the builder has given the state's entries, in place: DenseNet renames them.
+        return module if are_all_in(module, state) else _call(spec, weights=weights, progress=False)
+
+
+def _initial_values_if(wanted: bool) -> AbstractContextManager[None]:
+    """A factory may look at the values that it begins with; torchvision's builders do not."""
+    return nullcontext() if wanted else no_initial_values()
 
 
 def _build_seeded(spec: ModelSpec) -> nn.Module:

@@ -108,6 +108,14 @@ class Catalogue:
         """Take a guest out, if there is one."""
         self._entries.pop(model_id, None)
 
+    def has(self, model_id: str) -> bool:
+        """Tell whether an id is taken, whoever may see what has it."""
+        return model_id in self._entries
+
+    def put(self, hosted: HostedModel) -> None:
+        """Put a model that is in memory in the place of whatever had its id."""
+        self._entries[hosted.spec.model_id] = Entry(hosted.spec, ModelState.LOADED, hosted)
+
     def add(self, spec: ModelSpec) -> Entry:
         """Add a model, unloaded; an equal spec of an existing id changes nothing.
 

@@ -9,6 +9,7 @@ ANONYMOUS = "anonymous"
 """Every caller without a token."""
 
 _current: ContextVar[str | None] = ContextVar("principal", default=None)
+_flow: ContextVar[str] = ContextVar("flow", default="")
 
 
 def current_principal() -> str | None:
@@ -19,3 +20,16 @@ def current_principal() -> str | None:
 def set_principal(principal: str) -> None:
     """Say who makes the present call, for the rest of the task."""
     _current.set(principal)
+
+
+def current_flow() -> str:
+    """Return who shares the server's time as one with the present call; empty outside of calls.
+
+    The principal, where callers have names. Work that a call leaves behind, as a fit, stays in its flow.
+    """
+    return _flow.get()
+
+
+def set_flow(flow: str) -> None:
+    """Say whose share of the server's time the rest of the task uses."""
+    _flow.set(flow)

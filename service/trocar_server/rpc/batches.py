@@ -1,5 +1,6 @@
 """The batches of a stream as they come in: each whole, or with what is wrong with it."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -7,12 +8,14 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
 from trocar_api.wire import Chunk
 from trocar_server.config import Limits
-from trocar_server.engine.plan import Payload, Plan
+from trocar_server.engine.admission import Reservation
+from trocar_server.engine.plan import Payload, Plan, row_count
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.inputs import to_inputs
 from trocar_server.rpc.messages import read_message
 from trocar_server.rpc.payloads import PayloadReceiver
 
+_BUSY_PAUSE_S = 0.1
 _Message = tuple[pb.ExtractStreamRequest, list[Chunk]]
 
 
@@ -23,20 +26,28 @@ class Batch:
     index: int
     plan: Plan
     payloads: Sequence[Payload] = field(default_factory=list)
+    byte_count: int = 0
+    """What was reserved for it."""
     error: ServiceError | None = None
 
 
 class StreamReader:
     """Reads the messages of a stream: what begins it, then one batch after another.
 
-    reader = StreamReader(requests, limits)
+    reader = StreamReader(requests, limits, held)
     start, chunks = await reader.start()
     async for batch in reader.batches(plan, start.first_batch_index): ...
+
+    Args:
+        messages: Of the call.
+        limits: What a batch may not exceed.
+        held: What the bytes of batches are reserved in. Who takes a batch gives them back.
     """
 
-    def __init__(self, messages: AsyncIterator[bytes], limits: Limits) -> None:
+    def __init__(self, messages: AsyncIterator[bytes], limits: Limits, held: Reservation) -> None:
         self._messages = messages
         self._limits = limits
+        self._held = held
         self._seen: _Message | None = None
         self._is_skipping = False
 
@@ -91,13 +102,27 @@ class StreamReader:
 
     async def _batch(self, plan: Plan, message: pb.StreamBatch, chunks: Sequence[Chunk]) -> Batch:
         self._is_skipping = False
+        byte_count = 0
         try:
             inputs, byte_counts = to_inputs(message.inputs, self._limits)
+            await self._reserve(sum(byte_counts), row_count(inputs))
+            byte_count = sum(byte_counts)
             payloads = await self.payloads(byte_counts, chunks)
-            return Batch(message.batch_index, replace(plan, inputs=inputs), payloads)
+            return Batch(message.batch_index, replace(plan, inputs=inputs), payloads, byte_count)
         except ServiceError as error:
+            self._held.add(-byte_count)
             self._is_skipping = True  # what still comes of it
             return Batch(message.batch_index, plan, error=error.with_traceback(None))
+
+    async def _reserve(self, byte_count: int, rows: int) -> None:
+        """Wait until there is room: nothing is read meanwhile, and what is under way needs no more of it."""
+        while True:
+            try:
+                return self._held.reserve(byte_count, rows, is_alone=True)
+            except ServiceError as error:
+                if error.reason is not ErrorReason.SERVER_BUSY:
+                    raise
+            await asyncio.sleep(_BUSY_PAUSE_S)
 
     async def _look(self) -> _Message | None:
         """Return the next message without taking it; None at the end."""

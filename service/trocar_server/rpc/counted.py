@@ -11,6 +11,8 @@ from google.protobuf.message import DecodeError
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.compression import unpacked
+from trocar_server.rpc.messages import check_size
 from trocar_server.telemetry import CallRecord
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
@@ -66,8 +68,10 @@ def _writing(behaviour: Any) -> Behaviour:
 
 def _parsed(record: CallRecord, message: bytes, parse: Callable[[bytes], Any] | None) -> Any:
     record.received(len(message))
+    message = unpacked(message)
     if parse is None:
         return message
+    check_size(message)
     try:
         request = parse(message)
     except DecodeError:

@@ -9,7 +9,9 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import dataset_pb2 as pb
 from trocar_api.v1 import dataset_pb2_grpc
 from trocar_api.v1.tensor_pb2 import Dtype, TensorSpec
+from trocar_server.engine.admission import Admission, MethodClass
 from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.principal import principal_of
 from trocar_server.rpc.text import sendable
@@ -27,8 +29,9 @@ from trocar_server.training.datasets import (
 class DatasetService(dataset_pb2_grpc.DatasetServiceServicer):
     """Answers for data sets."""
 
-    def __init__(self, library: DatasetLibrary) -> None:
+    def __init__(self, library: DatasetLibrary, admission: Admission) -> None:
         self._library = library
+        self._admission = admission
         self._store = library.store
 
     async def BeginUpload(self, request: pb.BeginUploadRequest, context: Any) -> pb.BeginUploadResponse:
@@ -44,6 +47,17 @@ class DatasetService(dataset_pb2_grpc.DatasetServiceServicer):
         first = await anext(aiter(request_iterator), None)
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
+        with self._admission.admit(MethodClass.DATA, current_flow()) as held:
+            held.reserve(len(first.data) or 1)  # further messages come when this one is on disk
+            await self._receive(principal, first, request_iterator)
+        return pb.UploadShardResponse()
+
+    async def _receive(
+        self,
+        principal: str,
+        first: pb.UploadShardRequest,
+        request_iterator: AsyncIterator[pb.UploadShardRequest],
+    ) -> None:
         dataset_id = first.dataset_id
         async with self._receiving(principal, dataset_id, first.sha256) as incoming:
             await asyncio.to_thread(self._store.write, incoming, first.data)
@@ -52,7 +66,6 @@ class DatasetService(dataset_pb2_grpc.DatasetServiceServicer):
                     raise invalid("dataset_id", "it and sha256 come with the first message only")
                 await asyncio.to_thread(self._store.write, incoming, message.data)
             await asyncio.to_thread(self._store.keep, principal, dataset_id, incoming)
-        return pb.UploadShardResponse()
 
     @asynccontextmanager
     async def _receiving(self, principal: str, dataset_id: str, sha256: str) -> AsyncIterator[IncomingShard]:

@@ -1,8 +1,9 @@
 """How a pass may be run and how it was run, between messages and the engine."""
 
 from trocar_api.v1 import execution_pb2 as pb
+from trocar_server.engine.fair_queue import Priority
 from trocar_server.engine.outcome import ExecutionReport
-from trocar_server.engine.plan import Execution, Priority
+from trocar_server.engine.plan import Execution
 from trocar_server.engines import Numerics
 from trocar_server.rpc.fields import invalid
 

@@ -7,9 +7,12 @@ import grpc
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.wire import Chunk
+from trocar_server.engine.admission import MethodClass, Reservation
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.plan import Payload
+from trocar_server.engine.plan import Payload, row_count
 from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow
+from trocar_server.rpc.compression import compress_if_asked
 from trocar_server.rpc.constants import check_constants, constants_of
 from trocar_server.rpc.messages import deadline_of, read_message
 from trocar_server.rpc.payloads import PayloadReceiver
@@ -24,6 +27,7 @@ from trocar_server.rpc.replies import (
     values_of,
 )
 from trocar_server.rpc.requests import to_plan
+from trocar_server.rpc.sending import send
 from trocar_server.rpc.shared_payloads import shared_payloads
 from trocar_server.rpc.splitting import split_payloads
 from trocar_server.rpc.stored_lists import StoredLists
@@ -45,6 +49,7 @@ class ExtractionService:
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
     ) -> None:
         """Check, receive, run one pass, stream; the replica is free before the first byte goes out."""
+        compress_if_asked(context)
         deadline = deadline_of(context)
         with phase("receive"):
             first = await anext(requests, None)
@@ -52,12 +57,29 @@ class ExtractionService:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
         request, chunks = read_message(pb.ExtractRequest, first)
         note_model(request.model_id)
+        kind = MethodClass.GRADIENTS if request.HasField("objective") else MethodClass.EXTRACT
+        with self._engine.admission.admit(kind, current_flow()) as held:
+            await self._extract(request, chunks, requests, context, held, deadline)
+
+    async def _extract(
+        self,
+        request: pb.ExtractRequest,
+        chunks: Sequence[Chunk],
+        requests: AsyncIterator[bytes],
+        context: "grpc.aio.ServicerContext[bytes, Parts]",
+        held: Reservation,
+        deadline: float | None,
+    ) -> None:
         principal = principal_of(context)
         with shared_payloads(self._lender, principal, request) as shared:
             stored = await self._lists.find(principal, request.model_id, request.edits)
             plan, byte_counts = to_plan(request, self._engine.limits, stored)
+            rows = row_count(plan.inputs)
+            held.reserve(sum(byte_counts), rows)
             with phase("check"):
-                await self._engine.check(plan, deadline)
+                expected_bytes = await self._engine.check(plan, deadline)
+            held.reserve(expected_bytes, rows)
+            held.expect(self._engine.expected_s(plan, deadline))
             with phase("receive"):
                 if shared.has_payload:
                     received = await shared.payloads(byte_counts, chunks)
@@ -69,11 +91,14 @@ class ExtractionService:
                 prepared = await self._engine.prepare(plan, payloads)
             extraction = await self._engine.extract(prepared, deadline)
             note_pass(plan, extraction)
-            del received, payloads, prepared, chunks, first, stored
-            is_shared = await shared.place(values_of(extraction.feature_maps))
+            del received, payloads, prepared, chunks, stored
+            values = values_of(extraction.feature_maps)
+            held.computed()
+            held.add(sum(value.nbytes for value in values) - held.byte_count)
+            is_shared = await shared.place(values)
         with phase("reply"):
-            for parts in reply_messages(plan, extraction, is_shared=is_shared):
-                await context.write(parts)
+            messages = reply_messages(plan, extraction, is_shared=is_shared)
+            await send(context, messages, self._engine.limits.stall_timeout_s)
 
     async def plan(self, message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
         """Check a request and describe its reply."""

@@ -56,6 +56,26 @@ class OpenGate:
         return principal_from(context.invocation_metadata() or ())
 
 
+@dataclass
+class ReplaceableGate:
+    """Another gate, which may be replaced while the server runs."""
+
+    current: Gate
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether anybody is ever refused."""
+        return self.current.is_guarded
+
+    def check_early(self, method: str, metadata: Metadata) -> None:
+        """Ask the gate of the moment; see `Gate`."""
+        self.current.check_early(method, metadata)
+
+    def admit(self, method: str, context: Any) -> str:
+        """Ask the gate of the moment; see `Gate`."""
+        return self.current.admit(method, context)
+
+
 @dataclass(frozen=True)
 class TokenGate:
     """Whoever has a valid token with the scope of the method; its name is the principal."""

@@ -12,12 +12,14 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models import current_principal, set_principal
+from trocar_server.models import current_principal, set_flow, set_principal
 from trocar_server.rpc.call_line import call_line, plain
 from trocar_server.rpc.counted import KINDS, behaviour_of, counted
+from trocar_server.rpc.doors import OWN, Doors, refused_unknown
 from trocar_server.rpc.gates import Gate, OpenGate
 from trocar_server.rpc.method_scopes import is_open
-from trocar_server.rpc.principal import log_name
+from trocar_server.rpc.principal import flow_of, log_name
+from trocar_server.rpc.running_calls import RunningCalls
 from trocar_server.rpc.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 from trocar_server.telemetry import NOBODY, UNKNOWN_METHOD, CallObserver, CallRecord, trace_id_of
 
@@ -34,12 +36,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         log: Takes one line for each call but those of health; structlog's logger `trocar` when None.
         gate: Says who may make which call; everybody every one when None.
         observer: Is told of every call, those of health and of unknown methods included.
+        doors: Say which calls are let in whoever makes them.
+        running: Keeps the calls that are under way.
     """
 
-    def __init__(self, log: Any = None, gate: Gate | None = None, observer: CallObserver = NOBODY) -> None:
+    def __init__(
+        self,
+        log: Any = None,
+        gate: Gate | None = None,
+        observer: CallObserver = NOBODY,
+        doors: Doors | None = None,
+        running: RunningCalls | None = None,
+    ) -> None:
         self._log = log or structlog.get_logger("trocar")
         self._gate = gate or OpenGate()
         self._observer = observer
+        self._doors = doors or Doors()
+        self._running = running or RunningCalls(self._gate)
 
     async def intercept_service(
         self,
@@ -50,16 +63,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method)
         headers = _headers(handler_call_details)
+        metadata = handler_call_details.invocation_metadata or ()
+        if handler is None and method.startswith(OWN):
+            record = self._record(UNKNOWN_METHOD, "UNARY", headers)
+            call = _Call(self._log, self._gate, self._running, record)
+            return call.refusal(refused_unknown(self._gate, method, metadata))
         if handler is None:
             _note_unknown(self._log, method, self._record(UNKNOWN_METHOD, "UNARY", headers))
             return None
         if is_open(method) and self._observer is NOBODY:
             return handler
         kind = KINDS[handler.request_streaming, handler.response_streaming]
-        call = _Call(self._log, self._gate, self._record(method, kind, headers))
+        call = _Call(self._log, self._gate, self._running, self._record(method, kind, headers))
         if not is_open(method):
             try:
-                self._gate.check_early(method, handler_call_details.invocation_metadata or ())
+                self._gate.check_early(method, metadata)
+                self._doors.check(method, metadata)
             except ServiceError as error:
                 return call.refusal(error)
         return call.wrapped(handler)
@@ -82,6 +101,7 @@ class _Call:
 
     log: Any
     gate: Gate
+    running: RunningCalls
     record: CallRecord
 
     def wrapped(self, handler: Any) -> Any:
@@ -92,15 +112,17 @@ class _Call:
         async def call(request: Any, context: Any) -> Any:
             record = self.record
             record.begin()
-            try:
-                if is_guarded:
-                    principal = self.gate.admit(record.method, context)
-                    set_principal(principal)
-                    record.principal = log_name(principal)
-                reply = await behaviour(record, request, context)
-            except BaseException as error:
-                await self._fail(error, context)
-                raise
+            with self.running.watched(record.method, context) as watched:
+                try:
+                    if is_guarded:
+                        principal = self.gate.admit(record.method, context)
+                        set_principal(principal)
+                        set_flow(flow_of(principal, context.peer()))
+                        record.principal = log_name(principal)
+                    reply = await behaviour(record, request, context)
+                except BaseException as error:
+                    await self._fail(watched.problem or error, context)
+                    raise
             self._end(_code_set(context))
             return reply
 
@@ -125,6 +147,7 @@ class _Call:
             self._end(_code_set(context))
             return
         known = error if isinstance(error, ServiceError) else self._internal(error)
+        known.__traceback__ = None  # its frames hold the request, until garbage is collected
         code = STATUS_CODES[known.reason]
         self.record.principal = known.details.get("principal") or log_name(current_principal())
         self._end(code.name, known.reason)

@@ -12,13 +12,33 @@ from trocar_server.errors import ServiceError
 
 Head = TypeVar("Head", bound=Message)
 
+MAX_MESSAGE_BYTES = 16 << 20
+"""The largest message of our own services: a chunk of at most 8 MiB, or a description. gRPC lets larger ones
+through, for the Open Inference Protocol; a parsed one can be many times as large in memory."""
+
+
+def check_size(message: bytes, limit: int = MAX_MESSAGE_BYTES) -> None:
+    """Refuse a message before it is parsed.
+
+    Raises:
+        ServiceError: `REQUEST_TOO_LARGE`.
+    """
+    if len(message) > limit:
+        raise ServiceError(
+            ErrorReason.REQUEST_TOO_LARGE,
+            f"the message is {len(message):,} bytes, the limit is {limit:,}; send tensors in smaller chunks",
+            byte_count=str(len(message)),
+            limit=str(limit),
+        )
+
 
 def read_message(kind: type[Head], message: bytes) -> tuple[Head, list[Chunk]]:
     """Split a message into everything but its chunks, parsed, and its chunks as views.
 
     Raises:
-        ServiceError: `INVALID_ARGUMENT`, the bytes are no such message.
+        ServiceError: `INVALID_ARGUMENT`, the bytes are no such message; `REQUEST_TOO_LARGE`.
     """
+    check_size(message)
     try:
         head, chunks = split_message(message)
         return kind.FromString(head), chunks

@@ -20,7 +20,11 @@ METHOD_SCOPES: dict[str, Scope] = {
             "LoadModel": Scope.ADMIN,
             "UnloadModel": Scope.ADMIN,
         },
-        "trocar_api.v1.ServerService": {"GetServerInfo": Scope.READ},
+        "trocar_api.v1.ServerService": {
+            "GetServerInfo": Scope.READ,
+            "Drain": Scope.ADMIN,
+            "ReloadConfig": Scope.ADMIN,
+        },
         "trocar_api.v1.EditStoreService": {
             "StoreEdits": Scope.RUN,
             "ListEdits": Scope.READ,

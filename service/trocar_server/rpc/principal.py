@@ -8,6 +8,7 @@ from typing import Any
 from trocar_server.models import ANONYMOUS, current_principal
 
 _SCHEME = "bearer"
+_LOOPBACKS = ("ipv4:127.0.0.1", "ipv6:%5B::1%5D", "ipv6:[::1]")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -27,6 +28,23 @@ def principal_from(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     if token is None:
         return ANONYMOUS
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def flow_of(principal: str, peer: str) -> str:
+    """Return with whom a call shares its part of the server's time; see `current_flow`.
+
+    A principal is one, however many connections it has. Anonymous callers are told apart by their address;
+    those of this very machine, who have the same one, by their connection.
+
+    Args:
+        principal: Who calls.
+        peer: gRPC's name for the other end, for example `ipv4:127.0.0.1:52034`.
+    """
+    if principal != ANONYMOUS:
+        return principal
+    address = peer.rpartition(":")[0]
+    is_remote = peer.startswith(("ipv4:", "ipv6:")) and address not in _LOOPBACKS
+    return f"{ANONYMOUS} {address if is_remote else peer}"
 
 
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:

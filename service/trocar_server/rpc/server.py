@@ -30,17 +30,21 @@ from trocar_server.config import Limits
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.compression import OPTIONS
 from trocar_server.rpc.dataset_service import DatasetService
+from trocar_server.rpc.doors import Doors
 from trocar_server.rpc.edit_store_service import EditStoreService
 from trocar_server.rpc.extraction_service import ExtractionService
 from trocar_server.rpc.fit_service import FitService
-from trocar_server.rpc.gates import Gate
+from trocar_server.rpc.gates import Gate, OpenGate
 from trocar_server.rpc.health_port import LIVE, start_health_port
 from trocar_server.rpc.interceptor import CallInterceptor
 from trocar_server.rpc.model_service import ModelService
 from trocar_server.rpc.oip.reflection import pool_of
 from trocar_server.rpc.oip.service import NAME as OPEN_INFERENCE
 from trocar_server.rpc.oip.service import OpenInferenceService
+from trocar_server.rpc.operator import Operator
+from trocar_server.rpc.running_calls import RunningCalls
 from trocar_server.rpc.server_service import ServerService
 from trocar_server.rpc.shared_memory_service import SharedMemoryService
 from trocar_server.rpc.stored_lists import StoredLists
@@ -83,6 +87,8 @@ class Parts:
     datasets: DatasetLibrary
     trainers: Trainers
     fits: Fits
+    operator: Operator
+    doors: Doors
 
 
 @dataclass
@@ -92,21 +98,28 @@ class RpcServer:
     Attributes:
         address: Where clients connect, `host:port` or `unix:/path`.
         port: The TCP port that it listens on; 0 for a Unix socket.
+        running: The calls that are under way.
         health_port: The TCP port for health checks alone; 0 where there is none.
     """
 
     address: str
     port: int
+    running: RunningCalls
     _server: grpc.aio.Server
     _health: health.aio.HealthServicer
     _sharing: SharedMemoryService
     health_port: int = 0
     _health_server: grpc.aio.Server | None = None
 
-    async def set_serving(self) -> None:
-        """Tell health checks that every service is ready."""
+    async def set_serving(self, is_serving: bool = True) -> None:
+        """Tell health checks whether every service is ready."""
+        status = health_pb2.HealthCheckResponse
         for name in ("", *_SPOKEN):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
+
+    async def open_health_port(self, host: str, port: int) -> None:
+        """Answer health checks at a port of their own as well; see `start_health_port`."""
+        self._health_server, self.health_port = await start_health_port(self._health, host, port)
 
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, let calls finish for `grace_s` seconds, then end."""
@@ -127,7 +140,6 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
     gate: Gate | None = None,
     credentials: grpc.ServerCredentials | None = None,
     max_message_bytes: int = 0,
-    health_port: int | None = None,
     observer: CallObserver = NOBODY,
 ) -> RpcServer:
     """Start listening; health says NOT_SERVING until `set_serving`.
@@ -141,24 +153,26 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
         gate: Who may do what; everybody everything when None.
         credentials: For TLS; plain text when None.
         max_message_bytes: Of one message that comes in; never less than a chunk with its description needs.
-        health_port: TCP port for health checks alone, in plain text; none when None.
         observer: Is told of every call.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
-    engine = parts.engine
+    engine, gate = parts.engine, gate or OpenGate()
+    calls = RunningCalls(gate)
     server = grpc.aio.server(
-        interceptors=[CallInterceptor(log, gate, observer)],
+        interceptors=[CallInterceptor(log, gate, observer, parts.doors, calls)],
         options=_options(engine.limits, max_message_bytes),
     )
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     lender = None if socket_path(host) is None else open_lender(engine.limits.max_shared_memory_bytes)
-    info = ServerService(engine, 0 if lender is None else lender.limit_bytes)
+    info = ServerService(engine, parts.operator, 0 if lender is None else lender.limit_bytes)
     server_pb2_grpc.add_ServerServiceServicer_to_server(info, server)
     edits = EditStoreService(engine, parts.edit_store)
     edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
-    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(DatasetService(parts.datasets), server)
+    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(
+        DatasetService(parts.datasets, engine.admission), server
+    )
     lists = StoredLists(engine, parts.edit_store)
     tuning, sharing = TrainerService(parts.trainers), SharedMemoryService(lender)
     server.add_generic_rpc_handlers(
@@ -182,12 +196,8 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
         pool = pool_of([*_SERVICES, *others])
         reflection.enable_server_reflection([*_SPOKEN, *others], server, pool)
     address, bound = _listen(server, host, port, credentials)
-    running = RpcServer(address, bound, server, health_service, sharing)
-    if health_port is not None:
-        found = await start_health_port(health_service, host, health_port)
-        running._health_server, running.health_port = found
     await server.start()
-    return running
+    return RpcServer(address, bound, calls, server, health_service, sharing)
 
 
 def _listen(
@@ -221,4 +231,5 @@ def _options(limits: Limits, max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         # Clients of long streams ask every 20 s whether we are still there; by default that is too often.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        *OPTIONS,
     ]

@@ -13,7 +13,8 @@ from trocar_server.errors import ServiceError
 from trocar_server.rpc.text import shortened
 
 DETAILS_KEY = "grpc-status-details-bin"
-_RETRY_AFTER_MS = 200
+_LEAST_RETRY_S, _RETRY_S, _MOST_RETRY_S = 0.05, 0.2, 60.0
+"""When to come again: at the least, where nothing is known, and at the most."""
 
 # Note: [Room for the status]
 # gRPC takes 8 KiB of metadata unless it is told otherwise (`GRPC_ARG_MAX_METADATA_SIZE`), and loses the
@@ -92,6 +93,9 @@ STATUS_CODES: dict[ErrorReason, StatusCode] = {
     ErrorReason.TOKEN_INVALID: StatusCode.UNAUTHENTICATED,
     ErrorReason.SCOPE_MISSING: StatusCode.PERMISSION_DENIED,
     ErrorReason.UNIMPLEMENTED: StatusCode.UNIMPLEMENTED,
+    ErrorReason.VERSION_SKEW: StatusCode.FAILED_PRECONDITION,
+    ErrorReason.UNKNOWN_METHOD: StatusCode.UNIMPLEMENTED,
+    ErrorReason.SERVER_DRAINING: StatusCode.UNAVAILABLE,
     ErrorReason.SERVER_BUSY: StatusCode.RESOURCE_EXHAUSTED,
     ErrorReason.DEADLINE_EXCEEDED: StatusCode.DEADLINE_EXCEEDED,
     ErrorReason.CANCELLED: StatusCode.CANCELLED,
@@ -116,13 +120,20 @@ def status_details(error: ServiceError, request_id: str) -> bytes:
         RequestInfo(request_id=request_id),
     ]
     if error.reason is ErrorReason.SERVER_BUSY:
-        details.append(RetryInfo(retry_delay=Duration(nanos=_RETRY_AFTER_MS * 1_000_000)))
+        details.append(RetryInfo(retry_delay=_retry_delay(error.retry_after_s)))
     for detail in details:
         packed = Any()
         packed.Pack(detail)
         status.details.append(packed)
     serialized: bytes = status.SerializeToString()
     return serialized
+
+
+def _retry_delay(retry_after_s: float | None) -> Duration:
+    delay_s = _RETRY_S if retry_after_s is None else min(max(retry_after_s, _LEAST_RETRY_S), _MOST_RETRY_S)
+    delay = Duration()
+    delay.FromMilliseconds(round(delay_s * 1000))
+    return delay
 
 
 def _facts(details: Mapping[str, str]) -> dict[str, str]:

@@ -13,20 +13,24 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import stream_pb2 as pb
+from trocar_server.engine.admission import MethodClass, Reservation
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.outcome import Extraction
 from trocar_server.engine.plan import Payloads, Plan
 from trocar_server.engine.running import MAX_CHECKPOINT_BYTES, RunningStatistics
 from trocar_server.engine.work import Prepared
 from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow
 from trocar_server.rpc.ahead import ahead
 from trocar_server.rpc.batches import Batch, StreamReader
+from trocar_server.rpc.compression import compress_if_asked
 from trocar_server.rpc.constants import check_constants, constants_of
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.inputs import check_request_bytes
 from trocar_server.rpc.principal import principal_of
 from trocar_server.rpc.replies import Parts, describe, framed, join_parts, reply_head, values_of
 from trocar_server.rpc.requests import base_plan, plan_constant_bytes, stored_bytes
+from trocar_server.rpc.sending import send
 from trocar_server.rpc.splitting import split_payloads
 from trocar_server.rpc.stored_lists import StoredLists
 from trocar_server.rpc.text import sendable
@@ -45,6 +49,8 @@ class _Ready:
     index: int
     prepared: Prepared | None
     error: ServiceError | None = None
+    byte_count: int = 0
+    """Of its inputs, as reserved."""
 
 
 @dataclass
@@ -58,6 +64,16 @@ class _Stream:
     """Without inputs."""
     running: RunningStatistics | None
     checkpoint_interval: int
+    held: Reservation
+    """What the bytes of its batches and results are counted in."""
+
+
+@dataclass
+class _Result:
+    """The messages that answer a batch, and the bytes that are counted until they have gone."""
+
+    messages: list[Parts]
+    byte_count: int
 
 
 class StreamService:
@@ -76,20 +92,22 @@ class StreamService:
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
     ) -> None:
         """Answer every batch, then say that all were answered."""
-        reader = StreamReader(requests, self._engine.limits)
-        stream = await self._start(reader, principal_of(context))
-        counts = RunningStatistics(()) if stream.running is None else stream.running
-        ready = self._ready(stream, ahead(reader.batches(stream.plan, stream.first_index)))
-        results = self._results(stream, counts, ahead(ready))
-        async with aclosing(ahead(results)) as messages:
-            async for result in messages:
-                with phase("reply"):
-                    for parts in result:
-                        await context.write(parts)
-        for parts in await self._engine.owner.run(lambda: _end(stream, counts)):
-            await context.write(parts)
+        compress_if_asked(context)
+        stall_s = self._engine.limits.stall_timeout_s
+        with self._engine.admission.admit(MethodClass.STREAM, current_flow()) as held:
+            reader = StreamReader(requests, self._engine.limits, held)
+            stream = await self._start(reader, principal_of(context), held)
+            counts = RunningStatistics(()) if stream.running is None else stream.running
+            ready = self._ready(stream, ahead(reader.batches(stream.plan, stream.first_index)))
+            results = self._results(stream, counts, ahead(ready))
+            async with aclosing(ahead(results)) as messages:
+                async for result in messages:
+                    with phase("reply"):
+                        await send(context, result.messages, stall_s)
+                    held.add(-result.byte_count)
+            await send(context, await self._engine.owner.run(lambda: _end(stream, counts)), stall_s)
 
-    async def _start(self, reader: StreamReader, principal: str) -> _Stream:
+    async def _start(self, reader: StreamReader, principal: str, held: Reservation) -> _Stream:
         start, chunks = await reader.start()
         note_model(start.model_id)
         limits = self._engine.limits
@@ -99,6 +117,7 @@ class StreamService:
             await self._engine.check_taps(plan)
         byte_counts = [*plan_constant_bytes(plan), *_checkpoint_byte_count(start)]
         check_request_bytes([*byte_counts, stored_bytes(plan)], limits)
+        held.reserve(sum(byte_counts))
         received = await reader.payloads(byte_counts, chunks)
         checkpoint = received.pop().tobytes() if start.checkpoint_byte_count else b""
         payloads = split_payloads(plan, received, stored)
@@ -108,7 +127,7 @@ class StreamService:
             surgery = _surgery_digest(start)
             running = await self._engine.owner.run(lambda: RunningStatistics(plan.taps, checkpoint, surgery))
         return _Stream(
-            plan, _first_index(start), _timeout_s(start), payloads, running, _checkpoint_interval(start)
+            plan, _first_index(start), _timeout_s(start), payloads, running, _checkpoint_interval(start), held
         )
 
     async def _ready(
@@ -120,17 +139,17 @@ class StreamService:
 
     async def _decoded(self, stream: _Stream, batch: Batch) -> _Ready:
         if batch.error is not None:
-            return _Ready(batch.index, None, batch.error)
+            return _Ready(batch.index, None, batch.error, batch.byte_count)
         try:
             await self._engine.check(batch.plan)
             prepared = await self._engine.prepare(batch.plan, replace(stream.payloads, inputs=batch.payloads))
-            return _Ready(batch.index, prepared)
+            return _Ready(batch.index, prepared, None, batch.byte_count)
         except ServiceError as error:
-            return _Ready(batch.index, None, error.with_traceback(None))
+            return _Ready(batch.index, None, error.with_traceback(None), batch.byte_count)
 
     async def _results(
         self, stream: _Stream, counts: RunningStatistics, batches: AsyncGenerator[_Ready, None]
-    ) -> AsyncGenerator[list[Parts], None]:
+    ) -> AsyncGenerator[_Result, None]:
         async with aclosing(batches):
             async for batch in batches:
                 result = pb.BatchResult(batch_index=batch.index)
@@ -141,7 +160,9 @@ class StreamService:
                     result.checkpoint_byte_count = len(checkpoint)
                     payloads.append(memoryview(checkpoint))
                 head = pb.ExtractStreamResponse(result=result).SerializeToString()
-                yield list(framed(head, payloads, stream.plan.max_chunk_bytes))
+                byte_count = sum(payload.nbytes for payload in payloads)
+                stream.held.add(byte_count - batch.byte_count)
+                yield _Result(list(framed(head, payloads, stream.plan.max_chunk_bytes)), byte_count)
 
     async def _fill(
         self, stream: _Stream, counts: RunningStatistics, batch: _Ready, result: pb.BatchResult

@@ -10,8 +10,9 @@ from PIL import Image
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import trainer_pb2 as pb
+from trocar_server.engine.admission import Reservation
 from trocar_server.engine.inputs import build_arguments, check_images, decode_images, tensor_of
-from trocar_server.engine.plan import ImageInput, TensorInput, split_arguments
+from trocar_server.engine.plan import ImageInput, TensorInput, row_count, split_arguments
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.inputs import check_request_bytes, tensor_input, to_inputs
@@ -37,8 +38,16 @@ class TrainCall:
     make_batch: MakeBatch
 
 
-async def receive_batch(requests: AsyncIterator[bytes], trainers: Trainers, principal: str) -> TrainCall:
+async def receive_batch(
+    requests: AsyncIterator[bytes], trainers: Trainers, principal: str, held: Reservation
+) -> TrainCall:
     """Read a call: check its head, then receive its bytes and decode its images.
+
+    Args:
+        requests: Its messages.
+        trainers: One of which it is for.
+        principal: Who makes it.
+        held: What its bytes are reserved in.
 
     Raises:
         ServiceError: What is wrong with it, before any byte of it is kept.
@@ -56,6 +65,7 @@ async def receive_batch(requests: AsyncIterator[bytes], trainers: Trainers, prin
     check_images(hosted, inputs)
     targets = _targets(request.targets, trainers, byte_counts)
     check_request_bytes(byte_counts, limits)
+    held.reserve(sum(byte_counts), row_count(inputs))
     receiver = PayloadReceiver(byte_counts)
     receiver.feed(chunks)
     while not receiver.is_complete:

@@ -6,13 +6,18 @@ from trocar_api.v1 import trainer_pb2 as pb
 from trocar_api.v1.extraction_pb2 import ServerTiming
 from trocar_server.rpc.trainer_specs import spec_message
 from trocar_server.training.checkpoint_files import Checkpoint
+from trocar_server.training.description import TrainerDescription
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_calls import Applied, Evaluated
 
 
-def trainer_message(trainer: Trainer) -> pb.Trainer:
-    """Describe a trainer as it is. Owner thread only."""
-    facts = trainer.core.describe()
+def trainer_message(trainer: Trainer, facts: TrainerDescription) -> pb.Trainer:
+    """Describe a trainer as it is.
+
+    Args:
+        trainer: Which.
+        facts: What it is made of, as `TrainerCore.describe` counted it.
+    """
     return pb.Trainer(
         trainer_id=trainer.trainer_id,
         spec=spec_message(trainer.spec),

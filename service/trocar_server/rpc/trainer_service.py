@@ -1,15 +1,18 @@
 """`TrainerService`: trainers of the caller, their steps, checkpoints, exports."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
 
 from trocar_api.v1 import trainer_pb2 as pb
 from trocar_api.v1 import trainer_pb2_grpc
+from trocar_server.engine.admission import MethodClass
+from trocar_server.models import current_flow
 from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.messages import deadline_of
 from trocar_server.rpc.principal import principal_of
+from trocar_server.rpc.sending import send
 from trocar_server.rpc.train_requests import TrainCall, receive_batch
 from trocar_server.rpc.trainer_messages import (
     checkpoint_message,
@@ -19,6 +22,7 @@ from trocar_server.rpc.trainer_messages import (
 )
 from trocar_server.rpc.trainer_specs import trainer_spec
 from trocar_server.telemetry import phase
+from trocar_server.training.export import Export
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainers import Trainers
 
@@ -100,16 +104,11 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         )
         if not 0 <= request.offset_bytes <= export.byte_count:
             raise invalid("offset_bytes", f"is not within the {export.byte_count} bytes of the file")
-        position, is_first = 0, True
-        for piece in export.pieces():
-            data = piece[max(0, request.offset_bytes - position) :]
-            position += len(piece)
-            if data or is_first:
-                message = pb.ExportTrainerResponse(data=data)
-                if is_first:
-                    message.byte_count, message.update_count = export.byte_count, update_count
-                await context.write(message)
-                is_first = False
+        engine = self._trainers.engine
+        with engine.admission.admit(MethodClass.DATA, current_flow()) as held:
+            held.add(export.byte_count)
+            messages = _export_messages(export, update_count, request.offset_bytes)
+            await send(context, messages, engine.limits.stall_timeout_s)
 
     async def PublishTrainer(
         self, request: pb.PublishTrainerRequest, context: Any
@@ -132,10 +131,11 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """Receive a batch, run it, answer."""
         deadline = deadline_of(context)
         principal = principal_of(context)
-        with phase("receive"):
-            call = await receive_batch(requests, self._trainers, principal)
-        with phase("pass"):
-            message = await self._run(call, deadline)
+        with self._trainers.engine.admission.admit(MethodClass.TRAIN, current_flow()) as held:
+            with phase("receive"):
+                call = await receive_batch(requests, self._trainers, principal, held)
+            with phase("pass"):
+                message = await self._run(call, deadline)
         await context.write(pb.TrainResponse(result=message).SerializeToString())
 
     async def _run(self, call: TrainCall, deadline: float | None) -> pb.StepResult:
@@ -155,4 +155,18 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         return await self._trainers.find(principal_of(context), trainer_id)
 
     async def _message(self, trainer: Trainer) -> pb.Trainer:
-        return await self._trainers.engine.owner.run(lambda: trainer_message(trainer))
+        return trainer_message(trainer, await trainer.describe())
+
+
+def _export_messages(export: Export, update_count: int, offset: int) -> Iterator[pb.ExportTrainerResponse]:
+    """Yield the bytes of a file from an offset on."""
+    position, is_first = 0, True
+    for piece in export.pieces():
+        data = piece[max(0, offset - position) :]
+        position += len(piece)
+        if data or is_first:
+            message = pb.ExportTrainerResponse(data=data)
+            if is_first:
+                message.byte_count, message.update_count = export.byte_count, update_count
+            yield message
+            is_first = False

@@ -3,112 +3,81 @@
 Labels and their values are those of py-grpc-prometheus: `grpc_type="UNARY"`, `grpc_code="NOT_FOUND"`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
 from trocar_server.telemetry.calls import CallRecord, PassFacts
 from trocar_server.telemetry.labels import ModelLabels
+from trocar_server.telemetry.series import Counts, Histograms, Key, SeriesCollector
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 """Upper bounds of the buckets: an empty call takes 0.4 ms, one with a large batch on a CPU many seconds."""
 
 _METHOD = ("grpc_type", "grpc_service", "grpc_method")
-
-
-@dataclass(frozen=True, slots=True)
-class _OfMethod:
-    """The metrics of one method, their labels filled in: looking these up takes longer than counting."""
-
-    started: Any
-    received: Any
-    sent: Any
-    seconds: Any
-    in_flight: Any
+_MODEL = ("model",)
 
 
 class CallMetrics:
     """Counts calls.
 
     Args:
-        registry: Where the metrics go.
         labels: Of models.
     """
 
     wants_phases = False
 
-    def __init__(self, registry: CollectorRegistry, labels: ModelLabels) -> None:
+    def __init__(self, labels: ModelLabels) -> None:
         self._labels = labels
-        counter = _counters(registry)
-        self._started = counter("grpc_server_started", "Calls started.", _METHOD)
-        self._handled = counter("grpc_server_handled", "Calls ended, by status.", (*_METHOD, "grpc_code"))
-        self._received = counter("grpc_server_msg_received", "Request messages.", _METHOD)
-        self._sent = counter("grpc_server_msg_sent", "Reply messages.", _METHOD)
-        self._seconds = Histogram(
-            "grpc_server_handling_seconds",
-            "Seconds from a call's start to its end.",
-            _METHOD,
-            buckets=SECONDS,
-            registry=registry,
+        self._started = Counts("grpc_server_started", "Calls that began.", _METHOD)
+        self._handled = Counts("grpc_server_handled", "Calls that ended, by status.", (*_METHOD, "grpc_code"))
+        self._received = Counts("grpc_server_msg_received", "Request messages.", _METHOD)
+        self._sent = Counts("grpc_server_msg_sent", "Reply messages.", _METHOD)
+        self._seconds = Histograms(
+            "grpc_server_handling_seconds", "Seconds from the begin of a call to its end.", _METHOD, SECONDS
         )
-        self._in_flight = Gauge("trocar_calls_in_flight", "Calls that run now.", _METHOD, registry=registry)
-        self._errors = counter("trocar_errors", "Calls that failed, by the reason given.", ("reason",))
-        self._requests = counter("trocar_requests", "Calls by model and status.", ("model", "grpc_code"))
-        self._bytes_in = counter("trocar_request_bytes", "Bytes of request messages.", ("model",))
-        self._bytes_out = counter("trocar_reply_bytes", "Bytes of reply messages.", ("model",))
-        self._methods: dict[tuple[str, str], _OfMethod] = {}
-        self._ends: dict[tuple[str, str, str], Any] = {}
+        self._in_flight = Counts("trocar_calls_in_flight", "Calls that run now.", _METHOD, is_gauge=True)
+        self._errors = Counts("trocar_errors", "Calls that failed, by reason.", ("reason",))
+        self._requests = Counts(
+            "trocar_requests", "Calls that named a model, by status.", ("model", "grpc_code")
+        )
+        self._bytes_in = Counts("trocar_request_bytes", "Bytes of request messages.", _MODEL)
+        self._bytes_out = Counts("trocar_reply_bytes", "Bytes of reply messages.", _MODEL)
+        self._methods: dict[tuple[str, str], Key] = {}
+
+    def collector(self) -> SeriesCollector:
+        """Return what shows them."""
+        return SeriesCollector(
+            (
+                *(self._started, self._handled, self._received, self._sent, self._seconds, self._in_flight),
+                *(self._errors, self._requests, self._bytes_in, self._bytes_out),
+            )
+        )
 
     def started(self, call: CallRecord) -> None:
-        """Count the start."""
-        own = self._methods.get((call.method, call.kind)) or self._add(call)
-        own.started.inc()
-        own.in_flight.inc()
+        """Count the begin."""
+        key = self._key(call)
+        self._started.add(key)
+        self._in_flight.add(key)
 
     def passed(self, call: CallRecord, facts: PassFacts) -> None:
         """Leave passes to `PassMetrics`."""
 
     def finished(self, call: CallRecord) -> None:
         """Count the end, and what belongs to it."""
-        own = self._methods[call.method, call.kind]
-        own.in_flight.dec()
-        own.received.inc(call.messages_in)
-        own.sent.inc(call.messages_out)
-        own.seconds.observe(call.elapsed_s)
-        key = (call.method, call.kind, call.code)
-        end = self._ends.get(key)
-        if end is None:
-            end = self._ends[key] = self._handled.labels(*_labels(call), call.code)
-        end.inc()
+        key = self._key(call)
+        self._in_flight.add(key, -1)
+        self._received.add(key, call.messages_in)
+        self._sent.add(key, call.messages_out)
+        self._seconds.observe(key, call.elapsed_s)
+        self._handled.add((*key, call.code))
         if call.reason:
-            self._errors.labels(call.reason).inc()
+            self._errors.add((call.reason,))
         model = self._labels.of(call.model_id)
         if model:
-            self._requests.labels(model, call.code).inc()
-            self._bytes_in.labels(model).inc(call.bytes_in)
-            self._bytes_out.labels(model).inc(call.bytes_out)
+            self._requests.add((model, call.code))
+            self._bytes_in.add((model,), call.bytes_in)
+            self._bytes_out.add((model,), call.bytes_out)
 
-    def _add(self, call: CallRecord) -> _OfMethod:
-        labels = _labels(call)
-        own = _OfMethod(
-            self._started.labels(*labels),
-            self._received.labels(*labels),
-            self._sent.labels(*labels),
-            self._seconds.labels(*labels),
-            self._in_flight.labels(*labels),
-        )
-        return self._methods.setdefault((call.method, call.kind), own)
-
-
-def _labels(call: CallRecord) -> tuple[str, str, str]:
-    _, service, method = call.method.split("/")
-    return call.kind, service, method
-
-
-def _counters(registry: CollectorRegistry) -> Callable[[str, str, tuple[str, ...]], Counter]:
-    def make(name: str, what: str, labels: tuple[str, ...]) -> Counter:
-        return Counter(name, what, labels, registry=registry)
-
-    return make
+    def _key(self, call: CallRecord) -> Key:
+        found = self._methods.get((call.method, call.kind))
+        if found is None:
+            _, service, method = call.method.split("/")
+            found = self._methods[call.method, call.kind] = (call.kind, service, method)
+        return found

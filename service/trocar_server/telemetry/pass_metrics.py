@@ -1,12 +1,9 @@
 """Metrics of passes, by model."""
 
-from typing import Any
-
-from prometheus_client import CollectorRegistry, Counter, Histogram
-
 from trocar_server.telemetry.call_metrics import SECONDS
 from trocar_server.telemetry.calls import CallRecord, PassFacts
 from trocar_server.telemetry.labels import ModelLabels
+from trocar_server.telemetry.series import Counts, Histograms, SeriesCollector
 
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _MODEL = ("model",)
@@ -16,34 +13,34 @@ class PassMetrics:
     """Counts passes.
 
     Args:
-        registry: Where the metrics go.
         labels: Of models.
     """
 
     wants_phases = False
 
-    def __init__(self, registry: CollectorRegistry, labels: ModelLabels) -> None:
+    def __init__(self, labels: ModelLabels) -> None:
         self._labels = labels
-        self._passes = Counter(
+        self._passes = Counts(
             "trocar_passes",
             "Passes, by what ran them and how close to eager PyTorch.",
             ("model", "engine", "numerics"),
-            registry=registry,
         )
-        self._rows = Counter("trocar_rows", "Samples of passes.", _MODEL, registry=registry)
-        self._cached = Counter(
-            "trocar_cache_hits", "Passes answered by the feature cache.", _MODEL, registry=registry
-        )
-        self._queue = self._seconds("trocar_queue_seconds", "Seconds in which a pass waited.", registry)
-        self._compute = self._seconds("trocar_compute_seconds", "Seconds of computing a pass.", registry)
-        self._depth = Histogram(
+        self._rows = Counts("trocar_rows", "Samples of passes.", _MODEL)
+        self._cached = Counts("trocar_cache_hits", "Passes that the feature cache answered.", _MODEL)
+        self._queue = Histograms("trocar_queue_seconds", "Seconds in which a pass waited.", _MODEL, SECONDS)
+        self._compute = Histograms("trocar_compute_seconds", "Seconds of computing a pass.", _MODEL, SECONDS)
+        self._depth = Histograms(
             "trocar_stop_depth",
-            "Calls of modules that ran before the pass was stopped, of those of a full pass.",
+            "Calls of modules until the pass was stopped, as a share of those of a full pass.",
             _MODEL,
-            buckets=_SHARES,
-            registry=registry,
+            _SHARES,
         )
-        self._of: dict[str, tuple[Any, ...]] = {}
+
+    def collector(self) -> SeriesCollector:
+        """Return what shows them."""
+        return SeriesCollector(
+            (self._passes, self._rows, self._cached, self._queue, self._compute, self._depth)
+        )
 
     def started(self, call: CallRecord) -> None:
         """Leave calls to `CallMetrics`."""
@@ -53,23 +50,16 @@ class PassMetrics:
         model = self._labels.of(facts.model_id)
         if not model:  # its model was unloaded for good meanwhile
             return
-        rows, cached, queue, compute, depth = self._of.get(model) or self._add(model)
-        self._passes.labels(model, facts.engine, facts.numerics).inc()
-        rows.inc(facts.row_count)
+        key = (model,)
+        self._passes.add((model, facts.engine, facts.numerics))
+        self._rows.add(key, facts.row_count)
+        self._cached.add(key, facts.is_cached)
         if facts.is_cached:
-            cached.inc()
             return
-        queue.observe(facts.queue_s)
-        compute.observe(facts.compute_s)
+        self._queue.observe(key, facts.queue_s)
+        self._compute.observe(key, facts.compute_s)
         if facts.depth is not None:
-            depth.observe(facts.depth)
+            self._depth.observe(key, facts.depth)
 
     def finished(self, call: CallRecord) -> None:
         """Leave calls to `CallMetrics`."""
-
-    def _add(self, model: str) -> tuple[Any, ...]:
-        every = (self._rows, self._cached, self._queue, self._compute, self._depth)
-        return self._of.setdefault(model, tuple(metric.labels(model) for metric in every))
-
-    def _seconds(self, name: str, what: str, registry: CollectorRegistry) -> Histogram:
-        return Histogram(name, what, _MODEL, buckets=SECONDS, registry=registry)

@@ -91,21 +91,23 @@ def make_metrics(
     config: ServerConfig, engine: "Engine", trainers: "Trainers"
 ) -> "tuple[CollectorRegistry, list[CallObserver]]":
     """Return the metrics of a server, and who has to be told of calls for them."""
-    from prometheus_client import ProcessCollector
+    from prometheus_client import CollectorRegistry, ProcessCollector
 
     from trocar_server.telemetry.call_metrics import CallMetrics
     from trocar_server.telemetry.labels import ModelLabels
     from trocar_server.telemetry.pass_metrics import PassMetrics
-    from trocar_server.telemetry.registry import LeanRegistry
     from trocar_server.telemetry.snapshot import ServerState
     from trocar_server.telemetry.state_metrics import StateMetrics
 
-    registry = LeanRegistry(auto_describe=False)
+    registry = CollectorRegistry()
     labels = ModelLabels(engine.catalogue.kind_of)
     state = ServerState(engine, trainers, config.data_dir.expanduser(), labels)
     ProcessCollector(registry=registry)
     registry.register(StateMetrics(state, _reader(state)))
-    return registry, [CallMetrics(registry, labels), PassMetrics(registry, labels)]
+    calls, passes = CallMetrics(labels), PassMetrics(labels)
+    registry.register(calls.collector())
+    registry.register(passes.collector())
+    return registry, [calls, passes]
 
 
 def _reader(state: "ServerState") -> "Callable[[], Snapshot]":

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line, nearest
@@ -148,14 +147,14 @@ def _problems_of_value(name: str, value: object) -> Iterator[str]:
 
 
 def _arguments(name: str) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(getattr(v2, name).__init__).parameters
+    parameters = inspect.signature(getattr(_v2(), name).__init__).parameters
     return {key: value for key, value in parameters.items() if key != "self"}
 
 
 def _build(spec: AugmentationSpec, **changes: object) -> tuple[Any, list[str]]:
     try:
         options = {name: _converted(name, value) for name, value in spec.options.items()} | changes
-        return getattr(v2, spec.name)(**options), []
+        return getattr(_v2(), spec.name)(**options), []
     except Exception as error:  # noqa: BLE001 - torchvision raises whatever the value made it stumble over
         return None, [f"torchvision refuses its options: {first_line(error)}"]
 
@@ -163,7 +162,7 @@ def _build(spec: AugmentationSpec, **changes: object) -> tuple[Any, list[str]]:
 def _converted(name: str, value: Any) -> Any:
     """Return an option as torchvision wants it: whole numbers in lists arrived as floats."""
     if name == "policy" and isinstance(value, str):
-        return v2.AutoAugmentPolicy(value)
+        return _v2().AutoAugmentPolicy(value)
     if name in _LIMITS:
         return (
             [int(item) for item in value]
@@ -173,6 +172,13 @@ def _converted(name: str, value: Any) -> Any:
             else int(value)
         )
     return value
+
+
+def _v2() -> Any:
+    """Return torchvision's v2 transforms. Imported late: they bring `torch._dynamo`, 1 s and 150 MB."""
+    from torchvision.transforms import v2
+
+    return v2
 
 
 def _trial(

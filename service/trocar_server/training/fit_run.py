@@ -47,6 +47,8 @@ class FitRun:
     task: asyncio.Task[None] | None = None
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     """Set unless it is paused."""
+    rests: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no unit of work is under way."""
 
     async def go(self) -> NewEvent | None:
         """Run to the end, and return how it ended; None when the server ends before."""
@@ -57,6 +59,8 @@ class FitRun:
         except Exception as error:  # noqa: BLE001 - a fit ends with what it can say, and the server lives
             _log.error("fit failed", trainer_id=self.trainer.trainer_id, exc_info=error)
             return self.said("failed", reason=ErrorReason.INTERNAL, message="the server failed in the fit")
+        finally:
+            self.rests.set()
 
     async def unit(self) -> list[Event]:
         """Do one unit of work, with the checkpoint that follows from it.
@@ -116,7 +120,9 @@ class FitRun:
 
     async def _go(self) -> NewEvent | None:
         while not self.is_cancelled:
+            self.rests.set()
             await self.goes_on.wait()
+            self.rests.clear()
             if self.is_stopping:
                 return None
             if self.is_cancelled:

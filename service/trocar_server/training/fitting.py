@@ -18,6 +18,7 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow, set_flow
 from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.event_log import LAST_KINDS, EventLog, LoggedEvent, NewEvent
 from trocar_server.training.event_logs import EventLogs
@@ -64,6 +65,7 @@ class Fits:
         self._logs = EventLogs(folder)
         self._starting = asyncio.Lock()
         self._is_stopping = False
+        self._held: set[FitRun] = set()
 
     async def start(self, principal: str, trainer_id: str, spec: FitSpec, request_id: str = "") -> int:
         """Begin a fit, and return the number of its first event.
@@ -121,6 +123,31 @@ class Fits:
         await asyncio.gather(*(self._stop(run) for run in runs))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._logs.close()
+
+    async def hold_all(self) -> None:
+        """Let every fit wait, saved, after its present batch: until `let_go_on`, or the next start."""
+        async with self._starting:  # one that is being begun
+            runs = [run for run in self._runs.values() if run.goes_on.is_set()]
+        for run in runs:
+            run.goes_on.clear()
+            self._held.add(run)
+        for run in runs:
+            await run.rests.wait()
+            if self._runs.get(run.trainer.trainer_id) is run:  # it has not come to its end
+                try:
+                    await run.save()
+                except ServiceError as error:
+                    _log.warning("fit not saved", trainer_id=run.trainer.trainer_id, why=error.message)
+
+    def let_go_on(self) -> None:
+        """Let the fits go on that `hold_all` made wait."""
+        while self._held:
+            self._held.pop().goes_on.set()
+
+    @property
+    def held_count(self) -> int:
+        """Return how many fits wait since `hold_all`."""
+        return sum(self._runs.get(run.trainer.trainer_id) is run for run in self._held)
 
     async def forget(self, trainer_id: str) -> None:
         """End what is under way for a trainer that is being closed, and delete its events."""
@@ -259,6 +286,8 @@ class Fits:
     # --- Running -----------------------------------------------------------------------------------
 
     async def _run(self, run: FitRun) -> None:
+        if not current_flow():  # it goes on from before the server was started
+            set_flow(run.trainer.principal)
         last = await run.go()
         if last is not None:
             await self._close(run)

@@ -19,6 +19,7 @@ from trocar_server.training.batch import Batch
 from trocar_server.training.checkpoint_files import Checkpoint, SavedTrainer
 from trocar_server.training.core import TrainerCore
 from trocar_server.training.counting import correct_count
+from trocar_server.training.description import TrainerDescription
 from trocar_server.training.export import Export, make_export
 from trocar_server.training.numbering import Numbering
 from trocar_server.training.snapshots import snapshot_state_dict, snapshot_tensors
@@ -29,6 +30,7 @@ from trocar_server.training.storage import StorageOnDemand
 from trocar_server.training.trainer_calls import Applied, Evaluated, Kind, TrainerActivity
 from trocar_server.training.whole import whole
 
+_STATUS_WAIT_S = 0.02
 Result = TypeVar("Result")
 
 MakeBatch = Callable[[PassGuard], Batch]
@@ -70,6 +72,9 @@ class Trainer:
     is_closed: bool = False
     _saved_steps: tuple[int, int] = (0, 0)
     """`_steps` at the last checkpoint."""
+    _described: TrainerDescription | None = None
+    _counting: "asyncio.Future[TrainerDescription] | None" = None
+    """The count that is under way, or the last one."""
     _remembering: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -91,6 +96,21 @@ class Trainer:
     def use(self) -> None:
         """Renew its time to live."""
         self.used_at_s = time.time()
+
+    async def describe(self) -> TrainerDescription:
+        """Count what it is made of; while the device computes for long, as it was before.
+
+        Names and sizes change seldom, and who asks for them must not wait behind a step.
+        """
+        is_busy = self.engine.owner.is_busy
+        if self._counting is None or self._counting.done():
+            self._counting = self.engine.owner.submit(self.core.describe)
+        wait_s = _STATUS_WAIT_S if is_busy and self._described is not None else None
+        done, _ = await asyncio.wait([self._counting], timeout=wait_s)
+        if done:
+            self._described = self._counting.result()
+        assert self._described is not None  # or it was waited for
+        return self._described
 
     def check_free(self) -> None:
         """Refuse to change the weights while a fit does.

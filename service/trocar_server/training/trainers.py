@@ -255,6 +255,7 @@ class Trainers:
         trainer = await self._adopt(record, spec, core)
         if saved is not None:
             trainer.resume_at(saved)
+        await trainer.describe()
 
     async def _fingerprint(self, model_id: str) -> str:
         hosted = self.engine.catalogue.loaded(model_id)

@@ -26,6 +26,21 @@ def test_values_come_back_as_they_were_sent(client: trocar.Client) -> None:
     assert maps.model_id == "resnet18"
 
 
+def test_the_clients_share_of_the_time_is_what_the_server_does_not_name(client: trocar.Client) -> None:
+    timing = client.extract("resnet18", IMAGES, taps=["layer4"]).timing
+    assert timing.total_s is not None
+    assert timing.total_s > 0
+    assert timing.transfer_s is not None
+    assert timing.transfer_s == max(0.0, timing.total_s - 0.25 - 0.5)
+    assert str(timing) == f"queue 250.0 ms, compute 500.0 ms, transfer {timing.transfer_s * 1000:.1f} ms"
+
+
+def test_a_batch_of_a_stream_has_the_servers_times_only() -> None:
+    timing = trocar.ServerTiming(queue_s=0.001, compute_s=0.02)
+    assert (timing.total_s, timing.transfer_s) == (None, None)
+    assert str(timing) == "queue 1.0 ms, compute 20.0 ms"
+
+
 def test_taps_reach_the_server_with_all_they_say(client: trocar.Client, server: FakeServer) -> None:
     wanted = trocar.tap(
         "fc/in", alias="x", stats=["mean", "inf_count"], values=False, over="channel", channel_dim=-1

@@ -105,3 +105,15 @@ def test_small_payloads_share_a_message() -> None:
 def test_broken_messages_are_refused(message: bytes) -> None:
     with pytest.raises(WireError):
         split_message(message)
+
+
+def test_a_chunk_of_too_many_fields_is_refused() -> None:
+    inner = b"\x08\x00" * ((1 << 16) + 1)
+    chunk = bytes((15 << 3 | 2,)) + b"\x82\x80\x08" + inner
+    with pytest.raises(WireError, match="65,536 fields"):
+        split_message(chunk)
+
+
+def test_as_many_fields_as_are_allowed_are_read() -> None:
+    message = b"\x08\x00" * (1 << 16)
+    assert split_message(message) == (message, [])

@@ -2,8 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Iterator
 from functools import partial
+from typing import TypeVar
 
 import pytest
 import torch
@@ -11,9 +13,11 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.device import DeviceThread, choose_device
 from trocar_server.errors import ServiceError
+from trocar_server.models import set_flow
 from trocar_server.surgery import PassAborted
 
 WAIT_S = 60
+Result = TypeVar("Result")
 
 
 @pytest.fixture
@@ -217,3 +221,84 @@ async def test_what_comes_when_the_thread_has_ended_is_refused() -> None:
     with pytest.raises(ServiceError) as caught:
         await thread.run(lambda: 1)
     assert caught.value.reason is ErrorReason.SERVER_BUSY
+
+
+async def in_flow(flow: str, work: Awaitable[Result]) -> Result:
+    """Wait for work that was queued in a flow."""
+    set_flow(flow)
+    return await work
+
+
+async def test_one_flow_with_much_work_does_not_shut_out_another(
+    owner: DeviceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As sixteen fits of one caller would an extraction of another."""
+    held, order, now = Held(), list[str](), [0.0]
+
+    def work(name: str) -> None:
+        order.append(name)
+        now[0] += 0.1
+
+    first = asyncio.create_task(in_flow("before", owner.run(held)))
+    await held.until_begun()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    fits = [asyncio.create_task(in_flow("a", owner.run(partial(work, f"a{n}")))) for n in range(16)]
+    await turns()
+    single = asyncio.create_task(in_flow("b", owner.run(partial(work, "b"))))
+    await turns()
+    held.may_end.set()
+    await asyncio.gather(first, single, *fits)
+    assert order.index("b") <= 1
+    assert [name for name in order if name != "b"] == [f"a{number}" for number in range(16)]
+
+
+async def test_two_that_have_one_piece_of_work_waiting_each_alternate(owner: DeviceThread) -> None:
+    """As a fit, which queues its next step when the last one is done, and extractions one after the other."""
+    order: list[str] = []
+
+    async def goes_on(name: str) -> None:
+        for _ in range(20):
+            await owner.run(partial(order.append, name))
+
+    held = Held()
+    first = asyncio.create_task(owner.run(held))
+    await held.until_begun()
+    both = [asyncio.create_task(goes_on(name)) for name in ("fit", "extraction")]
+    await turns()
+    held.may_end.set()
+    await asyncio.gather(first, *both)
+    assert order == ["fit", "extraction"] * 20
+
+
+async def test_who_uses_much_time_has_fewer_turns(
+    owner: DeviceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What work costs is known when it is done."""
+    held, order, now = Held(), list[str](), [0.0]
+
+    def work(name: str, seconds: float) -> None:
+        order.append(name)
+        now[0] += seconds
+
+    first = asyncio.create_task(in_flow("before", owner.run(held)))
+    await held.until_begun()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    tasks = []
+    for name, seconds in [("step", 1.0), ("pass", 0.1)] * 40:
+        tasks += [asyncio.create_task(in_flow(name, owner.run(partial(work, name, seconds))))]
+    await turns()
+    held.may_end.set()
+    await asyncio.gather(first, *tasks)
+    last_pass = max(index for index, name in enumerate(order) if name == "pass")
+    assert order[: last_pass + 1].count("step") <= 5
+
+
+async def test_it_says_whether_new_work_would_have_to_wait(owner: DeviceThread) -> None:
+    held = Held()
+    assert not owner.is_busy
+    task = asyncio.create_task(owner.run(held))
+    await held.until_begun()
+    assert owner.is_busy
+    held.may_end.set()
+    await task
+    assert not owner.is_busy

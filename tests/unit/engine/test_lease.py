@@ -3,13 +3,18 @@
 import asyncio
 import random
 import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.fair_queue import Priority
 from trocar_server.engine.lease import Replica, ReplicaPool
 from trocar_server.errors import ServiceError
+from trocar_server.models import set_flow
 
 
 def pool(replica_count: int = 1, max_queue: int = 64) -> ReplicaPool:
@@ -25,19 +30,26 @@ async def turns(count: int = 10) -> None:
 class Caller:
     """A task that asks for a replica and keeps it until it is told to give it back."""
 
-    def __init__(self, of: ReplicaPool, deadline: float | None = None) -> None:
-        self._pool, self._deadline = of, deadline
-        self._done = asyncio.Event()
+    def __init__(self, of: ReplicaPool, deadline: float | None = None, flow: str | None = None) -> None:
+        self._pool, self._deadline, self._flow = of, deadline, flow
+        self.done = asyncio.Event()
         self.replica: Replica | None = None
         self.task = asyncio.ensure_future(self._call())
 
     async def _call(self) -> None:
-        async with self._pool.lease(self._deadline) as self.replica:
-            await self._done.wait()
+        async with self._pool.lease(self._deadline, flow=self._flow) as self.replica:
+            await self.done.wait()
 
     async def give_back(self) -> None:
-        self._done.set()
+        self.done.set()
         await self.task
+
+
+async def all_back(callers: Sequence[Caller]) -> None:
+    """Let callers keep what they get for no time, in whatever order they get it."""
+    for caller in callers:
+        caller.done.set()
+    await asyncio.gather(*(caller.task for caller in callers))
 
 
 async def test_every_replica_is_lent_before_anyone_waits() -> None:
@@ -193,3 +205,170 @@ async def test_no_replica_is_lost_whenever_callers_are_cancelled() -> None:
     assert three.leased_count == 0
     async with three.lease(None), three.lease(None), three.lease(None):
         assert three.leased_count == 3
+
+
+async def order_of(one: ReplicaPool, asked: list[tuple[str, str, dict[str, Any]]]) -> list[str]:
+    """Let named callers of flows ask while the replica is lent, and return in which order they got it."""
+    order: list[str] = []
+
+    async def call(name: str, flow: str, options: dict[str, Any]) -> None:
+        async with one.lease(None, flow=flow, **options):
+            order.append(name)
+
+    async with one.lease(None, flow="before"):
+        tasks = [asyncio.ensure_future(call(*entry)) for entry in asked]
+        await turns()
+    await asyncio.gather(*tasks)
+    return order
+
+
+async def test_a_caller_with_one_call_is_served_at_the_next_turn_of_a_flood() -> None:
+    one = pool(max_queue=500)
+    flood: list[tuple[str, str, dict[str, Any]]] = [(f"flood {n}", "flood", {}) for n in range(200)]
+    order = await order_of(one, [*flood, ("single", "single", {})])
+    assert order.index("single") == 1
+    assert [name for name in order if name != "single"] == [name for name, _, _ in flood]
+
+
+async def test_large_batches_come_as_seldom_as_their_rows_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    one = pool(max_queue=500)
+    one.pace.observe = lambda rows, seconds: None  # type: ignore[method-assign]
+    monkeypatch.setattr(one._line, "charge", lambda flow, cost: None)  # no time passes in this test
+    large = [("large", "a", {"rows": 8}) for _ in range(20)]
+    small = [("small", "b", {"rows": 1}) for _ in range(160)]
+    order = await order_of(one, [*large, *small])
+    assert 4 <= order[:45].count("large") <= 8
+
+
+async def test_priorities_order_the_calls_of_one_flow_only() -> None:
+    calls: list[tuple[str, str, dict[str, Any]]] = [
+        ("a low", "a", {"priority": Priority.LOW}),
+        ("a normal", "a", {}),
+        ("b", "b", {}),
+        ("a high", "a", {"priority": Priority.HIGH}),
+    ]
+    assert await order_of(pool(), calls) == ["a high", "b", "a normal", "a low"]
+
+
+async def test_the_flow_is_that_of_the_call() -> None:
+    one = pool()
+    order: list[str] = []
+
+    async def call(name: str, flow: str) -> None:
+        set_flow(flow)
+        async with one.lease(None):
+            order.append(name)
+
+    async with one.lease(None):
+        tasks = [asyncio.ensure_future(call(*entry)) for entry in (("a0", "a"), ("a1", "a"), ("b", "b"))]
+        await turns()
+    await asyncio.gather(*tasks)
+    assert order == ["a0", "b", "a1"]
+
+
+async def test_a_full_line_makes_room_for_a_flow_with_less_than_its_share() -> None:
+    one = pool(max_queue=4)
+    async with one.lease(None):
+        flood = [Caller(one, flow="flood") for _ in range(4)]
+        await turns()
+        single = Caller(one, flow="single")
+        await turns()
+        assert [caller.task.done() for caller in flood] == [False, False, False, True]
+        with pytest.raises(ServiceError, match="others want a share") as caught:
+            await flood[3].task
+        assert caught.value.reason is ErrorReason.SERVER_BUSY
+        assert one.waiting_count == 4
+    await all_back([*flood[:3], single])
+
+
+async def test_a_full_line_makes_no_room_where_that_would_only_swap_places() -> None:
+    one = pool(max_queue=2)
+    async with one.lease(None):
+        callers = [Caller(one, flow="a"), Caller(one, flow="b")]
+        await turns()
+        with pytest.raises(ServiceError, match="2 calls wait"):
+            async with one.lease(None, flow="c"):
+                pass
+    await all_back(callers)
+
+
+class Clock:
+    """What `time.monotonic` says, under a test's control."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+async def practised(clock: Clock, one: ReplicaPool, seconds: float = 1.0) -> None:
+    """Let a pool learn how long a row takes."""
+    for _ in range(20):
+        async with one.lease(None, flow="before"):
+            clock.now += seconds
+
+
+async def test_a_call_that_would_come_too_late_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, one = Clock(monkeypatch), pool()
+    await practised(clock, one)
+    async with one.lease(None, flow="a"):
+        waiting = [Caller(one, flow="a") for _ in range(3)]
+        await turns()
+        with pytest.raises(ServiceError, match="4 s of work come before") as caught:
+            async with one.lease(clock.now + 2, flow="a"):
+                pass
+        assert caught.value.reason is ErrorReason.SERVER_BUSY
+        assert caught.value.retry_after_s == pytest.approx(4)
+        in_time = Caller(one, clock.now + 30, flow="a")
+        await turns()
+        assert one.waiting_count == 4
+    await all_back([*waiting, in_time])
+
+
+async def test_a_call_of_another_flow_need_not_wait_for_all_of_a_flood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, one = Clock(monkeypatch), pool()
+    await practised(clock, one)
+    async with one.lease(None, flow="a"):
+        waiting = [Caller(one, flow="a") for _ in range(30)]
+        await turns()
+        single = Caller(one, clock.now + 5, flow="b")
+        await turns()
+        assert not single.task.done()
+    await turns()
+    await all_back([*waiting, single])
+
+
+async def test_nobody_is_refused_on_a_rumour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first passes of a model are slow; how long later ones take is not known yet."""
+    clock, one = Clock(monkeypatch), pool()
+    async with one.lease(None, flow="a"):
+        clock.now += 100
+    async with one.lease(None, flow="a"):
+        waiting = Caller(one, clock.now + 5, flow="a")
+        await turns()
+        assert not waiting.task.done()
+    await waiting.give_back()
+
+
+async def test_a_pass_that_failed_says_nothing_about_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, one = Clock(monkeypatch), pool()
+    await practised(clock, one)
+    with suppress(ValueError):
+        async with one.lease(None):
+            clock.now += 1000
+            raise ValueError("mine")
+    assert one.pace.seconds() == pytest.approx(1)
+
+
+async def test_what_is_not_served_costs_nothing() -> None:
+    one = pool(max_queue=50)
+    async with one.lease(None, flow="a"):
+        given_up = [Caller(one, flow="b") for _ in range(20)]
+        await turns()
+        for caller in given_up:
+            caller.task.cancel()
+        await asyncio.gather(*(caller.task for caller in given_up), return_exceptions=True)
+        assert one._line.cost == 0
+        assert dict(one._line.flows()).get("b", 0) == 0

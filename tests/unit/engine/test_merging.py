@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.fair_queue import Priority
 from trocar_server.engine.merging import MergingQueue
 from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow, set_flow
 
 
 class Held:
@@ -141,3 +144,62 @@ async def test_one_more_than_may_wait_is_refused() -> None:
     assert caught.value.reason is ErrorReason.SERVER_BUSY
     release(held)
     await asyncio.gather(*tasks)
+
+
+def in_flow(held: Held, flow: str, work: str, **options: Any) -> "asyncio.Task[str]":
+    async def call() -> str:
+        set_flow(flow)
+        return await held.queue.submit(work, 1, may_merge=False, **options)
+
+    return asyncio.create_task(call())
+
+
+async def test_groups_are_fair_between_callers() -> None:
+    held = Held()
+    tasks = await begun(held)
+    tasks += [in_flow(held, "flood", f"flood {number}") for number in range(20)]
+    await asyncio.sleep(0)
+    tasks.append(in_flow(held, "single", "single"))
+    await asyncio.sleep(0)
+    release(held)
+    await asyncio.gather(*tasks)
+    assert held.groups.index(["single"]) <= 2
+    rest = [group[0] for group in held.groups if group[0].startswith("flood")]
+    assert rest == [f"flood {number}" for number in range(20)]
+
+
+async def test_a_callers_priorities_order_his_own_calls() -> None:
+    held = Held()
+    tasks = await begun(held)
+    tasks.append(in_flow(held, "a", "low", priority=Priority.LOW))
+    tasks.append(in_flow(held, "a", "normal"))
+    tasks.append(in_flow(held, "a", "high", priority=Priority.HIGH))
+    await asyncio.sleep(0)
+    release(held)
+    await asyncio.gather(*tasks)
+    assert held.groups[1:] == [["high"], ["normal"], ["low"]]
+
+
+async def test_a_full_line_makes_room_for_who_has_less_than_his_share() -> None:
+    held = Held(max_waiting=3)
+    tasks = await begun(held)
+    flood = [in_flow(held, "flood", f"flood {number}") for number in range(3)]
+    await asyncio.sleep(0)
+    single = in_flow(held, "single", "single")
+    with pytest.raises(ServiceError, match="others want a share"):
+        await flood[2]
+    release(held)
+    assert await asyncio.gather(*tasks, *flood[:2], single) == ["FIRST", "FLOOD 0", "FLOOD 1", "SINGLE"]
+
+
+async def test_a_group_uses_the_share_of_its_first_call() -> None:
+    flows: list[str] = []
+
+    async def run(group: Sequence[str]) -> Sequence[str]:
+        flows.append(current_flow())
+        return group
+
+    held = Held()
+    held.queue = MergingQueue(run, lambda: 8, 100)
+    await asyncio.gather(*(in_flow(held, flow, flow) for flow in ("a", "b", "c")))
+    assert flows == ["a", "b", "c"]

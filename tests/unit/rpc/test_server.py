@@ -23,6 +23,7 @@ from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.errors import ServiceError
 
 SERVICES = ["", *(f"trocar_api.v1.{name}Service" for name in ("Model", "Extraction", "Server", "EditStore"))]
+SERVICES.append("inference.GRPCInferenceService")
 
 
 @pytest.fixture

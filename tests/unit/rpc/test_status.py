@@ -6,7 +6,7 @@ from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from trocar_api.reasons import ERROR_DOMAIN, ErrorReason
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, busy
 from trocar_server.rpc.status import STATUS_CODES, status_details
 
 _METADATA_ROOM_BYTES = 48 << 10  # base64 makes the 64 KiB of it that our client accepts
@@ -46,10 +46,21 @@ def test_only_a_busy_server_asks_to_try_again(reason: ErrorReason) -> None:
     assert is_asked is (reason is ErrorReason.SERVER_BUSY)
 
 
-@pytest.mark.parametrize("code", [StatusCode.OK, StatusCode.UNKNOWN, StatusCode.UNAVAILABLE])
+@pytest.mark.parametrize(("known", "sent_ms"), [(None, 200), (0.0, 50), (1.5, 1500), (1e9, 60_000)])
+def test_when_to_come_again_travels_along(known: float | None, sent_ms: int) -> None:
+    (asked,) = unpacked(details(busy("x", known)), RetryInfo)
+    assert asked.retry_delay.ToMilliseconds() == sent_ms  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("code", [StatusCode.OK, StatusCode.UNKNOWN])
 def test_no_reason_has_a_code_that_means_something_else(code: StatusCode) -> None:
-    """A client tries again on UNAVAILABLE; UNKNOWN is what gRPC says when nobody caught the error."""
+    """UNKNOWN is what gRPC says when nobody caught the error."""
     assert code not in STATUS_CODES.values()
+
+
+def test_clients_try_again_elsewhere_where_a_server_runs_empty_and_in_no_other_case() -> None:
+    unavailable = [reason for reason, code in STATUS_CODES.items() if code is StatusCode.UNAVAILABLE]
+    assert unavailable == [ErrorReason.SERVER_DRAINING]
 
 
 def test_internal_is_for_defects_only() -> None:

@@ -8,26 +8,28 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from prometheus_client import Counter
+from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from trocar_server.errors import ServiceError
 from trocar_server.telemetry.http import MetricsServer
-from trocar_server.telemetry.registry import LeanRegistry
+from trocar_server.telemetry.series import Counts, SeriesCollector
 
 HOST = "127.0.0.1"
 
 
 @pytest.fixture
-def registry() -> LeanRegistry:
-    registry = LeanRegistry()
-    Counter("calls", "Calls.", ("model",), registry=registry).labels('odd "name"\n\\').inc(3)
+def registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    calls = Counts("calls", "Calls.", ("model",))
+    calls.add(('odd "name"\n\\',), 3)
+    registry.register(SeriesCollector((calls,)))
     return registry
 
 
 @pytest.fixture
-def server(registry: LeanRegistry) -> Iterator[MetricsServer]:
+def server(registry: CollectorRegistry) -> Iterator[MetricsServer]:
     server = MetricsServer(registry, HOST, 0)
     yield server
     server.stop()
@@ -67,17 +69,17 @@ def test_one_who_says_nothing_holds_up_no_other(server: MetricsServer) -> None:
         connection.close()
 
 
-def test_a_taken_port_is_named(server: MetricsServer, registry: LeanRegistry) -> None:
+def test_a_taken_port_is_named(server: MetricsServer, registry: CollectorRegistry) -> None:
     with pytest.raises(ServiceError, match=f"{HOST}:{server.port}.*metrics_port"):
         MetricsServer(registry, HOST, server.port)
 
 
-def test_an_address_that_is_not_ours_is_refused(registry: LeanRegistry) -> None:
+def test_an_address_that_is_not_ours_is_refused(registry: CollectorRegistry) -> None:
     with pytest.raises(ServiceError, match=r"cannot serve metrics on 192\.0\.2\.1"):
         MetricsServer(registry, "192.0.2.1", 0)
 
 
-def test_when_it_stops_port_and_thread_are_free(registry: LeanRegistry) -> None:
+def test_when_it_stops_port_and_thread_are_free(registry: CollectorRegistry) -> None:
     server = MetricsServer(registry, HOST, 0)
     get(server)
     server.stop()

@@ -1,25 +1,51 @@
 """One inference: a request in, the message of its reply out."""
 
+import asyncio
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2
+from trocar_api.wire import WireError, split_field
+from trocar_server.config import Limits
+from trocar_server.engine.admission import MethodClass
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.plan import Payload, Payloads, Plan
 from trocar_server.engine.work import Prepared
-from trocar_server.errors import unknown
-from trocar_server.models import Entry
+from trocar_server.errors import ServiceError, unknown
+from trocar_server.models import Entry, HostedModel, current_flow
 from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.oip.counters import VERSION, Counters, Spent
-from trocar_server.rpc.oip.messages import ModelInferResponse
+from trocar_server.rpc.oip.messages import ModelInferRequest, ModelInferResponse
 from trocar_server.rpc.oip.outputs import Taps, read_outputs, write_outputs
 from trocar_server.rpc.oip.parameters import read_parameters
 from trocar_server.rpc.oip.replies import infer_parts
 from trocar_server.rpc.oip.tensors import read_inputs
 from trocar_server.rpc.replies import Parts
 from trocar_server.rpc.requests import base_plan
+from trocar_server.telemetry import note_model, note_pass, phase
+
+_RAW_INPUTS = 7
+_MAX_HEAD_BYTES = 8 << 20
+_LARGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Message:
+    """A `ModelInferRequest` as it came.
+
+    Attributes:
+        request: Without its `raw_input_contents`.
+        raw: These, as views.
+        is_large: Whether reading it takes longer than other calls should wait.
+    """
+
+    request: Any
+    raw: list[memoryview]
+    is_large: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,29 +71,40 @@ class Inference:
         self._engine = engine
         self._counters = counters
 
-    async def infer(self, request: Any, deadline: float | None) -> Parts:
+    async def infer(self, message: Message, deadline: float | None) -> Parts:
         """Run one pass and return the `ModelInferResponse`.
 
         Args:
-            request: A `ModelInferRequest`.
+            message: A `ModelInferRequest`.
             deadline: Of the call, a time of `time.monotonic()` in seconds; the request's may be earlier.
 
         Raises:
             ServiceError: Whatever is wrong with the request, and what stops a pass.
         """
+        request = message.request
+        note_model(request.model_name)
         entry = entry_of(self._engine, "model_name", request.model_name, request.model_version)
         started = time.perf_counter()
         try:
-            return await self._answer(entry, request, deadline, started)
+            return await self._answer(entry, message, deadline, started)
         except BaseException:
             self._counters.of(entry).failed(time.perf_counter() - started)
             raise
 
-    async def _answer(self, entry: Entry, request: Any, deadline: float | None, started: float) -> Parts:
-        asked = self._read(request, deadline)
-        await self._engine.check(asked.plan, asked.deadline)
-        prepared = await self._engine.prepare(asked.plan, Payloads(asked.payloads))
-        parts, spent = await self._run(request, asked, prepared, started)
+    async def _answer(self, entry: Entry, message: Message, deadline: float | None, started: float) -> Parts:
+        hosted, engine = self._engine.catalogue.loaded(entry.spec.model_id), self._engine
+        if message.is_large:  # health is answered meanwhile
+            asked = await asyncio.to_thread(_read, message, hosted, engine.limits, deadline)
+        else:
+            asked = _read(message, hosted, engine.limits, deadline)
+        with engine.admission.admit(MethodClass.EXTRACT, current_flow()) as held:
+            held.reserve(sum(payload.nbytes for payload in asked.payloads), asked.batch)
+            with phase("check"):
+                held.reserve(await engine.check(asked.plan, asked.deadline), asked.batch)
+            held.expect(engine.expected_s(asked.plan, asked.deadline))
+            with phase("prepare"):
+                prepared = await engine.prepare(asked.plan, Payloads(asked.payloads))
+            parts, spent = await self._run(message.request, asked, prepared, started)
         self._counters.of(entry).succeeded(asked.batch, spent)
         return parts
 
@@ -76,6 +113,7 @@ class Inference:
     ) -> tuple[Parts, Spent]:
         is_ready = time.perf_counter()
         extraction = await self._engine.extract(prepared, asked.deadline)
+        note_pass(asked.plan, extraction)
         has_run = time.perf_counter()
         response = ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
         payloads = write_outputs(response, asked.taps, extraction)
@@ -93,29 +131,50 @@ class Inference:
         )
         return parts, spent
 
-    def _read(self, request: Any, deadline: float | None) -> _Asked:
-        if len(request.id) > MAX_TEXT_CHARACTERS:
-            raise invalid("id", f"over {MAX_TEXT_CHARACTERS} characters")
-        parameters = read_parameters(request.parameters)
-        if parameters.timeout_s is not None:
-            own = time.monotonic() + parameters.timeout_s
-            deadline = own if deadline is None else min(own, deadline)
-        limits = self._engine.limits
-        hosted = self._engine.catalogue.loaded(request.model_name)
-        taps = read_outputs(request, limits)
-        # The request of our own service with the same meaning, so that both are checked alike.
-        same = extraction_pb2.ExtractRequest(
-            model_id=request.model_name,
-            taps=[tapped.message for tapped in taps.tapped],
-            execution=parameters.execution,
-        )
-        plan = base_plan(same, limits)
-        pairs = zip(plan.taps, taps.tapped, strict=True)
-        named = tuple(replace(tap, takes_wide_unsigned=True, suffix=tapped.suffix) for tap, tapped in pairs)
-        inputs, payloads = read_inputs(request, hosted, limits)
-        shape = request.inputs[0].shape
-        batch = shape[0] if shape else 1
-        return _Asked(replace(plan, taps=named, inputs=inputs), payloads, taps, batch, deadline)
+
+def read_infer_request(data: bytes) -> Message:
+    """Split and parse a `ModelInferRequest`.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, the bytes are none; `REQUEST_TOO_LARGE`, there is too much beside
+            raw contents.
+    """
+    try:
+        head, raw = split_field(data, _RAW_INPUTS)
+        if len(head) > _MAX_HEAD_BYTES:
+            raise ServiceError(
+                ErrorReason.REQUEST_TOO_LARGE,
+                f"the request has {len(head):,} bytes beside raw_input_contents, the limit is "
+                f"{_MAX_HEAD_BYTES:,}; send tensors there",
+            )
+        return Message(ModelInferRequest.FromString(head), raw, len(data) > _LARGE_BYTES)
+    except (WireError, DecodeError) as error:
+        problem = f"the message is no ModelInferRequest: {error}"
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, problem) from None
+
+
+def _read(message: Message, hosted: HostedModel, limits: Limits, deadline: float | None) -> _Asked:
+    request = message.request
+    if len(request.id) > MAX_TEXT_CHARACTERS:
+        raise invalid("id", f"over {MAX_TEXT_CHARACTERS} characters")
+    parameters = read_parameters(request.parameters)
+    if parameters.timeout_s is not None:
+        own = time.monotonic() + parameters.timeout_s
+        deadline = own if deadline is None else min(own, deadline)
+    taps = read_outputs(request, limits)
+    # The request of our own service with the same meaning, so that both are checked alike.
+    same = extraction_pb2.ExtractRequest(
+        model_id=request.model_name,
+        taps=[tapped.message for tapped in taps.tapped],
+        execution=parameters.execution,
+    )
+    plan = base_plan(same, limits)
+    pairs = zip(plan.taps, taps.tapped, strict=True)
+    named = tuple(replace(tap, takes_wide_unsigned=True, suffix=tapped.suffix) for tap, tapped in pairs)
+    inputs, payloads = read_inputs(request, message.raw, hosted, limits)
+    shape = request.inputs[0].shape
+    batch = shape[0] if shape else 1
+    return _Asked(replace(plan, taps=named, inputs=inputs), payloads, taps, batch, deadline)
 
 
 def entry_of(engine: Engine, field: str, name: str, version: str) -> Entry:
@@ -126,6 +185,7 @@ def entry_of(engine: Engine, field: str, name: str, version: str) -> Entry:
     """
     if not name:
         raise invalid(field, "is required")
+    note_model(name)
     entry = engine.catalogue.get(name)
     if version not in ("", VERSION):
         raise unknown(

@@ -6,7 +6,6 @@ from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from trocar_api.reasons import ErrorReason
@@ -19,11 +18,12 @@ from trocar_server.rpc.fields import invalid
 from trocar_server.rpc.messages import deadline_of
 from trocar_server.rpc.oip import messages as oip
 from trocar_server.rpc.oip.counters import VERSION, Counters
-from trocar_server.rpc.oip.inference import Inference, entry_of
+from trocar_server.rpc.oip.inference import Inference, Message, entry_of, read_infer_request
 from trocar_server.rpc.oip.metadata import config, metadata
 from trocar_server.rpc.oip.replies import stream_parts
 from trocar_server.rpc.replies import Parts, join_parts
 from trocar_server.rpc.text import sendable
+from trocar_server.telemetry import note_model, phase
 
 NAME: str = oip.SERVICE.full_name
 EXTENSIONS = ("model_repository", "model_configuration", "statistics", "parameters")
@@ -91,9 +91,9 @@ class OpenInferenceService:
         example = await self._engine.recording(request.name)
         return oip.ModelConfigResponse(config=config(hosted, example, self._engine.limits))
 
-    async def ModelInfer(self, request: Any, context: Any) -> Parts:
+    async def ModelInfer(self, message: bytes, context: Any) -> Parts:
         """Run one pass."""
-        return await self._inference.infer(request, deadline_of(context))
+        return await self._inference.infer(read_infer_request(message), deadline_of(context))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Answer requests in their order; one that fails does not end the stream.
@@ -102,30 +102,26 @@ class OpenInferenceService:
         """
         async with aclosing(ahead(self._answers(requests, deadline_of(context)))) as answers:
             async for parts in answers:
-                await context.write(parts)
+                with phase("reply"):
+                    await context.write(parts)
 
     async def _answers(
         self, requests: AsyncIterator[bytes], deadline: float | None
     ) -> AsyncGenerator[Parts, None]:
-        async for message in requests:
-            try:
-                request = oip.ModelInferRequest.FromString(message)
-            except DecodeError:
-                raise ServiceError(
-                    ErrorReason.INVALID_ARGUMENT, "a message is no request of this method"
-                ) from None
-            yield await self._answer(request, deadline)
-            del message, request
+        async for data in requests:
+            message = read_infer_request(data)
+            yield await self._answer(message, deadline)
+            del data, message
 
-    async def _answer(self, request: Any, deadline: float | None) -> Parts:
+    async def _answer(self, message: Message, deadline: float | None) -> Parts:
         try:
-            return stream_parts(await self._inference.infer(request, deadline))
+            return stream_parts(await self._inference.infer(message, deadline))
         except ServiceError as error:
-            return _failure(request, error)
+            return _failure(message.request, error)
         except Exception as error:  # noqa: BLE001 - a defect fails this request, not the stream
             _log.error("defect in a stream", exc_info=error)
             problem = "the server failed on this request; its log has the details"
-            return _failure(request, ServiceError(ErrorReason.INTERNAL, problem))
+            return _failure(message.request, ServiceError(ErrorReason.INTERNAL, problem))
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
         """Return the counts of one model, or of all."""
@@ -159,6 +155,7 @@ class OpenInferenceService:
                     f"parameters['{name[:80]}']",
                     "clients choose `weights` by name and nothing else; the operator configures models",
                 )
+        note_model(request.model_name)
         weights = request.parameters["weights"].string_param if request.parameters else ""
         self._engine.catalogue.request(request.model_name, weights)
         await self._engine.load(request.model_name)
@@ -167,6 +164,7 @@ class OpenInferenceService:
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
         """Drop a model from memory."""
         _check_repository(request.repository_name)
+        note_model(request.model_name)
         await self._engine.unload(request.model_name)
         return oip.RepositoryModelUnloadResponse()
 
@@ -181,13 +179,14 @@ class OpenInferenceService:
             return grpc.stream_stream_rpc_method_handler(
                 self.ModelStreamInfer, request_deserializer=None, response_serializer=join_parts
             )
-        is_raw = method.name == "ModelInfer"
+        if method.name == "ModelInfer":
+            return grpc.unary_unary_rpc_method_handler(
+                self.ModelInfer, request_deserializer=None, response_serializer=join_parts
+            )
         return grpc.unary_unary_rpc_method_handler(
             _not_offered if method.name in NOT_OFFERED else getattr(self, method.name),
             request_deserializer=oip.message_class(method.input_type).FromString,
-            response_serializer=join_parts
-            if is_raw
-            else oip.message_class(method.output_type).SerializeToString,
+            response_serializer=oip.message_class(method.output_type).SerializeToString,
         )
 
 

@@ -25,6 +25,15 @@ class DatasetLibrary:
         self._listed = listed
         self._max_pixels = max_pixels
 
+    def replace_listed(self, listed: Mapping[str, ListedFolder]) -> None:
+        """Offer other data sets of the operator; readers that are open go on."""
+        self._listed = listed
+
+    def set_limits(self, max_bytes: int, max_pixels: int) -> None:
+        """Change what uploads may not exceed, for those to come."""
+        self._max_pixels = max_pixels
+        self.store.set_limits(max_bytes, max_pixels)
+
     def entries(self, principal: str) -> list[DatasetInfo]:
         """Return the operator's by name, then the principal's own.
 

@@ -70,6 +70,10 @@ class DatasetStore:
         self._lock = Lock()  # of what looks first and writes then
         self._incoming: Counter[str] = Counter()
 
+    def set_limits(self, max_bytes: int, max_pixels: int) -> None:
+        """Change what uploads may not exceed, for those to come."""
+        self.max_bytes, self._max_pixels = max_bytes, max_pixels
+
     def begin(self, principal: str, manifest: Manifest) -> Upload:
         """Begin an upload, or go on with one of an equal manifest, even with one that is complete.
 

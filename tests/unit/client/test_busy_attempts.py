@@ -1,0 +1,63 @@
+"""When a busy server is asked again."""
+
+import time
+
+import grpc
+import pytest
+
+from trocar._attempts import Attempts
+from trocar.errors import ServerBusyError, TrocarError
+
+REFUSED = grpc.RpcError()
+
+
+def busy(retry_after_s: float | None = None) -> ServerBusyError:
+    error = ServerBusyError("busy")
+    error.retry_after_s = retry_after_s
+    return error
+
+
+def attempts(retries: int = 3, timeout_s: float = 60.0, chance: float = 0.0) -> Attempts:
+    return Attempts(retries, timeout_s, lambda: chance)
+
+
+@pytest.mark.parametrize(("chance", "expected"), [(0.0, 2.0), (0.5, 2.5), (1.0, 3.0)])
+def test_it_comes_when_the_server_says_and_a_little_later_by_chance(chance: float, expected: float) -> None:
+    assert attempts(chance=chance).pause_after(busy(2.0), REFUSED) == expected
+
+
+def test_without_the_servers_word_pauses_double() -> None:
+    call = attempts()
+    assert [call.pause_after(busy(), REFUSED) for _ in range(4)] == [0.1, 0.2, 0.4, None]
+
+
+def test_no_retries_means_none() -> None:
+    assert attempts(retries=0).pause_after(busy(0.1), REFUSED) is None
+
+
+def test_nobody_waits_longer_than_makes_sense_in_a_call() -> None:
+    assert attempts().pause_after(busy(30.0), REFUSED) is None
+
+
+def test_a_pause_fits_into_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [50.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    call = attempts(timeout_s=10)
+    now[0] += 4
+    assert call.pause_after(busy(5.0), REFUSED) == 5.0
+    now[0] += 5.9
+    assert call.pause_after(busy(0.2), REFUSED) is None
+
+
+def test_what_is_refused_for_good_is_not_asked_again() -> None:
+    class Wrong(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.INVALID_ARGUMENT
+
+        def details(self) -> str:
+            return "no"
+
+        def trailing_metadata(self) -> tuple[()]:
+            return ()
+
+    assert attempts().pause_after(TrocarError("no"), Wrong()) is None
