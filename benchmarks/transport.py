@@ -8,7 +8,7 @@ own copies of a socket, one on each side, come on top):
 | way | up, client | up, server | down, server | down, client |
 |---|---|---|---|---|
 | raw socket | 0 | 0 | 0 | 0 |
-| chunks | 2 (join, gRPC's slice) | 2 (gRPC's bytes, payload) | 2 (join, gRPC's slice) | 2 (gRPC's bytes, array) |
+| chunks | 2: join, slice | 2: gRPC, payload | 2: join, slice | 2: gRPC, array |
 | shared memory | 1 | 1 | 1 | 0: the array is a view |
 | shared memory, `shared_array` | 0 | 1 | 1 | 0 |
 """

@@ -7,7 +7,7 @@ port, models = int(sys.argv[1]), sys.argv[2:]
 # KServe reads its options when it is imported.
 sys.argv[1:] = [f"--grpc_max_{way}_message_length={1 << 30}" for way in ("send", "receive")]
 
-from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer  # noqa: E402
+from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 from benchmarks.peers.model import TAP, extractor  # noqa: E402
 

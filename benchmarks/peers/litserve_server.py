@@ -4,7 +4,7 @@ import base64
 import sys
 from typing import Any
 
-import litserve
+import litserve  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 from benchmarks.peers.model import extractor

@@ -68,8 +68,8 @@ class KServeCall(PeerCall):
     def open(self, client: int) -> Iterator[Call]:
         """Yield the call."""
         import grpc
-        from kserve.protocol.grpc.grpc_predict_v2_pb2 import ModelInferRequest
-        from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
+        from kserve.protocol.grpc.grpc_predict_v2_pb2 import ModelInferRequest  # pyright: ignore[reportMissingImports]
+        from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub  # pyright: ignore[reportMissingImports]
 
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         images = self.images

@@ -60,7 +60,7 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
             server. None: where the target is a Unix socket and the server lends some; see `transport`.
             False: never. True: as None, and `ValueError` where the target is no Unix socket.
         compression: "gzip" compresses every message, lossless, in both directions: for networks slower than
-            about 30 MB/s, and values that repeat. It takes the place of shared memory.
+            about 20 MB/s, and values that repeat. It takes the place of shared memory.
         cache: Whether replies may come from the server's feature cache, where it has one. True also asks by
             digest alone for what was sent before, which pays where the same inputs come again; False asks
             for a pass each time; None leaves it to the server.

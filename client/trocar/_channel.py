@@ -247,7 +247,9 @@ def channel_options(options: ConnectOptions) -> list[Option]:
     ]
     if options.retries:
         chosen.append(("grpc.per_rpc_retry_buffer_size", RETRY_BUFFER_BYTES))
-    chosen.append(("grpc.service_config", _service_config(options)))
+    config = _service_config(options)
+    if config:
+        chosen.append(("grpc.service_config", json.dumps(config)))
     if options.addresses and options.tls:  # one name for all: gRPC checks certificates against the target's
         chosen.append(("grpc.ssl_target_name_override", host_of(options.addresses[0])))
     if is_loopback(options.target):
@@ -255,13 +257,13 @@ def channel_options(options: ConnectOptions) -> list[Option]:
     return chosen
 
 
-def _service_config(options: ConnectOptions) -> str:
+def _service_config(options: ConnectOptions) -> dict[str, object]:
     """Return gRPC's service config: retries, and for several servers each in its turn while it serves."""
     config: dict[str, object] = {"methodConfig": _method_config(options.retries)} if options.retries else {}
     if options.addresses or options.target.startswith("dns:"):
         config["loadBalancingConfig"] = [{"round_robin": {}}]
         config["healthCheckConfig"] = {"serviceName": _HEALTH_OF}
-    return json.dumps(config)
+    return config
 
 
 def _method_config(retries: int) -> list[dict[str, object]]:

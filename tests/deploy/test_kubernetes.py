@@ -173,7 +173,9 @@ def test_limits_of_the_server_fit_those_of_its_container(config: ServerConfig) -
     limits = SERVER["resources"]["limits"]
     (scratch,) = [volume["emptyDir"] for volume in SPEC["volumes"] if volume["name"] == "scratch"]
     assert scratch["medium"] == "Memory"
-    assert config.limits.max_pass_bytes + memory(scratch["sizeLimit"]) < memory(limits["memory"])
+    assert config.limits.max_pass_bytes + config.limits.max_pending_bytes + memory(
+        scratch["sizeLimit"]
+    ) < memory(limits["memory"])
     assert config.threads == int(limits["cpu"])
 
 

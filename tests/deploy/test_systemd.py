@@ -100,7 +100,7 @@ def test_it_has_time_to_stop_and_memory_to_run() -> None:
     unit = settings()
     assert int(unit["TimeoutStopSec"][0]) >= config.grace_s + CHECKPOINTS_S
     high, most = (memory(unit[key][0]) for key in ("MemoryHigh", "MemoryMax"))
-    assert 0 < config.limits.max_pass_bytes < high < most
+    assert 0 < config.limits.max_pass_bytes + config.limits.max_pending_bytes < high < most
 
 
 def test_code_that_is_made_at_run_time_may_run() -> None:

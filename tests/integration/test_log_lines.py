@@ -85,13 +85,14 @@ def test_nothing_that_a_caller_sends_makes_another_line(serve: Serve, model_id: 
     assert len(line["model"]) <= 80
 
 
-def test_a_method_that_is_not_there_has_a_line(serve: Serve) -> None:
+@pytest.mark.parametrize("service", ["absent.Service", "trocar_api.v1.ModelService"])
+def test_a_method_that_is_not_there_has_a_line(serve: Serve, service: str) -> None:
     with capture_logs() as lines, raw_channel((running := serve(models=MODELS)).address) as channel:
         with pytest.raises(grpc.RpcError):
-            call_absent(channel, "/absent.Service/" + "x" * 500)
+            call_absent(channel, f"/{service}/" + "x" * 500)
         (line,) = calls(running, lines)
     assert line["code"] == "UNIMPLEMENTED"
-    assert line["method"].startswith("/absent.Service/xxx")
+    assert line["method"].startswith(f"/{service}/xxx")
     assert len(line["method"]) == 120
 
 

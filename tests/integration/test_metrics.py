@@ -3,6 +3,7 @@
 import threading
 import urllib.request
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -283,11 +284,13 @@ def test_there_are_no_metrics_unless_they_are_asked_for(server: RunningServer) -
     assert "metrics" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_local_server_shows_none_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_server_shows_none_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TROCAR_METRICS_PORT", "0")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     before = {thread.name for thread in threading.enumerate()}
-    with trocar.connect("local", models=[], options={"device": "cpu"}) as client:
+    with trocar.connect("local", models=[], options={"device": "cpu", "data_dir": tmp_path}) as client:
         client.models()
         started = {thread.name for thread in threading.enumerate()} - before
     assert not {name for name in started if "metrics" in name or "Otel" in name or "otel" in name}

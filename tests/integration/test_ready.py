@@ -53,6 +53,17 @@ def test_a_server_that_does_not_serve_is_not(
         set_health(server, name, "SERVING")
 
 
+def test_a_server_that_runs_empty_lives_and_is_not_ready(server: RunningServer) -> None:
+    with trocar.connect(server.address) as client:
+        client.drain()
+        try:
+            assert ready("--server", server.address) == 1
+            assert ready("--server", server.address, "--service", LIVE) == 0
+        finally:
+            client.drain(undo=True)
+    assert ready("--server", server.address) == 0
+
+
 def test_an_unknown_service_is_an_error(server: RunningServer) -> None:
     assert ready("--server", server.address, "--service", "trocar_api.v1.Nothing") == 1
 

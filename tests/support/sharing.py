@@ -106,5 +106,8 @@ class _Bearer(grpc.StreamStreamClientInterceptor):
     def __init__(self, token: str) -> None:
         self._token = token
 
-    def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
-        return continuation(details._replace(metadata=bearer(self._token)), requests)
+    def intercept_stream_stream(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
+        details = client_call_details._replace(metadata=bearer(self._token))
+        return continuation(details, request_iterator)

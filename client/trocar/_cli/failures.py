@@ -21,7 +21,8 @@ UNREACHABLE = 3
 
 def exit_code(error: Exception) -> int:
     """Return the code that a failed command exits with."""
-    return UNREACHABLE if isinstance(error, ServerUnavailableError) else FAILED
+    is_silent = isinstance(error, ServerUnavailableError) and error.reason is None
+    return UNREACHABLE if is_silent else FAILED
 
 
 def failure_text(error: Exception) -> str:

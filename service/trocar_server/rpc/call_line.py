@@ -4,6 +4,8 @@ from typing import Any
 
 from trocar_server.telemetry import CallRecord
 
+_MAX_METHOD_CHARACTERS = 120
+
 
 def call_line(record: CallRecord) -> dict[str, Any]:
     """Return the fields of a call's line; `docs/observability.md` explains them.
@@ -12,7 +14,7 @@ def call_line(record: CallRecord) -> dict[str, Any]:
     is told of passes.
     """
     found: dict[str, Any] = {
-        "method": record.method,
+        "method": plain(record.called[:_MAX_METHOD_CHARACTERS]) or record.method,
         "request_id": record.request_id,
         "principal": plain(record.principal),
         "code": record.code,

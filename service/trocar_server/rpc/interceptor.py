@@ -13,7 +13,7 @@ import structlog
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_principal, set_flow, set_principal
-from trocar_server.rpc.call_line import call_line, plain
+from trocar_server.rpc.call_line import call_line
 from trocar_server.rpc.counted import KINDS, behaviour_of, counted
 from trocar_server.rpc.doors import OWN, Doors, refused_unknown
 from trocar_server.rpc.gates import Gate, OpenGate
@@ -25,7 +25,6 @@ from trocar_server.telemetry import NOBODY, UNKNOWN_METHOD, CallObserver, CallRe
 
 _REQUEST_ID_KEY = "x-request-id"
 _MAX_REQUEST_ID_CHARACTERS = 64
-_MAX_METHOD_CHARACTERS = 120
 _CLOCKS_APART_S = 0.05
 
 
@@ -65,11 +64,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         headers = _headers(handler_call_details)
         metadata = handler_call_details.invocation_metadata or ()
         if handler is None and method.startswith(OWN):
-            record = self._record(UNKNOWN_METHOD, "UNARY", headers)
+            record = self._record(UNKNOWN_METHOD, "UNARY", headers, called=method)
             call = _Call(self._log, self._gate, self._running, record)
             return call.refusal(refused_unknown(self._gate, method, metadata))
         if handler is None:
-            _note_unknown(self._log, method, self._record(UNKNOWN_METHOD, "UNARY", headers))
+            _note_unknown(self._log, self._record(UNKNOWN_METHOD, "UNARY", headers, called=method))
             return None
         if is_open(method) and self._observer is NOBODY:
             return handler
@@ -83,7 +82,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 return call.refusal(error)
         return call.wrapped(handler)
 
-    def _record(self, method: str, kind: str, headers: dict[str, str]) -> CallRecord:
+    def _record(self, method: str, kind: str, headers: dict[str, str], called: str = "") -> CallRecord:
         return CallRecord(
             method,
             kind,
@@ -92,6 +91,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             headers.get("traceparent", ""),
             headers.get("tracestate", ""),
             trace_id=trace_id_of(headers["traceparent"]) if "traceparent" in headers else "",
+            called=called,
         )
 
 
@@ -169,15 +169,15 @@ class _Call:
             _write(self.log, self.record)
 
 
-def _note_unknown(log: Any, method: str, record: CallRecord) -> None:
+def _note_unknown(log: Any, record: CallRecord) -> None:
     """Count and log a call of a method that is not there; gRPC answers it."""
     record.begin()
     record.end("UNIMPLEMENTED")
-    _write(log, record, method=plain(method[:_MAX_METHOD_CHARACTERS]))
+    _write(log, record)
 
 
-def _write(log: Any, record: CallRecord, **facts: Any) -> None:
-    asyncio.get_running_loop().call_soon(partial(log.info, "call", **(call_line(record) | facts)))
+def _write(log: Any, record: CallRecord) -> None:
+    asyncio.get_running_loop().call_soon(partial(log.info, "call", **call_line(record)))
 
 
 def _is_late(context: Any) -> bool:

@@ -126,6 +126,7 @@ class CallRecord:
         bytes_out: Of reply messages.
         trace_id: Of the trace that it belongs to; empty where there is none.
         phases: Parts of its time; None where nobody wants them.
+        called: The method as the caller wrote it, where it is not there.
     """
 
     method: str
@@ -151,6 +152,7 @@ class CallRecord:
     started: float = 0.0
     elapsed_s: float = 0.0
     phases: list[Phase] | None = field(default=None)
+    called: str = ""
 
     def begin(self) -> None:
         """Make it the record of the present task, and tell that it begins."""

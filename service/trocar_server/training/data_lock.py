@@ -17,7 +17,9 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.durable import disk_errors, make_folder
 from trocar_server.errors import ServiceError
 
-_NAME = "lock"
+LOCK_NAME = "lock"
+"""Of the file in the folder that is locked."""
+
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _held: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
 
@@ -56,7 +58,7 @@ def lock_folder(folder: Path) -> FolderLock:
     """
     with disk_errors("lock of the data directory"):
         make_folder(folder)
-        descriptor = os.open(folder / _NAME, _FLAGS, 0o600)
+        descriptor = os.open(folder / LOCK_NAME, _FLAGS, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)

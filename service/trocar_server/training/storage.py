@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 from trocar_server.training.checkpoints import CheckpointStore
-from trocar_server.training.data_lock import lock_folder
+from trocar_server.training.data_lock import LOCK_NAME, lock_folder
 from trocar_server.training.janitor import clean_trainers
 from trocar_server.training.published import PublishedStore
 from trocar_server.training.trainer_store import TrainerStore
@@ -77,13 +77,14 @@ class StorageOnDemand:
             return self._storage
 
     def existing(self) -> TrainingStorage | None:
-        """Return the storage where something was stored before; None where nothing was.
+        """Return the storage where it is open or something was stored before; None where nothing was.
 
         Raises:
             ServiceError: As `TrainingStorage`.
         """
         folders = [self._arguments[0] / name for name in ("trainers", "published")]
-        return self.get() if any(folder.is_dir() for folder in folders) else None
+        is_needed = self._storage is not None or any(map(_holds_something, folders))
+        return self.get() if is_needed else None
 
     def close(self) -> None:
         """Let go of the data directory, if it is held."""
@@ -91,6 +92,11 @@ class StorageOnDemand:
             if self._storage is not None:
                 self._storage.close()
                 self._storage = None
+
+
+def _holds_something(folder: Path) -> bool:
+    """Tell whether there is more in a folder than the lock, which every `trocar serve` leaves there."""
+    return folder.is_dir() and any(path.name != LOCK_NAME for path in folder.iterdir())
 
 
 def published_store(data_dir: Path) -> PublishedStore:

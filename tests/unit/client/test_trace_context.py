@@ -57,9 +57,10 @@ def test_without_a_span_nothing_goes_along() -> None:
 
 def test_it_is_in_the_metadata_of_a_call(tracer: trace.Tracer) -> None:
     options = ConnectOptions("localhost:50051", 60.0, "secret", None, 4)
+    always = ["x-request-id", "x-trocar-version"]
     with tracer.start_as_current_span("work"):
-        assert [key for key, _ in options.metadata("id")] == ["x-request-id", "traceparent", "authorization"]
-    assert [key for key, _ in options.metadata("id")] == ["x-request-id", "authorization"]
+        assert [key for key, _ in options.metadata("id")] == [*always, "traceparent", "authorization"]
+    assert [key for key, _ in options.metadata("id")] == [*always, "authorization"]
 
 
 def test_the_client_imports_no_opentelemetry() -> None:

@@ -41,6 +41,9 @@ class Context:
 
     def invocation_metadata(self) -> None: ...
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:5"
+
 
 async def end_of(behaviour: Any, context: Context, metadata: Any = ()) -> CallRecord:
     """Make one call of a handler behind the interceptor and return its record."""

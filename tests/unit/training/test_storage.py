@@ -53,3 +53,8 @@ def test_saves_of_a_data_directory_with_relative_path(
         with_trainer(storage)
         storage.checkpoints.save(ID, make_state())
     assert len(tree(tmp_path / "data")) == 3
+
+
+def test_a_server_without_trainers_is_in_nobodys_way(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        assert StorageOnDemand(tmp_path, keep=3).existing() is None
