@@ -187,17 +187,19 @@ def soak(server: ServerProcess, minutes: float, limit_mib: float, seed: int) -> 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(WORKERS)]
     end, peak, tick = time.monotonic() + minutes * 60, 0.0, 0
     with doomed_clients(server.address, "plain", (8, 3, 64, 64), "conv") as doomed:
-        for thread in threads:
-            thread.start()
-        while time.monotonic() < end and not tally.wrong and peak <= limit_mib:
-            doomed.run(2, together=2, seed=seed + tick)
-            stop.wait(min(1.0, max(0.0, end - time.monotonic())))
-            peak, tick = max(peak, memory_mib(server.pid)), tick + 1
-            if tick % 60 == 0:
-                print(f"{tally.done.total():,} calls, {memory_mib(server.pid):,.0f} MiB", flush=True)
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.start()
+            while time.monotonic() < end and not tally.wrong and peak <= limit_mib:
+                doomed.run(2, together=2, seed=seed + tick)
+                stop.wait(min(1.0, max(0.0, end - time.monotonic())))
+                peak, tick = max(peak, memory_mib(server.pid)), tick + 1
+                if tick % 60 == 0:
+                    print(f"{tally.done.total():,} calls, {memory_mib(server.pid):,.0f} MiB", flush=True)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
     return tally, peak
 
 
