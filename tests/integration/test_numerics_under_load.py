@@ -44,7 +44,7 @@ class Ask:
 ASKS = [
     Ask(
         index,
-        ("exact", "fast", "bf16")[index % 3],  # type: ignore[arg-type]
+        ("exact", "fast", "bf16")[index % 3],
         TAP_SETS[index // 3 % 2],
         is_edited=index % 10 == 7,
     )
@@ -65,7 +65,7 @@ def solo(server: RunningServer) -> list[trocar.FeatureMaps]:
     with trocar.connect(server.address) as client:
         for taps in TAP_SETS:
             for numerics in ("fast", "bf16"):
-                until_ready(server, client, "plain", taps, numerics)  # type: ignore[arg-type]
+                until_ready(server, client, "plain", taps, numerics)
         return [client.extract("plain", ask.images, ask.taps, **ask.options) for ask in ASKS]
 
 

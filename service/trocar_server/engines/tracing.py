@@ -34,8 +34,8 @@ class Tapped(nn.Module):
 def _named(value: torch.Tensor) -> torch.Tensor:
     """Return an equal tensor made by an operation of its own.
 
-    OpenVINO refuses graphs in which one tensor has two names, and a copy counts as none: two taps, or a module
-    that returns what it was given. Its compiler removes this again.
+    OpenVINO refuses graphs in which one tensor has two names, and a copy counts as none: two taps, or a
+    module that returns what it was given. Its compiler removes this again.
     """
     return value.logical_or(value) if value.dtype is torch.bool else value * 1
 

@@ -103,7 +103,7 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, _ = self.attention(x, x, x)
-        found, _ = self.lstm(x)
+        found: torch.Tensor = self.lstm(x)[0]
         return found
 
 

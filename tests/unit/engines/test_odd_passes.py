@@ -1,6 +1,5 @@
-"""Compiled passes of models with habits: the same tensor under two names, tuples, whole numbers, other dtypes."""
+"""Compiled passes of models with habits: a tensor with two names, tuples, whole numbers, other dtypes."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -73,7 +72,7 @@ def test_torch_computes_the_values_of_the_eager_pass(case: str, numerics: Numeri
     kind, wanted = CASES[case]
     model = seeded(kind)
     runner = TorchRunner(make_replica(model), wanted, find_pairs(model), numerics)
-    assert shares(model, wanted, numerics, runner) == pytest.approx(0, abs=2)
+    assert worst_share(model, wanted, numerics, runner) < 2
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -84,7 +83,7 @@ def test_openvino_computes_the_values_of_the_eager_pass(case: str, tmp_path: Pat
     convert(model, wanted, tmp_path)
     for numerics in (Numerics.FAST, Numerics.BF16):
         runner = OpenVinoRunner(tmp_path, wanted, numerics, 1)
-        assert shares(model, wanted, numerics, runner) == pytest.approx(0, abs=2)
+        assert worst_share(model, wanted, numerics, runner) < 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
@@ -112,13 +111,15 @@ def test_a_tensor_with_two_names_is_computed_once(tmp_path: Path) -> None:
     assert not {"Eltwise", "Math"} & {str(kind) for kind in kinds}
 
 
-def shares(
+def worst_share(
     model: nn.Module, wanted: Recipe, numerics: Numerics, runner: TorchRunner | OpenVinoRunner
-) -> Sequence[float]:
-    """Return how much of the promise some batch sizes use."""
+) -> float:
+    """Return how much of the promise the worst of some batch sizes uses."""
     values = [given(wanted, rows) for rows in (1, 3, 4)]
     with torch.inference_mode():
-        return [worst_deviation(numerics, eager(model, wanted, value), runner.run([value])) for value in values]
+        return max(
+            worst_deviation(numerics, eager(model, wanted, value), runner.run([value])) for value in values
+        )
 
 
 def given(wanted: Recipe, rows: int) -> torch.Tensor:
