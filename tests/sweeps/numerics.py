@@ -154,20 +154,20 @@ def _calls(model: nn.Module, batch: torch.Tensor) -> dict[tuple[str, int, str, t
     seen: dict[tuple[str, int, str, tuple[int | str, ...]], tuple[torch.Tensor, int]] = {}
     counts: dict[str, int] = {}
 
-    def before(path: str, args: Any) -> None:
+    def before(path: str, _: nn.Module, args: Any) -> None:
         counts[path] = counts.get(path, -1) + 1
         if args and isinstance(args[0], torch.Tensor):
             seen[path, counts[path], "in", (0,)] = (args[0], args[0]._version)
 
-    def after(path: str, output: Any) -> None:
+    def after(path: str, _: nn.Module, __: Any, output: Any) -> None:
         first, picks = (output[0], (0,)) if isinstance(output, (tuple, list)) and output else (output, ())
         if isinstance(first, torch.Tensor):
             seen[path, counts[path], "out", picks] = (first, first._version)
 
     handles = []
     for path, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda _, args, p=path: before(p, args)))
-        handles.append(module.register_forward_hook(lambda _, __, output, p=path: after(p, output)))
+        handles.append(module.register_forward_pre_hook(partial(before, path)))
+        handles.append(module.register_forward_hook(partial(after, path)))
     with torch.no_grad():
         model(batch)
     for handle in handles:
@@ -198,15 +198,18 @@ def _hooked(model: nn.Module, targets: Sequence[Target], batch: torch.Tensor) ->
                     found = found[step]
                 values[target.name] = found.clone()
 
-    def before(path: str, args: Any) -> None:
+    def before(path: str, _: nn.Module, args: Any) -> None:
         counts[path] = counts.get(path, -1) + 1
         keep(path, "in", args)
+
+    def after(path: str, _: nn.Module, __: Any, output: Any) -> None:
+        keep(path, "out", output)
 
     handles = []
     for path in {target.path for target in targets}:
         module = model.get_submodule(path)
-        handles.append(module.register_forward_pre_hook(lambda _, args, p=path: before(p, args)))
-        handles.append(module.register_forward_hook(lambda _, __, out, p=path: keep(p, "out", out)))
+        handles.append(module.register_forward_pre_hook(partial(before, path)))
+        handles.append(module.register_forward_hook(partial(after, path)))
     with torch.inference_mode():
         model(batch)
     for handle in handles:
