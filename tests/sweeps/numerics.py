@@ -4,8 +4,8 @@
     python -m tests.sweeps.numerics --models vit_b_16 resnet18 --taps 10
 
 Minutes to hours, so not part of the suite. The oracle is torch alone: the same seeded builder, forward
-hooks that clone at once. Prints a line per model, engine and numerics: the largest deviation as a share of the
-promise (1 is just kept) over random modules, the output and two batch sizes. Exits with 1 where a model
+hooks that clone at once. Prints a line per model, engine and numerics: the largest deviation as a share of
+the promise (1 is just kept) over random modules, the output and two batch sizes. Exits with 1 where a model
 cannot be converted or torch in float32 misses the promise; bfloat16 that misses it is what the trial is for.
 """
 
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,20 +96,24 @@ def _check(name: str, count: int) -> Iterator[tuple[str, str, bool]]:
             yield "openvino", f"converted in {time.perf_counter() - started:.1f} s", True
             for numerics in (Numerics.FAST, Numerics.BF16):
                 yield _row(
-                    "openvino", numerics, eager, lambda n=numerics: OpenVinoRunner(Path(folder), recipe, n, 1)
+                    "openvino", numerics, eager, partial(OpenVinoRunner, Path(folder), recipe, numerics, 1)
                 )
     for numerics in (Numerics.FAST, Numerics.BF16):
         yield _row(
             "torch",
             numerics,
             eager,
-            lambda n=numerics: TorchRunner(make_replica(model), recipe, pairs, n),
+            partial(_torch_runner, model, recipe, pairs, numerics),
         )
 
 
-def _row(
-    engine: str, numerics: Numerics, eager: _Runs, make: Callable[[], Any]
-) -> tuple[str, str, bool]:
+def _torch_runner(
+    model: nn.Module, recipe: Recipe, pairs: Sequence[tuple[str, str]], numerics: Numerics
+) -> TorchRunner:
+    return TorchRunner(make_replica(model), recipe, pairs, numerics)
+
+
+def _row(engine: str, numerics: Numerics, eager: _Runs, make: Callable[[], Any]) -> tuple[str, str, bool]:
     label = f"{engine} {numerics}"
     try:
         runner = make()
@@ -116,7 +121,7 @@ def _row(
         ratios = []
         with torch.inference_mode():
             for batch, expected, eager_s in zip(eager.batches, eager.values, eager.seconds, strict=True):
-                found, seconds = _fastest(lambda b=batch: runner.run([b]))
+                found, seconds = _fastest(partial(runner.run, [batch]))
                 ratios.append(eager_s / seconds)
                 for key, value in expected.items():
                     shares[key] = max(shares.get(key, 0.0), deviation(numerics, value, found[key]))
@@ -138,35 +143,31 @@ def _targets(model: nn.Module, batch: torch.Tensor, count: int, chance: random.R
     last = min(key for key in seen if not key[0] and key[2] == "out")
     # A tap's clone is what the server would decide: only what is overwritten later.
     return tuple(
-        Target(
-            f"{path or '/'}@{call}/{port}{''.join(map(str, picks))}", path, call, port, picks, seen[key]
-        )
+        Target(f"{path or '/'}@{call}/{port}{''.join(map(str, picks))}", path, call, port, picks, seen[key])
         for key in [*chosen, last]
         for path, call, port, picks in [key]
     )
 
 
-def _calls(
-    model: nn.Module, batch: torch.Tensor
-) -> dict[tuple[str, int, str, tuple[int | str, ...]], bool]:
+def _calls(model: nn.Module, batch: torch.Tensor) -> dict[tuple[str, int, str, tuple[int | str, ...]], bool]:
     """Return each tensor that a call takes first or returns, and whether it is overwritten afterwards."""
     seen: dict[tuple[str, int, str, tuple[int | str, ...]], tuple[torch.Tensor, int]] = {}
     counts: dict[str, int] = {}
 
-    def before(path: str, args: Any) -> None:
+    def before(path: str, _: nn.Module, args: Any) -> None:
         counts[path] = counts.get(path, -1) + 1
         if args and isinstance(args[0], torch.Tensor):
             seen[path, counts[path], "in", (0,)] = (args[0], args[0]._version)
 
-    def after(path: str, output: Any) -> None:
+    def after(path: str, _: nn.Module, __: Any, output: Any) -> None:
         first, picks = (output[0], (0,)) if isinstance(output, (tuple, list)) and output else (output, ())
         if isinstance(first, torch.Tensor):
             seen[path, counts[path], "out", picks] = (first, first._version)
 
     handles = []
     for path, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda _, args, p=path: before(p, args)))
-        handles.append(module.register_forward_hook(lambda _, __, output, p=path: after(p, output)))
+        handles.append(module.register_forward_pre_hook(partial(before, path)))
+        handles.append(module.register_forward_hook(partial(after, path)))
     with torch.no_grad():
         model(batch)
     for handle in handles:
@@ -180,7 +181,7 @@ def _eager(model: nn.Module, targets: Sequence[Target], batches: Sequence[torch.
     for batch in batches:
         values.append(_hooked(model, targets, batch))
         with torch.inference_mode():
-            seconds.append(_fastest(lambda b=batch: model(b))[1])
+            seconds.append(_fastest(partial(model, batch))[1])
     return _Runs(tuple(batches), tuple(values), tuple(seconds))
 
 
@@ -197,15 +198,18 @@ def _hooked(model: nn.Module, targets: Sequence[Target], batch: torch.Tensor) ->
                     found = found[step]
                 values[target.name] = found.clone()
 
-    def before(path: str, args: Any) -> None:
+    def before(path: str, _: nn.Module, args: Any) -> None:
         counts[path] = counts.get(path, -1) + 1
         keep(path, "in", args)
+
+    def after(path: str, _: nn.Module, __: Any, output: Any) -> None:
+        keep(path, "out", output)
 
     handles = []
     for path in {target.path for target in targets}:
         module = model.get_submodule(path)
-        handles.append(module.register_forward_pre_hook(lambda _, args, p=path: before(p, args)))
-        handles.append(module.register_forward_hook(lambda _, __, out, p=path: keep(p, "out", out)))
+        handles.append(module.register_forward_pre_hook(partial(before, path)))
+        handles.append(module.register_forward_hook(partial(after, path)))
     with torch.inference_mode():
         model(batch)
     for handle in handles:
@@ -226,7 +230,7 @@ def _oddities(values: Values) -> str:
 
 
 def _fastest(run: Callable[[], Any], count: int = 2) -> tuple[Any, float]:
-    best = float("inf")
+    found, best = None, float("inf")
     for _ in range(count):
         started = time.perf_counter()
         found = run()

@@ -24,6 +24,8 @@ def convert(model: nn.Module, recipe: Recipe, folder: Path) -> None:
         graph = openvino.convert_model(trace(model, recipe))
     if len(graph.outputs) != len(recipe.names):
         raise ValueError(f"{len(recipe.names)} values are wanted, the graph has {len(graph.outputs)}")
+    if len(graph.inputs) != len(recipe.arguments):
+        raise ValueError("the values do not depend on every input")
     for form, argument in zip(recipe.arguments, graph.inputs, strict=True):
         argument.get_node().set_partial_shape(openvino.PartialShape([-1, *form.row_shape]))
     graph.validate_nodes_and_infer_types()

@@ -8,6 +8,7 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from trocar_server.engines.recipe import Recipe
+from trocar_server.surgery import Target
 
 Pair = tuple[str, str]
 """The module paths of a convolution and of the batch norm that alone takes its output."""
@@ -47,12 +48,17 @@ def _is_pair(before: Any, node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 
 def without_taps_between(pairs: Sequence[Pair], recipe: Recipe) -> list[Pair]:
     """Leave out the pairs between which a value is wanted: it is not there afterwards."""
-    wanted = {(target.path, target.port.startswith("in")) for target in recipe.targets}
-    return [
-        (convolution, norm)
-        for convolution, norm in pairs
-        if (convolution, False) not in wanted and (norm, True) not in wanted
-    ]
+    return [pair for pair in pairs if not any(_is_between(target, *pair) for target in recipe.targets)]
+
+
+def _is_between(target: Target, convolution: str, norm: str) -> bool:
+    """Whether a target may be the value between the two: a module that ends or begins there counts, too."""
+    before, behind = _holds(target.path, convolution), _holds(target.path, norm)
+    return behind and not before if target.port.startswith("in") else before and not behind
+
+
+def _holds(path: str, inner: str) -> bool:
+    return path in ("", inner) or inner.startswith(f"{path}.")
 
 
 def fold(tree: nn.Module, pairs: Sequence[Pair]) -> None:

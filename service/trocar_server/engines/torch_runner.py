@@ -28,6 +28,7 @@ class TorchRunner:
         self._recipe = recipe
         fold(tree, without_taps_between(pairs, recipe))
         dtype = torch.bfloat16 if numerics is Numerics.BF16 else None
+        self._own_dtype = _float_dtype(tree, recipe)
         # `to` on the tree would write into parameters that other trees share.
         self._tree = _converted(tree, dtype)
         self._dtype = dtype
@@ -38,7 +39,7 @@ class TorchRunner:
         collector = Collector()
         with torch.inference_mode(), TapSession(self._tree, self._recipe.targets, collector):
             self._tree(*given)
-        return {name: self._returned(collector.values[name], arguments[0]) for name in self._recipe.names}
+        return {name: self._returned(collector.values[name]) for name in self._recipe.names}
 
     def _taken(self, argument: torch.Tensor) -> torch.Tensor:
         dtype = self._dtype if argument.is_floating_point() else None
@@ -47,9 +48,15 @@ class TorchRunner:
             dtype=dtype, memory_format=torch.channels_last if is_image else torch.preserve_format
         )
 
-    def _returned(self, value: torch.Tensor, argument: torch.Tensor) -> torch.Tensor:
+    def _returned(self, value: torch.Tensor) -> torch.Tensor:
         is_cast = self._dtype is not None and value.dtype is self._dtype
-        return value.to(torch.float32) if is_cast and argument.is_floating_point() else value
+        return value.to(self._own_dtype) if is_cast else value
+
+
+def _float_dtype(tree: nn.Module, recipe: Recipe) -> torch.dtype:
+    """Return what a model computes in: the dtype of its weights, else of its arguments."""
+    dtypes = [*(tensor.dtype for tensor in tree.parameters()), *(form.dtype for form in recipe.arguments)]
+    return next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)
 
 
 def _converted(tree: nn.Module, dtype: torch.dtype | None) -> nn.Module:

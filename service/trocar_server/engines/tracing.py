@@ -28,7 +28,16 @@ class Tapped(nn.Module):
         collector = Collector(ends_pass=False)
         with TapSession(self.model, self._recipe.targets, collector):
             self.model(*arguments)
-        return tuple(collector.values[name] for name in self._recipe.names)
+        return tuple(_named(collector.values[name]) for name in self._recipe.names)
+
+
+def _named(value: torch.Tensor) -> torch.Tensor:
+    """Return an equal tensor made by an operation of its own.
+
+    OpenVINO refuses graphs in which one tensor has two names, and a copy counts as none: two taps, or a
+    module that returns what it was given. Its compiler removes this again.
+    """
+    return value.logical_or(value) if value.dtype is torch.bool else value * 1
 
 
 def trace(model: nn.Module, recipe: Recipe) -> ExportedProgram:

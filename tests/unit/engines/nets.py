@@ -1,5 +1,7 @@
 """Networks whose compiled forms the tests look at."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -59,3 +61,80 @@ def into(path: str) -> Target:
 def batch(rows: int = 2, row: tuple[int, ...] = ROW) -> torch.Tensor:
     """Return seeded rows."""
     return torch.randn((rows, *row), generator=torch.Generator().manual_seed(rows))
+
+
+class Aliasing(nn.Module):
+    """Modules that return what they were given, one called several times, and one that writes into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.identity = nn.Identity()
+        self.dropout = nn.Dropout()
+        self.relu = nn.ReLU(inplace=True)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.dropout(self.identity(self.first(x))))
+        found: torch.Tensor = self.relu(self.fc(x))
+        return found
+
+
+class Returning(nn.Module):
+    """Returns a whole number and a truth value for each row, a mean over the rows, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.constant = nn.Parameter(torch.ones(1, 4), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        x = self.fc(x)
+        return {"most": x.argmax(1), "is_positive": x > 0, "rest": (x.mean(0), self.constant)}
+
+
+class Recurrent(nn.Module):
+    """An LSTM and attention: tuples in tuples, states whose rows are in another dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.lstm = nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, _ = self.attention(x, x, x)
+        found: torch.Tensor = self.lstm(x)[0]
+        return found
+
+
+class Words(nn.Module):
+    """Takes whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.fc(self.embedding(x).mean(1))
+        return found
+
+
+class Wrapped(nn.Module):
+    """A convolution that ends one module and a batch norm that begins the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Sequential(nn.Conv2d(3, 4, 3))
+        self.behind = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        nn.init.uniform_(self.behind[0].running_mean, -1, 1)  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.behind(self.before(x))
+        return found
+
+
+def seeded(kind: type[nn.Module]) -> nn.Module:
+    """Return a network of a class with seeded weights."""
+    torch.manual_seed(0)
+    return kind().eval().requires_grad_(False)
