@@ -65,6 +65,7 @@ class FakeClient:
         taps: Sequence[Any],
         *,
         edits: Sequence[Any] = (),
+        numerics: str = "exact",
         timeout_s: float | None = None,
     ) -> FeatureMaps:
         if self._error is not None and len(self.calls) == self._fail_at:
@@ -81,6 +82,7 @@ class FakeClient:
         taps: Sequence[Any],
         *,
         edits: Sequence[Any] = (),
+        numerics: str = "exact",
         timeout_s: float | None = None,
         running_statistics: bool = False,
     ) -> Iterator[Iterator[StreamResult]]:

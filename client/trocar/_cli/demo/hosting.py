@@ -1,5 +1,6 @@
 """The demo's server: a checkpoint converted, a config file written, a process started and stopped."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from trocar._cli.failures import FAILED, fail
 
 MODEL_ID = "efficientnet-lite0"
 WEIGHTS_FILE = "efficientnet-lite0.safetensors"
+DATA_FOLDER = "server-data"
+"""What the server keeps, within the folder of the demo."""
 
 CONFIG = f"""\
 # A model of your own: a factory that builds it, its weights, and what to do to images.
@@ -59,12 +62,18 @@ def serving(config: Path, folder: Path) -> Iterator[str]:
     Raises:
         typer.Exit: The server did not start, or did not stop as it should.
     """
+    # A folder of its own: another server on this machine may have the user's.
+    environment = {**os.environ, "TROCAR_DATA_DIR": str((folder / DATA_FOLDER).resolve())}
     ready_file, log = folder / "server.ready", folder / "server.log"
     ready_file.unlink(missing_ok=True)
     options = ("--config", config, "--host", "127.0.0.1", "--port", "0", "--ready-file", ready_file)
     with log.open("wb") as log_file, _exit_on_sigterm():
         process = subprocess.Popen(
-            trocar_command("serve", *options), stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file
+            trocar_command("serve", *options),
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            env=environment,
         )
         try:
             yield _wait_until_ready(process, ready_file, log)

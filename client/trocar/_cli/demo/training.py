@@ -1,6 +1,5 @@
 """The `demo-train` command: a real fine-tuning, from data on this machine to a hosted model."""
 
-import json
 import shutil
 import time
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from rich.text import Text
 
 import trocar
 from trocar._cli.demo.digits import Digits, load_digits
-from trocar._cli.demo.hosting import CONFIG, MODEL_ID, WEIGHTS_FILE, convert, serving
+from trocar._cli.demo.hosting import CONFIG, DATA_FOLDER, MODEL_ID, WEIGHTS_FILE, convert, serving
 from trocar._cli.demo.sources import find_sources
 from trocar._cli.failures import USAGE, fail
 from trocar._cli.output import show, size_text
@@ -42,9 +41,8 @@ def demo_train(
     sources = find_sources()
     out.mkdir(parents=True, exist_ok=True)
     config = out / "train.toml"
-    data_dir = (out / "server-data").resolve()
-    shutil.rmtree(data_dir, ignore_errors=True)  # of an earlier run
-    config.write_text(f"[server]\ndata_dir = {json.dumps(str(data_dir))}\n\n{TRAIN_CONFIG}")
+    shutil.rmtree(out / DATA_FOLDER, ignore_errors=True)  # of an earlier run
+    config.write_text(TRAIN_CONFIG)
     convert(sources.checkpoint, out / WEIGHTS_FILE)
     train, test = load_digits()
     typer.echo(f"{len(train.labels)} handwritten digits to train on, {len(test.labels)} to test")
