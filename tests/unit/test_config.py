@@ -36,11 +36,18 @@ def test_the_defaults_are_safe() -> None:
 
 SHARES = {"max_pass_bytes", "max_pending_bytes", "max_principal_bytes"}
 """Their 0 becomes a share of the device's or the host's memory when the engine starts."""
+OFF = {"feature_cache_bytes"}
+"""Their 0 means that there is none."""
 
 
-@pytest.mark.parametrize("name", sorted(set(type(ServerConfig().limits).model_fields) - SHARES))
+@pytest.mark.parametrize("name", sorted(set(type(ServerConfig().limits).model_fields) - SHARES - OFF))
 def test_every_limit_is_finite_by_default(name: str) -> None:
     assert 0 < getattr(read_config().limits, name) < 1 << 40
+
+
+@pytest.mark.parametrize("name", sorted(OFF))
+def test_what_is_off_by_default_is_zero(name: str) -> None:
+    assert getattr(read_config().limits, name) == 0
 
 
 def test_a_file_sets_what_it_names(tmp_path: Path) -> None:
