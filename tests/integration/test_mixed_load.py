@@ -95,4 +95,4 @@ def test_three_hundred_batches_of_a_stream_leave_no_tensor(loaded: RunningServer
             result.unwrap()
             if result.index in (60, 180, 299):
                 counts.append(live_tensor_count())
-    assert max(counts) - min(counts) <= 60, counts
+    assert counts[2] - min(counts[:2]) <= 60, counts  # fewer is what other tests have left behind
