@@ -103,12 +103,13 @@ class Trainer:
         Names and sizes change seldom, and who asks for them must not wait behind a step.
         """
         is_busy = self.engine.owner.is_busy
-        if self._counting is None or self._counting.done():
-            self._counting = self.engine.owner.submit(self.core.describe)
+        counting = self._counting  # another call may replace it while this one waits
+        if counting is None or counting.done():
+            counting = self._counting = self.engine.owner.submit(self.core.describe)
         wait_s = _STATUS_WAIT_S if is_busy and self._described is not None else None
-        done, _ = await asyncio.wait([self._counting], timeout=wait_s)
+        done, _ = await asyncio.wait([counting], timeout=wait_s)
         if done:
-            self._described = self._counting.result()
+            self._described = counting.result()
         assert self._described is not None  # or it was waited for
         return self._described
 
