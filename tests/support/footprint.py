@@ -1,6 +1,7 @@
 """What a call must leave as it was: hooks, leases, tensors."""
 
 import gc
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -43,7 +44,14 @@ def hook_counts(server: RunningServer) -> Mapping[str, list[int]]:
 def live_tensor_count() -> int:
     """Count the tensors that anybody in this process still holds."""
     gc.collect()
-    return sum(1 for _ in _live_tensors())
+    interval_s = sys.getswitchinterval()
+    # A tuple that another thread is just building must not be held when that thread goes on: its next
+    # element would be a SystemError (CPython 3.11, `gc.get_objects` shows tuples before they are whole).
+    sys.setswitchinterval(60)
+    try:
+        return sum(1 for _ in _live_tensors())
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def _live_tensors() -> Iterator[torch.Tensor]:
