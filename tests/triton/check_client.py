@@ -52,7 +52,7 @@ def status_of(call: Any) -> str:
 # --- Inference ---
 
 
-@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("compression", [None, "gzip"])
 def test_taps_have_the_bits_of_torch_and_of_trocars_own_client(client: Any, compression: str | None) -> None:
     names = ["layer1", "layer4", "avgpool", "layer4:mean", "layer4:std", "layer4:zero_fraction"]
     names += ["layer4:mean:channel"]
@@ -204,6 +204,13 @@ def test_bytes_that_do_not_fit_the_shape_are_refused(client: Any) -> None:
     assert status_of(lambda: client.infer("identity", [shared])) == "UNIMPLEMENTED"
     classes = [triton.InferRequestedOutput("/out", class_count=2)]
     assert status_of(lambda: client.infer("identity", [tensor(ROWS)], outputs=classes)) == "UNIMPLEMENTED"
+
+
+def test_deflate_is_not_offered() -> None:
+    with triton.InferenceServerClient(ADDRESS) as client:
+        image = tensor(np.ones((1, 3, 8, 8), np.float32))
+        ask = partial(client.infer, "plain", [image], compression_algorithm="deflate")
+        assert status_of(ask) == "UNIMPLEMENTED"
 
 
 def test_a_token_opens_the_methods_of_its_scope() -> None:

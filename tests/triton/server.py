@@ -9,6 +9,7 @@ address of an open server, that of one that wants tokens, and a token for it. Se
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,18 +37,15 @@ def main(folder: Path) -> None:
         "resnet18": {"weights": "random:0"},
         "pictures": custom(Plain, (3, 8, 8), preprocessing={"resize": (8,), "crop": (8,)}),
     }
-    with (
-        TemporaryDirectory() as data_dir,
-        running_server(models=models, device="cpu") as server,
-        running_server(
-            models={"plain": models["plain"]}, device="cpu", tokens=True, data_dir=data_dir
-        ) as guarded,
-    ):
-        np.savez(folder / "expected.npz", **expected(server.address))
+    plain = {"plain": models["plain"]}
+    with TemporaryDirectory() as data_dir, ExitStack() as servers:
         now_s = time.time()
-        _, token = TokenFile(Path(data_dir)).add(
-            "alice", [Scope.RUN], expires_at_s=int(now_s) + 3600, now_s=now_s
-        )
+        tokens = TokenFile(Path(data_dir))  # a running server would notice a new one only after a moment
+        _, token = tokens.add("alice", [Scope.RUN], expires_at_s=int(now_s) + 3600, now_s=now_s)
+        server = servers.enter_context(running_server(models=models, device="cpu"))
+        options = {"models": plain, "device": "cpu", "tokens": True, "data_dir": data_dir}
+        guarded = servers.enter_context(running_server(**options))
+        np.savez(folder / "expected.npz", **expected(server.address))
         print(server.address, guarded.address, token, flush=True)
         signal.sigwait({signal.SIGTERM})
 
