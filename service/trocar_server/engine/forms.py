@@ -11,7 +11,7 @@ from trocar_server.engine.hosting import Host
 from trocar_server.engine.inputs import predicted_signature, signature_of_batch
 from trocar_server.engine.merging import MergingQueue
 from trocar_server.engine.outcome import Extraction
-from trocar_server.engine.plan import ImageInput, Plan, Signature, TensorInput
+from trocar_server.engine.plan import Plan, Signature, TensorInput, batch_size
 from trocar_server.engines import Numerics
 from trocar_server.engines.candidates import Candidate, Runner
 from trocar_server.engines.recipe import ArgumentForm, Recipe
@@ -74,12 +74,7 @@ class Form:
 
 def rows_of(plan: Plan) -> int:
     """Return the samples of a plan's batch; 0 where it has none."""
-    if not plan.inputs:
-        return 0
-    first = plan.inputs[0]
-    if isinstance(first, ImageInput):
-        return len(first.images)
-    return first.shape[0] if first.shape else 0
+    return batch_size(plan.inputs) or 0
 
 
 def looks_only(plan: Plan) -> bool:

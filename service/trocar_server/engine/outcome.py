@@ -42,7 +42,8 @@ class Extraction:
     objective_value: float | None = None
     report: ExecutionReport = field(default_factory=ExecutionReport)
     has_drawn: bool = False
-    """Whether the pass drew from torch's random numbers: then the outcome is not kept."""
+    """Whether the pass drew from torch's random numbers: then the outcome is not kept. Asked of models whose
+    replies may be kept at all."""
     depth: float | None = None
     """The share of a full pass's calls that ran, from 0 to 1; None where not known."""
 

@@ -57,7 +57,8 @@ class PassResult:
     compute_s: float
     objective: float | None = None
     has_drawn: bool = False
-    """Whether it drew from torch's random numbers, so that another one would be different."""
+    """Whether it drew from torch's random numbers, so that another one would be different; asked of
+    models whose replies may be kept at all."""
 
     @property
     def byte_count(self) -> int:

@@ -177,13 +177,19 @@ class Plan:
         return [] if self.objective is None else list(self.objective.constants)
 
 
+def batch_size(inputs: Sequence[ArgumentInput]) -> int | None:
+    """Return the images, or the first dimension, of the first argument; None without one, or of a scalar."""
+    if not inputs:
+        return None
+    first = inputs[0]
+    if isinstance(first, ImageInput):
+        return len(first.images)
+    return first.shape[0] if first.shape else None
+
+
 def row_count(inputs: Sequence[ArgumentInput]) -> int:
     """Return how many samples the arguments of a pass have, as far as their form tells; at least 1."""
-    counts = [
-        (entry.shape[0] if entry.shape else 1) if isinstance(entry, TensorInput) else len(entry.images)
-        for entry in inputs
-    ]
-    return max([1, *counts[:1]])
+    return batch_size(inputs) or 1
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,8 @@ def run_plan(
     Raises:
         ServiceError: Whatever is wrong with the request, and what stops a pass.
     """
+    if not host.is_repeatable:  # no reply of it is kept: nobody asks
+        return _run_again_without_memory(host, replica, prepared, guard, limits)
     with watching_draws(host.hosted.device) as draws:
         resolved, result = _run_again_without_memory(host, replica, prepared, guard, limits)
     return resolved, replace(result, has_drawn=draws.has_drawn)

@@ -7,7 +7,7 @@ note_pass(plan, extraction)
 import time
 
 from trocar_server.engine.outcome import Extraction
-from trocar_server.engine.plan import ImageInput, Plan
+from trocar_server.engine.plan import Plan, batch_size
 from trocar_server.telemetry.calls import PassFacts, current_call
 
 _NANOSECONDS = 1_000_000_000
@@ -58,9 +58,7 @@ def pass_facts(plan: Plan, extraction: Extraction) -> PassFacts:
 
 def row_count(plan: Plan) -> int:
     """Return the samples of a plan's batch: images, or the first dimension of its first argument."""
-    if not plan.inputs:
-        return 0
-    first = plan.inputs[0]
-    if isinstance(first, ImageInput):
-        return len(first.images)
-    return first.shape[0] if first.shape else 1
+    size = batch_size(plan.inputs)
+    if size is None:
+        return 1 if plan.inputs else 0
+    return size
