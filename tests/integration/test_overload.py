@@ -260,6 +260,29 @@ def test_whatever_ends_a_call_its_budget_comes_back(narrow: RunningServer, gate:
         assert nothing_is_held(narrow)
 
 
+@pytest.mark.parametrize("kind", ["step", "evaluate"])
+def test_steps_of_a_trainer_count_by_what_such_steps_took(
+    serve: Serve, gate: Gate, background: ThreadPoolExecutor, kind: str
+) -> None:
+    """As passes do: one is always let in, and beside it no more than fits the seconds of its caller."""
+    running = serve(models={"stuck": custom(StuckInOneModule)}, limits={"max_principal_s": 1e-9})
+    with trocar.connect(running.address, retries=0) as client, client.train("stuck", losses="mse") as trainer:
+        call = getattr(trainer, kind)
+        for _ in range(3):
+            call(row(), row())
+        assert nothing_is_held(running)
+        gate.hold()
+        first = background.submit(call, row(), row())
+        assert gate.entered.wait(WAIT_S)
+        assert 0 < running.engine.admission.held()[1] < WAIT_S
+        with pytest.raises(trocar.ServerBusyError, match="your calls that were let in need"):
+            call(row(), row())
+        gate.release()
+        first.result(WAIT_S)
+        call(row(), row())
+    assert nothing_is_held(running)
+
+
 def test_a_stream_waits_for_room_and_gives_back_what_it_had(narrow: RunningServer) -> None:
     batches = [np.full((30_000, 3), mark, np.float32) for mark in range(8)]
     with (

@@ -29,6 +29,7 @@ from trocar_server.engine.work import NO_SOURCES, Prepared
 from trocar_server.engines import Numerics
 from trocar_server.engines.builds import build_apart
 from trocar_server.engines.recipe import ArgumentForm, Recipe, is_compilable
+from trocar_server.models import current_flow
 from trocar_server.surgery import PassGuard
 
 _KEYS_KEPT = 512
@@ -94,7 +95,7 @@ class CompiledForms:
         """
         self._forms.move_to_end(_key(form))
         guard = PassGuard(deadline)
-        call = CompiledCall(prepared, guard, running, time.perf_counter())
+        call = CompiledCall(prepared, guard, running, time.perf_counter(), current_flow())
         plan = prepared.plan
         try:
             execution = plan.execution
@@ -175,7 +176,8 @@ class CompiledForms:
             return [NotCompiledError() for _ in calls]
         started = time.perf_counter()
         try:
-            outcomes = await self._owner.run(partial(run_group, form.host, runner, calls, self._limits))
+            group = partial(run_group, form.host, runner, calls, self._limits)
+            outcomes = await self._owner.run(group, shares=_shares(calls))
         except Exception as error:  # noqa: BLE001 - whatever an engine raises
             self.builder.give_up(form, f"it failed with {type(error).__name__}: {error}"[:300])
             return [NotCompiledError() for _ in calls]
@@ -195,6 +197,15 @@ class CompiledForms:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _shares(calls: Sequence[CompiledCall]) -> dict[str, float]:
+    """Return whose rows a group's are."""
+    rows = [max(rows_of(call.prepared.plan), 1) for call in calls]
+    shares: dict[str, float] = {}
+    for call, count in zip(calls, rows, strict=True):
+        shares[call.flow] = shares.get(call.flow, 0.0) + count / sum(rows)
+    return shares
 
 
 def _key(form: Form) -> _Key:

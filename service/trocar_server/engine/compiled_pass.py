@@ -31,12 +31,14 @@ class CompiledCall:
         guard: Says whether to go on.
         running: Takes in the statistics of a stream.
         asked_at: When it came, as `time.perf_counter()` in seconds.
+        flow: Who pays for it.
     """
 
     prepared: Prepared
     guard: PassGuard
     running: RunningStatistics | None
     asked_at: float
+    flow: str
 
 
 class NotCompiledError(Exception):

@@ -8,7 +8,7 @@ between callers by the seconds that their work takes.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -32,6 +32,8 @@ class _Job:
     loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[Any]"
     flow: str
+    shares: Mapping[str, float]
+    """Of its time, by the flow that pays for it."""
     has_ended: bool = False
     """Whether its outcome has come back to the loop."""
 
@@ -85,14 +87,20 @@ class DeviceThread:
         """
         return self._queue(work).future
 
-    async def run(self, work: Callable[[], Result], on_cancel: Callable[[], None] | None = None) -> Result:
+    async def run(
+        self,
+        work: Callable[[], Result],
+        on_cancel: Callable[[], None] | None = None,
+        shares: Mapping[str, float] | None = None,
+    ) -> Result:
         """Queue work and wait for its end, even when cancelled: who waits holds what the work uses.
 
         Args:
             work: Called without arguments on the thread.
             on_cancel: Called when the waiting task is cancelled, to make the work end soon.
+            shares: Whose work it is, as shares that add up to 1; that of the present flow when None.
         """
-        job = self._queue(work)
+        job = self._queue(work, shares)
         try:
             # Not shielded: a shield costs a round of the loop more, 50 us when its code is not in the cache.
             return await job.future  # type: ignore[no-any-return]
@@ -102,9 +110,9 @@ class DeviceThread:
             await _end_of(job)
             raise
 
-    def _queue(self, work: Callable[[], Any]) -> _Job:
+    def _queue(self, work: Callable[[], Any], shares: Mapping[str, float] | None = None) -> _Job:
         loop, flow = asyncio.get_running_loop(), current_flow()
-        job = _Job(work, loop, loop.create_future(), flow)
+        job = _Job(work, loop, loop.create_future(), flow, shares or {flow: 1.0})
         with self._mutex:
             self._line.push(job, flow)
         self._signals.put(True)
@@ -121,7 +129,7 @@ class DeviceThread:
                 job = self._line.pop()
             started = time.monotonic()
             result, error = _outcome(job.work)
-            self._charge(job.flow, time.monotonic() - started)
+            self._charge(job.shares, time.monotonic() - started)
             if _is_out_of_memory(error):
                 give_back_cache(self.device)
             self._is_running = False
@@ -131,10 +139,11 @@ class DeviceThread:
         self._has_ended = True
         self._refuse_jobs()
 
-    def _charge(self, flow: str, seconds: float) -> None:
+    def _charge(self, shares: Mapping[str, float], seconds: float) -> None:
         with self._mutex:
             if self._line:
-                self._line.charge(flow, seconds)
+                for flow, share in shares.items():
+                    self._line.charge(flow, share * seconds)
             else:
                 self._line.forget()
 

@@ -12,6 +12,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import trainer_pb2 as pb
 from trocar_server.engine.admission import Reservation
 from trocar_server.engine.inputs import build_arguments, check_images, decode_images, tensor_of
+from trocar_server.engine.pace import Pace
 from trocar_server.engine.plan import ImageInput, TensorInput, row_count, split_arguments
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
@@ -36,6 +37,9 @@ class TrainCall:
     kind: pb.TrainKind.ValueType
     number: int | None
     make_batch: MakeBatch
+    rows: int
+    pace: Pace
+    """What such work of the trainer has taken so far."""
 
 
 async def receive_batch(
@@ -65,7 +69,11 @@ async def receive_batch(
     check_images(hosted, inputs)
     targets = _targets(request.targets, trainers, byte_counts)
     check_request_bytes(byte_counts, limits)
-    held.reserve(sum(byte_counts), row_count(inputs))
+    rows = row_count(inputs)
+    pace = trainer.eval_pace if request.kind == pb.TRAIN_KIND_EVALUATE else trainer.pace
+    held.reserve(sum(byte_counts), rows)
+    if pace.is_known:
+        held.expect(pace.seconds(rows))
     receiver = PayloadReceiver(byte_counts)
     receiver.feed(chunks)
     while not receiver.is_complete:
@@ -93,7 +101,7 @@ async def receive_batch(
     number = request.number if request.HasField("number") else None
     if number is not None and number < 0:
         raise invalid("number", f"{number} is negative")
-    return TrainCall(trainer, request.kind, number, make_batch)
+    return TrainCall(trainer, request.kind, number, make_batch, rows, pace)
 
 
 def _targets(messages: Sequence[pb.Target], trainers: Trainers, byte_counts: list[int]) -> list[TensorInput]:

@@ -140,11 +140,13 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def _run(self, call: TrainCall, deadline: float | None) -> pb.StepResult:
         if call.kind == pb.TRAIN_KIND_EVALUATE:
-            return eval_message(await call.trainer.evaluate(call.make_batch, deadline))
+            evaluated = await call.trainer.evaluate(call.make_batch, deadline)
+            call.pace.observe(call.rows, evaluated.result.compute_s)
+            return eval_message(evaluated)
         is_step = call.kind == pb.TRAIN_KIND_STEP
-        return result_message(
-            await call.trainer.forward_backward(call.number, call.make_batch, deadline, is_step=is_step)
-        )
+        applied = await call.trainer.forward_backward(call.number, call.make_batch, deadline, is_step=is_step)
+        call.pace.observe(call.rows, applied.result.compute_s)
+        return result_message(applied)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler of the methods that carry tensors, with our own chunk codec."""

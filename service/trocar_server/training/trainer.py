@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.pace import Pace
 from trocar_server.engine.passes import domain_errors
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
@@ -70,6 +71,9 @@ class Trainer:
     restored: dict[str, Any] = field(default_factory=dict)
     """What came with the checkpoint from which it was restored."""
     is_closed: bool = False
+    pace: Pace = field(default_factory=Pace)
+    """Of steps and their halves."""
+    eval_pace: Pace = field(default_factory=Pace)
     _saved_steps: tuple[int, int] = (0, 0)
     """`_steps` at the last checkpoint."""
     _described: TrainerDescription | None = None

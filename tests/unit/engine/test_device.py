@@ -291,6 +291,34 @@ async def test_who_uses_much_time_has_fewer_turns(
     assert order[: last_pass + 1].count("step") <= 5
 
 
+async def test_who_shares_a_piece_of_work_pays_a_share_of_it(
+    owner: DeviceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As calls that run together: who was first in the group has not used all of its time."""
+    held, order, now = Held(), list[str](), [0.0]
+
+    def work(name: str) -> None:
+        order.append(name)
+        now[0] += 1.0
+
+    first = asyncio.create_task(in_flow("before", owner.run(held)))
+    await held.until_begun()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    tasks = []
+    for name in ("a", "b", "c") * 40:
+        shares = {"a": 0.5, "b": 0.5} if name == "a" else None
+        tasks += [asyncio.create_task(in_flow(name, owner.run(partial(work, name), shares=shares)))]
+    await turns()
+    held.may_end.set()
+    await asyncio.gather(first, *tasks)
+    last_a = max(index for index, name in enumerate(order) if name == "a")
+    counts = {name: order[: last_a + 1].count(name) for name in "abc"}
+    assert (
+        counts["a"] == 40
+    )  # each at half its time, as b pays the other half: so b has fewer turns of its own
+    assert counts["b"] < counts["c"] < counts["a"]
+
+
 async def test_it_says_whether_new_work_would_have_to_wait(owner: DeviceThread) -> None:
     held = Held()
     assert not owner.is_busy
