@@ -4,8 +4,9 @@ The client, the server and the local passes are processes of their own, and take
 """
 
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -55,8 +56,21 @@ def run(effort: Effort) -> list[Table]:
         device = client.server_info().device
         rows = [row for case in CASES for row in latency_rows(client, local, case, effort, device)]
         rows += [load_row(server, local, model, effort, device) for model in ("resnet18", "resnet50")]
+    rows += _unix_rows(effort)
     note = "Time against local eager passes; of the rows of images per second, speed against theirs."
     return [Table("Serving", rows, NUMERICS, note)]
+
+
+def _unix_rows(effort: Effort) -> list[Row]:
+    """Return the rows of a client on the server's machine, which shares memory with it."""
+    case = replace(CASES[0], name=f"{CASES[0].name}, Unix socket")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        served([f"{case.model}=random:0"], "--host", f"unix:{folder}/trocar.sock") as server,
+        Local() as local,
+        trocar.connect(server.address) as client,
+    ):
+        return latency_rows(client, local, case, effort, client.server_info().device)[:1]
 
 
 def latency_rows(
