@@ -16,6 +16,8 @@ from tests.support.methods import GUARDED, needed_scope
 from tests.support.odd_models import Identity
 from tests.support.running_server import RunningServer
 from tests.support.serving import Serve, custom
+from tests.support.tiny_training import MODELS as TRAINABLE
+from tests.support.tiny_training import batches, make_trainer
 from trocar_server.auth import Scope, TokenFile, live_grants, with_included
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command to make certificates")
@@ -85,6 +87,37 @@ def test_a_token_works_over_tls(serve: Serve, trusted: Authority, data_dir: Path
         client.models()
     with connect(running, None, token) as client, pytest.raises(trocar.ServerUnavailableError):
         client.models()
+
+
+def test_several_servers_over_tls_are_one(serve: Serve, trusted: Authority, tmp_path: Path) -> None:
+    """Their certificate has the name of the first address, and each call and each look-up checks it."""
+    models = {**MODELS, **TRAINABLE}
+    running = [serve(**trusted.settings(tmp_path / name, models=models)) for name in ("one", "other")]
+    both = ",".join(map(target, running))
+    with trocar.connect(both, tls=trusted.options(), timeout_s=60) as client:
+        for _ in range(10):
+            assert np.array_equal(client.extract("identity", ROW, "identity")["identity"], ROW)
+        with trocar.connect(target(running[1]), tls=trusted.options()) as second:
+            trainer = make_trainer(second)
+            client.trainer(trainer.trainer_id).step(*next(iter(batches(1))))
+            assert trainer.info().update_count == 1
+        running[0].run(lambda: running[0].app.rpc.stop(0))
+        for _ in range(10):
+            assert np.array_equal(client.extract("identity", ROW, "identity")["identity"], ROW)
+
+
+def test_several_servers_of_another_authority_are_not_talked_to(
+    serve: Serve, trusted: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "ca").mkdir()
+    stranger = Authority(tmp_path / "ca")
+    running = [serve(**stranger.settings(tmp_path / name)) for name in ("one", "other")]
+    both = ",".join(map(target, running))
+    with (
+        trocar.connect(both, tls=trusted.options(), retries=0) as client,
+        pytest.raises(trocar.ServerUnavailableError, match=r"(?i)certificate|tls"),
+    ):
+        client.server_info()
 
 
 def test_without_a_certificate_of_the_authority_nobody_gets_through_the_handshake(
