@@ -9,6 +9,7 @@ with server_processes() as processes:
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -61,6 +62,14 @@ class ServerProcesses:
         assert "port" in found, found
         return ServerProcess(found["pid"], f"127.0.0.1:{found['port']}", self)
 
+    def killed_while_starting(self, data_dir: Path, after_s: float, **settings: Any) -> bool:
+        """Start a server and kill it, at the latest when it is ready; returns whether it was not."""
+        found = self.ask(
+            {"data_dir": str(data_dir), "device": "cpu", "port": 0, "kill_after_s": after_s, **settings}
+        )
+        assert self.ask({"wait": found["pid"]})["code"] == -signal.SIGKILL
+        return "port" not in found
+
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send one request, and return the answer."""
         with self._lock:
@@ -111,6 +120,7 @@ def main() -> None:
 
 
 def _start(settings: dict[str, Any]) -> dict[str, Any]:
+    kill_after_s = settings.pop("kill_after_s", None)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -121,6 +131,9 @@ def _start(settings: dict[str, Any]) -> dict[str, Any]:
         finally:
             os._exit(status)
     os.close(writing)
+    if kill_after_s is not None:
+        select.select([reading], [], [], kill_after_s)
+        os.kill(child, signal.SIGKILL)
     with os.fdopen(reading) as said:
         port = said.readline()
     return {"pid": child, "port": int(port)} if port else {"pid": child}
