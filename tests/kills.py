@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.killing.audit import leftovers, remaining, torn
+from tests.support.killing.audit import Mark, leftovers, remaining, torn
 from tests.support.killing.looking import SHAPE, Extracting, Streaming
 from tests.support.killing.moments import random_delay_s
 from tests.support.killing.storing import Editing, Uploading
@@ -45,7 +45,12 @@ SETTINGS: dict[str, Any] = {
     "engine": {"compile_after": 1, "openvino": False, "min_gain": 0.0},
     "grace_s": 20.0,
 }
-_AT_START, _LONGEST_START_S, _MOST_TIMES = 0.15, 0.6, 5
+_KINDS = (
+    *("extract", "merged 1", "stream", "create", "step", "save", "export", "publish", "unpublish", "close"),
+    *("begin fit", "fit's step", "fit's finished", "upload", "delete dataset", "store edits", "delete edits"),
+)
+_EVENTS = tuple(f"{kind} {end}" for kind in _KINDS for end in ("begins", "ended"))
+_AT_START, _LONGEST_START_S, _MOST_TIMES = 0.15, 0.6, 3
 
 
 @dataclass
@@ -90,7 +95,8 @@ class Killing:
     """
 
     def __init__(self, processes: ServerProcesses, folder: Path, seed: int) -> None:
-        self._processes, self._data_dir = processes, folder / "data"
+        self._processes = processes
+        self._data_dir, self._temporary = folder / "data", folder / "temporary"
         self._chance, self._world, self.outcome = random.Random(seed), World(), Outcome()
         moments = self._world.moments
         (folder / "steps").mkdir()
@@ -129,8 +135,9 @@ class Killing:
     def _killed(self, server: ServerProcess) -> ServerProcess:
         """Let callers work, kill the server after a random event, and start the next one."""
         self._world.open(server.address)
-        event = self._chance.choice(sorted(self._world.moments.counts) or ["extract begins"])
-        self._world.moments.wait_for(event, self._chance.randint(1, _MOST_TIMES))
+        event = self._chance.choice(_EVENTS)
+        if not self._world.moments.wait_for(event, self._chance.randint(1, _MOST_TIMES)):
+            event = "nothing in particular"
         threading.Event().wait(random_delay_s(self._chance))  # the moment is what varies
         self._world.close()
         server.kill()
@@ -144,20 +151,20 @@ class Killing:
             dead |= self._audited()
         return self._started(dead)
 
-    def _started(self, dead: dict[str, tuple[int, int]]) -> ServerProcess:
+    def _started(self, dead: dict[Path, Mark]) -> ServerProcess:
         """Start a server, and look whether all is there and nothing else."""
         server = self._processes.start(self._data_dir, **SETTINGS)
-        still_there = remaining(self._data_dir, dead)
+        still_there = remaining(dead)
         self.outcome.wrong += [f"a leftover is still there: {name}" for name in still_there]
         self.outcome.removed += len(dead)
         for caller in self._callers if self.outcome.kills else ():
             self._world.check(caller, server.address)
         return server
 
-    def _audited(self) -> dict[str, tuple[int, int]]:
+    def _audited(self) -> dict[Path, Mark]:
         """Look at the files of a dead server; returns those that have to go."""
         self.outcome.wrong += [f"torn: {problem}" for problem in torn(self._data_dir)]
-        return leftovers(self._data_dir)
+        return leftovers(self._data_dir, self._temporary)
 
     def _stop(self, server: ServerProcess) -> None:
         """Stop the last server while callers work: it leaves nothing that belongs to nobody."""
@@ -180,7 +187,9 @@ class Killing:
 
 def kill(kills: int, seed: int, folder: Path) -> Outcome:
     """Kill a server so often, in a folder of its own."""
-    with server_processes() as processes:
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    with server_processes(temporary) as processes:
         return Killing(processes, folder, seed).run(kills)
 
 

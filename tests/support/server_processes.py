@@ -45,14 +45,19 @@ class ServerProcess:
 
 
 class ServerProcesses:
-    """Starts servers."""
+    """Starts servers.
 
-    def __init__(self) -> None:
+    Args:
+        temporary: Where they put temporary files; as usual when None.
+    """
+
+    def __init__(self, temporary: Path | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.server_processes"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | ({"TMPDIR": str(temporary)} if temporary else {}),
         )
         self._lock = threading.Lock()
 
@@ -90,9 +95,9 @@ class ServerProcesses:
 
 
 @contextmanager
-def server_processes() -> Iterator[ServerProcesses]:
-    """Start servers within the context; none outlives it."""
-    processes = ServerProcesses()
+def server_processes(temporary: Path | None = None) -> Iterator[ServerProcesses]:
+    """Start servers within the context; none outlives it. See `ServerProcesses`."""
+    processes = ServerProcesses(temporary)
     try:
         yield processes
     finally:

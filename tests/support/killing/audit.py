@@ -1,9 +1,9 @@
 """What a data directory may hold, looked at without the server's code.
 
-    problems = torn(data_dir)          # of a server that was killed: must be none
-    dead = leftovers(data_dir)         # what the next server has to remove
-    server = processes.start(data_dir)
-    assert remaining(data_dir, dead) == []
+problems = torn(data_dir)                # of a server that was killed: must be none
+dead = leftovers(data_dir, temporary)    # what the next server has to remove
+server = processes.start(data_dir)
+assert remaining(dead) == []
 """
 
 import hashlib
@@ -53,15 +53,13 @@ def torn(data_dir: Path) -> list[str]:
     return problems
 
 
-def leftovers(data_dir: Path) -> dict[str, Mark]:
-    """Return what a killed server has left that belongs to nobody."""
+def leftovers(data_dir: Path, temporary: Path) -> dict[Path, Mark]:
+    """Return what a killed server has left that belongs to nobody, in its two folders."""
     found = {path for path in _files(data_dir) if not _is_known(data_dir, path)}
     for folder in _folders(data_dir / "trainers"):
         has_record = (folder / "trainer.json").exists()
         found |= {
-            path
-            for path in folder.glob("checkpoint-*.safetensors")
-            if not path.with_suffix(".json").exists()
+            path for path in folder.glob("checkpoint-*.safetensors") if not path.with_suffix(".json").exists()
         }
         found |= set() if has_record or list(folder.glob("checkpoint-*.json")) else {folder}
     for folder in _folders(data_dir / "published"):
@@ -75,13 +73,13 @@ def leftovers(data_dir: Path) -> dict[str, Mark]:
         named_shards = {shard for path in owner.glob("*.dataset") for shard in _shards_of(path)}
         found |= {path for path in owner.glob("shards/*") if path.name not in named_shards}
     found |= {path for path in data_dir.glob("datasets/pool/*") if path.stat().st_nlink == 1}
-    found |= set(_folders(data_dir / "scratch"))
-    return {_name(data_dir, path): _mark(path) for path in found}
+    found |= {*_folders(data_dir / "scratch"), *temporary.glob("*")}
+    return {path: _mark(path) for path in found}
 
 
-def remaining(data_dir: Path, dead: dict[str, Mark]) -> list[str]:
+def remaining(dead: dict[Path, Mark]) -> list[Path]:
     """Return which leftovers are still there."""
-    return sorted(name for name, mark in dead.items() if _mark_or_none(data_dir / name) == mark)
+    return sorted(path for path, mark in dead.items() if _mark_or_none(path) == mark)
 
 
 def _problems_of_tensors(manifest: Path, inside: tuple[str, ...], data: Path) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 LONGEST_DELAY_S = 0.1
 """From an event to the kill."""
-_WAIT_S = 20.0
+_WAIT_S = 2.0
 
 
 class Moments:

@@ -19,7 +19,7 @@ from tests.support.tiny_training import (
 )
 
 DATA, BATCH, EPOCHS, CHECKPOINT_EVERY = samples(40, 11), 4, 8, 3
-_MOST_PUBLISHED, _MOST_UPDATES = 2, 400
+_MOST_PUBLISHED, _MOST_UPDATES = 2, 60
 
 
 def _spool() -> Any:
@@ -70,7 +70,7 @@ class Stepping:
         if self._chance.random() < 0.2:
             with self._moments.of("export"):
                 trainer.export(self._folder / "exported.safetensors")
-        if self._chance.random() < 0.2:
+        if self._chance.random() < 0.4:
             self._publish(client, trainer)
         if self._number >= _MOST_UPDATES:
             self._is_closing = True
