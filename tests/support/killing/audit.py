@@ -28,6 +28,7 @@ _KNOWN = [
         rf"edits/{_HEX64}/{_HEX64}\.edits",
         rf"datasets/pool/{_HEX64}",
         rf"datasets/owners/{_HEX64}/({_HEX32}\.dataset|shards/{_HEX64})",
+        r"scratch/.*",  # goes as a whole
     )
 ]
 """Every file that may stay."""
@@ -73,7 +74,7 @@ def leftovers(data_dir: Path, temporary: Path) -> dict[Path, Mark]:
         named_shards = {shard for path in owner.glob("*.dataset") for shard in _shards_of(path)}
         found |= {path for path in owner.glob("shards/*") if path.name not in named_shards}
     found |= {path for path in data_dir.glob("datasets/pool/*") if path.stat().st_nlink == 1}
-    found |= {*_folders(data_dir / "scratch"), *temporary.glob("*")}
+    found |= {*data_dir.glob("scratch/*"), *temporary.glob("*")}
     return {path: _mark(path) for path in found}
 
 
@@ -99,12 +100,12 @@ def _problems_of_tensors(manifest: Path, inside: tuple[str, ...], data: Path) ->
 def _missing_shards(record: Path) -> list[str]:
     shards = record.parent / "shards"
     missing = [shard for shard in _shards_of(record) if not (shards / shard).exists()]
-    is_complete = _body(record).get("form") is not None
+    is_complete = _sealed(record).get("form") is not None
     return [f"{record}: {len(missing)} shards are gone"] if missing and is_complete else []
 
 
 def _shards_of(record: Path) -> list[str]:
-    return [str(shard["sha256"]) for shard in _body(record).get("manifest", {}).get("shards", [])]
+    return [str(shard["sha256"]) for shard in _sealed(record).get("manifest", {}).get("shards", [])]
 
 
 def _sealed(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Callers that store nothing: extractions, merged ones, streams. Their answers are plain torch's, bit by bit."""
+"""Callers that store nothing: extractions, merged ones, streams. Answers are plain torch's, bit by bit."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Callers that store edits and data sets: what was acknowledged is there, what was not is there whole or not."""
+"""Callers that store edits and data sets. What was acknowledged is there; other things are whole, or not."""
 
 import random
 
