@@ -51,6 +51,7 @@ _KINDS = (
 )
 _EVENTS = tuple(f"{kind} {end}" for kind in _KINDS for end in ("begins", "ended"))
 _AT_START, _LONGEST_START_S, _MOST_TIMES = 0.15, 0.6, 3
+_TOLD_EVERY = 20
 
 
 @dataclass
@@ -124,6 +125,8 @@ class Killing:
         try:
             while self.outcome.kills.total() < kills and not self._is_wrong():
                 server = self._killed(server)
+                if self.outcome.kills.total() % _TOLD_EVERY == 0:
+                    print(f"{self.outcome.kills.total()} kills", flush=True)
             self._stop(server)
         finally:
             self._world.end()
