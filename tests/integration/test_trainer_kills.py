@@ -194,7 +194,7 @@ def test_a_stopped_server_loses_nothing(processes: ServerProcesses, tmp_path: Pa
     with trocar.connect(server.address) as client:
         trainer_id, fitting = make_trainer(client).trainer_id, make_trainer(client)
         first = fitting.start_fit(DATA, epochs=epochs, batch_size=BATCH)
-    seen, answers, longest_s = list[Any](), set[bytes](), 0.0
+    seen, answers, saved, longest_s = list[Any](), set[bytes](), 0, 0.0
     for _ in range(STOPS):
         steps, saves = list[trocar.StepResult](), list[trocar.Checkpoint]()
         threads = [
@@ -215,6 +215,7 @@ def test_a_stopped_server_loses_nothing(processes: ServerProcesses, tmp_path: Pa
             assert found.info().update_count == found.info().next_number
             assert found.info().update_count >= max((step.update_count for step in steps), default=0)
             kept = {one.number: one.sha256 for one in found.checkpoints()}
+            saved += len(saves)
             newest = {one.number: one.sha256 for one in saves[1 - KEPT :]}
             assert newest.items() <= kept.items()
     assert longest_s < STOP_LIMIT_S
@@ -225,10 +226,10 @@ def test_a_stopped_server_loses_nothing(processes: ServerProcesses, tmp_path: Pa
         assert [event["loss"] for event in seen if event.kind == "step"] == losses
         assert [event.number for event in seen] == list(range(first, first + len(seen)))
         assert_weights(found, expected, tmp_path)
-        plain = PlainTrainer()
-        for number in range(client.trainer(trainer_id).info().next_number):
+        plain, reached = PlainTrainer(), client.trainer(trainer_id).info().next_number
+        for number in range(reached):
             plain.step(samples(4, number))
         assert_weights(client.trainer(trainer_id), plain.model, tmp_path)
         assert load_file(tmp_path / "exported.safetensors")
     assert server.terminate() == 0
-    print(f"{STOPS + 1} stops, the longest {longest_s:.1f} s; {len(seen)} events, {number + 1} steps")
+    print(f"the longest stop: {longest_s:.1f} s; {len(seen)} events, {reached} steps, {saved} saves")
