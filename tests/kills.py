@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.killing.audit import Mark, leftovers, remaining, torn
-from tests.support.killing.looking import SHAPE, Extracting, Streaming
+from tests.support.killing.looking import COMPILED, MERGED, SHAPE, Extracting, Streaming
 from tests.support.killing.moments import random_delay_s
 from tests.support.killing.storing import Editing, Uploading
 from tests.support.killing.training import Fitting, Stepping
@@ -49,7 +49,11 @@ _KINDS = (
     *("extract", "merged 1", "stream", "create", "step", "save", "export", "publish", "unpublish", "close"),
     *("begin fit", "fit's step", "fit's finished", "upload", "delete dataset", "store edits", "delete edits"),
 )
-_EVENTS = tuple(f"{kind} {end}" for kind in _KINDS for end in ("begins", "ended"))
+_EVENTS = (*(f"{kind} {end}" for kind in _KINDS for end in ("begins", "ended")), COMPILED, MERGED)
+_SLOW = {COMPILED: 20.0, MERGED: 20.0}
+"""Seconds for events that come late in the life of a server: a form has to be built first."""
+_WAIT_S = 2.0
+"""For all others."""
 _AT_START, _LONGEST_START_S, _MOST_TIMES = 0.15, 0.6, 3
 _TOLD_EVERY = 20
 
@@ -111,8 +115,7 @@ class Killing:
         self._callers: tuple[Caller, ...] = (
             *self._storing,
             Extracting("extract", moments, "plain", True, seed),
-            Extracting("merged 1", moments, "merged", False, seed + 1),
-            Extracting("merged 2", moments, "merged", False, seed + 2),
+            *(Extracting(f"merged {n}", moments, "merged", False, seed + n) for n in (1, 2, 3)),
             Streaming("stream", moments, "plain", True, seed),
         )
 
@@ -139,8 +142,9 @@ class Killing:
         """Let callers work, kill the server after a random event, and start the next one."""
         self._world.open(server.address)
         event = self._chance.choice(_EVENTS)
-        if not self._world.moments.wait_for(event, self._chance.randint(1, _MOST_TIMES)):
-            event = "nothing in particular"
+        times, longest_s = self._chance.randint(1, _MOST_TIMES), _SLOW.get(event, _WAIT_S)
+        if not self._world.moments.wait_for(event, times, longest_s):
+            event = f"{longest_s:g} s of work"
         threading.Event().wait(random_delay_s(self._chance))  # the moment is what varies
         self._world.close()
         server.kill()
@@ -172,7 +176,7 @@ class Killing:
     def _stop(self, server: ServerProcess) -> None:
         """Stop the last server while callers work: it leaves nothing that belongs to nobody."""
         self._world.open(server.address)
-        self._world.moments.wait_for("step ended", 1)
+        self._world.moments.wait_for("step ended", 1, _WAIT_S)
         self._world.close()
         self.outcome.exit_code = server.terminate()
         self._world.wait_until_idle()
@@ -185,6 +189,7 @@ class Killing:
     def _tell(self) -> None:
         self.outcome.wrong += self._world.wrong
         self.outcome.calls += self._world.done
+        self.outcome.calls += Counter({one: self._world.moments.counts[one] for one in (COMPILED, MERGED)})
         self.outcome.acknowledged += Counter({one.name: one.acknowledged for one in self._storing})
 
 

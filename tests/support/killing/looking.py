@@ -12,6 +12,8 @@ from tests.support.tiny_models import Plain
 
 SHAPE = (3, 16, 16)
 TAPS = ("conv", "fc")
+COMPILED, MERGED = "compiled pass", "merged pass"
+"""What is said of passes that were not eager, and of those of several calls."""
 _SEEDS, _LARGEST = 4, 8
 Arrays = dict[str, np.ndarray]
 
@@ -61,7 +63,12 @@ class Extracting:
         """Ask one question."""
         question = self._question()
         with self._moments.of(self.name):
-            self._compare(question, client.extract(self._model_id, inputs_of(*question), TAPS))
+            found = client.extract(self._model_id, inputs_of(*question), TAPS)
+        self._compare(question, found)
+        if found.execution.engine != "eager":
+            self._moments.say(COMPILED)
+        if found.execution.row_count > question[0]:
+            self._moments.say(MERGED)
 
     def check(self, client: trocar.Client) -> None:
         """Ask all questions of one seed."""

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 LONGEST_DELAY_S = 0.1
 """From an event to the kill."""
-_WAIT_S = 2.0
 
 
 class Moments:
@@ -25,17 +24,18 @@ class Moments:
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
         """Say that something begins, and that it ended where it does."""
-        self._say(f"{what} begins")
+        self.say(f"{what} begins")
         yield
-        self._say(f"{what} ended")
+        self.say(f"{what} ended")
 
-    def wait_for(self, event: str, times: int) -> bool:
+    def wait_for(self, event: str, times: int, longest_s: float) -> bool:
         """Return when an event has come so often from now on, or False where it does not."""
         with self._changed:
             wanted = self.counts[event] + times
-            return self._changed.wait_for(lambda: self.counts[event] >= wanted, _WAIT_S)
+            return self._changed.wait_for(lambda: self.counts[event] >= wanted, longest_s)
 
-    def _say(self, event: str) -> None:
+    def say(self, event: str) -> None:
+        """Say that something happened."""
         with self._changed:
             self.counts[event] += 1
             self._changed.notify_all()
