@@ -16,6 +16,7 @@ from trocar_server.config import ServerConfig
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.device import DeviceThread, choose_device
 from trocar_server.engine.engine import Engine
+from trocar_server.engines import form_folder
 from trocar_server.errors import ServiceError
 from trocar_server.lifecycle import Lifecycle
 from trocar_server.models import Catalogue, clean_downloads
@@ -87,6 +88,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
     data_dir = config.data_dir.expanduser()
     gate = ReplaceableGate(gate_of(config, data_dir, log))
     clean_downloads(data_dir)
+    form_folder.remove_leftovers()
     edit_store = EditStore(data_dir / "edits")
     edit_store.clean()
     datasets = _datasets(config, data_dir)

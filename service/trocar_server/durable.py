@@ -7,10 +7,16 @@
 Temporary file, fsync, rename, fsync of the folder. A failed fsync is never tried again: the kernel may have
 dropped the pages and would report success (https://lwn.net/Articles/752063). The file is removed instead and
 the caller is told. What a killed process left has the suffix `PARTIAL`, and is for a janitor to remove.
+
+# Note: [Whose partial file]
+Whoever writes a file holds a lock on it; the kernel lets go of it when he dies, however he dies. A file whose
+lock is free is a leftover. Between being made and being locked a file may be taken for one: then it has no
+name any more, and another is made.
 """
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import uuid
@@ -26,6 +32,8 @@ PARTIAL = ".partial"
 """How the names of files end that are being written."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_ATTEMPTS = 8
+_PARTIAL_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _log = structlog.get_logger("trocar")
 
@@ -44,9 +52,8 @@ def write_durably(path: Path, content: bytes | Iterable[bytes | memoryview]) -> 
     Raises:
         OSError: `path` is as it was, unless only the last fsync, that of the folder, failed.
     """
-    partial = path.with_name(f"{path.stem}-{uuid.uuid4().hex}{PARTIAL}")
+    partial, descriptor = open_partial(path.parent, f"{path.stem}-")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             for piece in (content,) if isinstance(content, bytes) else content:
                 _write_all(descriptor, piece)
@@ -58,6 +65,44 @@ def write_durably(path: Path, content: bytes | Iterable[bytes | memoryview]) -> 
         remove_quietly(partial)
         raise
     sync_folder(path.parent)
+
+
+def open_partial(folder: Path, prefix: str = "") -> tuple[Path, int]:
+    """Make a file to be written, locked as in Note: [Whose partial file], and return its descriptor.
+
+    Args:
+        folder: Where.
+        prefix: How its name begins.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    for _ in range(_ATTEMPTS):
+        path = folder / f"{prefix}{uuid.uuid4().hex}{PARTIAL}"
+        descriptor = os.open(path, _PARTIAL_FLAGS, 0o600)
+        with contextlib.suppress(OSError):  # a file system without locks: leftovers stay there
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return path, descriptor
+        os.close(descriptor)
+    raise OSError("another process removes partial files as soon as they are made")
+
+
+def remove_abandoned(folder: Path, prefix: str = "") -> None:
+    """Remove what killed processes left half-written in a folder, see Note: [Whose partial file].
+
+    Args:
+        folder: Where; one that is not there has nothing in it.
+        prefix: How the names begin.
+    """
+    for path in folder.glob(f"{prefix}*{PARTIAL}"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, _READ_FLAGS)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)  # noqa: PTH108 - as in `write_durably`
+            finally:
+                os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

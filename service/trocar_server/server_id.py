@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from trocar_server.durable import DamagedError, make_folder, read_whole, write_durably
+from trocar_server.durable import DamagedError, make_folder, read_whole, remove_abandoned, write_durably
 
 _NAME = "server.id"
 _ID = re.compile(rb"[0-9a-f]{32}\n")
@@ -19,6 +19,7 @@ def server_id(data_dir: Path) -> str:
     Where it cannot be written, the id is that of this process: what it keeps does not outlive it anyway.
     """
     path = data_dir / _NAME
+    remove_abandoned(data_dir, f"{path.stem}-")
     try:
         content = read_whole(path, 64)
         if _ID.fullmatch(content):

@@ -1,12 +1,13 @@
 """kill -9 at random moments, and SIGTERM: after the restart nothing is torn, lost, doubled or left over.
 
-`TROCAR_KILLS=200` runs more of them.
+`TROCAR_KILLS=200` and `TROCAR_STOPS=20` run more of them.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -17,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import trocar
-from tests.support.scale import count
+from tests.support.scale import SEED, count
 from tests.support.server_processes import ServerProcess, ServerProcesses, server_processes
 from tests.support.tiny_training import (
     MODELS,
@@ -27,9 +28,14 @@ from tests.support.tiny_training import (
     make_trainer,
     samples,
 )
+from trocar_server.config import Limits
 
 KILLS = count(25, "TROCAR_KILLS")
-STOPS = 5
+STOPS = count(5, "TROCAR_STOPS")
+KEPT = Limits().max_checkpoints
+"""Of those that were asked for; the last one may be there though nobody was told so."""
+STOP_LIMIT_S = 60.0
+"""More than the grace of 10 s, and a slow machine."""
 SETTINGS: dict[str, Any] = {"models": MODELS, "grace_s": 10.0}
 DATA, BATCH, EPOCHS = samples(40, 11), 4, 12
 
@@ -68,7 +74,7 @@ def assert_tidy(data_dir: Path, trainer_ids: set[str]) -> None:
 
 def test_steps_and_checkpoints_survive_kills(processes: ServerProcesses, tmp_path: Path) -> None:
     """Steps, saves, exports and publishing without end; each restart goes on from what was acknowledged."""
-    data, chance = tmp_path / "data", random.Random(1)
+    data, chance = tmp_path / "data", random.Random(1 + SEED)
     server = processes.start(data, **SETTINGS)
     spool = trocar.spool(budget_bytes=0, min_bytes=1)
     with trocar.connect(server.address, retries=0) as client:
@@ -111,7 +117,7 @@ def test_steps_and_checkpoints_survive_kills(processes: ServerProcesses, tmp_pat
 
 def test_fits_go_on_after_kills_as_if_there_had_been_none(processes: ServerProcesses, tmp_path: Path) -> None:
     """Killed again and again until it has come to its end, watched all the time."""
-    data, chance, kills = tmp_path / "data", random.Random(2), 0
+    data, chance, kills = tmp_path / "data", random.Random(2 + SEED), 0
     expected, losses = fitted_plainly(DATA, EPOCHS, BATCH)
     server = processes.start(data, **SETTINGS)
     while kills < KILLS - KILLS // 2:
@@ -144,49 +150,86 @@ def test_fits_go_on_after_kills_as_if_there_had_been_none(processes: ServerProce
     assert server.terminate() == 0
 
 
+def stepping(server: ServerProcess, trainer_id: str, said: list[trocar.StepResult]) -> None:
+    """Step without end, and note what is acknowledged."""
+    with trocar.connect(server.address, retries=0) as client:
+        trainer = client.trainer(trainer_id)
+        number = trainer.info().next_number
+        while True:
+            said.append(trainer.step(*samples(4, number), number=number))
+            number += 1
+
+
+def saving(server: ServerProcess, trainer_id: str, said: list[trocar.Checkpoint]) -> None:
+    """Save without end, and note what is acknowledged."""
+    with trocar.connect(server.address, retries=0) as client:
+        while True:
+            said.append(client.trainer(trainer_id).save())
+
+
+def extracting(server: ServerProcess, said: set[bytes]) -> None:
+    """Extract without end, and note what is answered."""
+    with trocar.connect(server.address, retries=0) as client:
+        while True:
+            said.add(client.extract("tiny", samples(4)[0], "fc")["fc"].tobytes())
+
+
+def until_it_stops(work: Callable[[], None]) -> threading.Thread:
+    """Work until the server lets nobody in any more."""
+
+    def run() -> None:
+        with suppress(trocar.TrocarError):
+            work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
 def test_a_stopped_server_loses_nothing(processes: ServerProcesses, tmp_path: Path) -> None:
-    """SIGTERM under load: the exit code is 0, the fit goes on, and every acknowledged step is there."""
-    data, chance = tmp_path / "data", random.Random(3)
+    """SIGTERM under load: the exit code is 0, fits go on, every acknowledged step and checkpoint is there."""
+    data, chance, epochs = tmp_path / "data", random.Random(3 + SEED), 8 * STOPS
     server = processes.start(data, **SETTINGS)
-    expected, losses = fitted_plainly(DATA, 40, BATCH)
+    expected, losses = fitted_plainly(DATA, epochs, BATCH)
     with trocar.connect(server.address) as client:
-        stepping, fitting = make_trainer(client).trainer_id, make_trainer(client)
-        first = fitting.start_fit(DATA, epochs=40, batch_size=BATCH)
-    acknowledged, seen = 0, list[Any]()
+        trainer_id, fitting = make_trainer(client).trainer_id, make_trainer(client)
+        first = fitting.start_fit(DATA, epochs=epochs, batch_size=BATCH)
+    seen, answers, saved, longest_s = list[Any](), set[bytes](), 0, 0.0
     for _ in range(STOPS):
-
-        def step(server: ServerProcess = server) -> None:
-            nonlocal acknowledged
-            with trocar.connect(server.address, retries=0) as client, suppress(trocar.TrocarError):
-                trainer = client.trainer(stepping)
-                number = trainer.info().next_number
-                while True:
-                    acknowledged = trainer.step(*samples(4, number), number=number).update_count
-                    number += 1
-
-        def watch(server: ServerProcess = server) -> None:
-            with suppress(trocar.TrocarError):
-                watch_on(server, fitting.trainer_id, first, seen)
-
-        threads = [threading.Thread(target=work) for work in (step, watch)]
-        for thread in threads:
-            thread.start()
-        threading.Event().wait(0.05 + chance.random() * 0.3)
+        steps, saves = list[trocar.StepResult](), list[trocar.Checkpoint]()
+        threads = [
+            until_it_stops(partial(stepping, server, trainer_id, steps)),
+            until_it_stops(partial(saving, server, trainer_id, saves)),
+            until_it_stops(partial(extracting, server, answers)),
+            until_it_stops(partial(watch_on, server, fitting.trainer_id, first, seen)),
+        ]
+        threading.Event().wait(0.05 + chance.random() * 0.3)  # the moment is what varies
+        begun = time.monotonic()
         assert server.terminate() == 0
+        longest_s = max(longest_s, time.monotonic() - begun)
         for thread in threads:
             thread.join()
         server = processes.start(data, **SETTINGS)
         with trocar.connect(server.address) as client:
-            assert client.trainer(stepping).info().update_count >= acknowledged
+            found = client.trainer(trainer_id)
+            assert found.info().update_count == found.info().next_number
+            assert found.info().update_count >= max((step.update_count for step in steps), default=0)
+            kept = {one.number: one.sha256 for one in found.checkpoints()}
+            saved += len(saves)
+            newest = {one.number: one.sha256 for one in saves[1 - KEPT :]}
+            assert newest.items() <= kept.items()
+    assert longest_s < STOP_LIMIT_S
+    assert len(answers) == 1
     with trocar.connect(server.address) as client:
         found = client.trainer(fitting.trainer_id)
         seen += list(found.watch(first + len(seen)))
         assert [event["loss"] for event in seen if event.kind == "step"] == losses
         assert [event.number for event in seen] == list(range(first, first + len(seen)))
         assert_weights(found, expected, tmp_path)
-        plain = PlainTrainer()
-        for number in range(client.trainer(stepping).info().next_number):
+        plain, reached = PlainTrainer(), client.trainer(trainer_id).info().next_number
+        for number in range(reached):
             plain.step(samples(4, number))
-        assert_weights(client.trainer(stepping), plain.model, tmp_path)
+        assert_weights(client.trainer(trainer_id), plain.model, tmp_path)
         assert load_file(tmp_path / "exported.safetensors")
     assert server.terminate() == 0
+    print(f"the longest stop: {longest_s:.1f} s; {len(seen)} events, {reached} steps, {saved} saves")

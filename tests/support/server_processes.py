@@ -9,6 +9,7 @@ with server_processes() as processes:
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -44,14 +45,19 @@ class ServerProcess:
 
 
 class ServerProcesses:
-    """Starts servers."""
+    """Starts servers.
 
-    def __init__(self) -> None:
+    Args:
+        temporary: Where they put temporary files; as usual when None.
+    """
+
+    def __init__(self, temporary: Path | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.server_processes"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | ({"TMPDIR": str(temporary)} if temporary else {}),
         )
         self._lock = threading.Lock()
 
@@ -60,6 +66,14 @@ class ServerProcesses:
         found = self.ask({"data_dir": str(data_dir), "device": "cpu", "port": 0, **settings})
         assert "port" in found, found
         return ServerProcess(found["pid"], f"127.0.0.1:{found['port']}", self)
+
+    def killed_while_starting(self, data_dir: Path, after_s: float, **settings: Any) -> bool:
+        """Start a server and kill it, at the latest when it is ready; returns whether it was not."""
+        found = self.ask(
+            {"data_dir": str(data_dir), "device": "cpu", "port": 0, "kill_after_s": after_s, **settings}
+        )
+        assert self.ask({"wait": found["pid"]})["code"] == -signal.SIGKILL
+        return "port" not in found
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send one request, and return the answer."""
@@ -81,9 +95,9 @@ class ServerProcesses:
 
 
 @contextmanager
-def server_processes() -> Iterator[ServerProcesses]:
-    """Start servers within the context; none outlives it."""
-    processes = ServerProcesses()
+def server_processes(temporary: Path | None = None) -> Iterator[ServerProcesses]:
+    """Start servers within the context; none outlives it. See `ServerProcesses`."""
+    processes = ServerProcesses(temporary)
     try:
         yield processes
     finally:
@@ -111,6 +125,7 @@ def main() -> None:
 
 
 def _start(settings: dict[str, Any]) -> dict[str, Any]:
+    kill_after_s = settings.pop("kill_after_s", None)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -121,6 +136,9 @@ def _start(settings: dict[str, Any]) -> dict[str, Any]:
         finally:
             os._exit(status)
     os.close(writing)
+    if kill_after_s is not None:
+        select.select([reading], [], [], kill_after_s)
+        os.kill(child, signal.SIGKILL)
     with os.fdopen(reading) as said:
         port = said.readline()
     return {"pid": child, "port": int(port)} if port else {"pid": child}

@@ -1,13 +1,23 @@
 """Files that survive a crash."""
 
 import errno
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.durable import DamagedError, disk_errors, make_folder, read_whole, write_durably
+from trocar_server.durable import (
+    DamagedError,
+    disk_errors,
+    make_folder,
+    open_partial,
+    read_whole,
+    remove_abandoned,
+    write_durably,
+)
 from trocar_server.errors import ServiceError
 
 
@@ -68,6 +78,53 @@ def test_pieces_that_fail_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         write_durably(tmp_path / "x.json", (bytes([1 // part]) for part in (1, 0)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_being_written_stays_and_what_nobody_writes_any_more_goes(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"abc"
+        remove_abandoned(tmp_path)  # of another server, which starts meanwhile
+        yield b"def"
+
+    write_durably(tmp_path / "x.json", pieces())
+    assert (tmp_path / "x.json").read_bytes() == b"abcdef"
+    path, descriptor = open_partial(tmp_path, "y-")
+    remove_abandoned(tmp_path)
+    assert path.exists()
+    os.close(descriptor)  # as the kernel does when a process dies
+    remove_abandoned(tmp_path, "z-")
+    assert path.exists()
+    remove_abandoned(tmp_path)
+    assert [found.name for found in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_file_that_is_taken_for_a_leftover_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, others = fcntl.flock, iter([True, False])
+
+    def late(descriptor: int, operation: int) -> None:
+        if next(others, False):
+            for found in tmp_path.iterdir():
+                found.unlink()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    write_durably(tmp_path / "x.json", b"abc")
+    assert [found.name for found in tmp_path.iterdir()] == ["x.json"]
+    assert (tmp_path / "x.json").read_bytes() == b"abc"
+
+
+def test_a_file_system_without_locks_takes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    write_durably(tmp_path / "x.json", b"abc")
+    path, descriptor = open_partial(tmp_path)
+    os.close(descriptor)
+    remove_abandoned(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "x.json"])
 
 
 def test_folders_are_made_down_to_the_last_for_their_owner_alone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from threading import Lock
 import structlog
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.durable import PARTIAL, DamagedError, sync_folder, write_durably
+from trocar_server.durable import DamagedError, remove_abandoned, sync_folder, write_durably
 from trocar_server.edit_store.files import SUFFIX, Head, StoredEntry, decoded, encoded, head_of
 from trocar_server.errors import ServiceError, unknown
 
@@ -28,7 +28,6 @@ MAX_DESCRIPTION_BYTES = 8 << 20
 MAX_PRINCIPALS = 256
 """Who have anything stored: without authentication, anybody can be as many as he likes."""
 
-_ABANDONED_AFTER_S = 3600.0
 _SHOWN_CHARACTERS, _SHOWN_NAMES = 80, 20
 _log = structlog.get_logger("trocar")
 
@@ -138,9 +137,8 @@ class EditStore:
     def clean(self) -> None:
         """Remove what killed servers left half-written; a running one may share the folder."""
         with suppress(OSError):
-            for path in self._folder.glob(f"*/*{PARTIAL}"):
-                if self._clock() - path.stat().st_mtime > _ABANDONED_AFTER_S:
-                    path.unlink(missing_ok=True)
+            for folder in self._folder.glob("*"):
+                remove_abandoned(folder)
 
     def _path(self, principal: str, model_id: str, name: str) -> Path:
         return self._folder / _digest(principal) / f"{_digest(model_id, name)}{SUFFIX}"

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from trocar_server.config import EngineConfig
@@ -13,6 +12,7 @@ from trocar_server.engine.form_trial import problem_of
 from trocar_server.engine.forms import Form, State
 from trocar_server.engine.work import Prepared
 from trocar_server.engines.candidates import Runner, candidates, has_openvino
+from trocar_server.engines.form_folder import FormFolder
 from trocar_server.engines.worker import Built, Job
 from trocar_server.models import make_replica
 
@@ -47,8 +47,8 @@ class FormBuilder:
         """Build a form and make the first runner that can be made."""
         async with self._one_at_a_time:
             hosted = form.host.hosted
-            form.folder = TemporaryDirectory(prefix="trocar-compiled-", ignore_cleanup_errors=True)
-            folder = Path(form.folder.name)
+            form.folder = FormFolder()
+            folder = form.folder.path
             wants_graph = self._config.openvino and has_openvino(hosted.device)
             built = await self.build_apart(Job(hosted.spec, self._data_dir, form.recipe, folder, wants_graph))
             if built.problem:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
-from tempfile import TemporaryDirectory
 
 from trocar_server.engine.compiled_pass import CompiledCall
 from trocar_server.engine.group_sizes import GroupSizes
@@ -14,6 +13,7 @@ from trocar_server.engine.outcome import Extraction
 from trocar_server.engine.plan import Plan, Signature, TensorInput, batch_size
 from trocar_server.engines import Numerics
 from trocar_server.engines.candidates import Candidate, Runner
+from trocar_server.engines.form_folder import FormFolder
 from trocar_server.engines.recipe import ArgumentForm, Recipe
 
 
@@ -51,7 +51,7 @@ class Form:
     """What its calls run on, once it is ready; what is to be tried, before that."""
     ways: Iterator[Candidate] = field(default_factory=lambda: iter(()))
     """What can be tried after that."""
-    folder: "TemporaryDirectory[str] | None" = None
+    folder: FormFolder | None = None
     """Where built files are, as long as a way may need them."""
     group_count: int = 0
 

@@ -23,6 +23,7 @@ async def build_apart(job: Job) -> Built:
         sys.executable,
         "-m",
         "trocar_server.engines.worker",
+        str(os.getpid()),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

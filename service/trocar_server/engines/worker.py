@@ -5,14 +5,21 @@ torch slows every pass of the first: so the server asks another process. It read
 standard input, pickled by the server itself, and writes one line of JSON.
 """
 
+import ctypes
 import json
+import os
 import pickle
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trocar_server.engines.recipe import Recipe
+
+_PR_SET_PDEATHSIG = 1
+"""Of <linux/prctl.h>."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,20 @@ def build(job: Job) -> Built:
     return Built(pairs, has_graph=True)
 
 
+def _dies_with(parent: int) -> bool:
+    """Let the kernel end this process when the one that asked dies, however it does; False if it is dead.
+
+    On Linux; elsewhere a build whose server was killed goes on to its end.
+    """
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
 def main() -> None:
-    """Do the job on standard input."""
+    """Do the job on standard input; the only argument is the process that asks for it."""
+    if not _dies_with(int(sys.argv[1])):
+        return
     # Unless this cannot be imported, OpenVINO's converter reports to Google Analytics and writes to ~/intel.
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     job: Job = pickle.load(sys.stdin.buffer)

@@ -8,7 +8,9 @@ import sys
 import pytest
 
 _PROGRAM = """
+import os, sys
 from trocar_server.engines import worker
+sys.argv.append(str(os.getppid()))
 
 def build(job):
     from openvino.tools.ovc import telemetry_utils

@@ -6,33 +6,22 @@ he has sent. The same bytes of several owners are one file with several names, h
 pool, where a newcomer's bytes are compared with what is there before his copy is dropped. A name in the pool
 that is the only one left belongs to nobody and goes. Where a file system has no hard links every owner has
 his own copy.
-
-# Note: [Whose partial file]
-Whoever writes a file holds a lock on it; the kernel lets go of it when he dies, however he dies. A file whose
-lock is free is a leftover. Between being made and being locked a file may be taken for one: then it has no
-name any more, and another is made.
 """
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
-import secrets
 from pathlib import Path
 from threading import Lock
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.durable import sync_folder
+from trocar_server.durable import open_partial, sync_folder
 from trocar_server.errors import ServiceError
 from trocar_server.training.datasets.form import Shard
 from trocar_server.training.datasets.inspection import check_images, inspect
 
-PARTIAL = ".partial"
-
-_ATTEMPTS = 8
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class IncomingShard:
@@ -51,7 +40,7 @@ class IncomingShard:
     def __init__(self, folder: Path, shard: Shard) -> None:
         self.shard = shard
         self._lock = Lock()
-        self._path, self._descriptor = _claimed(folder)
+        self._path, self._descriptor = open_partial(folder)
         self._digest = hashlib.sha256()
         self._size = 0
 
@@ -161,36 +150,6 @@ def drop_unused(pool: Path) -> None:
     with contextlib.suppress(OSError):
         if pool.stat().st_nlink == 1:
             pool.unlink()
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what killed servers left half-written; see Note: [Whose partial file]."""
-    for path in folder.glob(f"*{PARTIAL}"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            finally:
-                os.close(descriptor)
-
-
-def _claimed(folder: Path) -> tuple[Path, int]:
-    for _ in range(_ATTEMPTS):
-        path = folder / f"{secrets.token_hex(16)}{PARTIAL}"
-        descriptor = os.open(path, _FLAGS, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_nlink:
-                return path, descriptor
-        except BlockingIOError:
-            pass
-        except OSError:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-    raise OSError("another process removes partial files as soon as they are made")
 
 
 def _link(path: Path, pool: Path) -> None:

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from trocar_server.training.datasets.incoming import PARTIAL, drop_unused, remove_leftovers
+from trocar_server.durable import remove_abandoned
+from trocar_server.training.datasets.incoming import drop_unused
 from trocar_server.training.datasets.layout import Layout
 from trocar_server.training.datasets.records import SUFFIX, DamagedRecordError, read_record
 
 UPLOAD_ENDS_AFTER_S = 7 * 86_400.0
 """An upload that nobody went on with for so long is ended."""
-
-_ABANDONED_AFTER_S = 3600.0
 
 
 def clean(layout: Layout, clock: Callable[[], float]) -> None:
@@ -22,7 +21,7 @@ def clean(layout: Layout, clock: Callable[[], float]) -> None:
         clock: Returns the seconds since 1970.
     """
     with suppress(OSError):
-        remove_leftovers(layout.incoming)
+        remove_abandoned(layout.incoming)
         for owner in layout.owners.glob("*"):
             with suppress(OSError, DamagedRecordError):
                 _clean_owner(layout, owner, clock)
@@ -44,9 +43,7 @@ def end_old_uploads(layout: Layout, principal: str, now_s: float) -> None:
 
 
 def _clean_owner(layout: Layout, owner: Path, clock: Callable[[], float]) -> None:
-    for path in owner.glob(f"*{PARTIAL}"):
-        if clock() - path.stat().st_mtime > _ABANDONED_AFTER_S:
-            path.unlink(missing_ok=True)
+    remove_abandoned(owner)
     records = [read_record(path) for path in owner.glob(f"*{SUFFIX}")]
     if records and layout.owner(records[0].principal) == owner:
         end_old_uploads(layout, records[0].principal, clock())

@@ -1,0 +1,1 @@
+"""Killing a server that does everything at once: see `tests.kills`."""
