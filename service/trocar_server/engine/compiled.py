@@ -98,9 +98,12 @@ class CompiledForms:
         plan = prepared.plan
         try:
             execution = plan.execution
-            return await form.queue.submit(
+            extraction = await form.queue.submit(
                 call, rows_of(plan), may_merge=execution.merge, priority=execution.priority
             )
+            if extraction.copies is not None:
+                await extraction.copies.arrived()
+            return extraction
         except asyncio.CancelledError:
             guard.cancel()
             raise
