@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from torchvision.models.feature_extraction import create_feature_extractor
 
 import trocar
-from tests.integration.test_numerics import ENGINE, IMAGES, TAPS, asked, build_here
-from tests.support.oracle import noise
+from tests.integration.test_numerics import ENGINE, IMAGES, TAPS, asked, build_here, settle
+from tests.support.oracle import noise, rebuilt_by_name, same_bits
 from tests.support.running_server import RunningServer, running_server
 from tests.support.serving import custom
 from tests.support.tape_graphs import TapeGraphs
@@ -102,6 +103,24 @@ def test_what_cannot_be_recorded_stays_right(graphs: TapeGraphs, eager: trocar.C
             expected = eager.extract("plain", IMAGES, TAPS)
             assert all(np.array_equal(found[name], expected[name]) for name in expected)
     assert graphs.capture_count == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_gpu_answers_with_the_bits_of_its_own_eager_pass(rows: int) -> None:
+    """Large values come through page-locked memory, and hot passes from recordings."""
+    model, paths = rebuilt_by_name("resnet18").cuda(), ["layer1", "layer4", "fc"]
+    models = {"resnet18": {"weights": "random:0"}}
+    hosting = running_server(models=models, device="cuda:0", engine=ENGINE)
+    with hosting as server, trocar.connect(server.address) as client:
+        for seed in range(10):
+            images = noise(rows, 3, 224, 224, seed=seed)
+            found = client.extract("resnet18", images, paths, numerics="exact")
+            settle(server)
+            with torch.inference_mode():
+                expected = create_feature_extractor(model, paths)(torch.from_numpy(images).cuda())
+            assert all(same_bits(found[path], expected[path].cpu()) for path in paths)
+    assert found.execution.engine == "cuda-graph"
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])

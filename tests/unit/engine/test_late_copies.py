@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.tape_graphs import TapeGraphs
 from tests.support.transfer_devices import WAIT_S, LateBackend, late_transfers
-from trocar_server.config import Limits
+from trocar_server.config import EngineConfig, Limits
 from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.outcome import Extraction
@@ -46,7 +47,8 @@ async def engine(tmp_path: Path, backend: LateBackend) -> AsyncIterator[Engine]:
     catalogue.add(ModelSpec("doubling", factory, "random:0", input_shape=(3,)))
     owner = DeviceThread(torch.device("cpu"), None, lambda _: late_transfers(backend, 4 * PIECE_BYTES))
     owner.start()
-    found = Engine(catalogue, owner, Limits(), tmp_path)
+    config = EngineConfig(compile_after=1, min_gain=0.0)
+    found = Engine(catalogue, owner, Limits(), tmp_path, config=config)
     await found.load("doubling")
     yield found
     backend.is_held = False
@@ -56,6 +58,7 @@ async def engine(tmp_path: Path, backend: LateBackend) -> AsyncIterator[Engine]:
 async def asked(engine: Engine, number: float) -> Extraction:
     inputs = TensorInput("", torch.float32, (ROWS, 3))
     plan = Plan("doubling", (TapRequest(parse_selector("keep")),), (inputs,), 1 << 20)
+    await engine.check(plan)
     payload: Payload = np.full((ROWS, 3), number, np.float32).reshape(-1).view(np.uint8)
     return await engine.extract(await engine.prepare(plan, Payloads([payload])))
 
@@ -98,6 +101,26 @@ async def test_a_reply_is_there_when_its_own_bytes_are(engine: Engine, backend: 
     assert not calls[1].done()
     backend.finish()
     assert values_of(await calls[1]) == [4]
+
+
+async def test_replies_of_recorded_passes_wait_for_their_bytes_too(
+    engine: Engine, backend: LateBackend
+) -> None:
+    backend.is_held, graphs = False, TapeGraphs()
+    engine.compiled.builder.graphs_of = lambda _: graphs
+    for number in range(6):
+        await asked(engine, number)
+        await engine.compiled.settled()
+    backend.is_held, before = True, backend.begun_count
+    calls = [asyncio.ensure_future(asked(engine, number)) for number in (1, 2, 3)]
+    await begun(backend, before + 3)
+    await engine.owner.run(lambda: None)  # told after the groups before it
+    await turns()
+    assert not any(call.done() for call in calls)
+    backend.finish(3)
+    replies = [await call for call in calls]
+    assert [values_of(reply) for reply in replies] == [[2], [4], [6]]
+    assert {reply.report.engine for reply in replies} == {"cuda-graph"}
 
 
 async def test_an_error_of_a_copy_reaches_its_caller_alone(engine: Engine, backend: LateBackend) -> None:
