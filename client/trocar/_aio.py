@@ -56,8 +56,9 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
         tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`.
         retries: How often a call is tried again where the server cannot be reached, 0 to 4, with
             a backoff from 0.1 to 2 seconds, within the deadline.
-        shared_memory: Whether inputs and feature maps from 4 MiB on go through memory that is shared with the
-            server. None: where the target is a Unix socket and the server lends some; see `transport`.
+        shared_memory: Whether inputs from 512 KiB and feature maps from 1 MiB on go through memory that
+            is shared with the server. None: where the target is a Unix socket and the server lends some;
+            see `transport`.
             False: never. True: as None, and `ValueError` where the target is no Unix socket.
         compression: "gzip" compresses every message, lossless, in both directions: for networks slower than
             about 20 MB/s, and values that repeat. It takes the place of shared memory.

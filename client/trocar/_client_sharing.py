@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from trocar._concurrency import SyncLock, sync_compute
 from trocar._exchange import ExchangeEndedError, SyncExchange
 from trocar._segments import (
-    SHARED_FROM_BYTES,
+    PAYLOADS_SHARED_FROM_BYTES,
+    REPLY_SHARED_FROM_BYTES,
     ReplySizes,
     SegmentPool,
     copy_payloads,
@@ -59,8 +60,8 @@ class Sharing:
     def borrow(self, request: ExtractCall, reply: ReplyAssembler) -> Borrowed:
         """Return how a call is to be made, and what it has borrowed for that."""
         expected = self._sizes.expected(request.head)
-        wants_payload = request.byte_count >= SHARED_FROM_BYTES
-        wants_reply = max(expected, reply.out_byte_count) >= SHARED_FROM_BYTES
+        wants_payload = request.byte_count >= PAYLOADS_SHARED_FROM_BYTES
+        wants_reply = max(expected, reply.out_byte_count) >= REPLY_SHARED_FROM_BYTES
         if self._open_exchange is None or not (wants_payload or wants_reply):
             return NOTHING
         self._check_alive()

@@ -16,6 +16,7 @@ from trocar_server.models import current_flow
 from trocar_server.rpc.cached_replies import CachedReplies, kept_messages, key_of
 from trocar_server.rpc.compression import compress_if_asked
 from trocar_server.rpc.constants import check_constants, constants_of
+from trocar_server.rpc.known_requests import KnownRequest, KnownRequests
 from trocar_server.rpc.messages import deadline_of, read_message
 from trocar_server.rpc.payloads import PayloadReceiver
 from trocar_server.rpc.principal import principal_of
@@ -47,6 +48,7 @@ class ExtractionService:
         self._lists = lists
         self._lender = lender
         self._replies = CachedReplies(engine)
+        self._requests = KnownRequests()
 
     async def extract(
         self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, Parts]"
@@ -58,28 +60,29 @@ class ExtractionService:
             first = await anext(requests, None)
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
-        request, chunks = read_message(pb.ExtractRequest, first)
+        known, chunks = self._requests.read(first)
+        request = known.message
         note_model(request.model_id)
         if request.payload_digest:
             await self._answer_digest(request, chunks, context)
             return
         kind = MethodClass.GRADIENTS if request.HasField("objective") else MethodClass.EXTRACT
         with self._engine.admission.admit(kind, current_flow()) as held:
-            await self._extract(request, chunks, requests, context, held, deadline)
+            await self._extract(known, chunks, requests, context, held, deadline)
 
     async def _extract(
         self,
-        request: pb.ExtractRequest,
+        known: KnownRequest,
         chunks: Sequence[Chunk],
         requests: AsyncIterator[bytes],
         context: "grpc.aio.ServicerContext[bytes, Parts]",
         held: Reservation,
         deadline: float | None,
     ) -> None:
-        principal = principal_of(context)
+        request, principal = known.message, principal_of(context)
         with shared_payloads(self._lender, principal, request) as shared:
             stored = await self._lists.find(principal, request.model_id, request.edits)
-            plan, byte_counts = to_plan(request, self._engine.limits, stored)
+            plan, byte_counts = known.plan(self._engine.limits, stored)
             rows = row_count(plan.inputs)
             held.reserve(sum(byte_counts), rows)
             with phase("check"):
@@ -109,7 +112,7 @@ class ExtractionService:
             held.add(sum(value.nbytes for value in values) - held.byte_count)
             is_shared = await shared.place(values)
         with phase("reply"):
-            messages = reply_messages(plan, extraction, is_shared=is_shared)
+            messages = reply_messages(plan, extraction, known.reply, is_shared=is_shared)
             await send(context, messages, self._engine.limits.stall_timeout_s)
 
     async def _answer_digest(

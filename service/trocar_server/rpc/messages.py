@@ -38,13 +38,29 @@ def read_message(kind: type[Head], message: bytes) -> tuple[Head, list[Chunk]]:
     Raises:
         ServiceError: `INVALID_ARGUMENT`, the bytes are no such message; `REQUEST_TOO_LARGE`.
     """
+    head, chunks = split_head(kind, message)
+    try:
+        return kind.FromString(head), chunks
+    except DecodeError as error:
+        raise not_a_message(kind, error) from None
+
+
+def split_head(kind: type[Message], message: bytes) -> tuple[bytes, list[Chunk]]:
+    """Split a message into the bytes of everything but its chunks, and its chunks as views.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, the bytes are no message; `REQUEST_TOO_LARGE`.
+    """
     check_size(message)
     try:
-        head, chunks = split_message(message)
-        return kind.FromString(head), chunks
-    except (WireError, DecodeError) as error:
-        problem = f"the message is no {kind.DESCRIPTOR.name}: {error}"
-        raise ServiceError(ErrorReason.INVALID_ARGUMENT, problem) from None
+        return split_message(message)
+    except WireError as error:
+        raise not_a_message(kind, error) from None
+
+
+def not_a_message(kind: type[Message], error: Exception) -> ServiceError:
+    """Say that bytes are no message of a kind."""
+    return ServiceError(ErrorReason.INVALID_ARGUMENT, f"the message is no {kind.DESCRIPTOR.name}: {error}")
 
 
 def deadline_of(context: "grpc.aio.ServicerContext[Any, Any]") -> float | None:

@@ -1,6 +1,7 @@
 """From an extraction to the messages of its reply."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.reduction_pb2 import CastResult
@@ -21,12 +22,72 @@ Parts = list[bytes | memoryview]
 """One message as the pieces that it is joined from."""
 
 
-def reply_messages(plan: Plan, extraction: Extraction, *, is_shared: bool = False) -> Iterator[Parts]:
+@dataclass
+class ReplyForm:
+    """The form of the last reply to a request, which the next one is likely to have as well.
+
+    form = ReplyForm()
+    head = form.head(plan, extraction) + reply_tail(extraction, is_shared=False)
+    """
+
+    _last: Extraction | None = None
+    _head: bytes = b""
+
+    def head(self, plan: Plan, extraction: Extraction) -> bytes:
+        """Return everything but the values of a reply and what `reply_tail` adds."""
+        if self._last is None or not _has_form(extraction, self._last):
+            head = reply_head(plan, extraction)
+            head.ClearField("timing")
+            head.ClearField("execution")
+            self._head = head.SerializeToString()
+            maps = tuple(replace(found, values=None) for found in extraction.feature_maps)
+            self._last = replace(extraction, feature_maps=maps) if _is_plain(extraction) else None
+        return self._head
+
+
+def reply_tail(extraction: Extraction, *, is_shared: bool) -> bytes:
+    """Return what differs between replies of one form: two messages in a row are merged."""
+    return pb.ExtractResponse(
+        timing=pb.ServerTiming(queue_s=extraction.queue_s, compute_s=extraction.compute_s),
+        execution=report_to_wire(extraction.report),
+        is_shared=is_shared,
+    ).SerializeToString()
+
+
+def reply_messages(
+    plan: Plan, extraction: Extraction, form: ReplyForm | None = None, *, is_shared: bool = False
+) -> Iterator[Parts]:
     """Yield the messages of a reply: one without chunks where the values lie in shared memory."""
-    head = reply_head(plan, extraction)
-    head.is_shared = is_shared
+    head = (form or ReplyForm()).head(plan, extraction) + reply_tail(extraction, is_shared=is_shared)
     values = [] if is_shared else values_of(extraction.feature_maps)
-    yield from framed(head.SerializeToString(), values, plan.max_chunk_bytes)
+    return framed(head, values, plan.max_chunk_bytes)
+
+
+def _is_plain(extraction: Extraction) -> bool:
+    """Whether nothing in a reply but its values depends on the data."""
+    if extraction.objective_value is not None:
+        return False
+    return all(found.statistics is None and found.cast is None for found in extraction.feature_maps)
+
+
+def _has_form(extraction: Extraction, last: Extraction) -> bool:
+    """Whether a reply has the form of the last one, which was plain."""
+    return (
+        _is_plain(extraction)
+        and len(extraction.feature_maps) == len(last.feature_maps)
+        and all(map(_is_alike, extraction.feature_maps, last.feature_maps))
+        and extraction.stopped_at == last.stopped_at
+        and extraction.expansions == last.expansions
+        and extraction.edit_expansions == last.edit_expansions
+    )
+
+
+def _is_alike(one: FeatureMap, other: FeatureMap) -> bool:
+    # Of the same source, which is made anew where a model is, and so not compared field by field.
+    a, b = one.output, other.output
+    return a.source is b.source and (a.name, a.shape, a.dtype, a.has_values, a.companion_of) == (
+        *(b.name, b.shape, b.dtype, b.has_values, b.companion_of),
+    )
 
 
 def framed(head: bytes, payloads: Sequence[memoryview], chunk_bytes: int) -> Iterator[Parts]:

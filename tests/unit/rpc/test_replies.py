@@ -12,7 +12,7 @@ from trocar_server.engine.outcome import Extraction
 from trocar_server.engine.outputs import Output, TapTarget
 from trocar_server.engine.passes import FeatureMap
 from trocar_server.engine.plan import Plan, TapRequest
-from trocar_server.rpc.replies import describe_output, join_parts, reply_head, reply_messages
+from trocar_server.rpc.replies import ReplyForm, describe_output, join_parts, reply_head, reply_messages
 from trocar_server.stats import Scope, Statistic, StatisticsResult
 from trocar_server.surgery import Leaf, Target, parse_selector
 
@@ -153,3 +153,46 @@ def test_what_edits_became_and_the_objective_are_in_the_head() -> None:
     assert [(found.selector, tuple(found.names)) for found in head.edit_expansions] == list(edits)
     assert head.HasField("objective_value")
     assert not reply_head(plan, replace(extraction, objective_value=None)).HasField("objective_value")
+
+
+def _alone(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
+    return pb.ExtractResponse.FromString(b"".join(map(join_parts, reply_messages(plan, extraction))))
+
+
+def test_a_reply_of_the_form_of_the_last_one_says_what_it_would_say_alone() -> None:
+    plan = Plan("m", (TapRequest(parse_selector("layer4")),), (), 4096)
+    one = feature_map("a", b"xyz")
+    base = Extraction((one,), (("a",),), "layer4", 0.25, 0.5)
+    other_source = replace(
+        one, output=replace(one.output, source=replace(one.output.source, type_name="ReLU"))
+    )
+    longer = replace(one, output=replace(one.output, shape=(4,)), values=np.frombuffer(b"wxyz", np.uint8))
+    in_turn = [
+        base,
+        replace(base, feature_maps=(replace(one, values=np.frombuffer(b"abc", np.uint8)),), queue_s=0.5),
+        replace(base, report=replace(base.report, row_count=7, engine="openvino")),
+        replace(base, stopped_at=None),
+        replace(base, feature_maps=(other_source,)),
+        replace(base, feature_maps=(longer,)),
+        replace(base, expansions=(("a", "b"),)),
+        replace(base, edit_expansions=(("layer1", ("layer1.0",)),)),
+        replace(base, objective_value=2.0),
+        replace(base, objective_value=3.0),
+        replace(base, feature_maps=()),
+        base,
+    ]
+    form = ReplyForm()
+    for extraction in in_turn:
+        found = b"".join(map(join_parts, reply_messages(plan, extraction, form)))
+        assert pb.ExtractResponse.FromString(found) == _alone(plan, extraction)
+
+
+def test_statistics_are_never_those_of_the_last_reply() -> None:
+    plan = Plan("m", (TapRequest(parse_selector("layer4"), statistics=(Statistic.MEAN,)),), (), 4096)
+    form = ReplyForm()
+    for number in (1.0, 2.0):
+        result = StatisticsResult(Scope.ALL, None, {Statistic.MEAN: [number]})
+        found = feature_map("a", b"xyz", result, statistics=(Statistic.MEAN,))
+        extraction = Extraction((found,), (("a",),), None, 0.25, 0.5)
+        reply = b"".join(map(join_parts, reply_messages(plan, extraction, form)))
+        assert pb.ExtractResponse.FromString(reply) == _alone(plan, extraction)
