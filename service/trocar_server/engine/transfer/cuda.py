@@ -44,7 +44,8 @@ class CudaBackend:
         self._down.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._down):
             target.copy_(source, non_blocking=True)
-            event: Event = self._down.record_event()
+            # `blocking`: the thread that waits for it sleeps, and leaves its core to others.
+            event: Event = self._down.record_event(torch.cuda.Event(blocking=True))
         # The allocator may give the memory to what the other stream does next, unless it knows of this one.
         source.record_stream(self._down)
         return event
