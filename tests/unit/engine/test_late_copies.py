@@ -21,7 +21,7 @@ from trocar_server.models import Catalogue, ModelSpec
 from trocar_server.surgery import parse_selector
 
 ROWS, MOST_BYTES = 4, 64 * (1 << 16)
-"""So much page-locked memory that replies just dropped, but not yet freed, leave room for those that follow."""
+"""Room enough that replies just dropped, but not yet freed, leave some for those that follow."""
 
 
 class Doubling(nn.Module):
