@@ -11,7 +11,9 @@ from benchmarks import machine
 from benchmarks.measuring import Effort
 from benchmarks.report import Section
 
-SECTIONS = (*("serving", "cache", "start", "growth", "streams", "transport", "surgery", "training", "peers"),)
+SECTIONS = (
+    *("serving", "cache", "start", "growth", "streams", "transport", "surgery", "training", "gpu", "peers"),
+)
 RESULTS = Path(__file__).parent / "results.json"
 """The last results; `python -m benchmarks.docs` writes them into docs/performance.md."""
 

@@ -69,7 +69,7 @@ class ExecutionInfo:
     numerics: str = "exact"
     """What the numbers are, at least as close as was asked for: "exact", "fast" or "bf16"."""
     engine: str = "eager"
-    """What ran it: "eager", "torch" or "openvino"."""
+    """What ran it: "eager", "torch", "openvino" or "cuda-graph"."""
     row_count: int = 0
     """The samples of the batch that it was run in, those of other calls included."""
     is_cached: bool = False

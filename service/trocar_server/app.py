@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from trocar_server.config import ServerConfig
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.device import DeviceThread, choose_device
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.transfer import transfers_of
 from trocar_server.engines import form_folder
 from trocar_server.errors import ServiceError
 from trocar_server.lifecycle import Lifecycle
@@ -84,7 +86,8 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
     check_address(config)
     credentials = credentials_of(config)
     catalogue = _catalogue(config, factories or {})
-    owner = DeviceThread(choose_device(config.device), config.threads)
+    transfers = partial(transfers_of, pinned_bytes=config.engine.pinned_bytes)
+    owner = DeviceThread(choose_device(config.device), config.threads, transfers)
     data_dir = config.data_dir.expanduser()
     gate = ReplaceableGate(gate_of(config, data_dir, log))
     clean_downloads(data_dir)

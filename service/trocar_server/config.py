@@ -139,6 +139,11 @@ class EngineConfig(BaseModel):
     """How many times as fast as eager a compiled form has to be."""
     openvino: bool = True
     """Whether OpenVINO is used where it is installed (`trocar[openvino]`) and the models run on a CPU."""
+    cuda_graphs: bool = False
+    """Whether passes on a GPU that are asked for often are replayed as CUDA graphs. Off, as it was never seen
+    on a GPU."""
+    pinned_bytes: int = Field(default=512 << 20, ge=0)
+    """Page-locked host memory for copies from and to a GPU; without any every copy is waited for."""
     merge_max_rows: int = Field(default=32, ge=1, le=4096)
     """Samples of different calls that run together; 1 runs every call alone."""
     merge_max_s: float = Field(default=0.1, gt=0)

@@ -72,7 +72,9 @@ class CompiledForms:
     def find(self, host: Host, plan: Plan) -> Form | None:
         """Return the form that a checked plan may be run on, ready or not; None where only eager will do."""
         numerics = plan.execution.numerics or Numerics(host.hosted.spec.numerics or self._config.numerics)
-        if numerics is Numerics.EXACT or not self._config.compile_after or not looks_only(plan):
+        if numerics is Numerics.EXACT and not self.builder.keeps_bits(host):
+            return None
+        if not self._config.compile_after or not looks_only(plan):
             return None
         arguments = argument_forms(host, plan)
         if arguments is None:
@@ -99,9 +101,14 @@ class CompiledForms:
         plan = prepared.plan
         try:
             execution = plan.execution
-            return await form.queue.submit(
-                call, rows_of(plan), may_merge=execution.merge, priority=execution.priority
+            # Another batch size has other last bits.
+            may_merge = execution.merge and form.numerics is not Numerics.EXACT
+            extraction = await form.queue.submit(
+                call, rows_of(plan), may_merge=may_merge, priority=execution.priority
             )
+            if extraction.copies is not None:
+                await extraction.copies.arrived()
+            return extraction
         except asyncio.CancelledError:
             guard.cancel()
             raise

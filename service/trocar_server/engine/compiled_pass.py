@@ -16,6 +16,7 @@ from trocar_server.engine.passes import PassResult, domain_errors, finish_pass
 from trocar_server.engine.planner import Resolved, check_byte_count
 from trocar_server.engine.preview import stop_path
 from trocar_server.engine.running import RunningStatistics
+from trocar_server.engine.transfer import current
 from trocar_server.engine.work import NO_SOURCES, Prepared
 from trocar_server.engines.candidates import Runner
 from trocar_server.errors import ServiceError
@@ -142,6 +143,7 @@ def _finished(
         result.compute_s,
         report=ExecutionReport(runner.numerics, runner.engine, row_count),
         depth=1.0 if result.stopped_at is None else entry.resolved.depth,
+        copies=current().take(),
     )
 
 

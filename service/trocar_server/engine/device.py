@@ -20,6 +20,7 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.device_memory import give_back_cache
 from trocar_server.engine.fair_queue import FairQueue
+from trocar_server.engine.transfer import Transfers, transfers_of, using
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow
 
@@ -47,11 +48,25 @@ class DeviceThread:
     owner = DeviceThread(torch.device("cpu"))
     owner.start()
     value = await owner.run(lambda: model(batch))
+
+    Copies to the host that work begins are done before its outcome is told, unless the work itself took them:
+    see `Transfers.take`.
+
+    Args:
+        device: Where the models are.
+        threads: Of one CPU pass; torch's own choice when None.
+        open_transfers: Makes what copies for the device.
     """
 
-    def __init__(self, device: torch.device, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        threads: int | None = None,
+        open_transfers: Callable[[torch.device], Transfers] = transfers_of,
+    ) -> None:
         self.device = device
         self._threads = threads
+        self._transfers = open_transfers(device)
         self._line: FairQueue[_Job] = FairQueue(_QUANTUM_S)
         self._mutex = Lock()
         """Of the line."""
@@ -123,12 +138,20 @@ class DeviceThread:
     def _serve(self) -> None:
         if self._threads:
             torch.set_num_threads(self._threads)
+        with using(self._transfers):
+            self._serve_jobs()
+        self._has_ended = True
+        self._refuse_jobs()
+
+    def _serve_jobs(self) -> None:
         while self._signals.get():
             with self._mutex:
                 self._is_running = True
                 job = self._line.pop()
             started = time.monotonic()
             result, error = _outcome(job.work)
+            if self._transfers.has_begun:
+                result, error = self._with_copies(result, error)
             self._charge(job.shares, time.monotonic() - started)
             if _is_out_of_memory(error):
                 give_back_cache(self.device)
@@ -136,8 +159,11 @@ class DeviceThread:
             job.loop.call_soon_threadsafe(_settle, job, result, error)
             # The loop holds them now: kept here, the last result would live until the next job.
             del job, result, error
-        self._has_ended = True
-        self._refuse_jobs()
+
+    def _with_copies(self, result: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
+        """Wait for copies that nobody else waits for: an outcome is nothing to read before they are done."""
+        _, lost = _outcome(self._transfers.wait)
+        return (result, error) if error or lost is None else (None, lost)
 
     def _charge(self, shares: Mapping[str, float], seconds: float) -> None:
         with self._mutex:

@@ -38,6 +38,7 @@ from trocar_server.engine.repeatable import is_repeatable
 from trocar_server.engine.reply_cache import ReplyCache
 from trocar_server.engine.running import RunningStatistics
 from trocar_server.engine.surgery_plan import plan_surgery
+from trocar_server.engine.transfer import current
 from trocar_server.engine.work import Prepared, known_signature, rehearse_plan, resolve_plan, run_plan
 from trocar_server.errors import ServiceError
 from trocar_server.models import (
@@ -319,9 +320,13 @@ class Engine:
                     ExecutionReport(row_count=rows_of(prepared.plan)),
                     depth=stop_depth(prepared.plan, resolved, result),
                     has_drawn=result.has_drawn,
+                    copies=current().take(),
                 )
 
-            return await self.run(work, guard, deadline)
+            extraction = await self.run(work, guard, deadline)
+        if extraction.copies is not None:  # not under the lease: the next pass runs meanwhile
+            await extraction.copies.arrived()
+        return extraction
 
     async def run(self, work: Callable[[], Result], guard: PassGuard, deadline: float | None) -> Result:
         """Run work that asks the guard on the owner thread; a cancelled task and the deadline stop it."""

@@ -6,13 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trocar_server.config import EngineConfig
 from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.form_trial import problem_of
 from trocar_server.engine.forms import Form, State
+from trocar_server.engine.hosting import Host
 from trocar_server.engine.work import Prepared
+from trocar_server.engines import Numerics
 from trocar_server.engines.candidates import Runner, candidates, has_openvino
 from trocar_server.engines.form_folder import FormFolder
+from trocar_server.engines.graphs import GraphApi, graphs_of
 from trocar_server.engines.worker import Built, Job
 from trocar_server.models import make_replica
 
@@ -39,25 +44,41 @@ class FormBuilder:
         self._data_dir = data_dir
         self.build_apart = build
         self._log = log
+        self.graphs_of = graphs_of if config.cuda_graphs else _none_of
         self._one_at_a_time = asyncio.Lock()
         self.used_count = 0
         self.discarded_count = 0
+
+    def keeps_bits(self, host: Host) -> bool:
+        """Whether a form may be built for callers who take nothing but eager's own bits."""
+        return self.graphs_of(host.hosted.device) is not None
 
     async def build(self, form: Form) -> None:
         """Build a form and make the first runner that can be made."""
         async with self._one_at_a_time:
             hosted = form.host.hosted
             form.folder = FormFolder()
-            folder = form.folder.path
-            wants_graph = self._config.openvino and has_openvino(hosted.device)
-            built = await self.build_apart(Job(hosted.spec, self._data_dir, form.recipe, folder, wants_graph))
+            built = await self._built(form, form.folder.path)
             if built.problem:
                 self._log.info("no graph", **described(form), problem=built.problem)
             copy_tree = partial(make_replica, hosted.module)
             form.ways = candidates(
-                form.recipe, form.numerics, built, folder, copy_tree, self._owner.thread_count
+                form.recipe,
+                form.numerics,
+                built,
+                form.folder.path,
+                copy_tree,
+                self._owner.thread_count,
+                self.graphs_of(hosted.device),
             )
             await self._next_way(form)
+
+    async def _built(self, form: Form, folder: Path) -> Built:
+        if form.numerics is Numerics.EXACT:  # the model as it is: there is nothing to build
+            return Built()
+        hosted = form.host.hosted
+        wants_graph = self._config.openvino and has_openvino(hosted.device)
+        return await self.build_apart(Job(hosted.spec, self._data_dir, form.recipe, folder, wants_graph))
 
     async def attempt(self, form: Form, prepared: Prepared) -> None:
         """Compare a form's runner with eager on a real batch; use it, or go on to the next way."""
@@ -121,6 +142,10 @@ class FormBuilder:
     def _discard(self, form: Form, runner: Runner, problem: str) -> None:
         self.discarded_count += 1
         self._log.info("compiled form discarded", **described(form, runner), problem=problem)
+
+
+def _none_of(_: torch.device) -> GraphApi | None:
+    return None
 
 
 def described(form: Form, runner: Runner | None = None) -> dict[str, object]:

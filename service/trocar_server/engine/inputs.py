@@ -15,6 +15,7 @@ from trocar_server.engine.plan import (
     TensorInput,
     TensorSignature,
 )
+from trocar_server.engine.transfer import current
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, decode_image, image_from_pixels
 from trocar_server.reductions import dtype_name
@@ -149,15 +150,16 @@ def _argument(
     hosted: HostedModel, entry: ArgumentInput, payloads: Iterator[Payload], images: Iterator[Image.Image]
 ) -> Argument:
     if isinstance(entry, TensorInput):
-        tensor = tensor_of(entry.dtype, entry.shape, next(payloads)).to(hosted.device).to(entry.model_dtype)
+        tensor = tensor_of(entry.dtype, entry.shape, next(payloads))
+        tensor = current().to_device(tensor, hosted.device).to(entry.model_dtype)
         return list(tensor.unbind()) if hosted.takes_list else tensor
     for _ in entry.images:
         next(payloads)
     assert hosted.preprocessing is not None  # refused before: see check_images
     batch = hosted.preprocessing(images)
     if isinstance(batch, list):
-        return [image.to(hosted.device) for image in batch]
-    return batch.to(hosted.device)
+        return [current().to_device(image, hosted.device) for image in batch]
+    return current().to_device(batch, hosted.device)
 
 
 def tensor_of(dtype: torch.dtype, shape: tuple[int, ...], payload: Payload) -> torch.Tensor:

@@ -6,6 +6,7 @@ from trocar_server.engine.edits import Expansions
 from trocar_server.engine.passes import FeatureMap, PassResult
 from trocar_server.engine.plan import Plan
 from trocar_server.engine.planner import Resolved
+from trocar_server.engine.transfer import Copies
 from trocar_server.engines import Numerics
 
 EAGER = "eager"
@@ -46,6 +47,8 @@ class Extraction:
     replies may be kept at all."""
     depth: float | None = None
     """The share of a full pass's calls that ran, from 0 to 1; None where not known."""
+    copies: Copies | None = None
+    """What brings the values to the host, where that may not be done; `Engine.extract` waits for it."""
 
 
 def there(resolved: Resolved, result: PassResult) -> tuple[tuple[str, ...], ...]:

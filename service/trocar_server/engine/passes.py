@@ -13,6 +13,7 @@ from trocar_server.engine.hosting import input_rejected
 from trocar_server.engine.lease import Replica
 from trocar_server.engine.outputs import COVARIANCE, Output, TapTarget, companion_output
 from trocar_server.engine.plan import Payload
+from trocar_server.engine.transfer import current
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
 from trocar_server.reductions import CastValue, Reduced, cast_value, reduce_value
@@ -35,7 +36,8 @@ class FeatureMap:
 
     Attributes:
         output: What it is.
-        values: Its bytes in row-major order, or None when only statistics were wanted.
+        values: Its bytes in row-major order, or None when only statistics were wanted. Not to be read before
+            the copies of its pass have arrived; whoever has an `Extraction` from the engine may.
         statistics: What was asked for, or None.
     """
 
@@ -107,6 +109,8 @@ def finish_pass(
 ) -> PassResult:
     """Reduce what a pass collected and bring to the host what was asked for.
 
+    The bytes may still be on their way when this returns, and the next pass may begin: see `Transfers`.
+
     Args:
         collected: What came.
         targets: What was to be collected.
@@ -123,6 +127,7 @@ def finish_pass(
     ]
     feature_maps = tuple(found for entry in finished for found in entry.feature_maps)
     taken = {entry.feature_maps[0].output.name: entry.taken for entry in finished if entry.taken}
+    current().synchronize()  # so that this pass gets its own errors, and its time counts
     compute_s = time.perf_counter() - started
     return PassResult(feature_maps, taken, collected.stopped_at, compute_s, collected.objective)
 
@@ -244,14 +249,16 @@ def _reduced(target: TapTarget, value: torch.Tensor, constants: Constants, guard
 
 
 def _bytes_of(name: str, value: torch.Tensor) -> Payload:
-    """Return the values in row-major order as bytes on the host, without a copy where they are so already."""
+    """Return the values in row-major order as bytes on the host, without a copy where they are so already.
+
+    They may be on their way: see `Transfers.to_host`.
+    """
     if value.layout != torch.strided or value.is_quantized:
         kind = "quantised" if value.is_quantized else str(value.layout).removeprefix("torch.")
         raise ServiceError(
             ErrorReason.NOT_A_TENSOR, f"'{name}' is a {kind} tensor; only dense ones can be returned"
         )
-    dense = value.resolve_conj().resolve_neg().cpu().contiguous()
-    return dense.reshape(-1).view(torch.uint8).numpy()
+    return current().to_host(value.resolve_conj().resolve_neg())
 
 
 def _aborted(reason: ErrorReason) -> ServiceError:

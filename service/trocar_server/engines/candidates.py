@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from trocar_server.engines.graph_runner import GraphRunner, Pass, PlainPass
+from trocar_server.engines.graphs import GraphApi
 from trocar_server.engines.numerics import Numerics
 from trocar_server.engines.openvino_runner import OpenVinoRunner, is_installed
 from trocar_server.engines.recipe import Recipe
@@ -19,7 +21,7 @@ class Runner(Protocol):
     """A compiled pass. Runs on the owner thread, one pass at a time."""
 
     engine: str
-    """What runs it: `openvino` or `torch`."""
+    """What runs it: `openvino`, `torch` or `cuda-graph`."""
     numerics: Numerics
     """What its numbers are."""
 
@@ -48,23 +50,37 @@ def candidates(
     folder: Path,
     copy_tree: Callable[[], nn.Module],
     thread_count: int | None,
+    graphs: GraphApi | None = None,
 ) -> Iterator[Candidate]:
-    """Yield the ways to run a recipe: first those of the loosest numerics allowed, OpenVINO before torch.
+    """Yield the ways to run a recipe: first those of the loosest numerics allowed, torch as it is last.
+
+    For `EXACT` there is one at most: the eager pass, recorded.
 
     Args:
         recipe: What is wanted.
-        numerics: What the caller takes, `FAST` or `BF16`.
+        numerics: What the caller takes.
         built: What another process made of it.
         folder: Where the files of that are.
         copy_tree: Makes a module tree of the model.
         thread_count: Threads of one pass; None for the engine's own choice.
+        graphs: Records passes, where the device can replay them.
     """
+    if numerics is Numerics.EXACT:
+        if graphs is not None:
+            yield Candidate(_replayed(_plain(copy_tree, recipe, numerics), graphs), calls_torch=True)
+        return
     for taken in (Numerics.BF16, Numerics.FAST):
         if taken is Numerics.BF16 and numerics is not Numerics.BF16:
             continue
         if built.has_graph:
             yield Candidate(_openvino(folder, recipe, taken, thread_count), calls_torch=False)
-        yield Candidate(_torch(copy_tree, recipe, built, taken), calls_torch=True)
+        make = _torch(copy_tree, recipe, built, taken)
+        if graphs is not None:
+            yield Candidate(_replayed(make, graphs), calls_torch=True)
+            if taken is Numerics.FAST:
+                # Where eager computes in TF32, folded weights are further from it than `FAST` allows.
+                yield Candidate(_replayed(_plain(copy_tree, recipe, taken), graphs), calls_torch=True)
+        yield Candidate(make, calls_torch=True)
 
 
 def has_openvino(device: torch.device) -> bool:
@@ -78,5 +94,13 @@ def _openvino(folder: Path, recipe: Recipe, numerics: Numerics, threads: int | N
 
 def _torch(
     copy_tree: Callable[[], nn.Module], recipe: Recipe, built: Built, numerics: Numerics
-) -> Callable[[], Runner]:
+) -> Callable[[], TorchRunner]:
     return lambda: TorchRunner(copy_tree(), recipe, built.pairs, numerics)
+
+
+def _plain(copy_tree: Callable[[], nn.Module], recipe: Recipe, numerics: Numerics) -> Callable[[], PlainPass]:
+    return lambda: PlainPass(copy_tree(), recipe, numerics)
+
+
+def _replayed(make: Callable[[], Pass], graphs: GraphApi) -> Callable[[], Runner]:
+    return lambda: GraphRunner(make(), graphs)
