@@ -46,7 +46,7 @@ class EditStoreService(edit_store_pb2_grpc.EditStoreServiceServicer):
         edits = edits_from_wire("edits", request.edits, self._engine.limits.max_edits)
         payloads = _received(edits, request)
         await check_constants(constants_of_edits(edits, payloads))
-        await self._engine.check_edits(request.model_id, edits)
+        await self._engine.checks.check_edits(request.model_id, edits)
         entry = await asyncio.to_thread(
             self._store.put,
             principal_of(context),

@@ -86,7 +86,7 @@ class ExtractionService:
             rows = row_count(plan.inputs)
             held.reserve(sum(byte_counts), rows)
             with phase("check"):
-                expected_bytes = await self._engine.check(plan, deadline)
+                expected_bytes = await self._engine.checks.check(plan, deadline)
             held.reserve(expected_bytes, rows)
             held.expect(self._engine.expected_s(plan, deadline))
             with phase("receive"):
@@ -151,7 +151,7 @@ class ExtractionService:
         note_model(wanted.model_id)
         stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits)
         plan, byte_counts = to_plan(wanted, self._engine.limits, stored, needs_inputs=False)
-        preview = await self._engine.preview(plan, deadline_of(context))
+        preview = await self._engine.checks.preview(plan, deadline_of(context))
         response = pb.PlanResponse(
             feature_maps=map(describe_output, preview.outputs),
             expansions=expansions(plan, preview.expansions),

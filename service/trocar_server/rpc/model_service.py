@@ -50,7 +50,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     async def ListModules(self, request: pb.ListModulesRequest, context: Any) -> pb.ListModulesResponse:
         """List the modules in execution order."""
         family = self._engine.catalogue.get(request.model_id).family
-        recording = await self._engine.recording(request.model_id, self._signature(request, family))
+        recording = await self._engine.checks.recording(request.model_id, self._signature(request, family))
         return pb.ListModulesResponse(
             modules=[
                 pb.Module(

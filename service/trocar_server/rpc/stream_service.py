@@ -114,7 +114,7 @@ class StreamService:
         stored = await self._lists.find(principal, start.model_id, start.edits)
         plan = base_plan(start, limits, stored)
         with phase("check"):
-            await self._engine.check_taps(plan)
+            await self._engine.checks.check_taps(plan)
         byte_counts = [*plan_constant_bytes(plan), *_checkpoint_byte_count(start)]
         check_request_bytes([*byte_counts, stored_bytes(plan)], limits)
         held.reserve(sum(byte_counts))
@@ -141,7 +141,7 @@ class StreamService:
         if batch.error is not None:
             return _Ready(batch.index, None, batch.error, batch.byte_count)
         try:
-            await self._engine.check(batch.plan)
+            await self._engine.checks.check(batch.plan)
             prepared = await self._engine.prepare(batch.plan, replace(stream.payloads, inputs=batch.payloads))
             return _Ready(batch.index, prepared, None, batch.byte_count)
         except ServiceError as error:

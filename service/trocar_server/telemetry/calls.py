@@ -3,7 +3,7 @@
 The interceptor opens a record for each call; whoever works for the call adds to the one of the present task:
 
     with phase("check"):
-        await engine.check(plan)
+        await engine.checks.check(plan)
     note_model(plan.model_id)
 """
 

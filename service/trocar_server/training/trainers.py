@@ -235,7 +235,7 @@ class Trainers:
 
     async def _make_core(self, spec: TrainerSpec) -> TrainerCore:
         base, teachers = self._base(spec), self._teachers(spec)
-        recording = await self.engine.recording(spec.model_id)
+        recording = await self.engine.checks.recording(spec.model_id)
 
         def make() -> TrainerCore:
             check_spec(spec, base, recording, teachers)

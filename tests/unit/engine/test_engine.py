@@ -143,7 +143,7 @@ async def test_a_cancel_while_images_are_prepared_stops_before_the_next_image(
 
 async def test_edits_that_are_to_be_stored_must_be_of_modules_that_run(engine: Engine) -> None:
     await engine.load("identity")
-    await engine.check_edits("identity", [EditRequest(parse_selector("/in"), Edit(Zero()))])
+    await engine.checks.check_edits("identity", [EditRequest(parse_selector("/in"), Edit(Zero()))])
     with pytest.raises(ServiceError) as caught:
-        await engine.check_edits("identity", [EditRequest(parse_selector("fc"), Edit(Zero()))])
+        await engine.checks.check_edits("identity", [EditRequest(parse_selector("fc"), Edit(Zero()))])
     assert caught.value.reason is ErrorReason.UNKNOWN_MODULE

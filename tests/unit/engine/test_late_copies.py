@@ -59,7 +59,7 @@ async def engine(tmp_path: Path, backend: LateBackend) -> AsyncIterator[Engine]:
 async def asked(engine: Engine, number: float) -> Extraction:
     inputs = TensorInput("", torch.float32, (ROWS, 3))
     plan = Plan("doubling", (TapRequest(parse_selector("keep")),), (inputs,), 1 << 20)
-    await engine.check(plan)
+    await engine.checks.check(plan)
     payload: Payload = np.full((ROWS, 3), number, np.float32).reshape(-1).view(np.uint8)
     return await engine.extract(await engine.prepare(plan, Payloads([payload])))
 

@@ -100,7 +100,7 @@ class Inference:
         with engine.admission.admit(MethodClass.EXTRACT, current_flow()) as held:
             held.reserve(sum(payload.nbytes for payload in asked.payloads), asked.batch)
             with phase("check"):
-                held.reserve(await engine.check(asked.plan, asked.deadline), asked.batch)
+                held.reserve(await engine.checks.check(asked.plan, asked.deadline), asked.batch)
             held.expect(engine.expected_s(asked.plan, asked.deadline))
             with phase("prepare"):
                 prepared = await engine.prepare(asked.plan, Payloads(asked.payloads))

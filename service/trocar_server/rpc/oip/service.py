@@ -82,13 +82,13 @@ class OpenInferenceService:
         """Describe the inputs and outputs of a model."""
         entry_of(self._engine, "name", request.name, request.version)
         hosted = self._engine.catalogue.loaded(request.name)
-        return metadata(hosted, await self._engine.recording(request.name))
+        return metadata(hosted, await self._engine.checks.recording(request.name))
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         """Describe a model in the terms of Triton's configuration."""
         entry_of(self._engine, "name", request.name, request.version)
         hosted = self._engine.catalogue.loaded(request.name)
-        example = await self._engine.recording(request.name)
+        example = await self._engine.checks.recording(request.name)
         return oip.ModelConfigResponse(config=config(hosted, example, self._engine.limits))
 
     async def ModelInfer(self, message: bytes, context: Any) -> Parts:
