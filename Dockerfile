@@ -11,27 +11,33 @@
 #
 # The root file system may be read-only (`--read-only --tmpfs /tmp`): only /data and /tmp are written to.
 
-# To pin it, build with --build-arg BASE_IMAGE=python:3.11-slim-bookworm@sha256:... as your registry shows it.
-ARG BASE_IMAGE=python:3.11-slim-bookworm
+# Python 3.11.16 on Debian 12 for x86-64, ARM and others, as the publisher lists it: docker-library/repo-info,
+# repos/python/remote/3.11-slim-bookworm.md at 33a22f41ac7b. A newer one:
+#   docker buildx imagetools inspect python:3.11-slim-bookworm
+ARG BASE_IMAGE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
 FROM ${BASE_IMAGE} AS build
-# Where torch and torchvision come from. Empty: PyPI, whose Linux builds are for CUDA and run on a CPU
-# too. They are installed as a pair from one index, before anything else: torchvision's operators are
-# compiled against one build of torch and fail at import beside another. What they need comes with the
-# second line, from PyPI: other indexes do not have every version of constraints.txt.
+# Where torch and torchvision come from. Empty: PyPI, whose Linux builds are for CUDA and run on a CPU too. The
+# wheels of another index are not those of requirements.lock: their versions are checked, their hashes are only
+# what that index says.
 ARG TORCH_INDEX_URL=""
-# What of Trocar is installed, see pyproject.toml; openvino serves faster numerics on a CPU.
-ARG EXTRAS=server,openvino
+# What of Trocar is installed, see pyproject.toml: of server, otel, timm, transformers and peft, whose wheels are in the lock.
+ARG EXTRAS=server
 WORKDIR /source
 RUN python -m venv /opt/trocar
 ENV PATH=/opt/trocar/bin:$PATH
-COPY constraints.txt ./
-RUN pip install --no-cache-dir --no-deps --constraint constraints.txt \
-    ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch torchvision
+COPY constraints.txt requirements.lock ./
+# Every wheel that gets into the image, and hatchling, which builds ours: pip refuses one with another hash.
+RUN if [ -n "$TORCH_INDEX_URL" ]; then \
+      sed -i -E '/^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==/d' requirements.lock \
+      && pip download --no-cache-dir --no-deps --dest /wheels --constraint constraints.txt \
+           --index-url "$TORCH_INDEX_URL" torch torchvision; \
+    fi \
+    && pip download --no-cache-dir --no-deps --dest /wheels --require-hashes --requirement requirements.lock
 COPY . .
-RUN pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" \
+RUN pip install --no-cache-dir --no-index --find-links /wheels --constraint constraints.txt ".[${EXTRAS}]" \
     && pip check \
-    && python -c 'import torchvision.ops, trocar_server.app'
+    && python -c 'import torchvision.ops, trocar_server.app.app'
 
 FROM ${BASE_IMAGE}
 ARG VERSION=0.1.0

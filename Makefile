@@ -8,14 +8,30 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 	command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+# Two workers fill two cores; a file's tests stay together, as they share servers. PYTEST_ARGS comes behind:
+# `PYTEST_ARGS="-n 0"` runs everything in one process, as `--pdb` needs.
+PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# The wheel is the same, byte for byte, wherever a commit is built.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)
+# What runs with the newest and with the oldest dependencies too: wire, contract, training, images, files.
+RANGE_TESTS := tests/contract tests/unit/rpc tests/integration/transfer tests/integration/streams/test_streams.py \
+	$(addprefix tests/unit/client/_,base request result transport uploads wire) \
+	tests/unit/decoding/test_pixels.py tests/unit/models/test_preprocessing.py tests/unit/models/test_weights_file.py \
+	tests/unit/storage/test_tensor_file.py tests/unit/training/optim/test_optimizers.py \
+	$(addprefix tests/unit/training/,files/test_checkpoints.py files/test_export.py step/test_core.py) \
+	$(addprefix tests/integration/attacks/test_,bad_input.py image_bombs.py) \
+	$(addprefix tests/integration/extraction/test_,extraction.py extraction_images.py numerics.py) \
+	$(addprefix tests/integration/open_inference/test_,open_inference.py open_inference_bad_input.py) \
+	$(addprefix tests/integration/serving/test_,auth.py health.py metrics.py tls.py traces.py) \
+	$(addprefix tests/integration/training/test_,datasets.py fits.py trainer_wire.py trainers.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train test check check-triton bench bench-spool proto wheel constraints clean
+.PHONY: help demo demo-train demo-text test test-newest test-floors check check-triton bench bench-spool proto wheel sdist docs constraints clean
 
 help:  ## Say what there is to make
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z -]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: .venv/.demo  ## Serve a real pretrained model and look inside it: tables, features and pictures in demo-output/
 	$(BIN)/trocar demo --out demo-output
@@ -23,8 +39,16 @@ demo: .venv/.demo  ## Serve a real pretrained model and look inside it: tables, 
 demo-train: .venv/.demo  ## Fine-tune that model on handwritten digits through the service
 	$(BIN)/trocar demo-train --out demo-output
 
+demo-text: .venv/.demo  ## Serve a real sentence model: which sentences mean the same, and by which tokens
+	$(BIN)/trocar demo-text --out demo-output
+
 test: .venv/.dev  ## Run every test (PYTEST_ARGS="-k name" for some)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python $(PYTEST) $(PYTEST_ARGS)
+
+test-newest test-floors: test-%: .venv/.dev  ## Run the parts that dependencies can break, with the newest or the oldest that pip may choose
+	$(BIN)/python -m tools.make_environment $*
+	.venv-$*/bin/python $(PYTEST) $(RANGE_TESTS) $(PYTEST_ARGS) \
+		--deselect tests/unit/client/test_package.py::test_the_sync_client_is_fresh  # needs the formatter: make check
 
 check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerfile, deploy files
 	$(BIN)/ruff format --check .
@@ -38,6 +62,7 @@ check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerf
 	tools/check_breaking.sh $(BIN)/buf
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec $(wildcard deploy/compose*.yaml)
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows $(wildcard .github/workflows/*.yml)
 	$(BIN)/kubernetes-validate --quiet --strict \
 		$(filter-out %/kustomization.yaml %/servicemonitor.yaml,$(wildcard deploy/kubernetes/base/*.yaml))
 
@@ -54,16 +79,23 @@ bench-spool: .venv/.dev  ## Measure a training step with the spool against the o
 proto: .venv/.dev  ## Generate the stubs from the .proto files
 	PYTHON=$(CURDIR)/$(BIN)/python proto/generate.sh
 
-wheel: .venv/.dev  ## Build the wheel and try it in an empty environment, as client and as server
+wheel: .venv/.dev  ## Build the wheel, compare it with a second build, and try it in an empty environment, as client and as server
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist .
 	tools/check_wheel.sh dist/*.whl
 
-constraints: .venv/.dev  ## Write constraints.txt from what is installed, once the tests pass with it
+sdist: .venv/.dev  ## Build the source archive
+	$(BIN)/python -m build --sdist --outdir dist .
+
+docs: .venv-docs/.made  ## Build the site of docs/ into site/, strictly: open site/index.html, no server is needed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+
+constraints: .venv/.dev  ## Write constraints.txt from what is installed, once the tests pass with it, and requirements.lock
 	tools/write_constraints.sh $(BIN)/python
+	$(BIN)/python -m tools.write_lock
 
 clean:  ## Remove what was made, except .venv
-	rm -rf dist demo-output .venv-triton .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf dist site demo-output .venv-triton .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find proto service client tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -79,3 +111,10 @@ clean:  ## Remove what was made, except .venv
 	@echo "installing Trocar, what the tests need and the checkers into .venv (with PyTorch: minutes on a slow line, once)"
 	$(PIP_INSTALL) --editable '.[dev]'
 	@touch .venv/.demo $@
+
+# Nothing of Trocar is installed there: sources are read, not imported.
+.venv-docs/.made: tools/site_requirements.txt | .venv/bin/python
+	rm -rf .venv-docs
+	.venv/bin/python -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --disable-pip-version-check --quiet --requirement tools/site_requirements.txt
+	@touch $@

@@ -12,7 +12,8 @@ from benchmarks.measuring import Effort
 from benchmarks.report import Section
 
 SECTIONS = (
-    *("serving", "cache", "start", "growth", "streams", "transport", "surgery", "training", "gpu", "peers"),
+    *("calls", "serving", "cache", "start", "growth", "streams", "transport", "surgery", "training", "gpu"),
+    "peers",
 )
 RESULTS = Path(__file__).parent / "results.json"
 """The last results; `python -m benchmarks.docs` writes them into docs/performance.md."""
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.sections if name not in SECTIONS]:
-        parser.error(f"no section {unknown[0]!r}; there is {', '.join(SECTIONS)}")
+        parser.error(f"no section {unknown[0]!r}; available: {', '.join(SECTIONS)}")
     file = given.json or (None if given.quick else RESULTS)
     for name in given.sections or SECTIONS:
         section = measure(name, Effort(given.quick))
@@ -40,7 +41,7 @@ def measure(name: str, effort: Effort) -> Section:
     """Measure one section, and print it."""
     print(f"\n## {name}", flush=True)
     started = time.monotonic()
-    tables = import_module(f"benchmarks.{name}").run(effort)
+    tables = import_module(f"benchmarks.sections.{name}").run(effort)
     for table in tables:
         print(f"\n### {table.title}\n\n{table.markdown()}", flush=True)
     took = time.monotonic() - started

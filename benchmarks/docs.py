@@ -1,6 +1,6 @@
-"""The last results as tables in docs/performance.md: `python -m benchmarks.docs [RESULTS]`.
+"""Documentation tables: the last results in docs/performance.md: `python -m benchmarks.docs [RESULTS]`.
 
-A section's tables stand between `<!-- bench: serving -->` and `<!-- end of bench: serving -->`: no figure is
+A section's tables are between `<!-- bench: serving -->` and `<!-- end of bench: serving -->`: no figure is
 typed by hand.
 """
 
@@ -23,7 +23,7 @@ def read_results(file: Path) -> dict[str, Section]:
 
 
 def rendered(name: str, section: Section) -> str:
-    """Return the tables of a section with what they were measured on."""
+    """Return the tables of a section with its environment."""
     facts = [
         f"{key} {value}" if key not in ("date", "processor") else value
         for key, value in section.machine.items()
@@ -35,7 +35,7 @@ def rendered(name: str, section: Section) -> str:
 
 
 def written(page: str, sections: Mapping[str, Section]) -> str:
-    """Return a page with the tables of these sections in their places.
+    """Return a page with the tables of these sections in place.
 
     Raises:
         ValueError: The page has no place for one of them.

@@ -1,4 +1,4 @@
-"""Health checks at fixed times, from a process of its own, as an orchestrator's.
+"""Health probe: checks at fixed times from a separate process, like an orchestrator's.
 
     with HealthProbe(address) as probe:
         ...
@@ -26,10 +26,10 @@ LIMIT_S = 5.0
 
 
 class HealthProbe:
-    """Asks for a server's health for as long as the context is open.
+    """Checks a server's health for as long as the context is open.
 
     Attributes:
-        seconds: How long each check took; there after the context.
+        seconds: Latency of each check; set after the context.
     """
 
     def __init__(self, address: str) -> None:

@@ -1,4 +1,4 @@
-"""What the figures were measured on, with which versions, and when."""
+"""Environment of a measurement: machine, versions and date."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ _PACKAGES = ("torch", "torchvision", "numpy", "grpcio", "protobuf", "openvino")
 
 
 def describe() -> dict[str, str]:
-    """Return facts by name, in the order in which they are shown."""
+    """Return facts by name, in display order."""
     facts = {
         "date": datetime.now(UTC).date().isoformat(),
         "processor": f"{len(os.sched_getaffinity(0))} cores, {_processor()}",

@@ -1,4 +1,4 @@
-"""How figures are taken: in turns, so that a drift of the machine hits all ways alike; medians."""
+"""Measurement: variants timed in turns, so that drift of the machine affects all alike; medians."""
 
 import inspect
 import statistics
@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from trocar._bench.local import Local, LocalJob
+from trocar._bench.local_passes import Local, LocalJob
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
+    """Amount of measurement."""
 
     is_quick: bool = False
     """Whether only to see that it works: the figures then say little."""
 
     def of(self, count: int) -> int:
-        """Return a number of rounds or repeats: a fifth of it, where it is to be quick."""
+        """Return a number of rounds or repeats; a fifth of it in a quick run."""
         return max(count // 5, 1) if self.is_quick else count
 
 
@@ -35,7 +35,7 @@ def timed(call: Callable[[], object], repeats: int = 1) -> list[float]:
 
 
 def in_turns(ways: Mapping[str, Callable[[], Sequence[float]]], rounds: int) -> dict[str, list[float]]:
-    """Let each way measure once in every round, after one round that does not count."""
+    """Measure each variant once in every round, after one warm-up round."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for index in range(rounds + 1):
         for name, way in ways.items():
@@ -46,13 +46,13 @@ def in_turns(ways: Mapping[str, Callable[[], Sequence[float]]], rounds: int) -> 
 
 
 def ratio(way: Callable[[], object], other: Callable[[], object], rounds: int, repeats: int = 1) -> float:
-    """Return the median time of one way by that of another, measured in turns."""
+    """Return the ratio of the median times of two variants, measured in turns."""
     found = in_turns({"way": lambda: timed(way, repeats), "other": lambda: timed(other, repeats)}, rounds)
     return statistics.median(found["way"]) / statistics.median(found["other"])
 
 
 def local_way(local: Local, job: LocalJob) -> Callable[[], Sequence[float]]:
-    """Return a way that makes local passes."""
+    """Return a variant that makes local passes."""
     return lambda: local.measure(job)
 
 
@@ -62,5 +62,5 @@ def images(batch: int, side: int = 224) -> "np.ndarray[tuple[int, ...], np.dtype
 
 
 def takes(function: Callable[..., Any], option: str) -> bool:
-    """Tell whether a function has this parameter: some are of later versions than others."""
+    """Whether a function has this parameter; some were added in later versions."""
     return option in inspect.signature(function).parameters

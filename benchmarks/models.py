@@ -1,4 +1,4 @@
-"""Models that compute nothing, so that a benchmark sees the transport alone."""
+"""Models without computation, so that a benchmark measures the transport alone."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ class Corner(nn.Module):
 
 
 class Blob(nn.Module):
-    """Returns a constant of `mebibytes` MiB, whatever comes in; `corner` sees the input."""
+    """Returns a constant of `mebibytes` MiB for any input; `corner` sees the input."""
 
     def __init__(self, mebibytes: int = 1) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The columns exact, fast and bf16: how each is asked for, and whether it can be had."""
+"""Numerics: the columns exact, fast and bf16, with their execution options and availability."""
 
 import time
 from collections.abc import Callable
@@ -13,17 +13,17 @@ __all__ = ["NUMERICS", "options_of", "why_not"]
 
 
 def options_of(numerics: str) -> dict[str, Any]:
-    """Return what `extract` is given for these numerics, and so that no cache answers."""
+    """Return the options of `extract` for these numerics, with the cache off."""
     return {"numerics": numerics, "cache": False}
 
 
 def why_not(numerics: str, call: Callable[..., trocar.FeatureMaps]) -> str:
-    """Say why there is no figure for these numerics; nothing where there is one.
+    """Return the reason for a missing figure of these numerics; empty if there is one.
 
-    An engine is built while exact passes answer: so the call is made until it is used.
+    An engine is built while exact passes serve calls, so the call is repeated until the engine is used.
 
     Args:
-        numerics: What is asked for.
+        numerics: The requested numerics.
         call: Makes the call with such options.
     """
     if numerics == "exact":

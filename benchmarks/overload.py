@@ -38,7 +38,7 @@ _MOST_HEALTH_S, _LEAST_GOODPUT, _OVERLOAD = 0.05, 0.9, 1.5
 
 @dataclass
 class Outcome:
-    """What became of the calls of one run, in seconds."""
+    """Outcome of the calls of one run, in seconds."""
 
     factor: float
     duration_s: float
@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """Calls answered in a second."""
+        """Calls answered per second."""
         return len(self.accepted) / self.duration_s
 
     def row(self, peak: float) -> str:
@@ -71,13 +71,13 @@ class Outcome:
         )
 
     def keeps_promise(self, peak: float) -> bool:
-        """Whether this much load leaves goodput and health as they have to be."""
+        """Whether goodput and health are within limits under this load."""
         return self.goodput >= _LEAST_GOODPUT * peak and _share(self.health, 0.99) < _MOST_HEALTH_S
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found."""
+    """Results of the measurement."""
 
     capacity: float
     """Calls a second in a closed loop."""
@@ -87,12 +87,12 @@ class Measured:
 
     @property
     def peak(self) -> float:
-        """The most calls that were answered in a second."""
+        """The most calls answered per second."""
         return max(self.capacity, *(outcome.goodput for outcome in self.outcomes))
 
 
 async def capacity_of(clients: Sequence[trocar.aio.AsyncClient], call: "Call", seconds: float) -> float:
-    """Return calls a second in a closed loop: each caller has one call under way."""
+    """Return calls per second in a closed loop: each caller has one call in flight."""
     ends, done = time.perf_counter() + seconds, 0
 
     async def loop(client: trocar.aio.AsyncClient) -> None:
@@ -107,7 +107,7 @@ async def capacity_of(clients: Sequence[trocar.aio.AsyncClient], call: "Call", s
 
 @dataclass(frozen=True)
 class Call:
-    """What every call asks for."""
+    """The request of every call."""
 
     model: str
     inputs: np.ndarray[Any, Any]
@@ -122,7 +122,7 @@ class Call:
 async def overload(
     clients: Sequence[trocar.aio.AsyncClient], call: Call, outcome: Outcome, rate: float
 ) -> None:
-    """Make calls at a fixed rate for the outcome's duration, and note what becomes of them."""
+    """Make calls at a fixed rate for the outcome's duration, and record their outcomes."""
 
     async def one(client: trocar.aio.AsyncClient, due: float) -> None:
         outcome.lags.append(time.perf_counter() - due)
@@ -144,7 +144,7 @@ async def overload(
 
 
 async def measure(address: str, call: Call, seconds: float, factors: Sequence[float]) -> Measured:
-    """Return one outcome for each factor, and what they are compared with."""
+    """Return one outcome for each factor, and their baseline."""
     clients = [trocar.aio.connect(address, token=f"caller {n}", retries=0) for n in range(_CALLERS)]
     await capacity_of(clients, call, min(seconds, 3.0))
     with HealthProbe(address) as idle:
@@ -202,7 +202,7 @@ def _ms(seconds: Sequence[float], share: float) -> str:
 
 
 def _share(seconds: Sequence[float], share: float) -> float:
-    """Return what this share of all took at most."""
+    """Return the quantile of this share."""
     ranked = sorted(seconds)
     return statistics.median(ranked) if share == 0.5 else ranked[int(len(ranked) * share)]
 

@@ -1,4 +1,4 @@
-"""Figures, rows and tables of results: as Markdown for `docs/performance.md`, and as JSON."""
+"""Report: figures, rows and tables of results, as Markdown for `docs/performance.md` and as JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +11,7 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True)
 class Figure:
-    """One number, its target, or why there is none."""
+    """One number, its target, or the reason for its absence."""
 
     value: float | None
     """What was measured; None where it was not."""
@@ -49,7 +49,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one thing, by column."""
+    """Measurements of one subject, by column."""
 
     name: str
     """What it is."""
@@ -131,7 +131,7 @@ def _marked(verdict: str) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """The tables of one part of the benchmark, and what they were measured on."""
+    """The tables of one part of the benchmark, and their environment."""
 
     tables: Sequence[Table]
     """The results."""
@@ -144,7 +144,7 @@ class Section:
 
 
 def section_from_json(data: Mapping[str, Any]) -> Section:
-    """Return what `to_json` was given."""
+    """Return the section that `to_json` serialised."""
     return Section([_table(entry) for entry in data["tables"]], dict(data["machine"]))
 
 

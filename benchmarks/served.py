@@ -1,4 +1,4 @@
-"""A server as a user starts it, `trocar serve` in a process of its own, for the length of a benchmark."""
+"""Benchmark server: `trocar serve` as a user starts it, in its own process, for one benchmark."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trocar._channel import ConnectOptions
+from trocar._transport.channel import ConnectOptions
 
 _START_LIMIT_S, _STOP_LIMIT_S = 600, 30
 _TIMEOUT_S = 600.0
@@ -19,7 +19,7 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Server:
-    """One that runs."""
+    """A running server."""
 
     address: str
     """Where it listens."""
@@ -30,7 +30,7 @@ class Server:
 
     @property
     def options(self) -> ConnectOptions:
-        """What a client of it is made with."""
+        """Options of a client of this server."""
         return ConnectOptions(self.address, _TIMEOUT_S, None, None, 0)
 
     def memory_bytes(self, kind: str = "VmRSS") -> int:
@@ -67,9 +67,9 @@ def served(models: Sequence[str], *options: str, config: str = "") -> Iterator[S
 def running(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a command until the context ends; what it prints goes to a file.
+    """Run a command until the context ends; its output goes to a file.
 
-    It is ended with all processes that it has started: some servers leave theirs behind.
+    It is terminated with all its child processes: some servers leave theirs behind.
     """
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -104,6 +104,6 @@ def wait_for(process: "subprocess.Popen[bytes]", is_ready: Callable[[], bool]) -
 
 
 def memory_bytes(process_id: int, kind: str = "VmRSS") -> int:
-    """Return what the kernel says of a process's memory."""
+    """Return a process's memory, as the kernel reports it."""
     lines = Path(f"/proc/{process_id}/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))

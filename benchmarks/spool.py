@@ -1,4 +1,4 @@
-"""A training step with the spool against the other ways, each in a process of its own: `make bench-spool`.
+"""Spool: a training step against alternatives, each in its own process: `make bench-spool`.
 
     python -m benchmarks.spool                          # the table of docs/performance.md
     python -m benchmarks.spool resnet50 16 256 64       # a model, a batch, budgets in MiB
@@ -34,7 +34,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 @dataclass(frozen=True)
 class Way:
-    """How what autograd saves is kept: `plain`, `tutorial`, `checkpoint`, or `spool` with a budget in MiB.
+    """Storage of saved tensors: `plain`, `tutorial`, `checkpoint`, or `spool` with a budget in MiB.
 
     `default` is plain with glibc's own settings, as most programs run.
     """
@@ -48,7 +48,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one way took."""
+    """Measurements of one variant."""
 
     seconds: list[float]
     peak_bytes: int
@@ -59,7 +59,7 @@ class Figures:
 
 
 def _serve(pipe: Connection, model_name: str, batch: int, way: Way, folder: str) -> None:
-    """Run a step whenever asked; answer with its seconds, its peak, and what was written."""
+    """Run a step on request; reply with its seconds, its peak, and the bytes written."""
     if way.kind != "default":
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
@@ -96,10 +96,10 @@ def _classifier(name: str, batch: int) -> tuple[Any, Callable[[], Any]]:
 
 
 def _svd_chain(count: int) -> tuple[Any, Callable[[], Any]]:
-    """Return the sites of a tensor network, and the norm of what is left of them by decompositions."""
+    """Return the sites of a tensor network, and the norm of their remainder after decompositions."""
     from torch import nn
 
-    from tests.support.spool_networks import sites, svd_chain
+    from tests.support.spool.spool_networks import sites, svd_chain
 
     model = nn.ParameterList([nn.Parameter(site) for site in sites(count, 384)])
     return model, lambda: svd_chain(list(model))
@@ -126,7 +126,7 @@ def _traced(is_wanted: bool) -> Iterator[list[tuple[float, int]]]:
 
 
 def _context(way: Way, folder: str, model: Any) -> tuple[Callable[[], Any], Callable[[], tuple[int, int]]]:
-    """Return the context of a forward pass, and what tells the bytes and files written so far."""
+    """Return the context of a forward pass, and a function for the bytes and files written so far."""
     import torch
 
     if way.kind == "spool":
@@ -159,7 +159,7 @@ def _context(way: Way, folder: str, model: Any) -> tuple[Callable[[], Any], Call
 
 
 def _checkpoint_blocks(model: Any) -> None:
-    """Let every block of the model be computed again in the backward pass."""
+    """Recompute every block of the model in the backward pass."""
     from torch.utils.checkpoint import checkpoint
 
     blocks = ("BasicBlock", "Bottleneck", "EncoderBlock", "SwinTransformerBlock", "_DenseLayer")
@@ -176,7 +176,7 @@ def _checkpoint_blocks(model: Any) -> None:
 
 @contextmanager
 def _peak() -> Iterator[list[int]]:
-    """Yield where the most memory over that of now will be, in bytes, as the kernel counts it."""
+    """Yield the list that gets the peak memory above the present one, in bytes, as the kernel counts it."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before, found = _status("VmRSS"), [0]
     yield found
@@ -189,7 +189,7 @@ def _status(field: str) -> int:
 
 
 def measure(model: str, batch: int, ways: list[Way]) -> dict[Way, Figures]:
-    """Run the ways in turn, round by round."""
+    """Run the variants in turn, round by round."""
     context = multiprocessing.get_context("spawn")
     found: dict[Way, list[tuple[float, int, int, int]]] = {way: [] for way in ways}
     pipes: dict[Way, Connection] = {}
@@ -235,7 +235,7 @@ def print_table(model: str, batch: int, figures: dict[Way, Figures]) -> None:
 
 
 def plot(model: str, batch: int, figures: dict[Way, Figures], path: Path) -> None:
-    """Draw memory over a step for each way."""
+    """Draw memory over a step for each variant."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4), layout="constrained")
@@ -251,7 +251,7 @@ def plot(model: str, batch: int, figures: dict[Way, Figures], path: Path) -> Non
 
 
 def main() -> None:
-    """Measure what the command line names, or the table."""
+    """Measure the variants named on the command line, or the table."""
     if len(sys.argv) > 2:
         cases = [(sys.argv[1], int(sys.argv[2]), [int(mib) for mib in sys.argv[3:]] or [256, 64])]
     else:

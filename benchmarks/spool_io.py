@@ -1,4 +1,4 @@
-"""The spool's way to the disk and back against plain direct I/O: `python -m benchmarks.spool_io [folder]`.
+"""Spool I/O: writes and reads against plain direct I/O: `python -m benchmarks.spool_io [folder]`.
 
 Plain is what a disk gives a careful program: pieces of 4 MiB, from and into one aligned buffer, over and
 over. The spool writes tensors from where they are, with a header, into files used before, and reads each into
@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import Row, Table, row
-from trocar_server.spool.encoding import EncodingOptions
-from trocar_server.spool.header import Item
-from trocar_server.spool.memory import BufferPool, storage_bytes
-from trocar_server.spool.pool import ChunkPool
-from trocar_server.spool.transfer import Place, Transfer, phase_of
+from trocar_server.spool.files.block_transfer import Place, Transfer, phase_of
+from trocar_server.spool.files.direct_memory import BufferPool, storage_bytes
+from trocar_server.spool.files.encoding import EncodingOptions
+from trocar_server.spool.files.file_pool import ChunkPool
+from trocar_server.spool.files.header import Item
 
 _TOTAL_BYTES = 256 << 20
 _PIECE_BYTES = 4 << 20
@@ -49,7 +49,7 @@ class Plain:
 
 
 class Spooled:
-    """Tensors of one size, by way of the spool."""
+    """Tensors of one size, through the spool."""
 
     def __init__(self, folder: Path, kib: int, options: EncodingOptions | None = None) -> None:
         self._options = options or EncodingOptions()
@@ -81,7 +81,7 @@ class Spooled:
 
 
 def seconds(call: Callable[[], None]) -> float:
-    """Return how long a call takes."""
+    """Return the duration of a call."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started

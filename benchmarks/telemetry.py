@@ -1,4 +1,4 @@
-"""What watching costs a call: the work of metrics and of traces, without the call itself.
+"""Telemetry: the cost of metrics and traces per call, without the call itself.
 
 python -m benchmarks.telemetry
 """
@@ -7,11 +7,11 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from trocar_server.engine.outcome import ExecutionReport, Extraction
-from trocar_server.engine.plan import Plan
+from trocar_server.engine.request.plan import Plan
+from trocar_server.engine.run.extraction import ExecutionReport, Extraction
 from trocar_server.telemetry import CallRecord, Observers, note_pass, phase
 from trocar_server.telemetry.call_metrics import CallMetrics
-from trocar_server.telemetry.calls import CallObserver
+from trocar_server.telemetry.call_observer import CallObserver
 from trocar_server.telemetry.labels import ModelLabels
 from trocar_server.telemetry.pass_metrics import PassMetrics
 from trocar_server.telemetry.tracing import CallTracer

@@ -5,24 +5,32 @@ torch is imported by the fixtures only, so that the client's tests run without i
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     import trocar
-    from tests.support.gated_models import Gate
-    from tests.support.running_server import RunningServer
-    from tests.support.serving import Serve
+    from tests.support.models.gated_models import Gate
+    from tests.support.servers.running_server import RunningServer
+    from tests.support.servers.serving import Serve
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # With more threads than cores, those of OpenMP spin while they wait for each other. Set before torch is
+    # imported, and for the processes that tests start.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that the page on reliability names."""
-    from tests.support.reliability_page import ROOT, is_named, named_tests
+    from tests.support.files.reliability_page import ROOT, is_named, named_tests
 
     named = set(named_tests())
     for item in items:
@@ -31,6 +39,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cls = item.cls.__name__ if item.cls else ""
             if is_named(file, item.originalname, cls, named):
                 item.add_marker("reliability")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the defects of servers in the report of a test that failed."""
+    report = yield
+    defects = sys.modules.get("tests.support.servers.defects")
+    if defects is not None and report.when == "call":
+        if report.failed and defects.TRACEBACKS:
+            report.sections.append(("defects of servers", "\n".join(defects.TRACEBACKS)))
+        defects.TRACEBACKS.clear()
+    return report
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep servers that are given no folder out of this user's own state and downloads."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_width() -> Iterator[None]:
+    """Keep tables and help texts independent of the width of this terminal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("COLUMNS", raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C interrupt, here and in processes started here; a shell's background jobs ignore it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -44,7 +89,7 @@ def _quiet_logs() -> None:
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Starts servers that stop with the test: `serve(models={...}, limits={...})`."""
-    from tests.support.running_server import running_server
+    from tests.support.servers.running_server import running_server
 
     with ExitStack() as running:
         yield lambda **settings: running.enter_context(running_server(**{"device": "cpu", **settings}))
@@ -53,16 +98,16 @@ def serve() -> Iterator[Serve]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
     """One server with the models of `serving.TINY`, shared by all tests: leave it as it was."""
-    from tests.support.running_server import running_server
-    from tests.support.serving import tiny_models_config
+    from tests.support.servers.running_server import running_server
+    from tests.support.servers.serving import tiny_models_config
 
     with running_server(models=tiny_models_config(), device="cpu") as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[trocar.Client]:
-    """A client of `server`."""
+    """A client of `server`: the shared one, or that of a module which has its own."""
     import trocar
 
     with trocar.connect(server.address) as connected:
@@ -72,7 +117,7 @@ def client(server: RunningServer) -> Iterator[trocar.Client]:
 @pytest.fixture
 def gate() -> Iterator[Gate]:
     """The gate of the gated models, released in any case when the test ends."""
-    from tests.support.gated_models import GATE
+    from tests.support.models.gated_models import GATE
 
     GATE.reset()
     yield GATE

@@ -31,10 +31,10 @@ from tests.support.killing.moments import random_delay_s
 from tests.support.killing.storing import Editing, Uploading
 from tests.support.killing.training import Fitting, Stepping
 from tests.support.killing.world import Caller, World
-from tests.support.server_processes import ServerProcess, ServerProcesses, server_processes
-from tests.support.serving import custom
-from tests.support.tiny_models import Plain
-from tests.support.tiny_training import MODELS as TRAINED
+from tests.support.models.tiny_models import Plain
+from tests.support.oracles.tiny_training import MODELS as TRAINED
+from tests.support.servers.server_processes import ServerProcess, ServerProcesses, server_processes
+from tests.support.servers.serving import custom
 
 SETTINGS: dict[str, Any] = {
     "models": {

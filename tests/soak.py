@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 import trocar
-from tests.support.doomed_clients import doomed_clients
-from tests.support.server_processes import ServerProcess, server_processes
+from tests.support.servers.doomed_clients import doomed_clients
+from tests.support.servers.server_processes import ServerProcess, server_processes
 
 FACTORY = {
-    "plain": ("tests.support.tiny_models:Plain", (3, 64, 64)),
-    "tiny": ("tests.support.trainable_nets:TinyNet", (3, 6, 6)),
-    "other": ("tests.support.tiny_models:Plain", (3, 8, 8)),
+    "plain": ("tests.support.models.tiny_models:Plain", (3, 64, 64)),
+    "tiny": ("tests.support.models.trainable_nets:TinyNet", (3, 6, 6)),
+    "other": ("tests.support.models.tiny_models:Plain", (3, 8, 8)),
 }
 MODELS = {
     name: {"factory": factory, "input_shape": shape, "weights": "random:0", "replicas": 2}

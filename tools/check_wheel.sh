@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Tries a wheel as a new user would: in an empty environment, first as a client, then as a server.
+# It must also be what a second build makes, and hold nothing that is run by itself.
 #   tools/check_wheel.sh dist/trocar-0.1.0-py3-none-any.whl
 # Needs .venv (make wheel sees to it).
 set -euo pipefail
@@ -11,6 +12,12 @@ trap 'rm -rf "$empty"' EXIT
 cd "$empty"   # so that nothing is imported from the source tree
 
 fail() { echo "wheel: $*" >&2; exit 1; }
+
+echo "wheel: what is in it"
+# A .pth file is run by every start of Python: none is ours.
+if "$root/.venv/bin/python" -m zipfile --list "$wheel" | grep --extended-regexp '^[^ ]*\.pth |^(tests|tools|docs|benchmarks)/'; then fail "these are no part of a wheel"; fi
+"$root/.venv/bin/python" -m build --wheel --outdir again "$root" >/dev/null
+cmp "$wheel" again/*.whl || fail "a second build differs: sha256sum says $(sha256sum "$wheel" again/*.whl)"
 
 echo "wheel: the client alone"
 "$root/.venv/bin/python" -m venv venv

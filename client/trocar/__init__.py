@@ -9,37 +9,46 @@
 `trocar.aio.connect` is the same for asyncio. `trocar.errors` has the tree of exceptions.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from trocar import aio, errors
-from trocar._aio import AsyncClient
-from trocar._aio_fits import AsyncTrainer
-from trocar._aio_stream import AsyncExtractStream
 from trocar._analysis.cka import Cka
+from trocar._analysis.comparison import ClassChange, Comparison
 from trocar._analysis.dead_channels import DeadChannels, DeadRow
 from trocar._analysis.diff import Diff, DiffRow
 from trocar._analysis.fid import Fid, frechet_distance
 from trocar._analysis.health import Health, HealthRow, HealthThresholds
 from trocar._analysis.pca import Pca
+from trocar._analysis.prediction import ClassScore, Prediction, Predictions
+from trocar._async.client import AsyncClient
+from trocar._async.fits import AsyncTrainer
+from trocar._async.stream import AsyncExtractStream
 from trocar._attribution.attribution import Attribution
-from trocar._channel import TlsOptions
-from trocar._client import Client, connect
-from trocar._client_fits import Trainer
-from trocar._client_stream import ExtractStream
-from trocar._datasets.features import FeatureColumn, Features, read_features
-from trocar._datasets.job import DatasetReport, Progress, extract_dataset
-from trocar._edit_json import edits_from_json
-from trocar._edits import Edit, edit
-from trocar._execution import ExecutionInfo, Numerics
-from trocar._extraction_plan import ExtractionPlan
-from trocar._feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
-from trocar._fit_parts import augmentation, early_stop, metric
-from trocar._history import FitEvent, History
-from trocar._modules import ModuleInfo, ModuleTree, OutputInfo
-from trocar._objectives import Objective
-from trocar._reductions import (
+from trocar._base.types import (
+    DrainState,
+    Model,
+    ModelInput,
+    Preprocessing,
+    ServerInfo,
+    ServerLimits,
+    ServerTiming,
+)
+from trocar._export.features import FeatureColumn, Features, read_features
+from trocar._export.job import DatasetReport, Progress, extract_dataset
+from trocar._extras import need
+from trocar._request.edit_json import edits_from_json
+from trocar._request.edits import Edit, edit
+from trocar._request.execution import ExecutionInfo, Numerics
+from trocar._request.inputs import flag
+from trocar._request.objectives import Objective
+from trocar._request.positions import TextSpan, span
+from trocar._request.reductions import (
     Reduction,
     channels,
     crop,
     gram,
+    grid,
     index,
     pca,
     pool,
@@ -48,16 +57,16 @@ from trocar._reductions import (
     tokens,
     top_k,
 )
-from trocar._scores import gradient_penalty, log_probability, logit, loss, probability, value
-from trocar._selectors import selector
-from trocar._statistic_options import HistogramWanted, QuantilesWanted, histogram, quantiles
-from trocar._statistics import Histogram, Statistics
-from trocar._stored_datasets import DatasetTarget, DatasetTensor, StoredDataset
-from trocar._stored_edits import StoredEdits
-from trocar._stream_messages import BatchResult
-from trocar._taps import Tap, tap
-from trocar._trainer_losses import loss_term, regularizer, teacher
-from trocar._trainer_optimizers import (
+from trocar._request.scores import gradient_penalty, log_probability, logit, loss, probability, value
+from trocar._request.selectors import selector
+from trocar._request.statistic_options import HistogramWanted, QuantilesWanted, histogram, quantiles
+from trocar._request.stored_edits import StoredEdits
+from trocar._request.taps import Tap, tap
+from trocar._request.texts import Audio, Texts, audio, chat, texts
+from trocar._request.training.adapter_files import lora_from
+from trocar._request.training.fit_parts import augmentation, early_stop, metric
+from trocar._request.training.trainer_losses import loss_term, regularizer, teacher
+from trocar._request.training.trainer_optimizers import (
     adagrad,
     adam,
     adamw,
@@ -67,10 +76,21 @@ from trocar._trainer_optimizers import (
     schedule,
     sgd,
 )
-from trocar._trainer_parts import clamp, gradient_rule, head, host_memory, spool
-from trocar._trainer_types import Checkpoint, Evaluation, StepResult, TrainerInfo
-from trocar._types import DrainState, Model, Preprocessing, ServerInfo, ServerLimits, ServerTiming
-from trocar._uploads.plan import UploadProgress
+from trocar._request.training.trainer_parts import clamp, gradient_rule, head, host_memory, lora, spool
+from trocar._result.extraction_plan import ExtractionPlan
+from trocar._result.feature_maps import CastInfo, FeatureMapInfo, FeatureMaps
+from trocar._result.history import FitEvent, History
+from trocar._result.modules import ModuleInfo, ModuleTree, OutputInfo
+from trocar._result.processed import ProcessedInput, ProcessedSample
+from trocar._result.statistics import Histogram, Statistics
+from trocar._result.trainer_types import Checkpoint, Evaluation, StepResult, TrainerInfo
+from trocar._sync.client import Client, connect
+from trocar._sync.fits import Trainer
+from trocar._sync.stream import ExtractStream
+from trocar._transport.channel import TlsOptions
+from trocar._uploads.upload_plan import UploadProgress
+from trocar._wire.stored_datasets import DatasetTarget, DatasetTensor, StoredDataset
+from trocar._wire.stream_messages import BatchResult
 from trocar.errors import (
     AmbiguousCallError,
     BadReplyError,
@@ -85,6 +105,7 @@ from trocar.errors import (
     EditDtypeRejectedError,
     EditError,
     EditNotPossibleError,
+    EditNotReachedError,
     EditsCorruptError,
     EditsExistError,
     EditShapeMismatchError,
@@ -100,6 +121,7 @@ from trocar.errors import (
     InvalidRequestError,
     InvalidSelectorError,
     InvalidTensorError,
+    MissingExtraError,
     ModelConflictError,
     ModelError,
     ModelInvalidError,
@@ -174,6 +196,7 @@ __all__ = [
     "AsyncExtractStream",
     "AsyncTrainer",
     "Attribution",
+    "Audio",
     "BadReplyError",
     "BatchResult",
     "CallCancelledError",
@@ -182,7 +205,10 @@ __all__ = [
     "Checkpoint",
     "CheckpointCorruptError",
     "Cka",
+    "ClassChange",
+    "ClassScore",
     "Client",
+    "Comparison",
     "DatasetCorruptError",
     "DatasetError",
     "DatasetInvalidError",
@@ -200,6 +226,7 @@ __all__ = [
     "EditDtypeRejectedError",
     "EditError",
     "EditNotPossibleError",
+    "EditNotReachedError",
     "EditShapeMismatchError",
     "EditsCorruptError",
     "EditsExistError",
@@ -232,9 +259,11 @@ __all__ = [
     "InvalidRequestError",
     "InvalidSelectorError",
     "InvalidTensorError",
+    "MissingExtraError",
     "Model",
     "ModelConflictError",
     "ModelError",
+    "ModelInput",
     "ModelInvalidError",
     "ModelNotLoadedError",
     "ModuleInfo",
@@ -258,7 +287,11 @@ __all__ = [
     "PassTooLargeError",
     "Pca",
     "PermissionDeniedError",
+    "Prediction",
+    "Predictions",
     "Preprocessing",
+    "ProcessedInput",
+    "ProcessedSample",
     "Progress",
     "QuantilesWanted",
     "QuotaExceededError",
@@ -288,6 +321,8 @@ __all__ = [
     "StoredEdits",
     "Tap",
     "TargetRejectedError",
+    "TextSpan",
+    "Texts",
     "TlsOptions",
     "TokenInvalidError",
     "TokenMissingError",
@@ -325,8 +360,10 @@ __all__ = [
     "adam",
     "adamw",
     "aio",
+    "audio",
     "augmentation",
     "channels",
+    "chat",
     "clamp",
     "connect",
     "crop",
@@ -335,10 +372,12 @@ __all__ = [
     "edits_from_json",
     "errors",
     "extract_dataset",
+    "flag",
     "frechet_distance",
     "gradient_penalty",
     "gradient_rule",
     "gram",
+    "grid",
     "head",
     "histogram",
     "host_memory",
@@ -346,6 +385,8 @@ __all__ = [
     "lbfgs",
     "log_probability",
     "logit",
+    "lora",
+    "lora_from",
     "loss",
     "loss_term",
     "metric",
@@ -362,21 +403,31 @@ __all__ = [
     "schedule",
     "selector",
     "sgd",
+    "span",
     "spool",
     "tap",
     "teacher",
+    "texts",
     "tokens",
     "top_k",
     "value",
 ]
 
 __version__: str
+Spool: Any
+"""The spool of saved tensors for your own training loop; of the server, imported when it is asked for."""
 
+_SERVER_SPOOL = "trocar_server.spool"
 
-def __getattr__(name: str) -> str:
-    """Read the version only when it is asked for: importlib.metadata costs 20 ms."""
-    if name != "__version__":
+if not TYPE_CHECKING:  # for type checkers there is nothing beside the above
+
+    def __getattr__(name):
+        """Import late what takes time: importlib.metadata costs 20 ms, torch seconds."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("trocar")
+        if name == "Spool":
+            need("trocar.Spool", "server", "torch", _SERVER_SPOOL)
+            return import_module(_SERVER_SPOOL).Spool
         raise AttributeError(f"module 'trocar' has no attribute {name!r}")
-    from importlib.metadata import version
-
-    return version("trocar")

@@ -7,8 +7,8 @@ Call `connect` inside a coroutine: the client belongs to the running event loop.
 (files read, PIL images decoded) in that loop's thread.
 """
 
-from trocar._aio import AsyncClient, connect
-from trocar._aio_fits import AsyncTrainer
-from trocar._aio_stream import AsyncExtractStream
+from trocar._async.client import AsyncClient, connect
+from trocar._async.fits import AsyncTrainer
+from trocar._async.stream import AsyncExtractStream
 
 __all__ = ["AsyncClient", "AsyncExtractStream", "AsyncTrainer", "connect"]

@@ -1,4 +1,4 @@
-"""What can go wrong in a call, as a tree of exceptions.
+"""Call errors, as a tree of exceptions.
 
 TrocarError
   NotFoundError                    a name that the server does not know
@@ -55,6 +55,7 @@ TrocarError
       EditShapeMismatchError
       EditDtypeRejectedError
       EditNotPossibleError
+      EditNotReachedError
       EditsExistError
       EditsCorruptError
       EditsUnavailableError
@@ -79,8 +80,8 @@ TrocarError
       TokenInvalidError
       ScopeMissingError
   ServerError                      the request is fine; the same call may succeed later
-    ServerUnavailableError         nobody answers at the target
-      ServerDrainingError          it runs empty and takes no new work
+    ServerUnavailableError         no server answers at the target
+      ServerDrainingError          it is draining and accepts no new work
     ServerBusyError
     ServerOutOfMemoryError
     DeadlineExceededError
@@ -90,17 +91,11 @@ TrocarError
     UnknownMethodError
   BadReplyError                    the reply breaks the wire contract
   DatasetError                     a run over a whole data set cannot go on
-    SourceError                    what is to be read
-    OutputError                    what is to be written, or gone on with
+    SourceError                    the source cannot be read
+    OutputError                    the output cannot be written or resumed
 """
 
-from trocar._auth_errors import (
-    PermissionDeniedError,
-    ScopeMissingError,
-    TokenInvalidError,
-    TokenMissingError,
-)
-from trocar._error_base import (
+from trocar._base.error_base import (
     EXCEPTIONS,
     InvalidRequestError,
     ModelError,
@@ -108,13 +103,14 @@ from trocar._error_base import (
     ServerError,
     TrocarError,
 )
-from trocar._request_errors import (
+from trocar._base.request_errors import (
     AmbiguousCallError,
     CallOutOfRangeError,
     DuplicateNameError,
     EditDtypeRejectedError,
     EditError,
     EditNotPossibleError,
+    EditNotReachedError,
     EditsCorruptError,
     EditsExistError,
     EditShapeMismatchError,
@@ -152,7 +148,7 @@ from trocar._request_errors import (
     UnknownSegmentError,
     UnknownSourceError,
 )
-from trocar._trainer_errors import (
+from trocar._base.trainer_errors import (
     CheckpointCorruptError,
     DatasetCorruptError,
     DatasetInvalidError,
@@ -190,6 +186,7 @@ __all__ = [
     "EditDtypeRejectedError",
     "EditError",
     "EditNotPossibleError",
+    "EditNotReachedError",
     "EditShapeMismatchError",
     "EditsCorruptError",
     "EditsExistError",
@@ -273,6 +270,22 @@ __all__ = [
 ]
 
 
+class PermissionDeniedError(InvalidRequestError):
+    """The token is missing, wrong or does not allow the call."""
+
+
+class TokenMissingError(PermissionDeniedError, reason=ErrorReason.TOKEN_MISSING):
+    """The server requires a token; see `connect`'s argument `token`."""
+
+
+class TokenInvalidError(PermissionDeniedError, reason=ErrorReason.TOKEN_INVALID):
+    """The token is unknown to the server, expired or revoked."""
+
+
+class ScopeMissingError(PermissionDeniedError, reason=ErrorReason.SCOPE_MISSING):
+    """The token or certificate does not allow this call; `details` has the `scope` that it needs."""
+
+
 class UnknownModelError(NotFoundError, reason=ErrorReason.UNKNOWN_MODEL):
     """The catalogue has no model of this id; see `Client.models`."""
 
@@ -286,7 +299,7 @@ class UnknownWeightsError(NotFoundError, reason=ErrorReason.UNKNOWN_WEIGHTS):
 
 
 class NotCachedError(NotFoundError, reason=ErrorReason.NOT_CACHED):
-    """The server has no reply for a digest; the client then sends the inputs, and nobody sees this."""
+    """The server has no reply for a digest; internal: the client then sends the inputs."""
 
 
 class ModelNotLoadedError(ModelError, reason=ErrorReason.MODEL_NOT_LOADED):
@@ -314,11 +327,11 @@ class WeightsCorruptError(ModelError, reason=ErrorReason.WEIGHTS_CORRUPT):
 
 
 class ServerUnavailableError(ServerError):
-    """Nobody answers at the target."""
+    """No server answers at the target."""
 
 
 class ServerDrainingError(ServerUnavailableError, reason=ErrorReason.SERVER_DRAINING):
-    """The server runs empty and takes no new work; another one may."""
+    """The server is draining and accepts no new work; another one may."""
 
 
 class ServerBusyError(ServerError, reason=ErrorReason.SERVER_BUSY):
@@ -345,7 +358,7 @@ class InternalServerError(ServerError, reason=ErrorReason.INTERNAL):
 
 
 class VersionSkewError(TrocarError, reason=ErrorReason.VERSION_SKEW):
-    """Client and server are of versions that do not go together; the message has both."""
+    """Client and server are of incompatible versions; the message has both."""
 
 
 class UnknownMethodError(VersionSkewError, reason=ErrorReason.UNKNOWN_METHOD):
@@ -365,4 +378,8 @@ class SourceError(DatasetError):
 
 
 class OutputError(DatasetError):
-    """Feature maps cannot be written, or an output cannot be gone on with or read back."""
+    """Feature maps cannot be written, or an output cannot be resumed or read back."""
+
+
+class MissingExtraError(SourceError, OutputError, ImportError):
+    """A library that only some formats and sources need is not installed; nothing was computed."""

@@ -1,7 +1,7 @@
 """The reasons for which a call can fail: one enum for both ends.
 
 A failed call carries a `google.rpc.ErrorInfo` with `domain` = `ERROR_DOMAIN` and `reason` = one of
-these names. The server's table (`trocar_server.rpc.status`) maps each to a gRPC status code, the
+these names. The server's table (`trocar_server.rpc.call.status`) maps each to a gRPC status code, the
 client's (`trocar.errors`) to an exception class; a contract test walks both.
 """
 
@@ -46,7 +46,7 @@ class ErrorReason(StrEnum):
     UNKNOWN_PICK = "UNKNOWN_PICK"
     """The module's value has no such element."""
     NOT_A_TENSOR = "NOT_A_TENSOR"
-    """The selected value is no tensor and holds none."""
+    """The selected value is not a tensor and contains none."""
     UNKNOWN_NODE = "UNKNOWN_NODE"
     """The model's traced graph has no node of this name."""
     UNKNOWN_FUNCTION = "UNKNOWN_FUNCTION"
@@ -68,6 +68,8 @@ class ErrorReason(StrEnum):
     """An edit's operation makes no sense for the value's dtype, integers for example."""
     EDIT_NOT_POSSIBLE = "EDIT_NOT_POSSIBLE"
     """An edit cannot be made at this place: for example a module's input cannot take its output's place."""
+    EDIT_NOT_REACHED = "EDIT_NOT_REACHED"
+    """The pass ends before it comes to an edit, or never uses what it changes; nothing was computed."""
     NON_FINITE_VALUE = "NON_FINITE_VALUE"
     """A number or tensor of an edit or objective is NaN or infinite."""
     UNKNOWN_EDITS = "UNKNOWN_EDITS"

@@ -77,24 +77,33 @@ def split_field(message: bytes, number: int) -> tuple[bytes, list[memoryview]]:
     tag_wanted = number << 3 | _LENGTH
     for tag, position, start, end in _fields(view):
         if tag == tag_wanted:
-            values.append(view[_read_varint(view, start)[1] : end])
+            values.append(view[start:end])
         else:
             head.append(view[position:end])
     return b"".join(head), values
 
 
-def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield of each field its tag, and where it begins, where its value begins and where it ends."""
-    position = 0
-    for _ in range(_MAX_FIELDS):
-        if position >= len(view):
-            return
-        tag, start = _read_varint(view, position)
-        end = _field_end(view, tag, start)
-        yield tag, position, start, end
+def _fields(view: memoryview) -> list[tuple[int, int, int, int]]:
+    """Return of each field its tag, and where it begins, where its content begins and where it ends."""
+    fields: list[tuple[int, int, int, int]] = []
+    position, length = 0, len(view)
+    while position < length:
+        if len(fields) == _MAX_FIELDS:
+            raise WireError(f"the message has over {_MAX_FIELDS:,} fields")
+        tag, start = (view[position], position + 1) if view[position] < 0x80 else _read_varint(view, position)
+        kind = tag & 7
+        if kind == _VARINT and start < length and view[start] < 0x80:  # the usual numbers, of one byte
+            content, end = start, start + 1
+        elif kind == _LENGTH and start < length and view[start] < 0x80:
+            content = start + 1
+            end = content + view[start]
+        else:
+            content, end = _content(view, kind, start)
+        if end > length:
+            raise WireError("the message ends inside a field")
+        fields.append((tag, position, content, end))
         position = end
-    if position < len(view):
-        raise WireError(f"the message has over {_MAX_FIELDS:,} fields")
+    return fields
 
 
 def _decode_chunk(view: memoryview) -> Chunk:
@@ -105,7 +114,7 @@ def _decode_chunk(view: memoryview) -> Chunk:
         elif tag == _OFFSET_TAG:
             offset = _read_varint(view, start)[0]
         elif tag == _DATA_TAG:
-            data = view[_read_varint(view, start)[1] : end]
+            data = view[start:end]
     return Chunk(index, offset, data)
 
 
@@ -132,18 +141,13 @@ def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
     raise WireError("a number is longer than ten bytes")
 
 
-def _field_end(view: memoryview, tag: int, start: int) -> int:
-    """Return the position after the field whose tag ends at `start`."""
-    kind = tag & 7
-    if kind == _VARINT:
-        end = _read_varint(view, start)[1]
-    elif kind == _LENGTH:
+def _content(view: memoryview, kind: int, start: int) -> tuple[int, int]:
+    """Return where the content of a field begins and ends, whose tag ends at `start`."""
+    if kind == _LENGTH:
         size, body = _read_varint(view, start)
-        end = body + size
-    elif kind in (_FIXED64, _FIXED32):
-        end = start + (8 if kind == _FIXED64 else 4)
-    else:
-        raise WireError(f"wire type {kind} is not used by protobuf 3")
-    if end > len(view):
-        raise WireError("the message ends inside a field")
-    return end
+        return body, body + size
+    if kind == _VARINT:
+        return start, _read_varint(view, start)[1]
+    if kind in (_FIXED64, _FIXED32):
+        return start, start + (8 if kind == _FIXED64 else 4)
+    raise WireError(f"wire type {kind} is not used by protobuf 3")

@@ -1,3 +1,3 @@
-"""The server of Trocar: hosts pretrained PyTorch models and looks inside them while they run."""
+"""Trocar server: hosts pretrained PyTorch models and gives access to their activations and gradients."""
 
 __version__ = "0.1.0"

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from trocar_server.engine.allocator import keep_freed_memory, use_huge_pages
+from trocar_server.app.log_format import LogFormat, set_up_logging
+from trocar_server.app.quick_imports import without_dynamo
+from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
-from trocar_server.log_format import LogFormat, set_up_logging
-from trocar_server.quick_imports import without_dynamo
 
 
 def serve(  # noqa: PLR0913, PLR0917 - options of a command
@@ -24,6 +24,12 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     ] = None,
     port: Annotated[int | None, typer.Option(help="TCP port, 0 for a free one [default: 50051]")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda:0 [default: auto]")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="data directory: weights, trainers, stored edits and tokens [default: ~/.cache/trocar]"
+        ),
+    ] = None,
     insecure: Annotated[
         bool | None,
         typer.Option("--insecure", help="allow any address, without authentication"),
@@ -34,30 +40,36 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     tls_cert: Annotated[Path | None, typer.Option(help="the server's certificate chain, a PEM file")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="its private key, a PEM file")] = None,
     tls_client_ca: Annotated[
-        Path | None, typer.Option(help="who signs client certificates; every client must have one then")
+        Path | None, typer.Option(help="CA certificates, a PEM file; clients must then present a certificate")
     ] = None,
     reflection: Annotated[bool | None, typer.Option("--reflection", help="offer gRPC reflection")] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="TCP port of Prometheus metrics, 0 for a free one [default: none]")
     ] = None,
-    log_format: Annotated[
-        LogFormat | None, typer.Option(help="how log lines are written [default: text]")
+    log_format: Annotated[LogFormat | None, typer.Option(help="format of log lines [default: text]")] = None,
+    strict: Annotated[
+        bool | None, typer.Option("--strict", help="exit with 1 if any model cannot be loaded")
     ] = None,
-    ready_file: Annotated[Path | None, typer.Option(help="write the address here when ready")] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="write the server's address to this file when it is ready")
+    ] = None,
 ) -> None:
-    """Host models and answer clients until stopped."""
+    """Host models and serve clients until stopped."""
     gc.disable()  # until `app.serve`: what is imported stays, and looking for garbage in it takes 0.5 s
     keep_freed_memory()
     use_huge_pages()
     # torch is imported here, after the allocator is set.
     with without_dynamo():
-        from trocar_server import app
+        from trocar_server.app import app
     from trocar_server.config import ModelConfig, ServerConfig, read_config
     from trocar_server.models import parse_model_argument
 
     def announce(running: app.App) -> None:
         address = running.rpc.address
         typer.echo(f"trocar is ready on {address} ({running.engine.owner.device})")
+        for entry in running.engine.catalogue.entries():
+            if entry.error_message:
+                typer.echo(f"model {entry.spec.model_id} failed: {entry.error_message}", err=True)
         if running.telemetry.metrics_port is not None:
             typer.echo(f"metrics are on {settings.metrics_host}:{running.telemetry.metrics_port}")
         if ready_file:
@@ -68,13 +80,16 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     flags: dict[str, Any] = {"host": host, "port": port, "device": device, "insecure": insecure}
     flags |= {"reflection": reflection, "tokens": tokens, "metrics_port": metrics_port}
     flags |= {"tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca}
+    flags |= {"data_dir": data_dir, "strict": strict}
     flags |= {"log_format": log_format and log_format.value}
     overrides = {key: value for key, value in flags.items() if value is not None}
 
     def read() -> ServerConfig:
         settings = read_config(config, **overrides)
         named = {
-            spec.model_id: ModelConfig(weights=spec.weights)
+            spec.model_id: ModelConfig(
+                source=spec.source, architecture=spec.named_architecture, weights=spec.weights
+            )
             for spec in map(parse_model_argument, models or ())
         }
         return settings.model_copy(update={"models": {**settings.models, **named}})
@@ -92,7 +107,7 @@ def convert(
     source: Annotated[Path, typer.Argument(help="a .pth or .pt file with a state dict", exists=True)],
     target: Annotated[Path, typer.Argument(help="the .safetensors file to write")],
 ) -> None:
-    """Turn a PyTorch state dict into safetensors, without running any code that it may hold."""
+    """Convert a PyTorch state dict to safetensors, without running code in it."""
     from trocar_server.models import convert_checkpoint
 
     try:

@@ -1,10 +1,10 @@
-"""What an operator can set: a TOML file, environment variables `TROCAR_...` and the command line.
+"""Server configuration: a TOML file, environment variables `TROCAR_...` and the command line.
 
 [server]                    # optional, like every value
 port = 50051
 
 [limits]
-max_reply_bytes = 1073741824
+max_reply_bytes = "1GiB"   # or a number of bytes
 
 [models.resnet50]
 weights = "DEFAULT"
@@ -17,29 +17,57 @@ weights = "cats.safetensors"
 path = "flowers"            # a folder with one folder of images for each class
 """
 
+import os
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
+from trocar_api.byte_sizes import byte_count
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 
 
+def _read_size(value: object) -> object:
+    """Read a text as a size; other values stay for pydantic."""
+    return byte_count(value) if isinstance(value, str) else value
+
+
+ByteCount = Annotated[int, BeforeValidator(_read_size)]
+"""A number of bytes, also as a text such as "256MiB"."""
+
+
+def default_state_dir() -> Path:
+    """Return where a server keeps its state: `$XDG_STATE_HOME/trocar`, `~/.local/state/trocar`."""
+    return _xdg("XDG_STATE_HOME", "~/.local/state") / "trocar"
+
+
+def default_cache_dir() -> Path:
+    """Return where downloads are kept: `$XDG_CACHE_HOME/trocar`, `~/.cache/trocar`."""
+    return _xdg("XDG_CACHE_HOME", "~/.cache") / "trocar"
+
+
+def _xdg(variable: str, otherwise: str) -> Path:
+    """Return a base folder; a relative one does not count, as the XDG specification says."""
+    given = Path(os.environ.get(variable, ""))
+    return given if given.is_absolute() else Path(otherwise).expanduser()
+
+
 class Limits(BaseModel):
-    """What a call may not exceed. All are finite."""
+    """Limits of a call. All are finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_request_bytes: int = Field(default=1 << 30, ge=1 << 10)
+    max_request_bytes: ByteCount = Field(default=1 << 30, ge=1 << 10)
     """Bytes of inputs in one call."""
-    max_reply_bytes: int = Field(default=1 << 30, ge=1 << 10)
+    max_reply_bytes: ByteCount = Field(default=1 << 30, ge=1 << 10)
     """Bytes of feature maps in one reply."""
-    max_pass_bytes: int = Field(default=0, ge=0)
+    max_pass_bytes: ByteCount = Field(default=0, ge=0)
     """Bytes of memory that one pass may need at once, by estimate; 0 for three quarters of the device's."""
-    max_chunk_bytes: int = Field(default=2 << 20, ge=4096, le=8 << 20)
+    max_chunk_bytes: ByteCount = Field(default=2 << 20, ge=4096, le=8 << 20)
     """Payload bytes in one message; 0.5 to 2 MiB is fastest."""
     max_batch: int = Field(default=4096, ge=1)
     """Samples in one batch."""
@@ -49,31 +77,44 @@ class Limits(BaseModel):
     """Edits in one call, those behind stored names included."""
     max_image_pixels: int = Field(default=50_000_000, ge=1)
     """Pixels of one encoded image, checked before decoding."""
-    max_dataset_bytes: int = Field(default=16 << 30, ge=1 << 10)
+    max_text_characters: int = Field(default=1_000_000, ge=1)
+    """Characters of all texts of one call."""
+    max_tokens: int = Field(default=262_144, ge=1)
+    """Tokens of one batch of texts, padding included."""
+    max_audio_s: float = Field(default=1800.0, gt=0)
+    """Seconds of all sound of one call."""
+    max_processing_s: float = Field(default=30.0, gt=0)
+    """Seconds for which a model's own tokenizer or feature extractor may work on one batch."""
+    max_dataset_bytes: ByteCount = Field(default=16 << 30, ge=1 << 10)
     """Bytes of all data sets that one caller has uploaded; equal shards count once."""
-    max_shared_memory_bytes: int = Field(default=1 << 30, ge=0)
+    max_shared_memory_bytes: ByteCount = Field(default=1 << 30, ge=0)
     """Bytes of shared memory that one caller on a Unix socket may have at once; 0 to lend none."""
     max_queue: int = Field(default=64, ge=1)
     """Calls that wait for one model."""
-    max_pending_bytes: int = Field(default=0, ge=0)
-    """Bytes of inputs that came and of replies that are not yet sent, of all calls; 0 for half of the host's
-    memory."""
-    max_principal_bytes: int = Field(default=0, ge=0)
-    """The same of one caller; 0 for half of what all may have."""
+    max_pending_bytes: ByteCount = Field(default=0, ge=0)
+    """Bytes of received inputs and unsent replies, of all calls; 0 for half of the host's memory."""
+    max_principal_bytes: ByteCount = Field(default=0, ge=0)
+    """The same for one caller; 0 for half of the total."""
     max_pending_s: float = Field(default=1800.0, gt=0)
-    """Seconds of computing, by estimate, that calls which were let in may still need."""
+    """Estimated seconds of computation that admitted calls may still need."""
     max_principal_s: float = Field(default=600.0, gt=0)
-    """The same of one caller."""
+    """The same for one caller."""
     stall_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds for which a caller may leave a message of a reply unread before the call is ended."""
+    """Seconds for which a caller may leave a message of a reply unread, a stream without its next batch, or
+    the one message of a call unsent before the call is ended."""
+    receive_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds within which each further part of announced inputs has to come: `min_receive_rate` times as
+    many bytes, or a whole chunk."""
+    min_receive_rate: int = Field(default=16 << 10, ge=0)
+    """Bytes in a second, on average over `receive_timeout_s`, below which a caller counts as stalled."""
     max_trainers: int = Field(default=16, ge=1)
     """Trainers of one principal."""
     trainer_ttl_s: float = Field(default=604_800, gt=0)
     """Seconds after its last use at which a trainer is closed; a week."""
     max_checkpoints: int = Field(default=8, ge=1)
-    """Checkpoints of one trainer; the oldest goes."""
-    feature_cache_bytes: int = Field(default=0, ge=0)
-    """Memory for replies that may be asked for again; 0 keeps none."""
+    """Checkpoints of one trainer; the oldest is removed."""
+    feature_cache_bytes: ByteCount = Field(default=0, ge=0)
+    """Memory of the reply cache in bytes; 0 disables it."""
 
 
 class PreprocessingConfig(BaseModel):
@@ -93,6 +134,23 @@ class PreprocessingConfig(BaseModel):
     """`nearest`, `bilinear` or `bicubic`."""
 
 
+class InputConfig(BaseModel):
+    """One named input of a model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dtype: str = "float32"
+    """A torch dtype such as `int64`; or `int` or `str` for what is no tensor."""
+    shape: tuple[int | str, ...] | None = None
+    """Dimensions, the batch included: numbers, and names for what a call may choose. Unset: any."""
+    optional: bool = False
+    """Whether a call may leave it out."""
+    below: int = Field(default=0, ge=0)
+    """Values are from 0 to below this, for example the size of a vocabulary; 0 for any."""
+    sizes: dict[str, int] = {}
+    """Sizes of named dimensions in the example input; 8 where not given."""
+
+
 class ModelConfig(BaseModel):
     """One model of the catalogue."""
 
@@ -100,6 +158,9 @@ class ModelConfig(BaseModel):
 
     architecture: str = ""
     """A torchvision model name. The model's id when neither this nor `factory` is given."""
+    source: str = ""
+    """`timm:NAME`, `hf:./FOLDER`, `hf:org/name@COMMIT` or `torchvision:NAME`, in place of `architecture`. A
+    relative folder is looked up beside the config file."""
     factory: str = ""
     """`module:callable` that builds a custom `nn.Module`; it runs with the server's rights."""
     arguments: tuple[Any, ...] = ()
@@ -116,38 +177,59 @@ class ModelConfig(BaseModel):
     """What to do to images; torchvision models know theirs."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one example input without the batch dimension."""
+    inputs: dict[str, InputConfig] = {}
+    """Named inputs, where the model's own description is missing or wrong."""
+    dtype: Literal["", "bf16", "fp16", "fp32"] = ""
+    """The dtype of the weights; as they are when empty."""
+    processor: Path | None = None
+    """Folder with the files of a Hugging Face tokenizer or feature extractor, for texts and sound. A relative
+    one is looked up beside the config file."""
     stages: dict[str, str] = {}
     """Selectors by stage name, for example `{ stem = "conv1", head = "fc" }`; clients use the names."""
     replicas: int = Field(default=1, ge=1, le=16)
     """Copies of the module tree, sharing weights."""
     numerics: Literal["", "exact", "fast", "bf16"] = ""
-    """What callers get who ask for nothing else; what `[engine]` says when empty."""
+    """Default numerics of callers; that of `[engine]` when empty."""
+
+
+PINNED_BYTES = 512 << 20
+"""Of page-locked host memory, where the configuration does not say otherwise."""
 
 
 class EngineConfig(BaseModel):
-    """How passes are run that only look; see `Numerics`."""
+    """Execution of passes that change nothing; see `Numerics`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     numerics: Literal["exact", "fast", "bf16"] = "exact"
-    """What callers get who ask for nothing else: `exact`, `fast` or `bf16`. A model's own setting wins."""
+    """Default numerics of callers: `exact`, `fast` or `bf16`. A model's own setting wins."""
     compile_after: int = Field(default=3, ge=0)
-    """Calls of the same values and row shape after which a faster form is built; 0 builds none."""
+    """Calls with the same values and row shape after which a compiled variant is built; 0 builds none."""
     max_compiled: int = Field(default=16, ge=1, le=256)
-    """Compiled forms at once, over all models; the one not used for the longest time goes."""
+    """Compiled variants at once, over all models; the least recently used one is evicted."""
     min_gain: float = Field(default=1.05, ge=0)
-    """How many times as fast as eager a compiled form has to be."""
+    """Minimum speedup of a compiled variant over eager."""
     openvino: bool = True
-    """Whether OpenVINO is used where it is installed (`trocar[openvino]`) and the models run on a CPU."""
+    """Whether OpenVINO is used where it is installed and the models run on a CPU."""
     cuda_graphs: bool = False
-    """Whether passes on a GPU that are asked for often are replayed as CUDA graphs. Off, as it was never seen
-    on a GPU."""
-    pinned_bytes: int = Field(default=512 << 20, ge=0)
+    """Whether frequent passes on a GPU are replayed as CUDA graphs. Off, as it was never tested on a GPU."""
+    pinned_bytes: ByteCount = Field(default=PINNED_BYTES, ge=0)
     """Page-locked host memory for copies from and to a GPU; without any every copy is waited for."""
     merge_max_rows: int = Field(default=32, ge=1, le=4096)
     """Samples of different calls that run together; 1 runs every call alone."""
     merge_max_s: float = Field(default=0.1, gt=0)
     """The longest time that a group of calls may be expected to take, in seconds."""
+
+
+class ImagesConfig(BaseModel):
+    """Conversion of encoded images to RGB with 8 bits per value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    orient: bool = True
+    """Whether images are turned and mirrored as their EXIF data says."""
+    scale_16_bit: bool = True
+    """Whether 16 bits of grey become 8 by value / 257, rounded; without, all values over 255 become 255."""
 
 
 class DatasetConfig(BaseModel):
@@ -161,14 +243,14 @@ class DatasetConfig(BaseModel):
 
 
 class ServerConfig(BaseSettings):
-    """Everything `trocar serve` can be told. What is not given comes from environment variables."""
+    """Settings of `trocar serve`. Unset ones come from environment variables."""
 
     model_config = SettingsConfigDict(env_prefix="TROCAR_", env_nested_delimiter="__", extra="forbid")
 
     host: str = "127.0.0.1"
     """Address to listen on, loopback by default; or `unix:/path` for a Unix socket of this user alone."""
     insecure: bool = False
-    """Whether another address than loopback may be listened on, though nobody has to prove who he is."""
+    """Whether addresses other than loopback are allowed without authentication."""
     tokens: bool = False
     """Whether every call needs a token of `trocar token create`, with the scope of its method."""
     tls_cert: Path | None = None
@@ -177,7 +259,7 @@ class ServerConfig(BaseSettings):
     tls_key: Path | None = None
     """The private key of `tls_cert`."""
     tls_client_ca: Path | None = None
-    """Who signs client certificates: with it every client must have one (mTLS)."""
+    """The CA of client certificates, as a PEM file; if set, every client must have one (mTLS)."""
     port: int = Field(default=50051, ge=0, le=65535)
     """TCP port; 0 takes a free one. Without meaning for a Unix socket."""
     health_port: int | None = Field(default=None, ge=0, le=65535)
@@ -187,11 +269,18 @@ class ServerConfig(BaseSettings):
     """`auto` (CUDA when there is one), `cpu` or `cuda:0`."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of one CPU pass; torch's own choice when unset."""
-    max_message_bytes: int = Field(default=64 << 20, ge=1 << 20, le=(1 << 31) - 1)
+    max_message_bytes: ByteCount = Field(default=64 << 20, ge=1 << 20, le=(1 << 31) - 1)
     """Bytes of one message that comes in. Our own client sends large inputs in many small messages;
     clients of the Open Inference Protocol send all in one."""
-    data_dir: Path = Path("~/.cache/trocar")
-    """Where downloaded weights are kept, as safetensors."""
+    data_dir: Path = Field(default_factory=default_state_dir)
+    """Folder of the server's state: trainers, published models, fits, data sets, stored edits, tokens,
+    its id. `$XDG_STATE_HOME/trocar` or `~/.local/state/trocar` when unset."""
+    cache_dir: Path | None = None
+    """Where downloaded weights are kept, as safetensors: what is lost there can be downloaded again. When
+    unset, `data_dir` where that is set, otherwise `$XDG_CACHE_HOME/trocar` or `~/.cache/trocar`."""
+    strict: bool = False
+    """Whether a model that cannot be loaded ends the start, though others can. Without, the others are
+    served, and the one that failed is listed with the reason."""
     reflection: bool = False
     """Whether to offer gRPC server reflection."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
@@ -209,11 +298,25 @@ class ServerConfig(BaseSettings):
     limits: Limits = Limits()
     """What a call may not exceed."""
     engine: EngineConfig = EngineConfig()
-    """How passes are run that only look."""
+    """Execution of passes that change nothing."""
+    images: ImagesConfig = ImagesConfig()
+    """Conversion of encoded images to RGB."""
     models: dict[str, ModelConfig] = {}
     """The catalogue by model id, loaded at start."""
     datasets: dict[str, DatasetConfig] = {}
     """Folders to train on, by the id that callers use."""
+
+    @property
+    def has_own_data_dir(self) -> bool:
+        """Whether `data_dir` was chosen, and is not the default."""
+        return "data_dir" in self.model_fields_set
+
+    @property
+    def weights_dir(self) -> Path:
+        """Return the folder of downloaded weights; see `cache_dir`."""
+        if self.cache_dir is not None:
+            return self.cache_dir.expanduser()
+        return self.data_dir.expanduser() if self.has_own_data_dir else default_cache_dir()
 
 
 def read_config(path: Path | None = None, **overrides: Any) -> ServerConfig:
@@ -227,14 +330,20 @@ def read_config(path: Path | None = None, **overrides: Any) -> ServerConfig:
         environment = EnvSettingsSource(ServerConfig)()
         return ServerConfig(**_merged(_merged(in_file, environment), overrides))
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise _wrong(f"the configuration is wrong: {problems}") from None
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {_problem(e)}" for e in error.errors())
+        raise _wrong(f"the configuration is invalid: {problems}") from None
     except SettingsError as error:  # an environment variable that should hold JSON
-        raise _wrong(f"the environment is wrong: {error}") from None
+        raise _wrong(f"the environment is invalid: {error}") from None
+
+
+def _problem(error: ErrorDetails) -> str:
+    return (
+        "no such setting; docs/serving.md lists all" if error["type"] == "extra_forbidden" else error["msg"]
+    )
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Return both, table by table; where they disagree, `above` wins."""
+    """Both merged, table by table; on conflicts `above` wins."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -244,16 +353,16 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    """Return what a file sets, with the keys of `[server]` at the top and its own paths resolved."""
+    """Settings of a file, with the keys of `[server]` at the top level and its paths resolved."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise _wrong(f"cannot read the config file '{path.name}': {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _wrong(f"'{path.name}' is no TOML: {error}") from None
+        raise _wrong(f"'{path.name}' is not valid TOML: {error}") from None
     server = values.pop("server", {})
     if not isinstance(server, dict):
-        raise _wrong(f"'{path.name}': server is no table; write [server]")
+        raise _wrong(f"'{path.name}': `server` is not a table; write [server]")
     for key in ("tls_cert", "tls_key", "tls_client_ca"):
         if isinstance(server.get(key), str):
             server[key] = str(path.parent / _at_home(Path(server[key])))
@@ -269,17 +378,22 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _resolve_files(model: dict[str, Any], folder: Path) -> None:
-    """Look relative files of one model up beside the config file, those with `~` at home."""
+    """Resolve a model's relative files against the config file's folder, and `~` to the home folder."""
     for key, suffix in (("weights", ".safetensors"), ("categories", ".txt")):
         value = model.get(key)
         if isinstance(value, str) and value.endswith(suffix):
             model[key] = str(folder / _at_home(Path(value)))
+    source = model.get("source")
+    if isinstance(source, str) and source.startswith(("hf:.", "hf:~")):
+        model["source"] = f"hf:{(folder / _at_home(Path(source.removeprefix('hf:')))).absolute()}"
+    if isinstance(model.get("processor"), str):
+        model["processor"] = str(folder / _at_home(Path(model["processor"])))
 
 
 def _at_home(path: Path) -> Path:
     try:
         return path.expanduser()
-    except RuntimeError:  # nobody has that name: the file's own begins with `~`
+    except RuntimeError:  # no such user: the file's own name begins with `~`
         return path
 
 

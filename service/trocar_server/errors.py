@@ -1,6 +1,6 @@
-"""What can go wrong, as domain errors: one class for all, told apart by its reason.
+"""Domain errors: one exception class, with a stable reason.
 
-Code below `rpc` raises `ServiceError` and knows nothing of gRPC; `rpc.status` maps the reason to a
+Code below `rpc` raises `ServiceError` and knows nothing of gRPC; `rpc.call.status` maps the reason to a
 status code. A message says what to do next and names no path of the machine.
 """
 
@@ -14,7 +14,7 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 
 
 class ServiceError(Exception):
-    """A call failed for a reason that its caller can act on.
+    """Failure of a call, with a reason that its caller can act on.
 
         raise ServiceError(ErrorReason.UNKNOWN_MODEL, "no model 'resnt18'; nearest: resnet18")
 
@@ -24,7 +24,7 @@ class ServiceError(Exception):
         details: Extra facts as text, sent as `ErrorInfo.metadata`.
 
     Attributes:
-        retry_after_s: In how many seconds the same call may succeed, where that is known; see `busy`.
+        retry_after_s: Seconds after which the same call may succeed, if known; see `busy`.
     """
 
     retry_after_s: float | None = None
@@ -37,11 +37,11 @@ class ServiceError(Exception):
 
 
 def busy(message: str, retry_after_s: float | None = None, **details: str) -> ServiceError:
-    """Build the error for a server that cannot take a call now, and may soon.
+    """Error for a server that is temporarily too busy for a call.
 
     Args:
-        message: What there is too much of, and what to do next.
-        retry_after_s: In how many seconds the same call may succeed; None where nobody knows.
+        message: The exhausted resource, and what to do next.
+        retry_after_s: Seconds after which the same call may succeed; None if unknown.
         details: Extra facts as text.
     """
     error = ServiceError(ErrorReason.SERVER_BUSY, message, **details)
@@ -58,13 +58,13 @@ def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
 
 
 def unknown(reason: ErrorReason, kind: str, name: str, names: Iterable[str], advice: str) -> ServiceError:
-    """Build the error for a name that does not exist: the nearest ones, or else the advice."""
+    """Error for a name that does not exist, with the nearest names, or else the advice."""
     hints = nearest(name, names)
     rest = f"nearest: {', '.join(hints)}" if hints else advice
     return ServiceError(reason, f"no {kind} '{name}'; {rest}", nearest=", ".join(hints))
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return what an error says, in one line and without the folders of this machine."""
+    """Message of an error, on one line and without the folders of this machine."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return _FOLDERS.sub("", lines[0])[:300]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import trocar
-from tests.support.running_server import RunningServer
+from tests.support.servers.running_server import RunningServer
 from trocar.errors import EXCEPTIONS
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -20,7 +20,7 @@ def raising(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[Base
     def fail(*_: object) -> None:
         raise errors[0]
 
-    monkeypatch.setattr(server.engine, "_host", fail)
+    monkeypatch.setattr(server.engine, "deployment", fail)
     monkeypatch.setattr(server.engine.catalogue, "entries", fail)
     return errors
 
@@ -41,7 +41,7 @@ def test_a_stream_ends_with_the_exception_of_its_reason(
 def test_a_unary_call_ends_with_the_exception_of_its_reason(
     client: trocar.Client, raising: list[BaseException], reason: ErrorReason
 ) -> None:
-    raising.append(ServiceError(reason, "what happened"))
+    raising.append(ServiceError(reason, "the events of the training"))
     with pytest.raises(EXCEPTIONS[reason]) as caught:
         client.models()
     assert type(caught.value) is EXCEPTIONS[reason]

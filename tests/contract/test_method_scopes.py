@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.support.methods import GUARDED, HEALTH, OPEN_INFERENCE, OWN, Method, needed_scope
+from tests.support.wire.methods import GUARDED, HEALTH, OPEN_INFERENCE, OWN, Method, needed_scope
 from trocar_server.auth import Scope, with_included
-from trocar_server.rpc.method_scopes import METHOD_SCOPES, is_open
+from trocar_server.rpc.call.method_scopes import METHOD_SCOPES, is_open
 from trocar_server.rpc.oip.service import NOT_OFFERED, OpenInferenceService
 from trocar_server.rpc.server import _SERVICES
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.test_random_requests import DEFECTS, unary_answer
-from tests.support.running_server import running_server
-from tests.support.wire import CALL_TIMEOUT_S, raw_channel
+from tests.support.servers.running_server import running_server
+from tests.support.wire.wire import CALL_TIMEOUT_S, raw_channel
 from trocar_api.v1 import dataset_pb2 as pb
 
 _TEXTS = st.sampled_from(["", "a", "0" * 32, "0" * 64, "../x", "\ud7ff", "é" * 300, "a\n"])

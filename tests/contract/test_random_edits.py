@@ -10,8 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract.test_random_requests import DEFECTS, answer, unary_answer
-from tests.support.footprint import hook_counts
-from tests.support.random_edits import (
+from tests.support.files.scale import count
+from tests.support.models.tiny_models import Plain
+from tests.support.servers.footprint import hook_counts
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom
+from tests.support.wire.random_edits import (
     ALL_SELECTORS,
     FORWARD_SELECTORS,
     GRADIENTS,
@@ -22,11 +26,7 @@ from tests.support.random_edits import (
     sources_of,
     tensors_of,
 )
-from tests.support.running_server import RunningServer, running_server
-from tests.support.scale import count
-from tests.support.serving import custom
-from tests.support.tiny_models import Plain
-from tests.support.wire import chunk, raw_channel, tensor
+from tests.support.wire.wire import chunk, raw_channel, tensor
 from trocar_api.v1 import edit_pb2, edit_store_pb2, objective_pb2, stream_pb2, tap_pb2, tensor_pb2
 from trocar_api.v1 import extraction_pb2 as pb
 

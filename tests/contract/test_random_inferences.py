@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.footprint import hook_counts
-from tests.support.open_inference import infer, info_of, request_of, stream
-from tests.support.oracle import noise
-from tests.support.running_server import RunningServer
-from tests.support.wire import raw_channel
-from trocar_server.rpc.oip.messages import ModelInferRequest
-from trocar_server.stats import Scope, Statistic
+from tests.support.oracles.oracle import noise
+from tests.support.servers.footprint import hook_counts
+from tests.support.servers.running_server import RunningServer
+from tests.support.wire.open_inference import infer, info_of, request_of, stream
+from tests.support.wire.wire import raw_channel
+from trocar_server.rpc.oip.oip_messages import ModelInferRequest
+from trocar_server.tensors.stats import Scope, Statistic
 
 EXAMPLES = int(os.environ.get("TROCAR_FUZZ_EXAMPLES", "300"))
 _INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trocar
-from tests.support.footprint import hook_counts
-from tests.support.oracle import noise
-from tests.support.running_server import RunningServer
-from tests.support.scale import count
-from tests.support.wire import chunk, extract_call, raw_channel, tensor, unary_call
+from tests.support.files.scale import count
+from tests.support.oracles.oracle import noise
+from tests.support.servers.footprint import hook_counts
+from tests.support.servers.running_server import RunningServer
+from tests.support.wire.wire import chunk, extract_call, raw_channel, tensor, unary_call
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import model_pb2, reduction_pb2, statistics_pb2, tap_pb2, tensor_pb2
 
@@ -87,6 +87,14 @@ _INDEX_ITEMS = st.one_of(
 )
 _DOUBLES = _rarely(st.floats(), st.floats(0, 1))
 _TENSORS = st.builds(tensor_pb2.TensorSpec, dtype=st.sampled_from([1, 1, 2, 4]), shape=_SHAPES) | _SPECS
+_SPANS = st.one_of(
+    st.just(reduction_pb2.TextSpan()),
+    st.builds(reduction_pb2.TextSpan, text=_TEXT),
+    st.builds(reduction_pb2.TextSpan, role=_TEXT),
+    st.builds(
+        reduction_pb2.TextSpan, characters=st.builds(reduction_pb2.CharacterRange, start=_SMALL, stop=_SMALL)
+    ),
+)
 _REDUCTIONS = st.one_of(
     st.just(reduction_pb2.Reduction()),
     st.builds(reduction_pb2.IndexReduction, items=st.lists(_INDEX_ITEMS, max_size=4)).map(
@@ -109,6 +117,12 @@ _REDUCTIONS = st.one_of(
     ).map(lambda kind: reduction_pb2.Reduction(top_k=kind)),
     st.builds(reduction_pb2.GramReduction, is_normalized=st.booleans()).map(
         lambda kind: reduction_pb2.Reduction(gram=kind)
+    ),
+    st.builds(reduction_pb2.GridReduction, height=_SMALL, width=_SMALL, prefix_count=_SMALL).map(
+        lambda kind: reduction_pb2.Reduction(grid=kind)
+    ),
+    st.lists(_SPANS, max_size=2).map(
+        lambda spans: reduction_pb2.Reduction(spans=reduction_pb2.SpanReduction(spans=spans))
     ),
     st.builds(reduction_pb2.ProjectionReduction, component_count=_SMALL, seed=_INT64).map(
         lambda kind: reduction_pb2.Reduction(projection=kind)
@@ -199,8 +213,8 @@ _HEADS = st.builds(
 
 def _with_bytes(head: pb.ExtractRequest) -> pb.ExtractRequest:
     """Add the bytes that the head promises, where that can be."""
-    constants = [spec for tap in head.taps for step in tap.reductions for spec in _constants(step)]
-    for index, spec in enumerate([*(entry.tensor for entry in head.inputs), *constants]):
+    operands = [spec for tap in head.taps for step in tap.reductions for spec in _constants(step)]
+    for index, spec in enumerate([*(entry.tensor for entry in head.inputs), *operands]):
         size = {1: 4, 2: 8, 4: 2, 5: 1, 9: 8, 10: 1, 11: 8}.get(spec.dtype, 0)
         for side in spec.shape:
             size *= side

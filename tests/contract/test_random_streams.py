@@ -14,11 +14,11 @@ import trocar
 from tests.contract.test_random_requests import _HEADS as HEADS
 from tests.contract.test_random_requests import DEFECTS, _constants
 from tests.contract.test_random_requests import _rarely as rarely
-from tests.support.footprint import hook_counts
-from tests.support.oracle import noise
-from tests.support.running_server import RunningServer
-from tests.support.scale import count
-from tests.support.wire import chunk, raw_channel, tensor
+from tests.support.files.scale import count
+from tests.support.oracles.oracle import noise
+from tests.support.servers.footprint import hook_counts
+from tests.support.servers.running_server import RunningServer
+from tests.support.wire.wire import chunk, raw_channel, tensor
 from trocar_api.v1 import extraction_pb2, tap_pb2, tensor_pb2
 from trocar_api.v1 import stream_pb2 as pb
 from trocar_api.v1.statistics_pb2 import STATISTIC_MEAN as MEAN
@@ -215,7 +215,7 @@ def test_no_forged_checkpoint_is_answered_with_a_defect(
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 1 << 62, (1 << 64) - 1])
 def test_a_checkpoint_that_promises_another_length_is_refused(client: trocar.Client, length: int) -> None:
     checkpoint = struct.pack("<Q", length)[: length if 0 < length < 8 else 8]
-    with pytest.raises(trocar.InvalidArgumentError, match="start anew"):
+    with pytest.raises(trocar.InvalidArgumentError, match="start again without it"):
         list(client.extract_stream("plain", [], TAP, running_statistics=True, checkpoint=checkpoint))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from trocar.errors import EXCEPTIONS, TrocarError
 from trocar_api.reasons import ErrorReason
-from trocar_server.rpc.status import STATUS_CODES
+from trocar_server.rpc.call.status import STATUS_CODES
 
 
 @pytest.mark.parametrize("reason", ErrorReason)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import trocar
-from trocar._tensors import dequantize
-from trocar_server.reductions import Reduced, cast_value, constant_specs, reduce_value
-from trocar_server.rpc.reductions import cast_from_wire, constant_byte_counts, reductions_from_wire
+from trocar._base.tensors import dequantize
+from trocar_server.rpc.codec.reductions import cast_from_wire, operand_byte_counts, reductions_from_wire
+from trocar_server.tensors.reductions import Reduced, cast_value, operand_specs, reduce_value
 
 IMAGE = np.random.default_rng(0).normal(size=(3, 6, 5, 4)).astype(np.float32)
 TOKENS = np.random.default_rng(1).normal(size=(3, 7, 6)).astype(np.float32)
@@ -20,13 +20,13 @@ def served(value: Any, tap: trocar.Tap) -> Reduced:
     wire = type(tap.to_wire()).FromString(tap.to_wire().SerializeToString())
     reductions = reductions_from_wire("reductions", wire.reductions)
     payloads = [bytearray(payload) for payload in tap.payloads()]
-    assert [len(payload) for payload in payloads] == constant_byte_counts(reductions)
-    constants = [
+    assert [len(payload) for payload in payloads] == operand_byte_counts(reductions)
+    operands = [
         torch.frombuffer(payload, dtype=spec.dtype).reshape(spec.shape)
-        for payload, spec in zip(payloads, constant_specs(reductions), strict=True)
+        for payload, spec in zip(payloads, operand_specs(reductions), strict=True)
     ]
     channel_dim = wire.channel_dim if wire.HasField("channel_dim") else None
-    return reduce_value(torch.from_numpy(value), reductions, channel_dim, constants)
+    return reduce_value(torch.from_numpy(value), reductions, channel_dim, operands)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trocar
-from trocar._fit_parts import fit_spec
-from trocar._trainer_options import options_to_wire
-from trocar._trainer_requests import trainer_spec
+from trocar._request.training.fit_parts import FitOptions, fit_spec
+from trocar._request.training.trainer_options import options_to_wire
+from trocar._wire.trainer_requests import TrainerOptions, trainer_spec
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import fit_pb2, trainer_pb2
 from trocar_server.errors import ServiceError
-from trocar_server.rpc import trainer_specs
+from trocar_server.rpc.codec import trainer_specs
 
 FIT: dict[str, Any] = {
     "epochs": 5,
@@ -25,14 +25,15 @@ FIT: dict[str, Any] = {
     "drop_last": True,
     "metrics": ["accuracy", trocar.metric("top_k", top_k=2)],
     "augment": [trocar.augmentation("RandomCrop", size=[32, 32], padding=4), "RandomHorizontalFlip"],
-    "stop": trocar.early_stop("accuracy", patience=7, min_delta=0.25),
+    "early_stop": trocar.early_stop("accuracy", patience=7, min_delta=0.25),
     "checkpoint_every": 11,
     "feature_cache": False,
+    "eval_split": 0.25,
 }
 
 
 def read(**options: Any) -> Any:
-    return trainer_specs.trainer_spec(trainer_spec("resnet18", **options))
+    return trainer_specs.trainer_spec(trainer_spec(TrainerOptions("resnet18", **options)))
 
 
 def test_a_trainer_arrives_with_every_option() -> None:
@@ -71,6 +72,7 @@ def test_a_trainer_arrives_with_every_option() -> None:
     dumped = found.model_dump(mode="json")
     assert dumped["head"] == {
         "classes": 10, "hidden": [256, 64], "dropout": 0.5, "init": "xavier", "bias": False, "path": "fc",
+        "of": "",
     }  # fmt: skip
     assert dumped["trainable"] == ["layer4", "fc"]
     losses = dumped["losses"]
@@ -110,7 +112,7 @@ def test_what_is_not_said_is_the_servers_own() -> None:
 
 
 def test_a_fit_arrives_with_every_option() -> None:
-    message = fit_spec(**FIT)
+    message = fit_spec(FitOptions("d", **FIT))
     message.dataset_id, message.eval_dataset_id = "train", "test"
     found = trainer_specs.fit_spec(message).model_dump(mode="json")
     assert [(metric["name"], metric["options"]) for metric in found["metrics"]] == [
@@ -132,8 +134,11 @@ def test_a_fit_arrives_with_every_option() -> None:
         "shuffle",
         "drop_last",
         "checkpoint_every",
+        "eval_split",
     )
-    assert [found[name] for name in names] == ["train", "test", 5, 16, False, True, 11]
+    assert [found[name] for name in names] == ["train", "test", 5, 16, False, True, 11, 0.25]
+    with pytest.raises(ValueError, match="eval and eval_split"):
+        fit_spec(FitOptions("d", eval="e", eval_split=0.1))
 
 
 Option = st.one_of(
@@ -168,7 +173,7 @@ def test_a_large_float_stays_a_float(value: float) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_client_that_sends_what_is_not_finite_is_told(value: float) -> None:
-    message = trainer_spec("resnet18", optimizer=trocar.sgd())
+    message = trainer_spec(TrainerOptions("resnet18", optimizer=trocar.sgd()))
     message.optimizer.options["lr"] = value
     with pytest.raises(ServiceError, match="finite") as caught:
         trainer_specs.trainer_spec(message)

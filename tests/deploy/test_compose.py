@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.support.command_lines import parse
-from tests.support.deployment import (
+from tests.support.files.command_lines import parse
+from tests.support.files.deployment import (
     CHECKPOINTS_S,
     DEPLOY,
     documents,
@@ -17,7 +17,7 @@ from tests.support.deployment import (
     memory,
     unknown_settings,
 )
-from trocar_server.access import check_address
+from trocar_server.app.access import check_address
 from trocar_server.config import read_config
 
 FILES = sorted(DEPLOY.glob("compose*.yaml"))

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.command_lines import parse
-from tests.support.deployment import ROOT, Instruction, image_environment, stages, unknown_settings
-from tests.support.odd_models import Identity
-from tests.support.running_server import running_server
-from tests.support.serving import custom
+from tests.support.files.command_lines import parse
+from tests.support.files.deployment import ROOT, Instruction, image_environment, stages, unknown_settings
+from tests.support.models.odd_models import Identity
+from tests.support.servers.running_server import running_server
+from tests.support.servers.serving import custom
+from tools.write_lock import EXTRAS, PYTHON, locked
 from trocar._cli import main
 from trocar_server.config import read_config
 
@@ -49,17 +50,33 @@ def test_the_extras_that_are_installed_exist() -> None:
     (extras,) = [entry.text for entry in instructions("ARG", BUILD) if entry.text.startswith("EXTRAS=")]
     names = extras.removeprefix("EXTRAS=").split(",")
     assert "server" in names
-    assert set(names) <= set(PROJECT["project"]["optional-dependencies"])
-    assert installed.count("--constraint constraints.txt") == installed.count("pip install")
+    assert set(names) <= set(EXTRAS) <= set(PROJECT["project"]["optional-dependencies"])
 
 
-def test_both_stages_have_the_same_base_and_it_is_no_moving_tag() -> None:
+def test_only_wheels_of_the_lock_are_installed() -> None:
+    (install,) = [run.text for run in instructions("RUN", BUILD) if "pip install" in run.text]
+    assert "--no-index --find-links /wheels --constraint constraints.txt" in install
+    (download,) = [run.text for run in instructions("RUN", BUILD) if "pip download" in run.text]
+    assert "--require-hashes --requirement requirements.lock" in download.rpartition("fi ")[2]
+
+
+def test_another_torch_leaves_out_torch_and_its_libraries_and_nothing_else() -> None:
+    (download,) = [run.text for run in instructions("RUN", BUILD) if "pip download" in run.text]
+    (pattern,) = re.findall(r"sed -i -E '/(\S+)/d'", download)
+    left_out = {name for name, version in locked().items() if re.search(pattern, f"{name}=={version}")}
+    marked = {name for name in locked() if name.startswith(("nvidia-", "cuda-"))}
+    assert marked
+    assert left_out == marked | {"torch", "torchvision", "triton"}
+
+
+def test_both_stages_have_the_same_base_and_it_is_pinned_by_digest() -> None:
     assert [stage[0].text.split()[0] for stage in (BUILD, FINAL)] == ["${BASE_IMAGE}"] * 2
     (argument,) = instructions("ARG", ARGUMENTS)
     image = argument.text.removeprefix("BASE_IMAGE=")
-    version = re.match(r"python:(\d+\.\d+)-", image)
+    version = re.fullmatch(r"python:(\d+\.\d+)-slim-bookworm@sha256:[0-9a-f]{64}", image)
     assert version
     assert f">={version[1]}" == PROJECT["project"]["requires-python"]
+    assert version[1] == PYTHON  # whose wheels the lock has
 
 
 def test_the_image_runs_as_a_user_without_rights_who_owns_the_data() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from tests.support.command_lines import parse
-from tests.support.deployment import (
+from tests.support.files.command_lines import parse
+from tests.support.files.deployment import (
     CHECKPOINTS_S,
     DEPLOY,
     documents,
@@ -19,13 +19,13 @@ from tests.support.deployment import (
     memory,
     unknown_settings,
 )
-from tests.support.json_patch import patched
-from trocar_server.access import check_address
+from tests.support.files.json_patch import patched
+from trocar_server.app.access import check_address
 from trocar_server.auth import Scope, TokenFile
 from trocar_server.auth.grants import decode
 from trocar_server.config import ServerConfig, read_config
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.health_port import LIVE
+from trocar_server.rpc.listen.health_port import LIVE
 from trocar_server.rpc.server import _SERVICES
 
 KUBERNETES = DEPLOY / "kubernetes"

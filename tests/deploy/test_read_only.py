@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import trocar
-from tests.support.sealed_off import can_seal, sealed_server
+from tests.support.servers.sealed_off import can_seal, sealed_server
 
 pytestmark = pytest.mark.skipif(not can_seal(), reason="needs unshare and mount namespaces")
 START_S = 120

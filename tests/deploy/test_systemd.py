@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_lines import parse
-from tests.support.deployment import CHECKPOINTS_S, DEPLOY, memory, unknown_settings
-from trocar_server.access import check_address
+from tests.support.files.command_lines import parse
+from tests.support.files.deployment import CHECKPOINTS_S, DEPLOY, memory, unknown_settings
+from trocar_server.app.access import check_address
 from trocar_server.config import read_config
 
 SYSTEMD = DEPLOY / "systemd"

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import trocar
-from tests.support.footprint import hook_counts
-from tests.support.oracle import noise
-from tests.support.running_server import RunningServer, running_server
-from tests.support.serving import custom
-from tests.support.tiny_models import Count, DataDependent, Plain, Structured
+from tests.support.models.tiny_models import Count, DataDependent, Plain, Structured
+from tests.support.oracles.oracle import noise
+from tests.support.servers.footprint import hook_counts
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom
 
 IMAGES = noise(2, 3, 8, 8)
 NARROW_LIMITS = {"max_request_bytes": 1 << 20, "max_reply_bytes": 1 << 16, "max_batch": 16, "max_taps": 8}

@@ -7,11 +7,11 @@ from typing import Any
 import grpc
 
 import trocar
-from tests.support.scale import count
-from tests.support.server_processes import server_processes
-from tests.support.serving import custom
-from tests.support.tiny_models import Plain
-from tests.support.wire import extract_call, raw_channel
+from tests.support.files.scale import count
+from tests.support.models.tiny_models import Plain
+from tests.support.servers.server_processes import server_processes
+from tests.support.servers.serving import custom
+from tests.support.wire.wire import extract_call, raw_channel
 
 BOMBS = count(20)
 GROWTH_BYTES = 16 << 20

@@ -13,13 +13,13 @@ import grpc
 import pytest
 
 import trocar
-from tests.support.methods import OWN, Method
-from tests.support.provoked import outcome, request_of, requests_with
-from tests.support.running_server import RunningServer, running_server
-from tests.support.serving import custom
-from tests.support.tiny_models import Plain
-from tests.support.tiny_training import MODELS, make_trainer, samples
-from tests.support.wire import raw_channel
+from tests.support.models.tiny_models import Plain
+from tests.support.oracles.tiny_training import MODELS, make_trainer, samples
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom
+from tests.support.wire.methods import OWN, Method
+from tests.support.wire.provoked import outcome, request_of, requests_with
+from tests.support.wire.wire import raw_channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

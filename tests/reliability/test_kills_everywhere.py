@@ -10,12 +10,12 @@ import pytest
 
 import trocar
 from tests.kills import SETTINGS, kill
+from tests.support.files.scale import SEED, count
 from tests.support.killing.audit import leftovers, remaining, torn
 from tests.support.killing.moments import Moments
 from tests.support.killing.storing import Editing, Uploading
 from tests.support.killing.training import Stepping
-from tests.support.running_server import RunningServer, running_server
-from tests.support.scale import SEED, count
+from tests.support.servers.running_server import RunningServer, running_server
 
 KILLS = count(5, "TROCAR_SERVER_KILLS")
 

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.health_probe import HealthProbe
 from benchmarks.overload import Call, Measured, Outcome, measure
-from tests.support.running_server import RunningServer, running_server
-from tests.support.serving import custom
-from tests.support.tiny_models import Plain
+from tests.support.models.tiny_models import Plain
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom
 
 CALL = Call("plain", np.zeros((1, 3, 8, 8), np.float32), "fc", 2.0)
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests.support.reliability_page import ROOT, is_named, named_tests
-from tests.support.scale import count
+from tests.support.files.reliability_page import ROOT, is_named, named_tests
+from tests.support.files.scale import count
 
 
 @pytest.mark.parametrize(("file", "name"), named_tests())
@@ -44,7 +44,7 @@ def test_a_name_stands_for_one_test_and_a_file_for_all(
 
 
 def test_a_scale_multiplies_and_a_number_of_its_own_wins() -> None:
-    code = "from tests.support.scale import count; print(count(7), count(7, 'OWN'))"
+    code = "from tests.support.files.scale import count; print(count(7), count(7, 'OWN'))"
     environment = {**os.environ, "RELIABILITY_SCALE": "20", "OWN": "3"}
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)

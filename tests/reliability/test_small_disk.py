@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import trocar
-from tests.support.running_server import running_server
-from tests.support.scale import count
-from tests.support.tiny_training import MODELS, assert_weights, batches, make_trainer, stepped_plainly
+from tests.support.files.scale import count
+from tests.support.oracles.tiny_training import MODELS, assert_weights, batches, make_trainer, stepped_plainly
+from tests.support.servers.running_server import running_server
 
 FAILURES = count(50)
 

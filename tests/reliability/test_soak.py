@@ -3,7 +3,7 @@
 import pytest
 
 from tests import soak
-from tests.support.scale import SEED
+from tests.support.files.scale import SEED
 
 
 def test_a_short_soak_finds_all_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,19 +22,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import trocar
-from tests.support.footprint import hook_counts
-from tests.support.oracle import noise
-from tests.support.running_server import RunningServer, running_server
-from tests.support.scale import count
-from tests.support.serving import custom, rebuilt
-from tests.support.tiny_models import Plain
-from tests.support.tiny_training import MODELS, PlainTrainer, make_trainer, samples
-from tests.support.trainable_nets import SHAPE, TinyNet
+from tests.support.files.scale import count
+from tests.support.models.tiny_models import Plain
+from tests.support.models.trainable_nets import SHAPE, TinyNet
+from tests.support.oracles.oracle import noise
+from tests.support.oracles.tiny_training import MODELS, PlainTrainer, make_trainer, samples
+from tests.support.servers.footprint import hook_counts
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom, rebuilt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.oracle import Array
+    from tests.support.oracles.oracle import Array
 
 HISTORIES = count(6)
 STEPS = 40
@@ -354,16 +354,15 @@ class Server(RuleBasedStateMachine):
     @invariant()
     def nothing_is_left(self) -> None:
         engine = self.server.engine
-        for host in list(engine._hosts.values()):
-            assert host.pool.leased_count == 0
+        assert {pool.leased_count for pool in engine.pools().values()} <= {0}
         assert all(set(counts) == {0} for counts in hook_counts(self.server).values())
         assert engine.replies.byte_count <= CACHE_BYTES
 
     @invariant()
     def base_weights_are_as_they_were(self) -> None:
         for name in BASES:
-            host = self.server.engine._hosts.get(name)
-            state = host.hosted.module.state_dict() if host else {}
+            engine = self.server.engine
+            state = engine.deployment(name).hosted.module.state_dict() if name in engine.pools() else {}
             assert all(torch.equal(value, self.weights[name][key]) for key, value in state.items())
 
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import trocar
-from tests.support.doomed_clients import doomed_clients
-from tests.support.footprint import hook_counts, live_tensor_count
-from tests.support.oracle import noise
-from tests.support.proxy import running_proxy
-from tests.support.running_server import RunningServer, running_server
-from tests.support.scale import SEED, count
-from tests.support.serving import custom, rebuilt
-from tests.support.tiny_models import Plain
-from tests.support.wire import chunk, extract_call, raw_channel, request, tensor
+from tests.support.files.scale import SEED, count
+from tests.support.models.tiny_models import Plain
+from tests.support.oracles.oracle import noise
+from tests.support.servers.doomed_clients import doomed_clients
+from tests.support.servers.footprint import hook_counts, live_tensor_count
+from tests.support.servers.proxy import running_proxy
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom, rebuilt
+from tests.support.wire.wire import chunk, extract_call, raw_channel, request, tensor
 
 KILLED = count(300)
 CANCELLED = count(300)
@@ -61,7 +61,7 @@ def extract(server: RunningServer, inputs: np.ndarray) -> np.ndarray:
 
 def in_flight(server: RunningServer) -> int:
     """Count replicas that are lent and calls that wait for one."""
-    pool = server.engine._hosts["plain"].pool
+    pool = server.engine.deployment("plain").pool
     return pool.leased_count + pool.waiting_count
 
 

@@ -27,9 +27,9 @@ import torch
 from torch import nn
 
 import trocar
-from tests.support.changes import CHANGES, INDICES, Place, Tally, some_channels
-from tests.support.oracle import Array, noise
-from tests.support.other_models import OTHER_MODELS, OtherModel, without_in_place
+from tests.support.models.other_models import OTHER_MODELS, OtherModel, without_in_place
+from tests.support.oracles.oracle import Array, noise
+from tests.support.wire.changes import CHANGES, INDICES, Place, Tally, some_channels
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 CLASSES = [3, 141]

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 
 import trocar
-from tests.support.changes import CHANGES, Place, Tally
-from tests.support.oracle import Array, noise
-from tests.support.other_models import OTHER_MODELS, OtherModel, without_in_place
+from tests.support.models.other_models import OTHER_MODELS, OtherModel, without_in_place
+from tests.support.oracles.oracle import Array, noise
+from tests.support.wire.changes import CHANGES, Place, Tally
 
 pyvene: Any = importlib.import_module("pyvene")  # a name that type checkers need not find
 TOKEN = 3

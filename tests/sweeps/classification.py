@@ -24,7 +24,15 @@ import torch
 from torchvision.models import get_model_builder, list_models
 
 import trocar
-from tests.support.oracle import Array, Key, hooked_outputs, noise, rebuilt_by_name, same_bits, takes_list
+from tests.support.oracles.oracle import (
+    Array,
+    Key,
+    hooked_outputs,
+    noise,
+    rebuilt_by_name,
+    same_bits,
+    takes_list,
+)
 
 FAMILIES = {
     "classification": "torchvision.models",

@@ -19,14 +19,14 @@ import numpy as np
 import structlog
 
 import trocar
-from tests.support.every_edit import PORTS, Hand, Place, cases, outcome, places
-from tests.support.footprint import hook_counts
-from tests.support.oracle import noise
-from tests.support.running_server import RunningServer, running_server
+from tests.support.oracles.oracle import noise
+from tests.support.servers.footprint import hook_counts
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.wire.every_edit import PORTS, Hand, Place, cases, outcome, places
 
 MODELS: dict[str, dict[str, Any]] = {
     "resnet18": {"weights": "random:0"},
-    "vit_b_16": {"factory": "tests.support.every_edit:small_vit", "weights": "random:0"},
+    "vit_b_16": {"factory": "tests.support.wire.every_edit:small_vit", "weights": "random:0"},
     "swin_t": {"weights": "random:0"},
     "mobilenet_v3_small": {"weights": "random:0"},
 }
@@ -77,7 +77,7 @@ def tried(
 ) -> tuple[Counter[str], list[str]]:
     """Return how so many edits went (0: all), counted, and what was wrong."""
     batch, other = noise(2, 3, SIDE, SIDE), noise(2, 3, SIDE, SIDE, seed=1)
-    model: Any = server.engine._hosts[name].hosted.module
+    model: Any = server.engine.deployment(name).hosted.module
     hand = Hand(model, batch, other)
     before = client.extract(name, batch, "/out")["/out"]
     outcomes: Counter[str] = Counter()

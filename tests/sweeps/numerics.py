@@ -25,13 +25,13 @@ import torch
 from torch import nn
 from torchvision.models import get_model_builder, list_models
 
-from tests.support.oracle import noise, rebuilt_by_name
-from trocar_server.engines.conversion import convert
-from trocar_server.engines.folding import find_pairs
-from trocar_server.engines.numerics import Numerics, deviation, keeps_promise
-from trocar_server.engines.openvino_runner import OpenVinoRunner
-from trocar_server.engines.recipe import ArgumentForm, Recipe
-from trocar_server.engines.torch_runner import TorchRunner
+from tests.support.oracles.oracle import noise, rebuilt_by_name
+from trocar_server.engine.compiled.backends.conversion import convert
+from trocar_server.engine.compiled.backends.folding import find_pairs
+from trocar_server.engine.compiled.backends.openvino_runner import OpenVinoRunner
+from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe
+from trocar_server.engine.compiled.backends.torch_runner import TorchRunner
+from trocar_server.engine.request.numerics import Numerics, deviation, keeps_promise
 from trocar_server.models import make_replica
 from trocar_server.surgery import Target
 
@@ -81,7 +81,7 @@ def _check(name: str, count: int) -> Iterator[tuple[str, str, bool]]:
     side = _size(name)
     batches = tuple(torch.from_numpy(noise(rows, 3, side, side, seed=rows)) for rows in _BATCHES)
     targets = _targets(model, batches[0], count, random.Random(name))
-    recipe = Recipe((ArgumentForm(torch.float32, (3, side, side)),), targets)
+    recipe = Recipe((ArgumentSpec(torch.float32, (3, side, side)),), targets)
     eager = _eager(model, targets, batches)
     odd = _oddities(eager.values[-1])
     yield "eager", f"side {side}, values {', '.join(recipe.names)}{odd}", True

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from tests.support.spool_devices import all_tensors_on_a_device
-from tests.support.spool_fuzz import failure
+from tests.support.spool.spool_devices import all_tensors_on_a_device
+from tests.support.spool.spool_fuzz import failure
 
 
 def main() -> int:

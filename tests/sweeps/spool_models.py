@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torchvision.models import list_models
 
-from tests.support.spool_models import Outcome, outcome
+from tests.support.spool.spool_models import Outcome, outcome
 
 FAMILIES = ("classification", "segmentation", "detection", "video", "optical_flow")
 

@@ -14,7 +14,7 @@ import time
 
 from torchvision.models import list_models
 
-from tests.support.stages import recorded_by_name, stage_leaves
+from tests.support.models.stages import recorded_by_name, stage_leaves
 from trocar_server.models.stages import stages_of
 
 

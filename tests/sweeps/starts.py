@@ -20,9 +20,9 @@ import structlog
 import torch
 
 import trocar
-from tests.support.footprint import hook_counts
-from tests.support.oracle import Array, noise
-from tests.support.running_server import RunningServer, running_server
+from tests.support.oracles.oracle import Array, noise
+from tests.support.servers.footprint import hook_counts
+from tests.support.servers.running_server import RunningServer, running_server
 
 SIZES = {
     "resnet18": 64,
@@ -98,7 +98,7 @@ def _equal(found: trocar.FeatureMaps, full: trocar.FeatureMaps) -> bool:
 
 
 def _digest(server: RunningServer, name: str) -> str:
-    module: Any = server.engine._hosts[name].hosted.module
+    module: Any = server.engine.deployment(name).hosted.module
     return server.on_owner(
         lambda: str({key: torch.hash_tensor(value).item() for key, value in module.state_dict().items()})
     )

@@ -96,9 +96,9 @@ def _resident_mb(pid: int) -> float:
 def _serve(pipe: Connection) -> None:
     import structlog
 
-    from tests.support.running_server import running_server
-    from tests.support.serving import custom
-    from tests.support.tiny_models import Plain
+    from tests.support.models.tiny_models import Plain
+    from tests.support.servers.running_server import running_server
+    from tests.support.servers.serving import custom
 
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), cache_logger_on_first_use=False)
     with running_server(models={"plain": custom(Plain, (3, 8, 8))}, device="cpu") as running:

@@ -18,9 +18,9 @@ from pathlib import Path
 import structlog
 
 import trocar
-from tests.support.footprint import live_tensor_count
-from tests.support.running_server import running_server
-from tests.support.surgical_calls import MODELS, footprint, stress
+from tests.support.servers.footprint import live_tensor_count
+from tests.support.servers.running_server import running_server
+from tests.support.wire.surgical_calls import MODELS, footprint, stress
 
 _MOST_GROWTH_MB = 20.0
 

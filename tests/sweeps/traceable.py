@@ -21,15 +21,15 @@ import torch
 from torch import nn
 from torchvision.models import get_model, get_model_builder, list_models
 
-from tests.support.extractor import extracted, node_names
+from tests.support.oracles.extractor import extracted, node_names
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models.replicas import make_meta_replica, make_replica
-from trocar_server.surgery.graph import TracedGraph, trace_graph
-from trocar_server.surgery.nodes import NodeSession, record_nodes
-from trocar_server.surgery.recording import ModuleRecord
+from trocar_server.surgery.recording.graph import TracedGraph, trace_graph
+from trocar_server.surgery.recording.recording import ModuleRecord
+from trocar_server.surgery.sessions.nodes import NodeSession, record_nodes
+from trocar_server.surgery.sessions.taps import Target
 from trocar_server.surgery.structure import leaves
-from trocar_server.surgery.taps import Target
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "vit_h_14": {"image_size": 56},

@@ -73,6 +73,19 @@ def test_taps_have_the_bits_of_torch_and_of_trocars_own_client(client: Any, comp
                 assert found.tobytes() == wanted.tobytes(), (source, name)
 
 
+def test_texts_as_bytes_are_tokenized(client: Any) -> None:
+    texts = np.array([text.encode() for text in EXPECTED["texts"]], dtype=object)
+    result = client.infer("bert", [tensor(texts, "text")], outputs=outputs("encoder.layer.0"))
+    assert result.as_numpy("encoder.layer.0").tobytes() == EXPECTED["transformers layer"].tobytes()
+
+
+def test_several_named_inputs(client: Any) -> None:
+    names = ("attention_mask", "input_ids", "token_type_ids")
+    inputs = [tensor(EXPECTED[f"bert {name}"], name) for name in names]
+    result = client.infer("bert", inputs, outputs=outputs("encoder.layer.0"))
+    assert result.as_numpy("encoder.layer.0").tobytes() == EXPECTED["transformers layer"].tobytes()
+
+
 def test_without_outputs_the_models_own_come(client: Any) -> None:
     result = client.infer("resnet18", [tensor(BATCH)])
     (name,) = [entry.name for entry in client.get_model_metadata("resnet18").outputs]

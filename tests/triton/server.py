@@ -17,27 +17,34 @@ from typing import Any
 import numpy as np
 import structlog
 import torch
+from transformers import AutoModel, AutoTokenizer
 
 import trocar
-from tests.support.oracle import hooked_outputs, noise, rebuilt_by_name
-from tests.support.pictures import encoded, photo
-from tests.support.running_server import running_server
-from tests.support.serving import custom, tiny_models_config
-from tests.support.tiny_models import Plain
+from tests.support.models.text_models import save_tokenizer
+from tests.support.models.tiny_models import Plain
+from tests.support.models.transformers_folders import save_family
+from tests.support.oracles.oracle import hooked_outputs, noise, rebuilt_by_name
+from tests.support.servers.running_server import running_server
+from tests.support.servers.serving import custom, tiny_models_config
+from tests.support.wire.pictures import encoded, photo
 from trocar_server.auth import Scope, TokenFile
 
 BATCH = noise(4, 3, 64, 64)
+TEXTS = ["a cat", "the dog sat on the mat"]
 
 
 def main(folder: Path) -> None:
     """Serve until SIGTERM."""
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    models = {
+    models: dict[str, Any] = {
         **tiny_models_config(),
         "resnet18": {"weights": "random:0"},
         "pictures": custom(Plain, (3, 8, 8), preprocessing={"resize": (8,), "crop": (8,)}),
     }
     plain = {"plain": models["plain"]}
+    save_family("bert", folder / "bert")
+    save_tokenizer(folder / "bert")
+    models["bert"] = {"source": f"hf:{folder / 'bert'}"}
     with TemporaryDirectory() as data_dir, ExitStack() as servers:
         now_s = time.time()
         tokens = TokenFile(Path(data_dir))  # a running server would notice a new one only after a moment
@@ -45,7 +52,8 @@ def main(folder: Path) -> None:
         server = servers.enter_context(running_server(models=models, device="cpu"))
         options = {"models": plain, "device": "cpu", "tokens": True, "data_dir": data_dir}
         guarded = servers.enter_context(running_server(**options))
-        np.savez(folder / "expected.npz", **expected(server.address))
+        of_texts = expected_of_texts(folder / "bert")
+        np.savez(folder / "expected.npz", **expected(server.address), **of_texts)
         print(server.address, guarded.address, token, flush=True)
         signal.sigwait({signal.SIGTERM})
 
@@ -68,6 +76,16 @@ def expected(address: str) -> dict[str, Any]:
         found["trocar layer4:mean:channel"] = np.asarray(of_channels.mean)
         found["trocar picture"] = client.extract("pictures", [encoded(photo(), "PNG")], taps="conv")["conv"]
     return found
+
+
+def expected_of_texts(folder: Path) -> dict[str, Any]:
+    """Return the tokens of `TEXTS`, and what transformers computes of them."""
+    tokens = dict(AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt"))
+    module = AutoModel.from_pretrained(folder).eval().requires_grad_(False)
+    with torch.inference_mode():
+        states = module(**tokens, output_hidden_states=True).hidden_states
+    arrays = {f"bert {name}": value.numpy() for name, value in tokens.items()}
+    return {"texts": np.array(TEXTS), "transformers layer": states[1].numpy(), **arrays}
 
 
 if __name__ == "__main__":

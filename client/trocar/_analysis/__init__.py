@@ -1,4 +1,4 @@
-"""What is computed on the client from feature maps and statistics: NumPy only, no torch, no SciPy.
+"""Analyses of feature maps and statistics on the client: NumPy only, no torch, no SciPy.
 
-Each module has the mathematics and the result of one function; `trocar._aio_analysis` runs the passes.
+Each module has the mathematics and the result of one function; `_async.analysis_passes` runs the passes.
 """

@@ -11,15 +11,16 @@ import numpy as np
 
 from trocar._analysis.feature_rows import FeatureRows
 from trocar._analysis.moments import Floats
-from trocar._analysis.tables import html_table, text_table
-from trocar._names import unknown_name
+from trocar._base.names import unknown_name
+from trocar._base.tables import html_table
+from trocar._base.text_tables import text_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from matplotlib.figure import Figure
 
-    from trocar._tensors import Array
+    from trocar._base.tensors import Array
 
 _MOST_TITLED = 8
 """Columns that a table shows under their names; more are numbered."""
@@ -55,7 +56,7 @@ class Cka:
         """Return the number of a row and a column.
 
         Raises:
-            KeyError: One of the names is not there.
+            KeyError: A name is unknown.
         """
         row, column = names
         if row not in self.rows:
@@ -65,7 +66,7 @@ class Cka:
         return float(self.matrix[self.rows.index(row), self.columns.index(column)])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Draw the matrix as a heat map, with the values where there is room.
+        """Draw the matrix as a heat map, with the values if they fit.
 
         Args:
             path: Where to save the picture; the suffix says the format, for example ".png".
@@ -111,7 +112,7 @@ class Cka:
 
 
 class FeatureCollector:
-    """Keeps the features of all samples, by feature map, until their Gram matrices are made.
+    """Stores the features of all samples, by feature map, until their Gram matrices are computed.
 
     Close it, or the temporary files stay open.
     """
@@ -128,11 +129,11 @@ class FeatureCollector:
 
     @property
     def count(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
         return max((rows.count for rows in self._rows.values()), default=0)
 
     def add(self, maps: Mapping[str, Array]) -> None:
-        """Take the next batch.
+        """Add the next batch.
 
         Raises:
             ValueError: The feature maps do not have one row for each sample, or differ between batches.
@@ -141,7 +142,7 @@ class FeatureCollector:
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the feature maps do not have one row for each sample: {lengths}")
         if self._rows and maps.keys() != self._rows.keys():
-            raise ValueError("the feature maps of this batch are others than those before")
+            raise ValueError("the feature maps of this batch differ from those of earlier batches")
         for name, values in maps.items():
             if name not in self._rows:
                 self._rows[name] = FeatureRows(name)
@@ -156,7 +157,7 @@ class FeatureCollector:
         least = 4 if debiased else 2
         if self.count < least:
             kind = "debiased CKA" if debiased else "CKA"
-            raise ValueError(f"{kind} needs at least {least} samples, there are {self.count}")
+            raise ValueError(f"{kind} needs at least {least} samples, received {self.count}")
         return {name: _unit(gram(rows), debiased) for name, rows in self._rows.items()}
 
 

@@ -1,140 +1,203 @@
-"""Comparing the feature maps of two models batch by batch; the result is a `Diff`."""
+"""Comparison: a model before and after an edit, or two models, with what happened to the best classes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trocar._analysis.diff import Diff, DiffRow
-from trocar._analysis.differences import Differences
-from trocar._analysis.ordering import in_execution_order
-from trocar._analysis.taps import value_taps
-from trocar._taps import Tap
+from trocar._analysis.prediction import ClassScore, PredictionCollector, Predictions
+from trocar._base.names import shortened
+from trocar._base.tables import html_table, number_text
+from trocar._base.text_tables import text_table
 
 if TYPE_CHECKING:
-    from trocar._analysis.taps import Taps
-    from trocar._feature_maps import FeatureMapInfo, FeatureMaps
+    from matplotlib.figure import Figure
+
+    from trocar._base.tensors import Array
+
+_MOST_ROWS = 12
+"""Feature maps, and samples, in the text of a comparison."""
+_MOST_NAME = 40
+_CLASS_HEAD = ("sample", "before", "score", "its score after", "after", "score ", "")
+_VALUE_HEAD = ("feature map", "mean before", "mean after", "cosine", "relative error", "max difference")
 
 
-class DiffCollector:
-    """Compares the feature maps of two models, batch by batch.
+@dataclass(frozen=True)
+class ClassChange:
+    """The best class of one sample, before and after."""
 
-    Args:
-        taps_a: What is asked of the first model.
-        taps_b: What is asked of the second, where that is not the same.
-    """
-
-    def __init__(self, taps_a: Taps, taps_b: Taps | Mapping[str, str | Tap] | None = None) -> None:
-        self.taps_a = value_taps(taps_a)
-        self._pairs: list[tuple[str, str]] | None = None
-        if isinstance(taps_b, Mapping):
-            self.taps_b = value_taps(list(taps_b.values()))
-            self._pairs = [(a, _key(b)) for a, b in zip(taps_b, self.taps_b, strict=True)]
-        elif taps_b is None:
-            self.taps_b = self.taps_a
-        else:
-            self.taps_b = value_taps(taps_b)
-            if len(self.taps_b) != len(self.taps_a):
-                raise ValueError(
-                    f"taps has {len(self.taps_a)} entries and taps_b {len(self.taps_b)}; pairs need as many"
-                )
-            self._pairs = [(_key(a), _key(b)) for a, b in zip(self.taps_a, self.taps_b, strict=True)]
-        self._sums: dict[str, _Pair] = {}
-        self._only: tuple[dict[str, None], dict[str, None]] = ({}, {})  # dicts as sets that keep the order
-        self.info: dict[str, FeatureMapInfo] = {}
-        self.batch_count = 0
+    sample: str
+    """The file, the text, or `sample 3`."""
+    before: ClassScore
+    """The best class before."""
+    after: ClassScore
+    """The best class after."""
+    before_score_after: float
+    """The score after of the class that was the best before; NaN where the other model has no such class."""
 
     @property
-    def needs_order(self) -> bool:
-        """Whether the reply alone does not tell the execution order."""
-        return len(self.taps_a) > 1 and len(self._sums) > 1
+    def is_changed(self) -> bool:
+        """Whether another class is the best."""
+        return (self.before.label, self.before.number) != (self.after.label, self.after.number) and not (
+            self.before.name and self.before.name == self.after.name
+        )
 
-    def add(self, maps_a: FeatureMaps, maps_b: FeatureMaps) -> None:
-        """Take the next batch.
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model before and after an edit, or two models; see `Client.compare`.
+
+    found = client.compare("resnet50", "photos/", edits=trocar.edit("layer3", "zero", channels=range(10)))
+    found.changed                            # the samples that have another best class
+    found["layer4"].relative_error           # as in `Diff`
+    print(found)
+    found.plot("compared.png")
+    """
+
+    diff: Diff
+    """The differences of every feature map."""
+    classes: tuple[ClassChange, ...]
+    """What happened to the best class of each sample; empty where an output is no scores of classes."""
+    before: Predictions | None
+    """The best classes before; None as above."""
+    after: Predictions | None
+    """The best classes after."""
+    remark: str = ""
+    """Why there are no classes."""
+
+    @property
+    def changed(self) -> tuple[ClassChange, ...]:
+        """The samples that have another best class."""
+        return tuple(one for one in self.classes if one.is_changed)
+
+    def __getitem__(self, name: str) -> DiffRow:
+        """Return the differences of a feature map.
 
         Raises:
-            ValueError: What is paired stands for different numbers of feature maps.
+            KeyError: There is none of this name.
         """
-        names = self._names(maps_a, maps_b)
-        for name, name_b in names.items():
-            pair = self._sums.setdefault(name, _Pair(name_b, maps_a[name].shape, maps_b[name_b].shape))
-            pair.add(maps_a, maps_b, name)
-        paired_b = set(names.values())
-        self._only[0].update(dict.fromkeys(name for name in maps_a if name not in names))
-        self._only[1].update(dict.fromkeys(name for name in maps_b if name not in paired_b))
-        self.info.update(maps_a.info)
-        self.batch_count += 1
+        return self.diff[name]
 
-    def result(
-        self, model_a: str, model_b: str, tolerance: float, executed: Sequence[FeatureMapInfo] = ()
-    ) -> Diff:
-        """Return the comparison, its rows in execution order.
+    def plot(self, path: str | os.PathLike[str] | None = None, *, all_rows: bool = False) -> Figure:
+        """Draw the differences as `Diff.plot` does, and the scores of the best classes before and after.
 
         Args:
-            model_a: The first model.
-            model_b: The second model.
-            tolerance: The largest relative error of what counts as equal.
-            executed: Every call of a pass of the first model, where `needs_order`.
+            path: Where to save the picture; the suffix says the format, for example ".png".
+            all_rows: Whether more than 30 rows are all drawn, in execution order; else the 30 that tell most.
 
         Raises:
-            ValueError: There was no batch.
+            ImportError: matplotlib is missing: pip install "trocar[plot]".
         """
-        if not self.batch_count:
-            raise ValueError("the inputs are empty; pass at least one batch")
-        names = list(self._sums)
-        if executed:
-            names = in_execution_order(names, self.info, executed)
-        rows = tuple(self._sums[name].row(name) for name in names)
-        only_a, only_b = map(tuple, self._only)
-        return Diff(rows, only_a, only_b, model_a, model_b, tolerance, self.batch_count)
+        from trocar._analysis.pictures import draw_comparison, saved  # needs matplotlib, which is an extra
 
-    def _names(self, maps_a: FeatureMaps, maps_b: FeatureMaps) -> dict[str, str]:
-        """Return the name in the second model by the name in the first."""
-        if self._pairs is None:
-            return {name: name for name in maps_a if name in maps_b.info}
-        found: dict[str, str] = {}
-        for a, b in self._pairs:
-            names_a, names_b = _standing_for(maps_a, a), _standing_for(maps_b, b)
-            if len(names_a) != len(names_b):
-                raise ValueError(
-                    f"{a!r} stands for {len(names_a)} feature maps of {maps_a.model_id} and {b!r} for "
-                    f"{len(names_b)} of {maps_b.model_id}; name them one by one"
-                )
-            found.update(zip(names_a, names_b, strict=True))
-        return found
+        return saved(draw_comparison(self, all_rows=all_rows), path)
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a line."""
+        if not self.classes:
+            return self.diff.verdict
+        return f"{len(self.changed)} of {len(self.classes)} samples have another best class"
+
+    def __str__(self) -> str:
+        right = ("score", "score ", "its score after")
+        parts = [text_table(_CLASS_HEAD, self._class_cells(), right)] if self.classes else []
+        parts += [text_table(_VALUE_HEAD, self._value_cells(), _VALUE_HEAD[1:])] if self.diff.rows else []
+        return "\n\n".join([*parts, "\n".join(self._remarks())])
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {self.diff.model_a} and {self.diff.model_b}: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        """Show the tables in a notebook."""
+        classes = html_table(_CLASS_HEAD, self._class_cells()) if self.classes else ""
+        values = html_table(_VALUE_HEAD, self._value_cells(), "; ".join(self._remarks()))
+        return classes + values
+
+    def _class_cells(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                shortened(one.sample, _MOST_NAME),
+                one.before.label,
+                number_text(one.before.score),
+                number_text(one.before_score_after),
+                one.after.label,
+                number_text(one.after.score),
+                "changed" if one.is_changed else "",
+            )
+            for one in self.classes[:_MOST_ROWS]
+        ]
+
+    def _value_cells(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                row.name,
+                *map(number_text, (row.mean_a, row.mean_b)),
+                f"{row.cosine:.6f}",
+                *map(number_text, (row.relative_error, row.max_difference)),
+            )
+            for row in self._most_different()
+        ]
+
+    def _most_different(self) -> list[DiffRow]:
+        """Return the rows that differ most, in execution order."""
+        rows = self.diff.rows
+        errors = [math.inf if math.isnan(row.relative_error) else row.relative_error for row in rows]
+        places = sorted(range(len(rows)), key=lambda place: -errors[place])[:_MOST_ROWS]
+        return [rows[place] for place in sorted(places)]
+
+    def _remarks(self) -> list[str]:
+        rows, classes = len(self.diff.rows), len(self.classes)
+        left = (
+            [f"the first {_MOST_ROWS} of {classes} samples; .classes has all"] if classes > _MOST_ROWS else []
+        )
+        if rows > _MOST_ROWS:
+            left.append(f"the {_MOST_ROWS} of {rows} feature maps that differ most; .diff has all")
+        return [*left, *([self.remark] if self.remark else []), self.verdict]
 
 
-class _Pair:
-    """One feature map of both models over all batches."""
+class ClassChangeCollector:
+    """Collects the best classes of two outputs, batch by batch; without classes after the first problem.
 
-    def __init__(self, name_b: str, shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
-        self._name_b = name_b
-        self._shapes = (shape_a, shape_b)
-        self._differences = Differences()
+    Args:
+        before: Collects those before; None where a model's output is no scores of classes.
+        after: Collects those after.
+        remark: Why there are none.
+    """
 
-    def add(self, maps_a: FeatureMaps, maps_b: FeatureMaps, name: str) -> None:
-        a, b = maps_a[name], maps_b[self._name_b]
-        if a.shape == b.shape:
-            self._differences.add(a, b)
-        elif self._shapes[0] == self._shapes[1]:
-            self._shapes = (a.shape, b.shape)
+    def __init__(
+        self, before: PredictionCollector | None, after: PredictionCollector | None, remark: str = ""
+    ) -> None:
+        self._sides = None if before is None or after is None else (before, after)
+        self._moved: list[float] = []
+        self._remark = remark
 
-    def row(self, name: str) -> DiffRow:
-        shape_a, shape_b = self._shapes
-        sums = self._differences
-        numbers = (sums.cosine, sums.relative_error, sums.max_difference)
-        if shape_a != shape_b:
-            numbers = (math.nan, math.nan, math.nan)
-        return DiffRow(name, self._name_b, shape_a, shape_b, *numbers, sums.nonfinite_a, sums.nonfinite_b)
+    def add(self, before: Array | None, after: Array | None, label: Callable[[int], str]) -> None:
+        """Add the outputs of a batch."""
+        if self._sides is None or before is None or after is None:
+            return
+        first, second = self._sides
+        try:
+            rows = first.add(before, label)
+            rows_after = second.add(after, label)
+        except ValueError as error:
+            self._sides, self._remark = None, f"no classes are compared: {error}"
+            return
+        for row, row_after in zip(rows, rows_after, strict=True):
+            number = second.counterpart(first, int(row.argmax()))
+            self._moved.append(math.nan if number is None else float(row_after[number]))
 
-
-def _key(tap: Tap) -> str:
-    return tap.alias or tap.selector
-
-
-def _standing_for(maps: FeatureMaps, name: str) -> tuple[str, ...]:
-    found = (name,) if name in maps.info else maps.expansions.get(name, ())
-    if not found:
-        raise ValueError(f"{name!r} of taps_b is no feature map of {maps.model_id}; it has {', '.join(maps)}")
-    return found
+    def result(self, diff: Diff) -> Comparison:
+        """Return what was collected, with the differences of the values."""
+        if self._sides is None:
+            return Comparison(diff, (), None, None, self._remark)
+        before, after = (side.result() for side in self._sides)
+        classes = tuple(
+            ClassChange(one.sample, one.top, other.top, moved)
+            for one, other, moved in zip(before, after, self._moved, strict=True)
+        )
+        return Comparison(diff, classes, before, after)

@@ -1,4 +1,4 @@
-"""Channels that never speak: their absolute maximum over all inputs is not above a threshold."""
+"""Dead channels: their absolute maximum over all inputs does not exceed a threshold."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trocar._analysis.tables import html_table, text_table
-from trocar._names import unknown_name
-from trocar._tensors import Array
+from trocar._base.names import unknown_name
+from trocar._base.tables import html_table
+from trocar._base.tensors import Array
+from trocar._base.text_tables import text_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from matplotlib.figure import Figure
 
-    from trocar._feature_maps import FeatureMapInfo
-    from trocar._statistics import Statistics
+    from trocar._result.feature_maps import FeatureMapInfo
+    from trocar._result.statistics import Statistics
 
 DEAD_STATISTICS = ("absmax", "nan_count")
 """What has to be asked for."""
@@ -61,7 +62,7 @@ class DeadChannels:
     rows: tuple[DeadRow, ...]
     """One for each feature map, those without dead channels too."""
     threshold: float
-    """The largest absolute value of a dead channel."""
+    """Channels whose absolute maximum is at most this count as dead."""
     model_id: str
     """The model that computed them."""
 
@@ -91,23 +92,27 @@ class DeadChannels:
         """Channels with NaN of all feature maps."""
         return sum(len(row.nan) for row in self.rows)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+    def plot(self, path: str | os.PathLike[str] | None = None, *, all_rows: bool = False) -> Figure:
         """Draw the share of dead channels of every feature map as bars.
 
         Args:
             path: Where to save the picture; the suffix says the format, for example ".png".
+            all_rows: Whether more than 30 rows are all drawn, in execution order; else the 30 that tell most.
 
         Raises:
             ImportError: matplotlib is missing: pip install "trocar[plot]".
         """
         from trocar._analysis.pictures import draw_dead, saved  # needs matplotlib, which is an extra
 
-        return saved(draw_dead(self), path)
+        return saved(draw_dead(self, all_rows=all_rows), path)
 
     def __str__(self) -> str:
         shown = self._shown()
         right = ("channels", "dead", "share", "NaN")
         return "\n".join([*([text_table(_HEAD, shown, right)] if shown else []), self._summary()])
+
+    def __repr__(self) -> str:
+        return f"<DeadChannels of {self.model_id}: {self._summary()}>"
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""

@@ -1,13 +1,15 @@
-"""Two models on the same inputs: how far their feature maps are from each other, and where it begins."""
+"""Diff: distances between the feature maps of two models on the same inputs, and the first divergence."""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trocar._analysis.tables import html_table, number_text, text_table
-from trocar._names import unknown_name
+from trocar._base.names import unknown_name
+from trocar._base.tables import html_table, number_text
+from trocar._base.text_tables import text_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +43,10 @@ class DiffRow:
     """NaN and infinities in the first model. Equal ones on both sides count as equal."""
     nonfinite_b: int
     """NaN and infinities in the second model."""
+    mean_a: float = math.nan
+    """Mean of the elements in the first model that are finite on both sides; NaN where the shapes differ."""
+    mean_b: float = math.nan
+    """Mean of the same elements in the second model."""
 
     @property
     def shapes_differ(self) -> bool:
@@ -48,7 +54,7 @@ class DiffRow:
         return self.shape_a != self.shape_b
 
     def diverges(self, tolerance: float) -> bool:
-        """Tell whether the shapes differ or the relative error is above the tolerance."""
+        """Whether the shapes differ or the relative error is above the tolerance."""
         return not self.relative_error <= tolerance
 
 
@@ -73,7 +79,7 @@ class Diff:
     model_b: str
     """The second model."""
     tolerance: float
-    """The largest relative error of what counts as equal."""
+    """Relative error up to which feature maps count as equal."""
     batch_count: int
     """Over how many batches."""
 
@@ -93,26 +99,25 @@ class Diff:
                 return row
         raise unknown_name("feature map", name, [row.name for row in self.rows])
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+    def plot(self, path: str | os.PathLike[str] | None = None, *, all_rows: bool = False) -> Figure:
         """Draw relative error and cosine over the feature maps, the first diverging one marked.
 
         Args:
             path: Where to save the picture; the suffix says the format, for example ".png".
+            all_rows: Whether more than 30 rows are all drawn, in execution order; else the 30 that tell most.
 
         Raises:
             ImportError: matplotlib is missing: pip install "trocar[plot]".
         """
         from trocar._analysis.pictures import draw_diff, saved  # needs matplotlib, which is an extra
 
-        return saved(draw_diff(self), path)
+        return saved(draw_diff(self, all_rows=all_rows), path)
 
     @property
     def verdict(self) -> str:
         """The outcome in a line."""
         if not self.rows:
-            return (
-                "no feature map of one has its counterpart in the other; pair names that differ with taps_b"
-            )
+            return "the models share no feature map names; pair them with taps_a and taps_b"
         first = self.first_diverging
         if first is None:
             return f"all {len(self.rows)} feature maps agree within a relative error of {self.tolerance:g}"
@@ -126,6 +131,9 @@ class Diff:
     def __str__(self) -> str:
         right = ("cosine", "relative error", "max difference", "not finite")
         return "\n".join([text_table(_HEAD, self._cells(), right), *self._remarks()])
+
+    def __repr__(self) -> str:
+        return f"<Diff of {self.model_a} and {self.model_b}: {self.verdict}>"
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""

@@ -1,4 +1,4 @@
-"""How far two arrays are from each other, summed up over batches in float64."""
+"""Differences: distances between two arrays, accumulated over batches in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trocar._analysis.moments import Floats
-from trocar._tensors import Array
+from trocar._base.tensors import Array
 
 _BLOCK = 1 << 20
 """Elements that are converted to float64 at once."""
@@ -22,6 +22,10 @@ class Differences:
     NaN or infinity makes the distance infinite.
     """
 
+    count: int = 0
+    """Elements that are finite on both sides."""
+    sum_a: float = 0.0
+    sum_b: float = 0.0
     dot: float = 0.0
     square_a: float = 0.0
     square_b: float = 0.0
@@ -33,10 +37,20 @@ class Differences:
     """Whether something is not finite on one side and another thing on the other."""
 
     def add(self, a: Array, b: Array) -> None:
-        """Take the next pair, of one shape."""
+        """Add the next pair, of one shape."""
         flat_a, flat_b = _flat(a), _flat(b)
         for start in range(0, flat_a.size, _BLOCK):
             self._add(_floats(flat_a[start : start + _BLOCK]), _floats(flat_b[start : start + _BLOCK]))
+
+    @property
+    def mean_a(self) -> float:
+        """Mean of a's elements that are finite on both sides; NaN without any."""
+        return self.sum_a / self.count if self.count else math.nan
+
+    @property
+    def mean_b(self) -> float:
+        """Mean of the same elements of b."""
+        return self.sum_b / self.count if self.count else math.nan
 
     @property
     def cosine(self) -> float:
@@ -71,6 +85,9 @@ class Differences:
             a, b = a[both], b[both]
         with np.errstate(over="ignore"):  # a sum of squares above 1.8e308 is infinite
             difference = a - b
+            self.count += a.size
+            self.sum_a += float(a.sum())
+            self.sum_b += float(b.sum())
             self.dot += float(a @ b)
             self.square_a += float(a @ a)
             self.square_b += float(b @ b)

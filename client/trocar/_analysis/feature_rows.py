@@ -1,4 +1,4 @@
-"""The features of many samples on disk, read again in blocks of a few features of all samples."""
+"""Feature rows: the features of all samples on disk, read back in blocks of a few features."""
 
 import tempfile
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from typing import Self
 import numpy as np
 
 from trocar._analysis.moments import Floats
-from trocar._tensors import Array
+from trocar._base.tensors import Array
 
 _BLOCK_BYTES = 32 << 20
 
 
 class FeatureRows:
-    """One feature map, a row for each sample; an unnamed temporary file that goes when it is closed.
+    """One feature map, a row for each sample; an unnamed temporary file, deleted on close.
 
         with FeatureRows("layer4") as rows:
             rows.append(maps["layer4"])      # for each batch
@@ -39,20 +39,20 @@ class FeatureRows:
         self.close()
 
     def close(self) -> None:
-        """Drop the file."""
+        """Delete the file."""
         self._file.close()
 
     def append(self, values: Array) -> None:
-        """Take the next samples, of shape (samples, ...).
+        """Append samples, of shape (samples, ...).
 
         Raises:
             ValueError: There is no dimension of samples, the samples have another size or dtype than those
                 before, or the numbers are complex.
         """
         if not values.ndim:
-            raise ValueError(f"{self.name!r} is a single number; features need one row for each sample")
+            raise ValueError(f"{self.name!r} is a single number; features need one row per sample")
         if np.iscomplexobj(values):
-            raise ValueError(f"{self.name!r} holds complex numbers; linear CKA here is for real ones")
+            raise ValueError(f"{self.name!r} is complex; linear CKA takes real values")
         width = int(np.prod(values.shape[1:]))
         if self._dtype is None:
             self._dtype, self._width = values.dtype, width

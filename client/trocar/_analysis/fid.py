@@ -1,4 +1,4 @@
-"""The Frechet distance between the features of two sets of images."""
+"""Frechet distance between the features of two sets of images."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trocar._analysis.moments import Floats, Moments
-from trocar._analysis.tables import html_table, number_text
+from trocar._base.tables import html_table, number_text
 
 
 @dataclass(frozen=True)
@@ -125,4 +125,4 @@ def _check(mean_a: Floats, cov_a: Floats, mean_b: Floats, cov_b: Floats) -> None
                 f"{name} has shape {covariance.shape}; {mean_a.size} channels need {(mean_a.size,) * 2}"
             )
     if not all(np.isfinite(value).all() for value in (mean_a, cov_a, mean_b, cov_b)):
-        raise ValueError("a mean or covariance holds NaN or infinities")
+        raise ValueError("a mean or covariance contains NaN or infinity")

@@ -1,4 +1,4 @@
-"""How gradients flow through a model in one pass: their norms, what is not finite, what is zero."""
+"""Gradient health: norms, non-finite and zero gradients of a model in one pass."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from trocar._analysis.tables import html_table, number_text, text_table
-from trocar._names import unknown_name
+from trocar._base.names import unknown_name
+from trocar._base.tables import html_table, number_text
+from trocar._base.text_tables import text_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ _NUMBERS = _HEAD[2:-1]
 
 @dataclass(frozen=True)
 class HealthThresholds:
-    """Below and above what a gradient is flagged; in float64, each end itself is healthy.
+    """Limits outside of which a gradient is flagged, in float64; the limits themselves are healthy.
 
     Raises:
         ValueError: A threshold is negative or not finite, or a lower one is not below the upper one.
@@ -82,7 +83,7 @@ class HealthRow:
 
 @dataclass(frozen=True)
 class Health:
-    """How gradients flow through a model, value by value in execution order; see `Client.health`.
+    """Gradient health of a model, value by value in execution order; see `Client.health`.
 
     health = client.health("resnet50", images, of=trocar.loss("cross_entropy", labels))
     health["layer1.0.conv1"].ratio
@@ -112,18 +113,19 @@ class Health:
 
     @property
     def flagged(self) -> tuple[HealthRow, ...]:
-        """The rows with a flag, in execution order."""
+        """Flagged rows, in execution order."""
         return tuple(row for row in self.rows if row.flags)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data, rows as dicts, ready for a data frame; floats may be NaN."""
         return asdict(self)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+    def plot(self, path: str | os.PathLike[str] | None = None, *, all_rows: bool = False) -> Figure:
         """Draw the norms over the modules, and the ratios below, on logarithmic axes; flags have colours.
 
         Args:
             path: Where to save the picture; the suffix says the format, for example ".png".
+            all_rows: Whether more than 30 rows are all drawn, in execution order; else the 30 that tell most.
 
         Raises:
             ImportError: matplotlib is missing: pip install "trocar[plot]".
@@ -131,11 +133,14 @@ class Health:
         from trocar._analysis.health_picture import draw_health  # needs matplotlib, which is an extra
         from trocar._analysis.pictures import saved
 
-        return saved(draw_health(self), path)
+        return saved(draw_health(self, all_rows=all_rows), path)
 
     def __str__(self) -> str:
         cells = list(self._cells())
         return "\n".join([*([text_table(_HEAD, cells, _NUMBERS)] if cells else []), self.summary])
+
+    def __repr__(self) -> str:
+        return f"<Health of {self.model_id}: {self.summary}>"
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
@@ -143,7 +148,7 @@ class Health:
 
     @property
     def summary(self) -> str:
-        """How many rows are flagged, and as what, in one line."""
+        """Counts of flagged rows by flag, in one line."""
         counts = Counter(flag for row in self.rows for flag in row.flags)
         found = ", ".join(f"{counts[flag]} {flag}" for flag in FLAGS if counts[flag])
         value = "" if self.objective is None else f"; objective {number_text(self.objective)}"

@@ -1,4 +1,4 @@
-"""From the statistics of one gradient pass to the rows of a health report."""
+"""Health report rows, from the statistics of one gradient pass."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trocar._analysis.analysis_taps import names_of
 from trocar._analysis.health import FLAGS, Health, HealthRow
 from trocar._analysis.health_taps import gradients_of_parameters, norms_of_parameters
-from trocar._analysis.taps import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trocar._analysis.health import Flag, HealthThresholds
-    from trocar._feature_maps import FeatureMapInfo, FeatureMaps
-    from trocar._statistics import Statistics
-    from trocar._taps import Tap
+    from trocar._request.taps import Tap
+    from trocar._result.feature_maps import FeatureMapInfo, FeatureMaps
+    from trocar._result.statistics import Statistics
 
 _OF_A_GRADIENT = re.compile(r"(.*)/grad_(out|in(?:\(.*\))?)((?:\[.*\])?)", re.DOTALL)
 """A gradient's name: the value's before its port, the port without `grad_`, the pick."""
@@ -65,10 +65,10 @@ def health_of(
     first module that they are inside of; the model's own parameters have one at the end.
 
     Args:
-        maps: What the pass returned.
+        maps: Feature maps of the pass.
         taps: Those of `gradient_taps` that were sent.
-        owners: Those of `owners_of` whose parameters were asked for.
-        thresholds: When to flag.
+        owners: Those of `owners_of` whose parameters were requested.
+        thresholds: Limits for flags.
         names: The gradients at values in execution order; in the order of the reply when None.
     """
     parameters = _parameters(maps, owners)
@@ -87,7 +87,7 @@ def health_of(
 
 
 def _parameters(maps: FeatureMaps, owners: Sequence[str]) -> dict[str, _Parameters]:
-    """Put together the own parameters of each module; buffers have no gradient and are left out."""
+    """Combine the own parameters of each module; buffers have no gradient and are left out."""
     gradients = names_of([gradients_of_parameters(owner) for owner in owners], maps.info, maps.expansions)
     values = names_of([norms_of_parameters(owner) for owner in owners], maps.info, maps.expansions)
     norms = {_key(maps.info[name]): float(maps.stats[name].l2) for name in values}
@@ -106,12 +106,12 @@ def _parameters(maps: FeatureMaps, owners: Sequence[str]) -> dict[str, _Paramete
 
 
 def _key(info: FeatureMapInfo) -> tuple[str, str]:
-    """Return what a parameter and its gradient have in common."""
+    """Return the key shared by a parameter and its gradient."""
     return info.path, info.port.partition("(")[2]
 
 
 def _tensor(maps: FeatureMaps, names: Sequence[str]) -> _Tensor:
-    """Put statistics together as if the tensors were one."""
+    """Merge statistics as if the tensors were one."""
     statistics = [maps.stats[name] for name in names]
     sizes = [math.prod(maps.info[name].shape) for name in names]
     return _Tensor(
@@ -123,7 +123,7 @@ def _tensor(maps: FeatureMaps, names: Sequence[str]) -> _Tensor:
 
 
 def _norm(statistics: Sequence[Statistics]) -> float:
-    """Return the norm over all; NaN where one is, which `math.hypot` is not beside an infinity."""
+    """Return the norm over all; NaN if one is NaN, unlike `math.hypot` beside an infinity."""
     norms = [float(entry.l2) for entry in statistics]
     return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
 
@@ -190,7 +190,7 @@ def _flags(
 
 
 def _place(path: str, rows: Sequence[HealthRow]) -> int:
-    """Return where a module that is never called belongs: before the first that it is inside of."""
+    """Return the position of a module that is never called: before the first one that contains it."""
     for place, row in enumerate(rows):
         if row.path != path and (not row.path or path.startswith(f"{row.path}.")):
             return place

@@ -1,4 +1,4 @@
-"""What a health report asks for: gradients at values, and of the parameters of the modules behind them."""
+"""Health report taps: gradients at values, and of the parameters of the modules behind them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from trocar._analysis.analysis_taps import as_taps
 from trocar._analysis.ordering import EVERYTHING
-from trocar._analysis.taps import as_taps
-from trocar._taps import Tap, tap
+from trocar._request.taps import Tap, tap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trocar._analysis.taps import Taps
+    from trocar._analysis.analysis_taps import Taps
 
 ROOT = ""
 """The path of the model itself, which no pattern matches."""
@@ -34,10 +34,10 @@ def gradient_taps(at: Taps) -> list[Tap]:
     chosen = as_taps(at)
     for item in chosen:
         if item.reduce:
-            raise ValueError(f"the tap {item.selector!r} has reductions; a norm is of the whole gradient")
+            raise ValueError(f"the tap {item.selector!r} has reductions; norms need the whole gradient")
         if _parts(item.selector)[2]:
             raise ValueError(
-                f"{item.selector!r} is of parameters, which have no rows; select their module, and its row "
+                f"{item.selector!r} selects parameters, which have no rows; select their module, whose row "
                 "has their numbers"
             )
     return [Tap(item.selector, alias=item.alias, stats=_GRADIENT_STATISTICS, values=False) for item in chosen]
@@ -73,9 +73,9 @@ def taps_of_parameters(owners: Sequence[str]) -> list[Tap]:
 
 
 def _parts(selector: str) -> tuple[str, str | None, str | None]:
-    """Return what a selector says of modules, its order, and its port where that is a parameter."""
+    """Return a selector's module part, its order, and its port if that is a parameter."""
     expression = selector.removeprefix(_REGEX)
-    if expression != selector and not expression.startswith('"'):  # it takes the whole rest
+    if expression != selector and not expression.startswith('"'):  # it takes the entire rest
         return f"{_REGEX}{json.dumps(expression, ensure_ascii=False)}", None, None
     matched = _PARTS.match(selector)
     assert matched is not None  # every part may be empty

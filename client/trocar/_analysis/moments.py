@@ -1,4 +1,4 @@
-"""Mean and covariance of channels, from the running statistics of a stream."""
+"""Moments: mean and covariance of channels, from the running statistics of a stream."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trocar._feature_maps import FeatureMapInfo
-    from trocar._statistics import Statistics
+    from trocar._result.feature_maps import FeatureMapInfo
+    from trocar._result.statistics import Statistics
 
 Floats = NDArray[np.float64]
 
@@ -35,13 +35,13 @@ class Moments:
 def moments(
     statistics: Mapping[str, Statistics], info: Mapping[str, FeatureMapInfo], at: str, inputs: str
 ) -> Moments:
-    """Take the moments of the one feature map of a stream.
+    """Compute the moments of the one feature map of a stream.
 
     Args:
         statistics: The running statistics of all batches, by feature map.
-        info: What is known of the feature maps, by name.
+        info: Metadata of the feature maps, by name.
         at: The selector, for messages.
-        inputs: Which inputs they are of, for messages.
+        inputs: Name of the inputs, for messages.
 
     Raises:
         ValueError: There is not exactly one feature map, there are fewer than 2 vectors, or they hold NaN
@@ -49,16 +49,16 @@ def moments(
     """
     found = [name for name in statistics if name in info] or list(statistics)
     if len(found) != 1:
-        raise ValueError(f"{at!r} stands for {len(found)} feature maps, one is needed: {', '.join(found)}")
+        raise ValueError(f"{at!r} selects {len(found)} feature maps; select one: {', '.join(found)}")
     (name,) = found
     chosen = statistics[name]
     mean = np.asarray(chosen.mean, np.float64)
     population = np.asarray(chosen.covariance, np.float64)
     count = int(np.max(chosen.count))
     if count < 2:
-        raise ValueError(f"{inputs}: a covariance needs at least 2 samples, there is {count}")
+        raise ValueError(f"{inputs}: a covariance needs at least 2 samples, received {count}")
     if not (np.isfinite(mean).all() and np.isfinite(population).all()):
         raise ValueError(
-            f"{inputs}: the features at {at!r} hold NaN or infinities; dead_channels shows in which channels"
+            f"{inputs}: the features at {at!r} contain NaN or infinity; dead_channels shows the channels"
         )
     return Moments(mean, population * (count / (count - 1)), count)

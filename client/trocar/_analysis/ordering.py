@@ -1,4 +1,4 @@
-"""In which order a pass computes feature maps that were asked for by several taps.
+"""Execution order of feature maps that several taps collect.
 
 Replies have them by tap, and only within a tap in execution order.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trocar._feature_maps import FeatureMapInfo
+    from trocar._result.feature_maps import FeatureMapInfo
 
 EVERYTHING = "**"
 """The selector whose feature maps give the order: every call of every module, as each one ends."""
@@ -20,15 +20,15 @@ EVERYTHING = "**"
 def in_execution_order(
     names: Sequence[str], info: Mapping[str, FeatureMapInfo], executed: Sequence[FeatureMapInfo]
 ) -> list[str]:
-    """Sort feature maps by when their values are there: an input before the module runs, an output after.
+    """Sort feature maps by the time of their values: an input before the module runs, an output after.
 
     Args:
-        names: What to sort.
-        info: What is known of each.
+        names: Names to sort.
+        info: Metadata of each.
         executed: The outputs of every call of a pass, in execution order.
 
     Returns:
-        The names. What has no place in `executed`, such as the nodes of a graph, follows what it followed.
+        The names. One without a position in `executed`, such as a node of a graph, keeps its predecessor.
     """
     ended = {(entry.path, entry.call_index): place for place, entry in reversed(list(enumerate(executed)))}
     keys: dict[str, float] = {}

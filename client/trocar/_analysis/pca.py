@@ -1,4 +1,4 @@
-"""Principal components of channels, fitted to moments."""
+"""PCA: principal components of channels, fitted to moments."""
 
 import json
 import os
@@ -11,8 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from trocar._analysis.moments import Floats, Moments
-from trocar._analysis.tables import html_table, number_text, text_table
-from trocar._tensors import Array
+from trocar._base.tables import html_table, number_text
+from trocar._base.tensors import Array
+from trocar._base.text_tables import text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +53,7 @@ class Pca:
 
         Args:
             values: A feature map, for example (batch, channels, height, width) or (batch, tokens, width).
-            channel_dim: Where the channels are; by default the last dimension of rank 3, otherwise 1.
+            channel_dim: Dimension of the channels; by default the last dimension of rank 3, otherwise 1.
 
         Raises:
             ValueError: That dimension has another size than `mean`.
@@ -80,18 +81,18 @@ class Pca:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Pca":
-        """Read what `save` wrote.
+        """Load a file written by `save`.
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: The file is none of `save`.
+            ValueError: The file was not written by `save`.
         """
         try:
             with safe_open(path, framework="numpy") as file:
                 about: dict[str, Any] = json.loads((file.metadata() or {})[_METADATA])
                 return cls(**{name: file.get_tensor(name) for name in _ARRAYS}, **about)
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{os.fspath(path)} holds no PCA that Pca.save wrote") from error
+            raise ValueError(f"{os.fspath(path)} is not a file written by Pca.save") from error
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draw the share of the variance of each component, and their sum.
@@ -137,10 +138,10 @@ def check_component_count(k: object) -> int:
     """Return k.
 
     Raises:
-        ValueError: It is no positive whole number.
+        ValueError: It must be a positive integer.
     """
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-        raise ValueError(f"k={k!r} is no positive whole number of components")
+        raise ValueError(f"k={k!r} must be a positive integer of components")
     return int(k)
 
 

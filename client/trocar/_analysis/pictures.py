@@ -1,9 +1,11 @@
-"""Pictures of results; needs matplotlib."""
+"""Plots of analysis results; needs matplotlib."""
 
 from __future__ import annotations
 
+import math
 import os
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -13,25 +15,72 @@ try:
 except ImportError as error:
     raise ImportError('plots need matplotlib: pip install "trocar[plot]"') from error
 
-from trocar._tensors import Array
+from trocar._base.tensors import Array
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from matplotlib.axes import Axes
 
     from trocar._analysis.cka import Cka
-    from trocar._analysis.dead_channels import DeadChannels
-    from trocar._analysis.diff import Diff
+    from trocar._analysis.comparison import ClassChange, Comparison
+    from trocar._analysis.dead_channels import DeadChannels, DeadRow
+    from trocar._analysis.diff import Diff, DiffRow
     from trocar._analysis.pca import Pca
+
+Row = TypeVar("Row")
 
 _MOST_NUMBERS = 16
 """Rows or columns up to which a heat map has its values written in it."""
 _MOST_NAMES = 60
 """Feature maps up to which an axis names every one."""
+MOST_ROWS = 30
+"""Rows of a report up to which a picture shows all of them."""
+_INCHES_PER_ROW = 0.2
+_MOST_INCHES = 500
+_MOST_CHARACTERS = 56
+"""Of the name of a row."""
 _BAD, _GOOD = "#c0392b", "#2c6fbb"
 
 
+@dataclass(frozen=True)
+class ShownRows(Generic[Row]):
+    """Rows of a report that a picture shows."""
+
+    rows: tuple[Row, ...]
+    """All of them in execution order, or the most telling ones, the foremost first."""
+    note: str
+    """A line of the title; empty where all are shown."""
+
+    @property
+    def inches(self) -> float:
+        """Height of a figure with a place for each row."""
+        return min(1.8 + _INCHES_PER_ROW * max(len(self.rows), 6), _MOST_INCHES)
+
+    def titled(self, *lines: str) -> str:
+        """Return a title of these lines and the note."""
+        return "\n".join(line.replace("$", r"\$") for line in (*lines, self.note) if line)
+
+
+def shown_rows(
+    rows: Sequence[Row], key: Callable[[Row], Any], order: str, *, all_rows: bool
+) -> ShownRows[Row]:
+    """Choose what a picture shows of many rows.
+
+    Args:
+        rows: All rows, in execution order.
+        key: Larger for rows that tell more.
+        order: What `key` is, for the title: "sorted by relative error".
+        all_rows: Whether all are wanted, however many.
+    """
+    if all_rows or len(rows) <= MOST_ROWS:
+        return ShownRows(tuple(rows), "")
+    chosen = sorted(rows, key=key, reverse=True)[:MOST_ROWS]
+    return ShownRows(tuple(chosen), f"{MOST_ROWS} of {len(rows)} modules, {order}")
+
+
 def saved(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
-    """Return the figure, saved where there is a path."""
+    """Return the figure, saved if there is a path."""
     if path is not None:
         figure.savefig(path, dpi=120)
     return figure
@@ -55,47 +104,99 @@ def draw_cka(cka: Cka) -> Figure:
     return figure
 
 
-def draw_diff(diff: Diff) -> Figure:
+def draw_diff(diff: Diff, *, all_rows: bool) -> Figure:
     """Draw relative error and cosine over the feature maps; see `Diff.plot`."""
-    rows = diff.rows
-    figure = Figure(figsize=(max(6.0, min(0.2 * len(rows) + 2, 18)), 6.5), layout="constrained")
-    upper, lower = figure.subplots(2, sharex=True, height_ratios=(2, 1))
-    places = np.arange(len(rows))
-    errors = np.array([row.relative_error for row in rows], np.float64)
-    _draw_errors(upper, places, errors, diff)
-    lower.plot(places, [row.cosine for row in rows], ".-", color=_GOOD, linewidth=0.8)
-    lower.set_ylabel("cosine")
-    lower.ticklabel_format(axis="y", useOffset=False)
-    if not np.isfinite([row.cosine for row in rows]).any():
-        lower.set_ylim(-1, 1)
-    name_ticks(lower, [row.name for row in rows], "x")
-    lower.set_xlim(-0.8, len(rows) - 0.2)
+    shown = _shown_differences(diff, all_rows=all_rows)
+    figure = Figure(figsize=(9, shown.inches), layout="constrained")
+    _draw_differences(figure.subplots(1, 2, sharey=True, width_ratios=(2, 1)), shown, diff)
+    figure.suptitle(shown.titled(f"{diff.model_a} and {diff.model_b}", diff.verdict), fontsize=10)
+    return figure
+
+
+def draw_comparison(found: Comparison, *, all_rows: bool) -> Figure:
+    """Draw the differences, and the scores of the best classes before and after; see `Comparison.plot`."""
+    diff, classes = found.diff, found.classes[:_MOST_NUMBERS]
+    shown = _shown_differences(diff, all_rows=all_rows)
+    heights = [shown.inches, 1 + 0.5 * len(classes)][: 2 if classes else 1]
+    figure = Figure(figsize=(9, sum(heights)), layout="constrained")
+    places = figure.subfigures(len(heights), height_ratios=heights, squeeze=False)
+    _draw_differences(places[0, 0].subplots(1, 2, sharey=True, width_ratios=(2, 1)), shown, diff)
+    if classes:
+        _draw_classes(places[1, 0].subplots(), classes)
+    figure.suptitle(shown.titled(f"{diff.model_a} and {diff.model_b}", found.verdict), fontsize=10)
+    return figure
+
+
+def _shown_differences(diff: Diff, *, all_rows: bool) -> ShownRows[DiffRow]:
+    def error(row: DiffRow) -> float:
+        return math.inf if math.isnan(row.relative_error) else row.relative_error
+
+    return shown_rows(diff.rows, error, "sorted by relative error", all_rows=all_rows)
+
+
+def _draw_classes(axes: Axes, shown: Sequence[ClassChange]) -> None:
+    """Draw for each sample the score of the class that was the best before: before, and after."""
+    places = np.arange(len(shown))
+    for offset, scores, color, label in (
+        (-0.2, [one.before.score for one in shown], _GOOD, "before"),
+        (0.2, [one.before_score_after for one in shown], _BAD, "after"),
+    ):
+        axes.barh(places + offset, scores, height=0.38, color=color, label=label)
+    names = [f"{_short(one.sample, 24)}: {_short(one.before.label, 24)}" for one in shown]
+    axes.set_yticks(places, names, fontsize=7)
+    for place, one in zip(places, shown, strict=True):
+        if one.is_changed:
+            text = f"now {_short(one.after.label, 24)} {one.after.score:.3g}"
+            axes.annotate(text, (1, place), xycoords=("axes fraction", "data"), ha="right", fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("score of the class that was the best before")
+    axes.legend(fontsize=8, loc="best")
+
+
+def _draw_differences(panels: Sequence[Axes], shown: ShownRows[DiffRow], diff: Diff) -> None:
+    left, right = panels
+    rows, places = shown.rows, np.arange(len(shown.rows))
+    _draw_errors(left, places, rows, diff)
+    cosines = [row.cosine for row in rows]
+    right.plot(cosines, places, "." if shown.note else ".-", color=_GOOD, linewidth=0.8)
+    right.set_xlabel("cosine")
+    right.ticklabel_format(axis="x", useOffset=False)
+    right.xaxis.set_major_locator(MaxNLocator(4))
+    if not np.isfinite(cosines).any():
+        right.set_xlim(-1, 1)
+    name_rows(left, [row.name for row in rows])
     first = diff.first_diverging
-    if first is not None:
-        for axes in (upper, lower):
-            axes.axvline(rows.index(first), color=_BAD, linewidth=1, alpha=0.5)
-    figure.suptitle(f"{diff.model_a} and {diff.model_b}\n{diff.verdict}", fontsize=10)
-    return figure
+    if first is not None and first in rows:
+        for axes in panels:
+            axes.axhline(rows.index(first), color=_BAD, linewidth=1, alpha=0.5)
 
 
-def draw_dead(report: DeadChannels) -> Figure:
+def draw_dead(report: DeadChannels, *, all_rows: bool) -> Figure:
     """Draw the shares of dead channels as bars; see `DeadChannels.plot`."""
-    rows = report.rows
-    figure = Figure(figsize=(max(6.0, min(0.2 * len(rows) + 2, 18)), 4.5), layout="constrained")
+    shown = shown_rows(
+        report.rows,
+        lambda row: (row.share + _nan_share(row), row.channels),
+        "sorted by share of dead channels",
+        all_rows=all_rows,
+    )
+    figure = Figure(figsize=(8, shown.inches), layout="constrained")
     axes = figure.subplots()
-    axes.bar(range(len(rows)), [100 * row.share for row in rows], color=_GOOD, label="dead")
-    nan = [100 * len(row.nan) / row.channels if row.channels else 0.0 for row in rows]
+    shares = [100 * row.share for row in shown.rows]
+    nan = [100 * _nan_share(row) for row in shown.rows]
+    axes.barh(range(len(shares)), shares, color=_GOOD, label="dead")
     if any(nan):
-        axes.bar(
-            range(len(rows)), nan, bottom=[100 * row.share for row in rows], color=_BAD, label="with NaN"
-        )
+        axes.barh(range(len(nan)), nan, left=shares, color=_BAD, label="with NaN")
         axes.legend()
-    axes.set_ylabel("channels, %")
-    axes.set_ylim(0, 1.1 * max([1.0, *(100 * row.share + part for row, part in zip(rows, nan, strict=True))]))
-    name_ticks(axes, [row.name for row in rows], "x")
-    axes.set_xlim(-0.8, len(rows) - 0.2)
-    figure.suptitle(f"{report.model_id}: {report.dead_count:,} of {report.channel_count:,} channels are dead")
+    axes.set_xlabel("channels, %")
+    axes.set_xlim(0, 1.1 * max([1.0, *(share + part for share, part in zip(shares, nan, strict=True))]))
+    name_rows(axes, [row.name for row in shown.rows])
+    total = f"{report.dead_count:,} of {report.channel_count:,} channels are dead"
+    figure.suptitle(shown.titled(f"{report.model_id}: {total}"), fontsize=10)
     return figure
+
+
+def _nan_share(row: DeadRow) -> float:
+    return len(row.nan) / row.channels if row.channels else 0.0
 
 
 def draw_pca(pca: Pca) -> Figure:
@@ -114,16 +215,17 @@ def draw_pca(pca: Pca) -> Figure:
     return figure
 
 
-def _draw_errors(axes: Axes, places: Array, errors: Array, diff: Diff) -> None:
-    """Draw relative errors on a logarithmic axis; zeros at its foot, what is not comparable at its head."""
+def _draw_errors(axes: Axes, places: Array, rows: Sequence[DiffRow], diff: Diff) -> None:
+    """Draw relative errors on a logarithmic axis; zeros at the left, incomparable ones at the right."""
+    errors = np.array([row.relative_error for row in rows], np.float64)
     shown = errors[np.isfinite(errors) & (errors > 0)]
     marks = [value for value in (diff.tolerance, *shown.tolist()) if 0 < value < np.inf] or [1.0]
     foot, head = min(marks) / 10, max(marks) * 10
-    heights = np.where(np.isfinite(errors), np.maximum(errors, foot), head)
-    is_bad = np.array([row.diverges(diff.tolerance) for row in diff.rows], bool)
-    axes.set_yscale("log")
-    axes.set_ylim(foot, head * 1.5)
-    axes.vlines(places, foot, heights, color=np.where(is_bad, _BAD, _GOOD), linewidth=1)
+    lengths = np.where(np.isfinite(errors), np.maximum(errors, foot), head)
+    is_bad = np.array([row.diverges(diff.tolerance) for row in rows], bool)
+    axes.set_xscale("log")
+    axes.set_xlim(foot, head * 1.5)
+    axes.hlines(places, foot, lengths, color=np.where(is_bad, _BAD, _GOOD), linewidth=1)
     kinds = (
         ("within", ~is_bad, "o", _GOOD),
         ("above the tolerance", is_bad & np.isfinite(errors), "o", _BAD),
@@ -131,25 +233,34 @@ def _draw_errors(axes: Axes, places: Array, errors: Array, diff: Diff) -> None:
     )
     for label, chosen, marker, color in kinds:
         if chosen.any():
-            axes.scatter(places[chosen], heights[chosen], s=18, marker=marker, color=color, label=label)
+            axes.scatter(lengths[chosen], places[chosen], s=18, marker=marker, color=color, label=label)
     if 0 < diff.tolerance < np.inf:
-        axes.axhline(diff.tolerance, color="grey", linestyle="--", linewidth=0.8, label="tolerance")
-    axes.set_ylabel("relative error (0 at the foot)" if (errors == 0).any() else "relative error")
+        axes.axvline(diff.tolerance, color="grey", linestyle="--", linewidth=0.8, label="tolerance")
+    axes.set_xlabel("relative error (0 at the left)" if (errors == 0).any() else "relative error")
     axes.legend(fontsize=8, loc="best")
 
 
-def name_ticks(axes: Axes, names: list[str] | tuple[str, ...], side: str, *, most: int = _MOST_NAMES) -> None:
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name every row on the y axis, from top to bottom."""
+    most = int(_MOST_INCHES / _INCHES_PER_ROW)
+    name_ticks(axes, names, "y", most=most, characters=_MOST_CHARACTERS)
+    axes.set_ylim(max(len(names), 1) - 0.2, -0.8)
+
+
+def name_ticks(
+    axes: Axes, names: Sequence[str], side: str, *, most: int = _MOST_NAMES, characters: int = 36
+) -> None:
     """Name every feature map, or every n-th of more than `most`."""
     step = -(-len(names) // most) or 1
     places = range(0, len(names), step)
-    labels = [_short(names[place]) for place in places]
+    labels = [_short(names[place], characters) for place in places]
     if side == "x":
         axes.set_xticks(list(places), labels, rotation=60, ha="right", rotation_mode="anchor", fontsize=7)
     else:
         axes.set_yticks(list(places), labels, fontsize=7)
 
 
-def _short(name: str, most: int = 36) -> str:
+def _short(name: str, most: int) -> str:
     name = name.replace("$", r"\$")  # no mathematics
     return name if len(name) <= most else f"...{name[3 - most :]}"
 

@@ -1,1 +1,1 @@
-"""Which parts of an input, or of a feature map, a score comes from: NumPy, without a client."""
+"""Attribution of a score to parts of an input or of a feature map: NumPy, without a client."""

@@ -1,29 +1,33 @@
-"""What an attribution returned: values, the class they are for, heat maps and pictures."""
+"""Attribution: values, the class they are for, heat maps and plots."""
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trocar._attribution.cam import Grid, channels_first
 from trocar._attribution.scaling import min_max_scaled, resized, share_scaled
-from trocar._tensors import Array
+from trocar._base.tables import html_picture
+from trocar._base.tensors import Array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from trocar._types import Preprocessing
+    from trocar._base.types import Preprocessing
 
 _SHOWN_SAMPLES = 4
+_ALPHA = 0.5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attribution:
-    """How much each element speaks for a class; see `Client.attribute` and `Client.grad_cam`.
+    """Contribution of each element to a class; see `Client.attribute` and `Client.grad_cam`.
 
     cam = client.grad_cam("resnet50", "cat.jpg")
     cam.values.shape                     # (1, 7, 7)
@@ -67,7 +71,7 @@ class Attribution:
 
         Of class activation maps as pytorch-grad-cam makes them: scaled to 0..1, resized bilinearly, and
         scaled again. Of other methods the channels are added up and absolute values divided as in captum's
-        pictures: by the value below which 98 % of their sum lies.
+        pictures: by the value below which 98 % of their sum is.
 
         Raises:
             ValueError: The model's input is no image, or the values have no positions.
@@ -88,7 +92,7 @@ class Attribution:
         path: str | os.PathLike[str] | None = None,
         image: object = None,
         sample: int | None = 0,
-        alpha: float = 0.5,
+        alpha: float = _ALPHA,
     ) -> Figure:
         """Draw the heat map over the image, with a colour bar, the class and its score.
 
@@ -109,10 +113,10 @@ class Attribution:
             IndexError: There is no such sample.
             ValueError: There is no heat map, or `image` is given for several samples.
         """
-        from trocar._attribution.pictures import draw, panel  # needs matplotlib, which is an extra
+        from trocar._attribution.heat_map_pictures import draw, panel  # needs matplotlib, which is an extra
 
         if sample is None and image is not None:
-            raise ValueError("image is for one sample; say which")
+            raise ValueError("several samples: pass sample=, the index of one")
         chosen = range(len(self.values)) if sample is None else [sample]
         figure = draw([panel(self, index, image) for index in chosen], self.title, alpha)
         if path is not None:
@@ -126,7 +130,7 @@ class Attribution:
         return f"{self.method}{where}, {self.model_id}"
 
     def label(self, sample: int) -> str:
-        """Name a sample's class and score, as far as they are known: `tabby (281): 12.3`."""
+        """Name a sample's class and score, if known: `tabby (281): 12.3`."""
         parts = []
         if self.classes is not None:
             number = self.classes[sample]
@@ -141,6 +145,18 @@ class Attribution:
         of = "; ".join(label for label in labels if label)
         more = "; ..." if of and len(self.values) > _SHOWN_SAMPLES else ""
         return f"Attribution({self.title}: {self.values.shape}{' of ' if of else ''}{of}{more})"
+
+    def _repr_html_(self) -> str:
+        """Show the picture of the first samples in a notebook; text where there is none, or no matplotlib."""
+        picture = io.BytesIO()
+        try:
+            from trocar._attribution.heat_map_pictures import draw, panel  # needs matplotlib, an extra
+
+            panels = [panel(self, sample) for sample in range(min(len(self.values), _SHOWN_SAMPLES))]
+            draw(panels, self.title, _ALPHA).savefig(picture, format="png")
+        except (ImportError, ValueError):
+            return f"<p>{escape(repr(self))}</p>"
+        return html_picture(picture.getvalue(), repr(self))
 
     def _size(self) -> tuple[int, int]:
         if self.inputs.ndim != 4:

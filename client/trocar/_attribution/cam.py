@@ -10,7 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats
-    from trocar._tensors import Array
+    from trocar._base.tensors import Array
 
 Grid: TypeAlias = "tuple[int, int] | Callable[[Array], Array] | None"
 """How tokens become positions: (height, width), or a function from (batch, tokens, width), or by itself."""
@@ -39,7 +39,7 @@ def grad_cam_plus_plus(values: Array, gradients: Array) -> Floats:
     g = gradients.astype(np.float64)
     axes = _positions(g)
     sums = values.sum(axis=axes, dtype=np.float64, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a denominator of 0 gives what it gives there
+    with np.errstate(divide="ignore", invalid="ignore"):  # a denominator of 0 gives the same as there
         shares = np.where(g != 0, g**2 / (2 * g**2 + sums * g**3 + _EPSILON), 0.0)
     return _combined((np.maximum(g, 0) * shares).sum(axis=axes), values)
 
@@ -63,10 +63,12 @@ def channels_first(values: Array, channel_dim: int | None = None, grid: Grid = N
     if grid is not None:
         raise ValueError(f"grid is for tokens, (batch, tokens, width); the value has shape {values.shape}")
     if values.ndim < 3:
-        raise ValueError(f"a value of shape {values.shape} has no positions; choose a module before pooling")
+        raise ValueError(
+            f"a value of shape {values.shape} has no spatial positions; choose a module before pooling"
+        )
     dim = 1 if channel_dim is None else channel_dim
     if not 1 <= dim % values.ndim < values.ndim or not -values.ndim <= dim < values.ndim:
-        raise ValueError(f"channel_dim={channel_dim} is no dimension after the batch in {values.shape}")
+        raise ValueError(f"channel_dim={channel_dim} is not a dimension after the batch in {values.shape}")
     return np.moveaxis(values, dim, 1)
 
 
@@ -84,13 +86,13 @@ def _tokens_as_grid(values: Array, grid: tuple[int, int] | None) -> Array:
     if grid is None:
         side = math.isqrt(count)
         grid = (side, side)
-        if count - side * side > 1:  # one class token at most; registers have to be told
+        if count - side * side > 1:  # one class token at most; registers need an explicit grid
             raise ValueError(
-                f"{count} tokens make no square with or without a class token; say grid=(height, width)"
+                f"{count} tokens form no square, with or without a class token; pass grid=(height, width)"
             )
     height, columns = grid
     if min(grid) < 1 or height * columns > count:
-        raise ValueError(f"a grid of {height} x {columns} needs as many tokens; there are {count}")
+        raise ValueError(f"a grid of {height} x {columns} does not match the {count} tokens")
     kept = values[:, count - height * columns :]
     return np.moveaxis(kept.reshape(batch, height, columns, width), -1, 1)
 

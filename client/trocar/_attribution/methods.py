@@ -1,4 +1,4 @@
-"""The methods of attribution and their options."""
+"""Attribution methods and their options."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trocar._names import unknown_name
-from trocar._operands import integer, number
+from trocar._base.names import unknown_name
+from trocar._request.operands import integer, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ class InputXGradient:
 
 @dataclass(frozen=True)
 class IntegratedGradients:
-    """The gradient's mean along the straight path from a baseline, times what lies between them."""
+    """The gradient's mean along the straight path from a baseline, times (input - baseline)."""
 
     baseline: Any = 0.0
     """A number, or an array that is broadcast to the inputs."""
@@ -81,7 +81,7 @@ class GradCamPlusPlus(GradCam):
 
 @dataclass(frozen=True)
 class LayerConductance:
-    """What flows through each element of a feature map along the path from a baseline."""
+    """The flow through each element of a feature map along the path from a baseline."""
 
     baseline: Any = 0.0
     """A number, or an array that is broadcast to the inputs."""
@@ -108,7 +108,7 @@ class GuidedBackprop:
 
 @dataclass(frozen=True)
 class Occlusion:
-    """What the score loses where a window of the input is replaced."""
+    """The drop of the score when a window of the input is replaced."""
 
     window: int | tuple[int, ...] | None = None
     """A size along height and width, or one for each dimension of a sample; a 14th of the input when None."""
@@ -148,7 +148,7 @@ SMOOTHED = ("saliency", "input_x_gradient", "integrated_gradients")
 AT_INPUT_ONLY = (IntegratedGradients, Occlusion)
 """What is attributed to the model's input alone."""
 AT_MODULE = (GradCam, GradCamPlusPlus, LayerConductance)
-"""What needs a place in the model."""
+"""What is attributed to a value in the model."""
 
 
 def method_options(method: str, given: Mapping[str, Any]) -> Options:
@@ -167,14 +167,14 @@ def method_options(method: str, given: Mapping[str, Any]) -> Options:
 
 
 def _smoothgrad(given: Mapping[str, Any]) -> SmoothGrad:
-    """Options that SmoothGrad does not know itself are of the method that it goes over."""
+    """Options that are not SmoothGrad's belong to the method that it averages."""
     own = {name: given[name] for name in ("samples", "sigma", "seed") if name in given}
     over = given.get("over", "saliency")
     if over not in SMOOTHED:
         raise ValueError(f"over={over!r} is not one of {', '.join(SMOOTHED)}")
     rest = {name: value for name, value in given.items() if name not in ("over", *own)}
     if rest.get("delta"):
-        raise ValueError("delta has no meaning with smoothgrad")
+        raise ValueError("delta is not available with smoothgrad")
     base = _filled(over, METHODS[over], rest)
     assert isinstance(base, (Saliency, InputXGradient, IntegratedGradients))  # as SMOOTHED says
     return SmoothGrad(base, **own)
@@ -185,7 +185,7 @@ def _filled(method: str, kind: type[Any], given: Mapping[str, Any]) -> Any:
     unknown = [name for name in given if name not in names]
     if unknown:
         has = ", ".join(names) or "none"
-        raise TypeError(f"{method} has no option {unknown[0]!r}; it has: {has}")
+        raise TypeError(f"{method} has no option {unknown[0]!r}; available: {has}")
     return kind(**given)
 
 

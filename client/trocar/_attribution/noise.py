@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from trocar._tensors import Array
+    from trocar._base.tensors import Array
 
 
 @dataclass(frozen=True)
 class NoisyBatches:
     """Batches of noisy copies, (copies x samples, ...); can be iterated again.
 
-    The noise of a copy of a sample depends on nothing but the seed and their positions, not on batches.
+    The noise of a copy of a sample depends only on the seed and their positions, not on batches.
     Every batch holds as many copies, so that one list of classes fits all: the last is repeated at the end.
     """
 
@@ -52,6 +52,6 @@ class NoisyBatches:
         return noisy
 
     def rows(self, values: Array, batch: int) -> Array:
-        """Return a batch's values as (copies, samples, ...), without what was repeated."""
+        """Return a batch's values as (copies, samples, ...), without padding."""
         count = min(self.per_batch, self.copies - batch * self.per_batch)
         return values.reshape(self.per_batch, len(self.inputs), *values.shape[1:])[:count]

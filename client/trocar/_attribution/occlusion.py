@@ -1,4 +1,4 @@
-"""Occlusion: what a score loses where a window of the input is replaced (Zeiler and Fergus 2014)."""
+"""Occlusion: the drop of a score when a window of the input is replaced (Zeiler and Fergus 2014)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats
-    from trocar._tensors import Array
+    from trocar._base.tensors import Array
 
 _DEFAULT_WINDOWS = 14
 """About so many windows fit beside each other along the height and the width, when no size is given."""
@@ -20,7 +20,7 @@ _DEFAULT_WINDOWS = 14
 
 @dataclass(frozen=True)
 class Windows:
-    """Where windows lie in one sample; those at the far ends are cut off, as captum does."""
+    """Positions of windows in one sample; those at the far ends are cut off, as captum does."""
 
     shape: tuple[int, ...]
     """Of one sample."""
@@ -112,7 +112,7 @@ class OccludedBatches:
 
 
 class OcclusionSum:
-    """The mean, over the windows that cover an element, of what the score lost.
+    """The mean drop of the score, over the windows that cover an element.
 
     Args:
         shape: Of the inputs, (samples, ...).
@@ -125,7 +125,7 @@ class OcclusionSum:
         self._count = np.zeros(shape[1:])
 
     def add(self, places: list[tuple[slice, ...]], scores: Floats) -> None:
-        """Take the scores of a batch, (windows x samples,)."""
+        """Add the scores of a batch, (windows x samples,)."""
         lost = self._scores - scores.reshape(len(places), -1)
         ones = (1,) * (self._sum.ndim - 1)
         for place, difference in zip(places, lost, strict=True):

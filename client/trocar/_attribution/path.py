@@ -10,7 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats
-    from trocar._tensors import Array
+    from trocar._base.tensors import Array
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Interpolants:
             yield batch.reshape(-1, *self.inputs.shape[1:])
 
     def points(self, values: Array, batch: int) -> Array:
-        """Return a batch's values as (points, samples, ...), without what was repeated."""
+        """Return a batch's values as (points, samples, ...), without padding."""
         count = min(self.per_batch, len(self.alphas) - batch * self.per_batch)
         return values.reshape(self.per_batch, len(self.inputs), *values.shape[1:])[:count]
 
@@ -74,7 +74,7 @@ class PathIntegral:
         self._sum: Floats | None = None
 
     def add(self, gradients: Array) -> None:
-        """Take the gradients at the next points, (points, samples, ...)."""
+        """Add the gradients at the next points, (points, samples, ...)."""
         weights = self._weights[self._taken : self._taken + len(gradients)]
         part = np.einsum("p,p...->...", weights, gradients.astype(np.float64))
         self._taken += len(gradients)
@@ -94,7 +94,7 @@ class Conductance:
         self._last: tuple[Floats, Floats] | None = None
 
     def add(self, values: Array, gradients: Array) -> None:
-        """Take a feature map and its gradient at the next points, both (points, samples, ...)."""
+        """Add a feature map and its gradient at the next points, both (points, samples, ...)."""
         v, g = values.astype(np.float64), gradients.astype(np.float64)
         if self._last is not None:
             v = np.concatenate([self._last[0][None], v])
@@ -117,7 +117,7 @@ def convergence_delta(attributions: Array, end: Floats, start: Floats) -> Floats
 
 
 def joined(parts: Sequence[Array]) -> Array:
-    """Put groups of samples together."""
+    """Concatenate groups of samples."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

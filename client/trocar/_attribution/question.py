@@ -1,4 +1,4 @@
-"""What is asked of a model: inputs, an objective, and how both are cut into batches."""
+"""Attribution request: inputs, an objective, and their split into batches."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trocar._attribution import objectives
-from trocar._taps import Tap, tap
+from trocar._attribution import attribution_objectives
+from trocar._request.taps import Tap, tap
 
 if TYPE_CHECKING:
     from trocar._attribution.scaling import Floats
-    from trocar._objectives import Objective
-    from trocar._tensors import Array
+    from trocar._base.tensors import Array
+    from trocar._request.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,18 @@ class Question:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """Number of samples."""
         return len(self.inputs)
 
     def groups(self) -> Iterator[slice]:
-        """Yield the samples that go into one pass; all of them where the objective is no sum over samples."""
-        size = self.batch_size if objectives.is_sum_over_samples(self.of) else self.samples
+        """Yield the samples of one pass; all of them if the objective is no sum over samples."""
+        size = self.batch_size if attribution_objectives.is_sum_over_samples(self.of) else self.samples
         for start in range(0, self.samples, size):
             yield slice(start, min(start + size, self.samples))
 
     def copies_per_batch(self, copies: int, group: slice) -> int:
-        """Return how many copies of a group go into one pass, as evenly as possible."""
-        if not objectives.is_sum_over_samples(self.of):
+        """Return the number of copies of a group in one pass, split as evenly as possible."""
+        if not attribution_objectives.is_sum_over_samples(self.of):
             return 1  # its value depends on the batch, which must stay as it is
         samples: int = group.stop - group.start
         most = max(1, self.batch_size // samples)
@@ -52,21 +52,21 @@ class Question:
         """Return the objective for a batch of copies of a group."""
         if group == slice(0, self.samples) and copies == 1:
             return self.of
-        return objectives.for_samples(self.of, self._positions(group, copies), self.samples)
+        return attribution_objectives.for_samples(self.of, self._positions(group, copies), self.samples)
 
     def score_taps(self) -> list[Tap]:
-        """Return where the scores of each sample are computed from; none where they cannot be."""
-        selectors = objectives.score_selectors(self.of) or ()
+        """Return the taps from which each sample's scores are computed; none if they cannot be."""
+        selectors = attribution_objectives.score_selectors(self.of) or ()
         return [tap(selector, alias=_alias(index)) for index, selector in enumerate(selectors)]
 
     def scores(self, maps: Mapping[str, Array], group: slice | None = None, copies: int = 1) -> Floats | None:
-        """Return the score of each sample of a batch of copies of a group; None where it cannot be."""
-        selectors = objectives.score_selectors(self.of)
+        """Return the score of each sample of a batch of copies of a group; None if it cannot be computed."""
+        selectors = attribution_objectives.score_selectors(self.of)
         if selectors is None:
             return None
         values = {selector: maps[_alias(index)] for index, selector in enumerate(selectors)}
         positions = self._positions(group or slice(0, self.samples), copies)
-        return objectives.scores(self.of, values, positions, self.samples)
+        return attribution_objectives.scores(self.of, values, positions, self.samples)
 
     def _positions(self, group: slice, copies: int) -> list[int]:
         return list(range(group.start, group.stop)) * copies

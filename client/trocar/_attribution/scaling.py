@@ -1,9 +1,9 @@
-"""From maps of any range and size to heat maps from 0 to 1 of the input's size."""
+"""Scaling: maps of any range and size to heat maps from 0 to 1 of the input's size."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trocar._tensors import Array
+from trocar._base.tensors import Array
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def share_scaled(maps: Array) -> Floats:
     """Scale absolute values to 0..1 so that few large ones do not hide the others; NaN stays NaN.
 
     Each sample is divided by the value up to which its values, from the smallest on, make 98 % of their
-    sum; what is larger becomes 1. This is what `captum.attr.visualization` shows as "absolute_value".
+    sum; larger values become 1. This is what `captum.attr.visualization` shows as "absolute_value".
 
     Args:
         maps: Of shape (batch, ...).

@@ -1,1 +1,1 @@
-"""`trocar bench`: a load on a server, and what came of it."""
+"""Load benchmark (`trocar bench`): a load on a server, and its results."""

@@ -1,4 +1,4 @@
-"""What is measured: which request, by how many clients, at which rate; and what came of it."""
+"""Benchmark case: request, number of clients, rate; and its result."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Settings:
-    """How cases are measured."""
+    """Measurement settings of cases."""
 
     duration_s: float = 10.0
     """Seconds of one case, over all rounds."""
@@ -70,7 +70,7 @@ class LocalResult:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a case."""
+    """Result of a case."""
 
     case: Case
     """What was asked."""
@@ -93,7 +93,7 @@ def cases(
     numerics: Sequence[str | None],
     rates: Sequence[Rate | None],
 ) -> Iterator[Case]:
-    """Yield every combination; what comes last differs first."""
+    """Yield every combination; the last dimension varies fastest."""
     for model_id, wanted, batch, count, kind, rate in product(
         models, taps, batches, clients, numerics, rates
     ):

@@ -1,4 +1,4 @@
-"""Clients in processes of their own, and rounds of calls by all of them at once."""
+"""Load: clients in separate processes, and rounds of calls by all of them at once."""
 
 import os
 import time
@@ -17,7 +17,7 @@ _START_DELAY_S = 0.05
 
 
 def processor_count() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores of this process."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS and Windows
@@ -25,7 +25,7 @@ def processor_count() -> int:
 
 
 def default_processes(clients: int) -> int:
-    """Return how many processes so many clients get: one each, as far as more of them could send more."""
+    """Return the number of processes for so many clients: one each, up to the number that can add load."""
     return min(clients, max(processor_count(), _LEAST_PROCESSES))
 
 
@@ -37,14 +37,14 @@ class Load:
             records = load.closed(10.0)
 
     Args:
-        target: What they call.
-        clients: How many.
-        processes: How many processes they share; see `default_processes` for 0.
+        target: Target of their calls.
+        clients: Number of clients.
+        processes: Number of processes that they share; see `default_processes` for 0.
         python: Their interpreter; this one when empty.
         environment: Set in their environment.
 
     Raises:
-        HelperError: A process could not be made ready.
+        HelperError: A process could not be prepared.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Load:
         self._stack.close()
 
     def closed(self, duration_s: float, most_calls: int | None = None) -> list[Record]:
-        """Let every client call again as soon as it has an answer, and return all calls.
+        """Run a closed loop: every client calls again as soon as it has an answer. Return all calls.
 
         Raises:
             HelperError: A process is gone.
@@ -84,7 +84,7 @@ class Load:
         return self._run([job] * len(self._helpers))
 
     def open(self, due: Sequence[float]) -> list[Record]:
-        """Make calls when they are due, in seconds from the start, and return all of them.
+        """Run an open loop: make calls at due times, in seconds from the start. Return all calls.
 
         Raises:
             HelperError: A process is gone.

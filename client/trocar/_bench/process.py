@@ -1,4 +1,4 @@
-"""A Python process of our own that is told what to do, by pickles over its standard input and output."""
+"""Worker process: Python, controlled by pickles over its standard input and output."""
 
 import os
 import pickle
@@ -18,21 +18,21 @@ _CLOSE_LIMIT_S = 10
 
 
 class HelperError(TrocarError):
-    """A process that a benchmark has started is gone, or could not do what it was told."""
+    """A benchmark's process is gone, or could not run its job."""
 
 
 class Helper:
-    """One such process; the module's `main` goes through `Commands`.
+    """Worker process; the module's `main` reads from `Commands`.
 
         with Helper("trocar._bench.worker") as helper:
             helper.send(job)
             result = helper.receive()
 
-    Not `multiprocessing`, which would run the caller's own main module in each of them first, and knows one
+    Not `multiprocessing`, which would run the caller's own main module in each of them first, and has one
     interpreter for all.
 
     Args:
-        module: Whose `main` it runs.
+        module: Module whose `main` it runs.
         python: The interpreter; this one when empty.
         environment: Set in its environment, beside what this process has.
     """
@@ -62,7 +62,7 @@ class Helper:
 
     @property
     def process_id(self) -> int:
-        """The id that the system knows it by."""
+        """The operating system's process id."""
         return self._process.pid
 
     def send(self, message: object) -> None:
@@ -98,7 +98,7 @@ class Helper:
         return self.receive()
 
     def close(self) -> None:
-        """Let the process end, and end it where it does not."""
+        """Wait for the process to end, and terminate it if it does not."""
         with suppress(OSError):
             self._to.close()
         try:
@@ -117,12 +117,12 @@ class Helper:
 
 
 class Commands:
-    """The other end: what a helper process is told, and its answers."""
+    """Child's end of the pipes: commands in, answers out."""
 
     def __init__(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and its end ends this one
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, whose end closes this process
         self._to = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a print goes where it does no harm
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a print must not corrupt the pipe
 
     def __iter__(self) -> Iterator[Any]:
         while True:

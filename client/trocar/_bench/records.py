@@ -1,4 +1,4 @@
-"""What is noted of each call, and the numbers that are made of it."""
+"""Call records, and the metrics computed from them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Answer(NamedTuple):
-    """What a reply says about itself."""
+    """Metadata of a reply."""
 
     queue_s: float = 0.0
     """Seconds that the call waited on the server."""
@@ -109,7 +109,7 @@ def summarise(rounds: Sequence[Sequence[Record]], batch: int) -> Summary:
 
 
 def quantiles(values: Sequence[float], shares: Iterable[float]) -> list[float]:
-    """Return the values below which those shares lie; NaN for no values."""
+    """Return the quantiles of these shares; NaN for no values."""
     shares = list(shares)
     return [float(q) for q in np.quantile(values, shares)] if values else [float("nan")] * len(shares)
 
@@ -117,8 +117,8 @@ def quantiles(values: Sequence[float], shares: Iterable[float]) -> list[float]:
 def calls_per_second(records: Sequence[Record]) -> float:
     """Return the answered calls per second of one round, the sum over its clients.
 
-    Each client's time ends with its own last call: at the end of a round some are done before others, which
-    would count as a server that is slower.
+    Each client's time ends with its own last call: at the end of a round some finish before others, which
+    would otherwise lower the server's rate.
     """
     start = min(record.due_s for record in records)
     speed = 0.0

@@ -1,4 +1,4 @@
-"""One case from beginning to end: warm-up, rounds of calls and local passes in turn, numbers."""
+"""Benchmark run: one case with warm-up, rounds of calls and local passes in turn, metrics."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import numpy as np
 
 from trocar._bench.case import Case, LocalResult, Result, Settings
 from trocar._bench.load import Load
-from trocar._bench.local import Local, LocalJob
+from trocar._bench.local_passes import Local, LocalJob
 from trocar._bench.records import Record, Summary, calls_per_second, quantiles, summarise
 from trocar._bench.schedule import arrivals
 from trocar._bench.worker import Target
@@ -30,12 +30,12 @@ def run_case(
 
     Args:
         case: What to measure.
-        target: What its clients call.
-        settings: For how long, and how.
+        target: Target of its clients.
+        settings: Durations and options.
         local: Makes local passes, in turn with the rounds; None for none.
-        local_job: What it makes.
-        tell: Is told what happens now.
-        capacity: The calls per second of a closed loop, where they are known; else they are measured, where
+        local_job: Its job.
+        tell: Called with the present step.
+        capacity: The calls per second of a closed loop, if known; otherwise they are measured, if
             the rate is a multiple of them.
 
     Raises:
@@ -63,7 +63,7 @@ def run_case(
 
 
 def warm_up(load: Load, case: Case, settings: Settings) -> None:
-    """Call for a while; where faster numerics are asked for, until they are used, within a limit."""
+    """Call for a while; if faster numerics are requested, until they are used, within a limit."""
     most = None if settings.most_calls is None else 1
     records = load.closed(settings.warm_up_s, most)
     limit = time.monotonic() + settings.engine_wait_s
@@ -75,14 +75,14 @@ def warm_up(load: Load, case: Case, settings: Settings) -> None:
 
 
 def _capacity(load: Load, settings: Settings) -> float:
-    """Return the calls per second that a closed loop reaches."""
+    """Return the calls per second of a closed loop."""
     return calls_per_second(
         load.closed(max(settings.duration_s / settings.rounds, _STEP_S), settings.most_calls)
     )
 
 
 def compare(calls: Summary, own: list[float], batch: int) -> LocalResult:
-    """Set the calls against local passes: ratios of medians."""
+    """Compare the calls with local passes: ratios of medians."""
     p50, p99 = quantiles(own, (0.5, 0.99))
     images = batch / p50
     return LocalResult(

@@ -1,4 +1,4 @@
-"""When calls of an open loop are due: at a rate, whatever the server does."""
+"""Schedule of an open loop: due times of calls at a fixed rate, independent of the server."""
 
 import re
 import time
@@ -15,7 +15,7 @@ _ONE, _RANGE = re.compile(_NUMBER), re.compile(rf"{_NUMBER}\.\.{_NUMBER}")
 
 
 class Clock(Protocol):
-    """Tells the time and waits; a test has its own."""
+    """Time and sleep; tests pass a fake one."""
 
     def now(self) -> float:
         """Return the present moment, in seconds."""
@@ -27,7 +27,7 @@ class Clock(Protocol):
 
 
 class MachineClock:
-    """The clock that all processes of a machine share."""
+    """The clock shared by all processes of a machine."""
 
     def now(self) -> float:
         """Return the present moment, in seconds since some moment that is the same for all processes."""
@@ -48,7 +48,7 @@ class Rate:
     """Whether it counts in what a closed loop reached just before."""
 
     def per_second(self, capacity: float) -> float:
-        """Return it in calls per second, where a closed loop reached `capacity` of them."""
+        """Return it in calls per second, given the closed loop's `capacity`."""
         return self.value * capacity if self.is_multiple else self.value
 
 
@@ -62,7 +62,7 @@ def parse_rates(text: str) -> list[Rate]:
     for part in text.replace(" ", "").split(","):
         rates += _parse(part)
     if any(rate.value <= 0 for rate in rates):
-        raise ValueError(f"{text!r} has a rate that is not above 0")
+        raise ValueError(f"{text!r} has a rate that is not positive")
     return rates
 
 
@@ -74,17 +74,17 @@ def _parse(part: str) -> list[Rate]:
             return [Rate(float(value), bool(low_unit)) for value in values]
     elif match := _ONE.fullmatch(part):
         return [Rate(float(match[1]), bool(match[2]))]
-    raise ValueError(f"{part!r} is no rate; write for example 50, 10,20,50, 0.5x or 0.5x..3x")
+    raise ValueError(f"{part!r} is not a rate; write for example 50, 10,20,50, 0.5x or 0.5x..3x")
 
 
 def arrivals(rate: float, duration_s: float, kind: str, seed: int) -> list[float]:
-    """Return when calls are due, in seconds from the start, ascending; at least one.
+    """Return due times of calls, in seconds from the start, ascending; at least one.
 
     Args:
         rate: Calls per second.
         duration_s: No call is due later.
-        kind: `POISSON` for gaps that are independent and exponentially distributed, as those of many callers
-            who know nothing of each other; `FIXED` for equal gaps.
+        kind: `POISSON` for gaps that are independent and exponentially distributed, as those of many
+            independent callers; `FIXED` for equal gaps.
         seed: Of the gaps.
     """
     if kind == FIXED:
@@ -99,13 +99,13 @@ def arrivals(rate: float, duration_s: float, kind: str, seed: int) -> list[float
 def dispatch(due: Sequence[float], start_s: float, submit: Callable[[float], object], clock: Clock) -> None:
     """Submit one call at each moment, never waiting for an earlier one.
 
-    A late call does not move those after it: where the machine fell behind, all that are due go at once.
+    A late call does not delay those after it: if the machine fell behind, all due calls are made at once.
 
     Args:
         due: Ascending, in seconds from the start.
         start_s: The start, on the clock.
-        submit: Takes the moment, on the clock, at which the call was due; returns without waiting for it.
-        clock: Tells the time.
+        submit: Called with the due time of the call, on the clock; returns without waiting for it.
+        clock: The clock.
     """
     for offset in due:
         if (wait := start_s + offset - clock.now()) > 0:

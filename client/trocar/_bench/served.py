@@ -1,4 +1,4 @@
-"""Calls of `Client.extract`, for a load."""
+"""Served calls: `Client.extract`, as a load."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ import numpy as np
 
 from trocar._bench.records import Answer
 from trocar._bench.worker import Call, CallFailedError
-from trocar._channel import ConnectOptions
-from trocar._client import Client
-from trocar._feature_maps import FeatureMaps
+from trocar._result.feature_maps import FeatureMaps
+from trocar._sync.client import Client
+from trocar._transport.channel import ConnectOptions
 from trocar.errors import TrocarError
 
 _MOST_IMAGES = 512
@@ -22,7 +22,7 @@ _MOST_IMAGES = 512
 
 @dataclass(frozen=True)
 class Served:
-    """One request, made again and again; each client has random inputs of its own."""
+    """One request, repeated; each client has its own random inputs."""
 
     options: ConnectOptions
     """Where the server is."""
@@ -75,6 +75,6 @@ class Served:
 
 
 def answer_of(maps: FeatureMaps) -> Answer:
-    """Return what a reply says about how it was made."""
+    """Return a reply's metadata."""
     how, timing = maps.execution, maps.timing
     return Answer(timing.queue_s, timing.compute_s, how.numerics, how.engine, how.is_cached, how.row_count)

@@ -1,4 +1,4 @@
-"""How a case is called in tables, pictures and on the terminal."""
+"""Labels of cases in tables, plots and on the terminal."""
 
 from trocar._bench.case import Case
 

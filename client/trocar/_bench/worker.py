@@ -1,7 +1,7 @@
-"""A process that calls: one thread for each of its clients.
+"""Load worker: a process that calls, one thread for each of its clients.
 
-Several processes, because threads of one Python process share one core, which a fast server outruns: then the
-figures would be those of the client. Clients beyond the number of processes are threads.
+Several processes, because threads of one Python process share one core, which a fast server outruns: the
+figures would then be the client's. Clients beyond the number of processes are threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,16 +27,16 @@ class CallFailedError(Exception):
 
 
 class Target(Protocol):
-    """What is called. It is pickled, and opened in the processes of the clients, once for each client."""
+    """Target of calls. It is pickled, and opened in the processes of the clients, once for each client."""
 
     def open(self, client: int) -> AbstractContextManager[Call]:
-        """Return the call that this client makes; it raises `CallFailedError`."""
+        """Return this client's call, which raises `CallFailedError`."""
         ...
 
 
 @dataclass(frozen=True)
 class Opening:
-    """Makes clients ready."""
+    """Job that prepares clients."""
 
     target: Target
     """What they call."""
@@ -100,7 +100,7 @@ def run_open(job: OpenLoop, calls: Sequence[tuple[int, Call]], clock: Clock) -> 
 
 
 def make_call(due_s: float, client: int, call: Call, clock: Clock) -> Record:
-    """Make one call and note what came of it."""
+    """Make one call and record its result."""
     started_s = clock.now()
     try:
         answer = call()
@@ -110,7 +110,7 @@ def make_call(due_s: float, client: int, call: Call, clock: Clock) -> Record:
 
 
 def run_job(job: ClosedLoop | OpenLoop, calls: Sequence[tuple[int, Call]]) -> list[Record]:
-    """Do one round with the clients of this process."""
+    """Run one round with the clients of this process."""
     clock = MachineClock()
     if isinstance(job, OpenLoop):
         return run_open(job, calls, clock)
@@ -126,7 +126,7 @@ def run_job(job: ClosedLoop | OpenLoop, calls: Sequence[tuple[int, Call]]) -> li
 
 
 def main() -> None:
-    """Do what the parent says until it closes the pipe."""
+    """Run the parent's jobs until it closes the pipe."""
     commands = Commands()
     with ExitStack() as stack:
         calls: list[tuple[int, Call]] = []

@@ -1,4 +1,4 @@
-"""The `trocar` command: which commands there are, and how a failure ends."""
+"""The `trocar` command: its subcommands, and exit codes of failures."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,43 +7,58 @@ from typing import Annotated
 import typer
 
 import trocar
-from trocar._cli.bench import bench
-from trocar._cli.cam import cam
-from trocar._cli.cka import cka
-from trocar._cli.connection import connected
-from trocar._cli.datasets import datasets_app
-from trocar._cli.dead import dead
+from trocar._cli.commands.analysis.cam_command import cam
+from trocar._cli.commands.analysis.cka_command import cka
+from trocar._cli.commands.analysis.compare_command import compare
+from trocar._cli.commands.analysis.dead_command import dead
+from trocar._cli.commands.analysis.diff_command import diff
+from trocar._cli.commands.analysis.fid_command import fid
+from trocar._cli.commands.analysis.health_command import health
+from trocar._cli.commands.inspection.extract_command import extract
+from trocar._cli.commands.inspection.gradients_command import gradients
+from trocar._cli.commands.inspection.models_command import models
+from trocar._cli.commands.inspection.modules_command import modules
+from trocar._cli.commands.inspection.plan_command import plan
+from trocar._cli.commands.inspection.predict_command import predict
+from trocar._cli.commands.inspection.stats_command import stats
+from trocar._cli.commands.server.bench_command import bench
+from trocar._cli.commands.server.config_command import config_app, login
+from trocar._cli.commands.server.datasets_command import datasets_app
+from trocar._cli.commands.server.edits_command import edits_app
+from trocar._cli.commands.server.loading_commands import load, unload
+from trocar._cli.commands.server.operating_commands import drain, reload
+from trocar._cli.commands.server.ready_command import info, ready
+from trocar._cli.commands.server.train_command import train
+from trocar._cli.commands.server.trainers_command import trainers_app
 from trocar._cli.demo.command import demo
+from trocar._cli.demo.text import demo_text
 from trocar._cli.demo.training import demo_train
-from trocar._cli.diff import diff
-from trocar._cli.edits import edits_app
-from trocar._cli.extract import extract
-from trocar._cli.failures import exit_code, failure_text
-from trocar._cli.fid import fid
-from trocar._cli.gradients import gradients
-from trocar._cli.health import health
-from trocar._cli.loading import load, unload
-from trocar._cli.many_values import ManyValues
-from trocar._cli.models import models
-from trocar._cli.modules import modules
-from trocar._cli.operating import drain, reload
-from trocar._cli.plan import plan
+from trocar._cli.failures import USAGE, exit_code, failures_of, is_usage_error, show_failure
+from trocar._cli.help_sections import (
+    ANALYSE,
+    CONNECT,
+    DEMONSTRATE,
+    INSPECT,
+    OPERATE,
+    TRAIN,
+    SectionedCommand,
+    SectionedGroup,
+)
+from trocar._cli.options.connection_options import connected
+from trocar._cli.options.many_values import ManyValues
 from trocar._cli.plugins import add_plugins
-from trocar._cli.ready import ready
-from trocar._cli.stats import stats
-from trocar._cli.train import train
-from trocar._cli.trainers import trainers_app
 
 _EPILOG = (
-    "Exit codes: 0 done; 1 the call failed, the reason is on stderr; 2 the command line is wrong or an "
-    "extra is not installed; 3 no server answers."
+    "Exit codes: 0 done; 1 the call failed, the reason is on stderr; 2 the command line is wrong or an extra "
+    "is not installed; 3 the server cannot be reached."
 )
 
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    *(ready, models, load, unload, modules, plan, extract, stats, gradients, cam, health),
-    *(fid, cka, dead, diff, bench, drain, reload),
+_COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
+    (INSPECT, (models, modules, plan, predict, extract, stats, gradients)),
+    (ANALYSE, (cam, health, fid, cka, dead, diff, compare)),
+    (OPERATE, (ready, info, load, unload, drain, reload, bench)),
 )
-"""Those that begin with a client, in the order of the help."""
+"""Those that begin with a client, by section of the help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,27 +70,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: Always, with a code of `failures`.
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with failures_of(words) as is_json:
+        sys.exit(_run(words, is_json=is_json))
+
+
+def _run(words: list[str], *, is_json: bool) -> int:
+    """Run the command line and return its exit code; failures are shown."""
     try:
-        build_app()(arguments, prog_name="trocar")
+        # Otherwise typer prints usage errors itself, as text, and exits.
+        code = build_app()(words, prog_name="trocar", standalone_mode=not is_json)
     except (trocar.TrocarError, OSError) as error:
-        typer.echo(failure_text(error), err=True)
-        sys.exit(exit_code(error))
+        code = exit_code(error)
+        show_failure(error, code)
+    except Exception as error:
+        if not is_usage_error(error):
+            raise
+        code = USAGE
+        show_failure(error, code)
+    return code if isinstance(code, int) else 0
 
 
 def build_app() -> typer.Typer:
-    """Put the commands together."""
-    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
+    """Assemble the app from its commands."""
+    app = typer.Typer(cls=SectionedGroup, no_args_is_help=True, rich_markup_mode=None, epilog=_EPILOG)
     app.callback(epilog=_EPILOG)(_root)
-    for command in _COMMANDS:
-        app.command(epilog=_EPILOG)(connected(command))
-    app.command("train", cls=ManyValues, epilog=_EPILOG)(connected(train))
-    app.add_typer(trainers_app(_EPILOG), name="trainers")
-    app.add_typer(edits_app(_EPILOG), name="edits")
-    app.add_typer(datasets_app(_EPILOG), name="datasets")
-    app.command(epilog=_EPILOG)(demo)
-    app.command("demo-train", epilog=_EPILOG)(demo_train)
+    for section, commands in _COMMANDS:
+        for command in commands:
+            _add(app, section)(connected(command))
+    _add(app, TRAIN, "train", ManyValues)(connected(train))
+    for name, group in (("trainers", trainers_app), ("datasets", datasets_app), ("edits", edits_app)):
+        app.add_typer(group(_EPILOG), name=name, rich_help_panel=TRAIN)
+    _add(app, CONNECT)(login)
+    app.add_typer(config_app(_EPILOG), name="config", rich_help_panel=CONNECT)
+    _add(app, DEMONSTRATE)(demo)
+    _add(app, DEMONSTRATE, "demo-train")(demo_train)
+    _add(app, DEMONSTRATE, "demo-text")(demo_text)
     add_plugins(app)
     return app
+
+
+def _add(
+    app: typer.Typer, section: str, name: str | None = None, kind: type[SectionedCommand] = SectionedCommand
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what adds a function as a command in a section of the help."""
+    return app.command(name, cls=kind, epilog=_EPILOG, rich_help_panel=section)
 
 
 def _show_version(wanted: bool) -> None:
@@ -90,4 +129,4 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Look inside hosted PyTorch models: list them, list their modules, extract what modules compute."""
+    """Look inside PyTorch models on a server: list modules, extract, edit, take gradients, fine-tune."""

@@ -1,4 +1,4 @@
-"""Commands of other packages: the server's `serve`, `convert` and `token`.
+"""Plugins: commands of other packages, as the server's `serve`, `convert` and `token`.
 
 They are found by name through the entry-point group `trocar.commands` and imported only when they are
 called: the client never imports the server, and starts without it.
@@ -9,14 +9,15 @@ from importlib.metadata import EntryPoint, entry_points
 import typer
 
 from trocar._cli.failures import USAGE, fail
+from trocar._cli.help_sections import OPERATE
 
 GROUP = "trocar.commands"
 
 _HELP = {
-    "serve": "Host models and answer clients until stopped.",
-    "convert": "Turn a .pth state dict into a .safetensors file.",
-    "token": "Make, list and revoke the tokens of a server.",
-    "doctor": "Check the machine, the configuration and a running server, and say what to do.",
+    "serve": "Host models and serve clients until stopped.",
+    "convert": "Convert a .pth state dict to a .safetensors file.",
+    "token": "Create, list and revoke the tokens of a server.",
+    "doctor": "Check the machine, the configuration and a running server.",
 }
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -28,7 +29,7 @@ def add_plugins(app: typer.Typer) -> None:
 
 
 def plugin_app(entry: EntryPoint) -> typer.Typer:
-    """Import a command and make an app of its own of it; a group of commands is one already.
+    """Import a command and wrap it in an app; a group of commands is one already.
 
     Raises:
         ImportError: Something that it needs is not installed.
@@ -53,6 +54,9 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
             if "--help" not in context.args:
                 fail(advice, USAGE)
             typer.echo(f"{help_text}\n\n{advice}")
+        except ImportError as error:  # the server says why it does not run here
+            fail(f"`trocar {entry.name}`: {error}", USAGE)
 
     help_text = _HELP.get(entry.name, f"From {entry.value}.")
-    app.command(entry.name, help=help_text, context_settings=_PASS_ON)(run)
+    section = OPERATE if entry.name in _HELP else None
+    app.command(entry.name, help=help_text, context_settings=_PASS_ON, rich_help_panel=section)(run)

@@ -1,1 +1,1 @@
-"""Data sets on their way to the server: samples into shards, shards into messages."""
+"""Data set uploads: samples into shards, shards into messages."""

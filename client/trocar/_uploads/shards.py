@@ -1,4 +1,4 @@
-"""Shards: safetensors files as the server takes them; equal samples give equal bytes."""
+"""Shards: safetensors files as the server accepts them; equal samples give equal bytes."""
 
 import hashlib
 import json
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trocar._tensors import Array, flat_bytes
+from trocar._base.tensors import Array, flat_bytes
 from trocar.errors import SourceError
 
 SHARD_BYTES = 32 << 20
 """Of samples in one shard: what is sent again after a broken connection."""
 MAX_SHARD_BYTES = 255 << 20
 """The server takes 256 MiB, header included."""
-MAX_SHARD_IMAGES = 65_536
+MAX_SHARD_SAMPLES = 65_536
+"""Images or texts in one shard."""
 CHUNK_BYTES = 1 << 20
 """In one message."""
 
@@ -48,7 +49,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard, whose bytes are made when they are wanted."""
+    """One shard, whose bytes are produced on demand."""
 
     sha256: str
     """Of all its bytes."""
@@ -67,14 +68,12 @@ class Shard:
         """
         parts = self.build()
         if _digest(parts) != self.sha256:
-            raise SourceError(
-                "the source gives other samples than a moment ago; nothing may change while it is uploaded"
-            )
+            raise SourceError("the source changed during the upload; keep it unchanged until the upload ends")
         return parts
 
 
 def make_shard(build: Callable[[], Parts], sample_count: int) -> Shard:
-    """Return a shard of bytes that are made now, hashed and dropped."""
+    """Return a shard whose bytes are produced now, hashed and dropped."""
     parts = build()
     return Shard(_digest(parts), sum(part.nbytes for part in parts), sample_count, build)
 
@@ -86,17 +85,16 @@ def array_parts(tensors: Mapping[str, Tensor]) -> Parts:
 
 def image_parts(images: Sequence[bytes], targets: Mapping[str, Tensor]) -> Parts:
     """Return the bytes of a shard of encoded images."""
-    offsets = np.cumsum([0, *map(len, images)], dtype=np.int64)
-    entries = {
-        "offsets": _described(Tensor("int64", offsets)),
-        **{name: _described(tensor) for name, tensor in targets.items()},
-        "images": ("uint8", (int(offsets[-1]),), [memoryview(image) for image in images]),
-    }
-    return _file(entries)
+    return _encoded_parts("images", images, targets)
+
+
+def text_parts(texts: Sequence[bytes], targets: Mapping[str, Tensor]) -> Parts:
+    """Return the bytes of a shard of texts; see `_uploads.text_shards`."""
+    return _encoded_parts("texts", texts, targets)
 
 
 def pieces(parts: Iterable[memoryview], piece_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """Yield bytes in stretches of equal length; the last may be shorter."""
+    """Yield bytes in chunks of equal length; the last may be shorter."""
     waiting: list[memoryview] = []
     size = 0
     for part in parts:
@@ -112,7 +110,7 @@ def pieces(parts: Iterable[memoryview], piece_bytes: int = CHUNK_BYTES) -> Itera
 
 
 def target_key(name: str) -> str:
-    """Return what the tensor of a target is called."""
+    """Return the name of a target's tensor."""
     return f"targets.{name}" if name else "targets"
 
 
@@ -151,6 +149,16 @@ def _file(entries: Mapping[str, _Entry]) -> Parts:
 
 def _width(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def _encoded_parts(name: str, samples: Sequence[bytes], targets: Mapping[str, Tensor]) -> Parts:
+    offsets = np.cumsum([0, *map(len, samples)], dtype=np.int64)
+    entries = {
+        "offsets": _described(Tensor("int64", offsets)),
+        **{target: _described(tensor) for target, tensor in targets.items()},
+        name: ("uint8", (int(offsets[-1]),), [memoryview(sample) for sample in samples]),
+    }
+    return _file(entries)
 
 
 def _digest(parts: Parts) -> str:

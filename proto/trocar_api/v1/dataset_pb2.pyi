@@ -63,7 +63,9 @@ class DatasetShard(_message.Message):
 
     It has `inputs` (samples, ...) of any dtype; or `images` (bytes), uint8, and `offsets` (samples + 1), int64,
     where image i is the bytes of `images` from offset i to i + 1, encoded as JPEG, PNG or WebP; at most 65,536
-    of them. Beside that it has `targets` (samples, ...), or `targets.NAME` for each of several, or none. All
+    of them; or likewise `texts` and `offsets`, where each text is JSON in UTF-8 of at most 4 MiB: a string, a list
+    of two strings, or a list of token ids. Labels of tokens are a target (samples, tokens), from each text's first
+    token on, filled up with -100. Beside that it has `targets` (samples, ...), or `targets.NAME` for each of several, or none. All
     shards of a data set have the same tensors, with the same dtypes and the same shape of one sample.
     """
 
@@ -102,7 +104,7 @@ class BeginUploadRequest(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def manifest(self) -> Global___DatasetManifest:
-        """What will be there. The bytes of its shards count towards the caller's limit from now on."""
+        """The shards to come. Their bytes count towards the caller's limit from now on."""
 
     def __init__(
         self,
@@ -255,6 +257,8 @@ class Dataset(_message.Message):
     TARGETS_FIELD_NUMBER: _builtins.int
     CATEGORIES_FIELD_NUMBER: _builtins.int
     STORED_AT_S_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    HAS_TEXTS_FIELD_NUMBER: _builtins.int
     dataset_id: _builtins.str
     """32 hexadecimal digits; a name for one that the operator listed."""
     name: _builtins.str
@@ -262,7 +266,7 @@ class Dataset(_message.Message):
     is_complete: _builtins.bool
     """Whether it can be trained on; false while it is being uploaded."""
     is_listed: _builtins.bool
-    """Whether the operator listed it; nobody can delete it then."""
+    """Whether the operator configured it; callers cannot delete it then."""
     sample_count: _builtins.int
     """How many samples it has."""
     byte_count: _builtins.int
@@ -271,13 +275,17 @@ class Dataset(_message.Message):
     """Whether the inputs are encoded images, of any size, in place of one array."""
     stored_at_s: _builtins.float
     """When it was committed, or begun, in seconds since 1970. 0 where the operator listed it."""
+    problem: _builtins.str
+    """Why it cannot be read; empty otherwise. All but the id is unknown then."""
+    has_texts: _builtins.bool
+    """Whether the inputs are texts, which the model's tokenizer takes."""
     @_builtins.property
     def inputs(self) -> _tensor_pb2.TensorSpec:
         """One input. Unset for images, and while it is being uploaded."""
 
     @_builtins.property
     def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetTarget]:
-        """What there is to learn, by name. Empty while it is being uploaded."""
+        """The targets, by name. Empty while it is being uploaded."""
 
     @_builtins.property
     def categories(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -297,10 +305,12 @@ class Dataset(_message.Message):
         targets: _abc.Iterable[Global___DatasetTarget] | None = ...,
         categories: _abc.Iterable[_builtins.str] | None = ...,
         stored_at_s: _builtins.float = ...,
+        problem: _builtins.str = ...,
+        has_texts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "categories", b"categories", "dataset_id", b"dataset_id", "has_images", b"has_images", "inputs", b"inputs", "is_complete", b"is_complete", "is_listed", b"is_listed", "name", b"name", "sample_count", b"sample_count", "stored_at_s", b"stored_at_s", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "categories", b"categories", "dataset_id", b"dataset_id", "has_images", b"has_images", "has_texts", b"has_texts", "inputs", b"inputs", "is_complete", b"is_complete", "is_listed", b"is_listed", "name", b"name", "problem", b"problem", "sample_count", b"sample_count", "stored_at_s", b"stored_at_s", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -318,13 +328,13 @@ class DatasetTarget(_message.Message):
     HIGH_FIELD_NUMBER: _builtins.int
     VALUE_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name; empty where there is only one."""
+    """Its name; empty if it is the only one."""
     low: _builtins.int
     """The smallest value, for integers."""
     high: _builtins.int
     """The largest value, for integers."""
     value_count: _builtins.int
-    """How many different values there are, for integers with at most 65,536 of them."""
+    """Number of different values, for integers with at most 65,536 of them."""
     @_builtins.property
     def tensor(self) -> _tensor_pb2.TensorSpec:
         """One target."""

@@ -27,10 +27,10 @@ if _version_not_supported:
 
 class DatasetServiceStub:
     """Keeps data sets. Each belongs to the caller that uploaded it; others' do not show. Those that the
-    operator listed are there for everybody.
+    operator configured are visible to every caller.
 
     A data set is cut into shards, safetensors files of at most 256 MiB that are known by their sha256.
-    The caller says which shards there are, sends those that the server does not have from this very caller, and
+    The caller lists its shards, sends those that the server does not have from this caller, and
     commits. What breaks off is begun again with the same manifest: only missing shards are sent again.
     """
 
@@ -74,22 +74,22 @@ class DatasetServiceStub:
 
 class DatasetServiceServicer:
     """Keeps data sets. Each belongs to the caller that uploaded it; others' do not show. Those that the
-    operator listed are there for everybody.
+    operator configured are visible to every caller.
 
     A data set is cut into shards, safetensors files of at most 256 MiB that are known by their sha256.
-    The caller says which shards there are, sends those that the server does not have from this very caller, and
+    The caller lists its shards, sends those that the server does not have from this caller, and
     commits. What breaks off is begun again with the same manifest: only missing shards are sent again.
     """
 
     def BeginUpload(self, request, context):
-        """Begins an upload, or goes on with one of the same manifest.
+        """Begins an upload, or resumes one with the same manifest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UploadShard(self, request_iterator, context):
-        """Stores one shard, durably, once all of it has come; all of it or nothing. The same shard may be sent
+        """Stores one shard, durably and atomically, once all of it was received. The same shard may be sent
         again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -97,7 +97,7 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitUpload(self, request, context):
-        """Makes a data set of an upload whose shards are all there. May be repeated.
+        """Completes an upload whose shards were all received. May be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,10 +167,10 @@ def add_DatasetServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class DatasetService:
     """Keeps data sets. Each belongs to the caller that uploaded it; others' do not show. Those that the
-    operator listed are there for everybody.
+    operator configured are visible to every caller.
 
     A data set is cut into shards, safetensors files of at most 256 MiB that are known by their sha256.
-    The caller says which shards there are, sends those that the server does not have from this very caller, and
+    The caller lists its shards, sends those that the server does not have from this caller, and
     commits. What breaks off is begun again with the same manifest: only missing shards are sent again.
     """
 

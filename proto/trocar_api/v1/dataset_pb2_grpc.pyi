@@ -28,10 +28,10 @@ GRPC_VERSION: str
 
 class DatasetServiceStub:
     """Keeps data sets. Each belongs to the caller that uploaded it; others' do not show. Those that the
-    operator listed are there for everybody.
+    operator configured are visible to every caller.
 
     A data set is cut into shards, safetensors files of at most 256 MiB that are known by their sha256.
-    The caller says which shards there are, sends those that the server does not have from this very caller, and
+    The caller lists its shards, sends those that the server does not have from this caller, and
     commits. What breaks off is begun again with the same manifest: only missing shards are sent again.
     """
 
@@ -40,13 +40,13 @@ class DatasetServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DatasetServiceAsyncStub: ...
     BeginUpload: _grpc.UnaryUnaryMultiCallable[_dataset_pb2.BeginUploadRequest, _dataset_pb2.BeginUploadResponse]
-    """Begins an upload, or goes on with one of the same manifest."""
+    """Begins an upload, or resumes one with the same manifest."""
     UploadShard: _grpc.StreamUnaryMultiCallable[_dataset_pb2.UploadShardRequest, _dataset_pb2.UploadShardResponse]
-    """Stores one shard, durably, once all of it has come; all of it or nothing. The same shard may be sent
+    """Stores one shard, durably and atomically, once all of it was received. The same shard may be sent
     again.
     """
     CommitUpload: _grpc.UnaryUnaryMultiCallable[_dataset_pb2.CommitUploadRequest, _dataset_pb2.CommitUploadResponse]
-    """Makes a data set of an upload whose shards are all there. May be repeated."""
+    """Completes an upload whose shards were all received. May be repeated."""
     ListDatasets: _grpc.UnaryUnaryMultiCallable[_dataset_pb2.ListDatasetsRequest, _dataset_pb2.ListDatasetsResponse]
     """Lists the caller's own and the operator's, without their categories."""
     GetDataset: _grpc.UnaryUnaryMultiCallable[_dataset_pb2.GetDatasetRequest, _dataset_pb2.GetDatasetResponse]
@@ -57,22 +57,22 @@ class DatasetServiceStub:
 @_typing.type_check_only
 class DatasetServiceAsyncStub(DatasetServiceStub):
     """Keeps data sets. Each belongs to the caller that uploaded it; others' do not show. Those that the
-    operator listed are there for everybody.
+    operator configured are visible to every caller.
 
     A data set is cut into shards, safetensors files of at most 256 MiB that are known by their sha256.
-    The caller says which shards there are, sends those that the server does not have from this very caller, and
+    The caller lists its shards, sends those that the server does not have from this caller, and
     commits. What breaks off is begun again with the same manifest: only missing shards are sent again.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     BeginUpload: _aio.UnaryUnaryMultiCallable[_dataset_pb2.BeginUploadRequest, _dataset_pb2.BeginUploadResponse]  # type: ignore[assignment]
-    """Begins an upload, or goes on with one of the same manifest."""
+    """Begins an upload, or resumes one with the same manifest."""
     UploadShard: _aio.StreamUnaryMultiCallable[_dataset_pb2.UploadShardRequest, _dataset_pb2.UploadShardResponse]  # type: ignore[assignment]
-    """Stores one shard, durably, once all of it has come; all of it or nothing. The same shard may be sent
+    """Stores one shard, durably and atomically, once all of it was received. The same shard may be sent
     again.
     """
     CommitUpload: _aio.UnaryUnaryMultiCallable[_dataset_pb2.CommitUploadRequest, _dataset_pb2.CommitUploadResponse]  # type: ignore[assignment]
-    """Makes a data set of an upload whose shards are all there. May be repeated."""
+    """Completes an upload whose shards were all received. May be repeated."""
     ListDatasets: _aio.UnaryUnaryMultiCallable[_dataset_pb2.ListDatasetsRequest, _dataset_pb2.ListDatasetsResponse]  # type: ignore[assignment]
     """Lists the caller's own and the operator's, without their categories."""
     GetDataset: _aio.UnaryUnaryMultiCallable[_dataset_pb2.GetDatasetRequest, _dataset_pb2.GetDatasetResponse]  # type: ignore[assignment]
@@ -82,10 +82,10 @@ class DatasetServiceAsyncStub(DatasetServiceStub):
 
 class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps data sets. Each belongs to the caller that uploaded it; others' do not show. Those that the
-    operator listed are there for everybody.
+    operator configured are visible to every caller.
 
     A data set is cut into shards, safetensors files of at most 256 MiB that are known by their sha256.
-    The caller says which shards there are, sends those that the server does not have from this very caller, and
+    The caller lists its shards, sends those that the server does not have from this caller, and
     commits. What breaks off is begun again with the same manifest: only missing shards are sent again.
     """
 
@@ -95,7 +95,7 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dataset_pb2.BeginUploadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dataset_pb2.BeginUploadResponse, _abc.Awaitable[_dataset_pb2.BeginUploadResponse]]:
-        """Begins an upload, or goes on with one of the same manifest."""
+        """Begins an upload, or resumes one with the same manifest."""
 
     @_abc_1.abstractmethod
     def UploadShard(
@@ -103,7 +103,7 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_dataset_pb2.UploadShardRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_dataset_pb2.UploadShardResponse, _abc.Awaitable[_dataset_pb2.UploadShardResponse]]:
-        """Stores one shard, durably, once all of it has come; all of it or nothing. The same shard may be sent
+        """Stores one shard, durably and atomically, once all of it was received. The same shard may be sent
         again.
         """
 
@@ -113,7 +113,7 @@ class DatasetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _dataset_pb2.CommitUploadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_dataset_pb2.CommitUploadResponse, _abc.Awaitable[_dataset_pb2.CommitUploadResponse]]:
-        """Makes a data set of an upload whose shards are all there. May be repeated."""
+        """Completes an upload whose shards were all received. May be repeated."""
 
     @_abc_1.abstractmethod
     def ListDatasets(

@@ -100,7 +100,7 @@ Global___NormScope: _TypeAlias = NormScope  # noqa: Y015
 
 @_typing.final
 class Edit(_message.Message):
-    """One change. Edits run in the order of the list; one that sees what another has changed sees the change.
+    """One edit. Edits run in the order of the list; each sees the results of those before it.
     Fields that the server does not know are refused, not ignored.
     """
 
@@ -289,15 +289,15 @@ class EditRegion(_message.Message):
     MASK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def index(self) -> _reduction_pb2.IndexReduction:
-        """NumPy's basic indexing; an integer drops its dimension from what the operation sees."""
+        """NumPy's basic indexing; an integer drops its dimension from the operation's input."""
 
     @_builtins.property
     def takes(self) -> _containers.RepeatedCompositeFieldContainer[_reduction_pb2.TakeReduction]:
-        """Positions of some dimensions, which `index` leaves whole. Each dimension once."""
+        """Positions along dimensions for which `index` has a full slice. Each dimension once."""
 
     @_builtins.property
     def mask(self) -> _tensor_pb2.TensorSpec:
-        """Where the result counts: bool, and broadcast to the value's shape. The operation sees the whole value.
+        """Where the result is used: bool, broadcast to the value's shape. The operation's input is the full value.
         Not with `index` or `takes`. One payload.
         """
 
@@ -646,7 +646,7 @@ class DropoutEdit(_message.Message):
     PROBABILITY_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     probability: _builtins.float
-    """0 to below 1; what stays is divided by 1 - probability."""
+    """0 to below 1; kept elements are divided by 1 - probability."""
     seed: _builtins.int
     """Any."""
     def __init__(
@@ -687,7 +687,7 @@ Global___CastEdit: _TypeAlias = CastEdit  # noqa: Y015
 
 @_typing.final
 class SkipEdit(_message.Message):
-    """Identity, for the whole call; the module and what is inside it do not run."""
+    """Replaces a call by the identity; the module and its submodules do not run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -704,7 +704,7 @@ Global___SkipEdit: _TypeAlias = SkipEdit  # noqa: Y015
 
 @_typing.final
 class NormaliseEdit(_message.Message):
-    """Scales down what has a larger Euclidean norm than the limit, as `clip_grad_norm_` does; no epsilon."""
+    """Scales values down to a Euclidean norm of at most the limit, as `clip_grad_norm_` does; no epsilon."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -714,7 +714,7 @@ class NormaliseEdit(_message.Message):
     max_norm: _builtins.float
     """Above 0."""
     scope: Global___NormScope.ValueType
-    """Of what."""
+    """What the norm is computed over."""
     is_exact: _builtins.bool
     """Whether smaller ones are scaled up too. A norm of 0 stays 0."""
     def __init__(

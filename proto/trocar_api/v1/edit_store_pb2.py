@@ -26,7 +26,7 @@ from trocar_api.v1 import edit_pb2 as trocar__api_dot_v1_dot_edit__pb2
 from trocar_api.v1 import tensor_pb2 as trocar__api_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etrocar_api/v1/edit_store.proto\x12\rtrocar_api.v1\x1a\x18trocar_api/v1/edit.proto\x1a\x1atrocar_api/v1/tensor.proto\"\x99\x01\n\x11StoreEditsRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\"\n\x05\x65\x64its\x18\x03 \x03(\x0b\x32\x13.trocar_api.v1.Edit\x12\x14\n\x0cis_replacing\x18\x04 \x01(\x08\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunk\"@\n\x12StoreEditsResponse\x12*\n\x06stored\x18\x01 \x01(\x0b\x32\x1a.trocar_api.v1.StoredEdits\"z\n\x0bStoredEdits\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\"\n\x05\x65\x64its\x18\x03 \x03(\x0b\x32\x13.trocar_api.v1.Edit\x12\x12\n\nbyte_count\x18\x04 \x01(\x03\x12\x13\n\x0bstored_at_s\x18\x05 \x01(\x01\"$\n\x10ListEditsRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"?\n\x11ListEditsResponse\x12*\n\x06stored\x18\x01 \x03(\x0b\x32\x1a.trocar_api.v1.StoredEdits\"4\n\x12\x44\x65leteEditsRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x15\n\x13\x44\x65leteEditsResponse2\x8b\x02\n\x10\x45\x64itStoreService\x12Q\n\nStoreEdits\x12 .trocar_api.v1.StoreEditsRequest\x1a!.trocar_api.v1.StoreEditsResponse\x12N\n\tListEdits\x12\x1f.trocar_api.v1.ListEditsRequest\x1a .trocar_api.v1.ListEditsResponse\x12T\n\x0b\x44\x65leteEdits\x12!.trocar_api.v1.DeleteEditsRequest\x1a\".trocar_api.v1.DeleteEditsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etrocar_api/v1/edit_store.proto\x12\rtrocar_api.v1\x1a\x18trocar_api/v1/edit.proto\x1a\x1atrocar_api/v1/tensor.proto\"\x99\x01\n\x11StoreEditsRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\"\n\x05\x65\x64its\x18\x03 \x03(\x0b\x32\x13.trocar_api.v1.Edit\x12\x14\n\x0cis_replacing\x18\x04 \x01(\x08\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunk\"@\n\x12StoreEditsResponse\x12*\n\x06stored\x18\x01 \x01(\x0b\x32\x1a.trocar_api.v1.StoredEdits\"\x8b\x01\n\x0bStoredEdits\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\"\n\x05\x65\x64its\x18\x03 \x03(\x0b\x32\x13.trocar_api.v1.Edit\x12\x12\n\nbyte_count\x18\x04 \x01(\x03\x12\x13\n\x0bstored_at_s\x18\x05 \x01(\x01\x12\x0f\n\x07problem\x18\x06 \x01(\t\"$\n\x10ListEditsRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\"?\n\x11ListEditsResponse\x12*\n\x06stored\x18\x01 \x03(\x0b\x32\x1a.trocar_api.v1.StoredEdits\"4\n\x12\x44\x65leteEditsRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x15\n\x13\x44\x65leteEditsResponse2\x8b\x02\n\x10\x45\x64itStoreService\x12Q\n\nStoreEdits\x12 .trocar_api.v1.StoreEditsRequest\x1a!.trocar_api.v1.StoreEditsResponse\x12N\n\tListEdits\x12\x1f.trocar_api.v1.ListEditsRequest\x1a .trocar_api.v1.ListEditsResponse\x12T\n\x0b\x44\x65leteEdits\x12!.trocar_api.v1.DeleteEditsRequest\x1a\".trocar_api.v1.DeleteEditsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,16 +37,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOREEDITSREQUEST']._serialized_end=257
   _globals['_STOREEDITSRESPONSE']._serialized_start=259
   _globals['_STOREEDITSRESPONSE']._serialized_end=323
-  _globals['_STOREDEDITS']._serialized_start=325
-  _globals['_STOREDEDITS']._serialized_end=447
-  _globals['_LISTEDITSREQUEST']._serialized_start=449
-  _globals['_LISTEDITSREQUEST']._serialized_end=485
-  _globals['_LISTEDITSRESPONSE']._serialized_start=487
-  _globals['_LISTEDITSRESPONSE']._serialized_end=550
-  _globals['_DELETEEDITSREQUEST']._serialized_start=552
-  _globals['_DELETEEDITSREQUEST']._serialized_end=604
-  _globals['_DELETEEDITSRESPONSE']._serialized_start=606
-  _globals['_DELETEEDITSRESPONSE']._serialized_end=627
-  _globals['_EDITSTORESERVICE']._serialized_start=630
-  _globals['_EDITSTORESERVICE']._serialized_end=897
+  _globals['_STOREDEDITS']._serialized_start=326
+  _globals['_STOREDEDITS']._serialized_end=465
+  _globals['_LISTEDITSREQUEST']._serialized_start=467
+  _globals['_LISTEDITSREQUEST']._serialized_end=503
+  _globals['_LISTEDITSRESPONSE']._serialized_start=505
+  _globals['_LISTEDITSRESPONSE']._serialized_end=568
+  _globals['_DELETEEDITSREQUEST']._serialized_start=570
+  _globals['_DELETEEDITSREQUEST']._serialized_end=622
+  _globals['_DELETEEDITSRESPONSE']._serialized_start=624
+  _globals['_DELETEEDITSRESPONSE']._serialized_end=645
+  _globals['_EDITSTORESERVICE']._serialized_start=648
+  _globals['_EDITSTORESERVICE']._serialized_end=915
 # @@protoc_insertion_point(module_scope)

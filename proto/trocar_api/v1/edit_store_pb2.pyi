@@ -97,6 +97,7 @@ class StoredEdits(_message.Message):
     EDITS_FIELD_NUMBER: _builtins.int
     BYTE_COUNT_FIELD_NUMBER: _builtins.int
     STORED_AT_S_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The model that it is for."""
     name: _builtins.str
@@ -105,6 +106,10 @@ class StoredEdits(_message.Message):
     """Bytes of their tensors."""
     stored_at_s: _builtins.float
     """When it was stored, in seconds since 1970."""
+    problem: _builtins.str
+    """Why it cannot be read; empty otherwise. The edits are unknown then, and where the file does not say them any more,
+    model and name are empty.
+    """
     @_builtins.property
     def edits(self) -> _containers.RepeatedCompositeFieldContainer[_edit_pb2.Edit]:
         """The edits, without the bytes of their tensors."""
@@ -117,10 +122,11 @@ class StoredEdits(_message.Message):
         edits: _abc.Iterable[_edit_pb2.Edit] | None = ...,
         byte_count: _builtins.int = ...,
         stored_at_s: _builtins.float = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "edits", b"edits", "model_id", b"model_id", "name", b"name", "stored_at_s", b"stored_at_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "edits", b"edits", "model_id", b"model_id", "name", b"name", "problem", b"problem", "stored_at_s", b"stored_at_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

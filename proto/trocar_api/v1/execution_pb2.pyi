@@ -96,7 +96,7 @@ class Execution(_message.Message):
     never with `NUMERICS_EXACT`. True when unset.
     """
     cache: _builtins.bool
-    """Whether the reply may come from the server's feature cache, and go there. True when unset; without effect
+    """Whether the server's feature cache may be read and written. True when unset; without effect
     where the server has none, `ServerLimits.feature_cache_bytes` 0.
     """
     priority: Global___Priority.ValueType
@@ -134,6 +134,8 @@ class ExecutionReport(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     IS_CACHED_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     numerics: Global___Numerics.ValueType
     """The numerics used, at least as close as those asked for."""
     engine: _builtins.str
@@ -141,7 +143,15 @@ class ExecutionReport(_message.Message):
     row_count: _builtins.int
     """The samples of the batch that it was run in, those of other calls included."""
     is_cached: _builtins.bool
-    """Whether nothing was computed: the reply came from the feature cache."""
+    """Whether the reply was answered from the feature cache, without computing."""
+    asked: Global___Numerics.ValueType
+    """The loosest numerics that the caller takes, or that are the model's default. Of an older server
+    unspecified.
+    """
+    reason: _builtins.str
+    """Why the numerics are closer than `asked`: nothing faster is installed, not built yet, or does not keep the
+    promise. Empty where they are not. For people; at most some hundred characters.
+    """
     def __init__(
         self,
         *,
@@ -149,10 +159,12 @@ class ExecutionReport(_message.Message):
         engine: _builtins.str = ...,
         row_count: _builtins.int = ...,
         is_cached: _builtins.bool = ...,
+        asked: Global___Numerics.ValueType = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "is_cached", b"is_cached", "numerics", b"numerics", "row_count", b"row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "engine", b"engine", "is_cached", b"is_cached", "numerics", b"numerics", "reason", b"reason", "row_count", b"row_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,7 +32,7 @@ from trocar_api.v1 import tap_pb2 as trocar__api_dot_v1_dot_tap__pb2
 from trocar_api.v1 import tensor_pb2 as trocar__api_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etrocar_api/v1/extraction.proto\x12\rtrocar_api.v1\x1a\x18trocar_api/v1/edit.proto\x1a\x1dtrocar_api/v1/execution.proto\x1a\x1dtrocar_api/v1/objective.proto\x1a\x1dtrocar_api/v1/reduction.proto\x1a!trocar_api/v1/shared_memory.proto\x1a\x1etrocar_api/v1/statistics.proto\x1a\x17trocar_api/v1/tap.proto\x1a\x1atrocar_api/v1/tensor.proto\"\xb7\x04\n\x0e\x45xtractRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12 \n\x04taps\x18\x02 \x03(\x0b\x32\x12.trocar_api.v1.Tap\x12$\n\x06inputs\x18\x03 \x03(\x0b\x32\x14.trocar_api.v1.Input\x12\x1c\n\x0fmax_chunk_bytes\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08start_at\x18\x05 \x01(\t\x12/\n\x0cstart_inputs\x18\x06 \x03(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\"\n\x05\x65\x64its\x18\x07 \x03(\x0b\x32\x13.trocar_api.v1.Edit\x12+\n\tobjective\x18\x08 \x01(\x0b\x32\x18.trocar_api.v1.Objective\x12,\n\x07sources\x18\t \x03(\x0b\x32\x1b.trocar_api.v1.SourceInputs\x12+\n\texecution\x18\n \x01(\x0b\x32\x18.trocar_api.v1.Execution\x12\x16\n\x0epayload_digest\x18\x0b \x01(\x0c\x12\x33\n\x0eshared_payload\x18\x0c \x01(\x0b\x32\x1b.trocar_api.v1.SegmentRange\x12\x31\n\x0cshared_reply\x18\r \x01(\x0b\x32\x1b.trocar_api.v1.SegmentRange\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunkB\x12\n\x10_max_chunk_bytes\"B\n\x0cSourceInputs\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x06inputs\x18\x02 \x03(\x0b\x32\x14.trocar_api.v1.Input\"@\n\x0bPlanRequest\x12\x31\n\nextraction\x18\x01 \x01(\x0b\x32\x1d.trocar_api.v1.ExtractRequest\"\xbe\x02\n\x0cPlanResponse\x12/\n\x0c\x66\x65\x61ture_maps\x18\x01 \x03(\x0b\x32\x19.trocar_api.v1.FeatureMap\x12\x34\n\nexpansions\x18\x02 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansion\x12\x17\n\nstopped_at\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x10reply_byte_count\x18\x04 \x01(\x03\x12\x1a\n\x12request_byte_count\x18\x05 \x01(\x03\x12\x19\n\x11memory_byte_count\x18\x06 \x01(\x03\x12\x13\n\x0bis_symbolic\x18\x07 \x01(\x08\x12\x39\n\x0f\x65\x64it_expansions\x18\x08 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansionB\r\n\x0b_stopped_at\"\xa2\x01\n\x05Input\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x06tensor\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpecH\x00\x12+\n\x06images\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.ImageBatchH\x00\x12(\n\nconvert_to\x18\x04 \x01(\x0e\x32\x14.trocar_api.v1.DtypeB\x07\n\x05value\"2\n\nImageBatch\x12$\n\x06images\x18\x01 \x03(\x0b\x32\x14.trocar_api.v1.Image\"U\n\x05Image\x12\x1c\n\x12\x65ncoded_byte_count\x18\x01 \x01(\x03H\x00\x12&\n\x03raw\x18\x02 \x01(\x0b\x32\x17.trocar_api.v1.RawImageH\x00\x42\x06\n\x04\x66orm\")\n\x08RawImage\x12\x0e\n\x06height\x18\x01 \x01(\x05\x12\r\n\x05width\x18\x02 \x01(\x05\"\xac\x03\n\x0f\x45xtractResponse\x12/\n\x0c\x66\x65\x61ture_maps\x18\x01 \x03(\x0b\x32\x19.trocar_api.v1.FeatureMap\x12\x34\n\nexpansions\x18\x02 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansion\x12+\n\x06timing\x18\x03 \x01(\x0b\x32\x1b.trocar_api.v1.ServerTiming\x12\x17\n\nstopped_at\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x39\n\x0f\x65\x64it_expansions\x18\x05 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansion\x12\x1c\n\x0fobjective_value\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x31\n\texecution\x18\x07 \x01(\x0b\x32\x1e.trocar_api.v1.ExecutionReport\x12\x11\n\tis_shared\x18\x08 \x01(\x08\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunkB\r\n\x0b_stopped_atB\x12\n\x10_objective_value\"\x84\x03\n\nFeatureMap\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x12\n\ncall_index\x18\x04 \x01(\x05\x12\x0c\n\x04port\x18\x05 \x01(\t\x12\x0c\n\x04pick\x18\x06 \x01(\t\x12)\n\x06tensor\x18\x07 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x12\n\nbyte_count\x18\x08 \x01(\x03\x12\x12\n\nhas_values\x18\t \x01(\x08\x12\x32\n\nstatistics\x18\n \x03(\x0b\x32\x1e.trocar_api.v1.StatisticResult\x12,\n\x05scope\x18\x0b \x01(\x0e\x32\x1d.trocar_api.v1.StatisticScope\x12\x18\n\x0b\x63hannel_dim\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0c\x63ompanion_of\x18\r \x01(\t\x12\'\n\x04\x63\x61st\x18\x0e \x01(\x0b\x32\x19.trocar_api.v1.CastResultB\x0e\n\x0c_channel_dim\"4\n\x11SelectorExpansion\x12\x10\n\x08selector\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\"2\n\x0cServerTiming\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\x32\xa2\x01\n\x11\x45xtractionService\x12L\n\x07\x45xtract\x12\x1d.trocar_api.v1.ExtractRequest\x1a\x1e.trocar_api.v1.ExtractResponse(\x01\x30\x01\x12?\n\x04Plan\x12\x1a.trocar_api.v1.PlanRequest\x1a\x1b.trocar_api.v1.PlanResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etrocar_api/v1/extraction.proto\x12\rtrocar_api.v1\x1a\x18trocar_api/v1/edit.proto\x1a\x1dtrocar_api/v1/execution.proto\x1a\x1dtrocar_api/v1/objective.proto\x1a\x1dtrocar_api/v1/reduction.proto\x1a!trocar_api/v1/shared_memory.proto\x1a\x1etrocar_api/v1/statistics.proto\x1a\x17trocar_api/v1/tap.proto\x1a\x1atrocar_api/v1/tensor.proto\"\xc8\x04\n\x0e\x45xtractRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12 \n\x04taps\x18\x02 \x03(\x0b\x32\x12.trocar_api.v1.Tap\x12$\n\x06inputs\x18\x03 \x03(\x0b\x32\x14.trocar_api.v1.Input\x12\x1c\n\x0fmax_chunk_bytes\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08start_at\x18\x05 \x01(\t\x12/\n\x0cstart_inputs\x18\x06 \x03(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\"\n\x05\x65\x64its\x18\x07 \x03(\x0b\x32\x13.trocar_api.v1.Edit\x12+\n\tobjective\x18\x08 \x01(\x0b\x32\x18.trocar_api.v1.Objective\x12,\n\x07sources\x18\t \x03(\x0b\x32\x1b.trocar_api.v1.SourceInputs\x12+\n\texecution\x18\n \x01(\x0b\x32\x18.trocar_api.v1.Execution\x12\x16\n\x0epayload_digest\x18\x0b \x01(\x0c\x12\x33\n\x0eshared_payload\x18\x0c \x01(\x0b\x32\x1b.trocar_api.v1.SegmentRange\x12\x31\n\x0cshared_reply\x18\r \x01(\x0b\x32\x1b.trocar_api.v1.SegmentRange\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\t\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunkB\x12\n\x10_max_chunk_bytes\"B\n\x0cSourceInputs\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x06inputs\x18\x02 \x03(\x0b\x32\x14.trocar_api.v1.Input\"@\n\x0bPlanRequest\x12\x31\n\nextraction\x18\x01 \x01(\x0b\x32\x1d.trocar_api.v1.ExtractRequest\"\xbe\x02\n\x0cPlanResponse\x12/\n\x0c\x66\x65\x61ture_maps\x18\x01 \x03(\x0b\x32\x19.trocar_api.v1.FeatureMap\x12\x34\n\nexpansions\x18\x02 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansion\x12\x17\n\nstopped_at\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x10reply_byte_count\x18\x04 \x01(\x03\x12\x1a\n\x12request_byte_count\x18\x05 \x01(\x03\x12\x19\n\x11memory_byte_count\x18\x06 \x01(\x03\x12\x13\n\x0bis_symbolic\x18\x07 \x01(\x08\x12\x39\n\x0f\x65\x64it_expansions\x18\x08 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansionB\r\n\x0b_stopped_at\"\xcc\x02\n\x05Input\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x06tensor\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpecH\x00\x12+\n\x06images\x18\x03 \x01(\x0b\x32\x19.trocar_api.v1.ImageBatchH\x00\x12,\n\x07tensors\x18\x05 \x01(\x0b\x32\x19.trocar_api.v1.TensorListH\x00\x12)\n\x05texts\x18\x06 \x01(\x0b\x32\x18.trocar_api.v1.TextBatchH\x00\x12*\n\x05\x61udio\x18\x07 \x01(\x0b\x32\x19.trocar_api.v1.AudioBatchH\x00\x12#\n\x04\x66lag\x18\x08 \x01(\x0b\x32\x13.trocar_api.v1.FlagH\x00\x12(\n\nconvert_to\x18\x04 \x01(\x0e\x32\x14.trocar_api.v1.DtypeB\x07\n\x05value\"E\n\x04\x46lag\x12\x11\n\x07\x62oolean\x18\x01 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\x07\n\x05value\"8\n\nTensorList\x12*\n\x07tensors\x18\x01 \x03(\x0b\x32\x19.trocar_api.v1.TensorSpec\"\xd9\x01\n\tTextBatch\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.trocar_api.v1.TextEntry\x12\x17\n\nmax_tokens\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x10\n\x08template\x18\x05 \x01(\t\x12\x1d\n\x15\x61\x64\x64_generation_prompt\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\x15\n\x13_add_special_tokens\"\x9f\x01\n\tTextEntry\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x04pair\x18\x02 \x01(\x0b\x32\x17.trocar_api.v1.TextPairH\x00\x12#\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x13.trocar_api.v1.ChatH\x00\x12,\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x17.trocar_api.v1.TokenIdsH\x00\x42\x06\n\x04\x66orm\")\n\x08TextPair\x12\r\n\x05\x66irst\x18\x01 \x01(\t\x12\x0e\n\x06second\x18\x02 \x01(\t\"4\n\x04\x43hat\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.trocar_api.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\"5\n\nAudioBatch\x12\'\n\x05\x63lips\x18\x01 \x03(\x0b\x32\x18.trocar_api.v1.AudioClip\"Y\n\tAudioClip\x12\x1c\n\x12\x65ncoded_byte_count\x18\x01 \x01(\x03H\x00\x12&\n\x03raw\x18\x02 \x01(\x0b\x32\x17.trocar_api.v1.RawAudioH\x00\x42\x06\n\x04\x66orm\"5\n\x08RawAudio\x12\x14\n\x0csample_count\x18\x01 \x01(\x03\x12\x13\n\x0bsample_rate\x18\x02 \x01(\x05\"2\n\nImageBatch\x12$\n\x06images\x18\x01 \x03(\x0b\x32\x14.trocar_api.v1.Image\"U\n\x05Image\x12\x1c\n\x12\x65ncoded_byte_count\x18\x01 \x01(\x03H\x00\x12&\n\x03raw\x18\x02 \x01(\x0b\x32\x17.trocar_api.v1.RawImageH\x00\x42\x06\n\x04\x66orm\")\n\x08RawImage\x12\x0e\n\x06height\x18\x01 \x01(\x05\x12\r\n\x05width\x18\x02 \x01(\x05\"\xde\x03\n\x0f\x45xtractResponse\x12/\n\x0c\x66\x65\x61ture_maps\x18\x01 \x03(\x0b\x32\x19.trocar_api.v1.FeatureMap\x12\x34\n\nexpansions\x18\x02 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansion\x12+\n\x06timing\x18\x03 \x01(\x0b\x32\x1b.trocar_api.v1.ServerTiming\x12\x17\n\nstopped_at\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x39\n\x0f\x65\x64it_expansions\x18\x05 \x03(\x0b\x32 .trocar_api.v1.SelectorExpansion\x12\x1c\n\x0fobjective_value\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x31\n\texecution\x18\x07 \x01(\x0b\x32\x1e.trocar_api.v1.ExecutionReport\x12\x11\n\tis_shared\x18\x08 \x01(\x08\x12\x30\n\tprocessed\x18\t \x03(\x0b\x32\x1d.trocar_api.v1.ProcessedInput\x12*\n\x06\x63hunks\x18\x0f \x03(\x0b\x32\x1a.trocar_api.v1.TensorChunkB\r\n\x0b_stopped_atB\x12\n\x10_objective_value\"\xa6\x01\n\x0eProcessedInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12/\n\x07samples\x18\x02 \x03(\x0b\x32\x1e.trocar_api.v1.ProcessedSample\x12\x15\n\rpadded_length\x18\x03 \x01(\x05\x12\x11\n\tpads_left\x18\x04 \x01(\x08\x12\x11\n\targuments\x18\x05 \x03(\t\x12\x18\n\x10processor_digest\x18\x06 \x01(\x0c\"\x88\x01\n\x0fProcessedSample\x12\x0e\n\x06length\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12\x0e\n\x06tokens\x18\x03 \x03(\t\x12\x0e\n\x06starts\x18\x04 \x03(\x05\x12\x0c\n\x04\x65nds\x18\x05 \x03(\x05\x12\x12\n\nis_special\x18\x06 \x03(\x08\x12\x10\n\x08rendered\x18\x07 \x01(\t\"\xbc\x03\n\nFeatureMap\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x12\n\ncall_index\x18\x04 \x01(\x05\x12\x0c\n\x04port\x18\x05 \x01(\t\x12\x0c\n\x04pick\x18\x06 \x01(\t\x12)\n\x06tensor\x18\x07 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x12\n\nbyte_count\x18\x08 \x01(\x03\x12\x12\n\nhas_values\x18\t \x01(\x08\x12\x32\n\nstatistics\x18\n \x03(\x0b\x32\x1e.trocar_api.v1.StatisticResult\x12,\n\x05scope\x18\x0b \x01(\x0e\x32\x1d.trocar_api.v1.StatisticScope\x12\x18\n\x0b\x63hannel_dim\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0c\x63ompanion_of\x18\r \x01(\t\x12\'\n\x04\x63\x61st\x18\x0e \x01(\x0b\x32\x19.trocar_api.v1.CastResult\x12\x36\n\x0ftoken_positions\x18\x0f \x03(\x0b\x32\x1d.trocar_api.v1.TokenPositionsB\x0e\n\x0c_channel_dim\"#\n\x0eTokenPositions\x12\x11\n\tpositions\x18\x01 \x03(\x05\"4\n\x11SelectorExpansion\x12\x10\n\x08selector\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\"2\n\x0cServerTiming\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\x32\xa2\x01\n\x11\x45xtractionService\x12L\n\x07\x45xtract\x12\x1d.trocar_api.v1.ExtractRequest\x1a\x1e.trocar_api.v1.ExtractResponse(\x01\x30\x01\x12?\n\x04Plan\x12\x1a.trocar_api.v1.PlanRequest\x1a\x1b.trocar_api.v1.PlanResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,29 +40,57 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trocar_api.v1.extraction_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXTRACTREQUEST']._serialized_start=289
-  _globals['_EXTRACTREQUEST']._serialized_end=856
-  _globals['_SOURCEINPUTS']._serialized_start=858
-  _globals['_SOURCEINPUTS']._serialized_end=924
-  _globals['_PLANREQUEST']._serialized_start=926
-  _globals['_PLANREQUEST']._serialized_end=990
-  _globals['_PLANRESPONSE']._serialized_start=993
-  _globals['_PLANRESPONSE']._serialized_end=1311
-  _globals['_INPUT']._serialized_start=1314
-  _globals['_INPUT']._serialized_end=1476
-  _globals['_IMAGEBATCH']._serialized_start=1478
-  _globals['_IMAGEBATCH']._serialized_end=1528
-  _globals['_IMAGE']._serialized_start=1530
-  _globals['_IMAGE']._serialized_end=1615
-  _globals['_RAWIMAGE']._serialized_start=1617
-  _globals['_RAWIMAGE']._serialized_end=1658
-  _globals['_EXTRACTRESPONSE']._serialized_start=1661
-  _globals['_EXTRACTRESPONSE']._serialized_end=2089
-  _globals['_FEATUREMAP']._serialized_start=2092
-  _globals['_FEATUREMAP']._serialized_end=2480
-  _globals['_SELECTOREXPANSION']._serialized_start=2482
-  _globals['_SELECTOREXPANSION']._serialized_end=2534
-  _globals['_SERVERTIMING']._serialized_start=2536
-  _globals['_SERVERTIMING']._serialized_end=2586
-  _globals['_EXTRACTIONSERVICE']._serialized_start=2589
-  _globals['_EXTRACTIONSERVICE']._serialized_end=2751
+  _globals['_EXTRACTREQUEST']._serialized_end=873
+  _globals['_SOURCEINPUTS']._serialized_start=875
+  _globals['_SOURCEINPUTS']._serialized_end=941
+  _globals['_PLANREQUEST']._serialized_start=943
+  _globals['_PLANREQUEST']._serialized_end=1007
+  _globals['_PLANRESPONSE']._serialized_start=1010
+  _globals['_PLANRESPONSE']._serialized_end=1328
+  _globals['_INPUT']._serialized_start=1331
+  _globals['_INPUT']._serialized_end=1663
+  _globals['_FLAG']._serialized_start=1665
+  _globals['_FLAG']._serialized_end=1734
+  _globals['_TENSORLIST']._serialized_start=1736
+  _globals['_TENSORLIST']._serialized_end=1792
+  _globals['_TEXTBATCH']._serialized_start=1795
+  _globals['_TEXTBATCH']._serialized_end=2012
+  _globals['_TEXTENTRY']._serialized_start=2015
+  _globals['_TEXTENTRY']._serialized_end=2174
+  _globals['_TEXTPAIR']._serialized_start=2176
+  _globals['_TEXTPAIR']._serialized_end=2217
+  _globals['_CHAT']._serialized_start=2219
+  _globals['_CHAT']._serialized_end=2271
+  _globals['_CHATMESSAGE']._serialized_start=2273
+  _globals['_CHATMESSAGE']._serialized_end=2317
+  _globals['_TOKENIDS']._serialized_start=2319
+  _globals['_TOKENIDS']._serialized_end=2342
+  _globals['_AUDIOBATCH']._serialized_start=2344
+  _globals['_AUDIOBATCH']._serialized_end=2397
+  _globals['_AUDIOCLIP']._serialized_start=2399
+  _globals['_AUDIOCLIP']._serialized_end=2488
+  _globals['_RAWAUDIO']._serialized_start=2490
+  _globals['_RAWAUDIO']._serialized_end=2543
+  _globals['_IMAGEBATCH']._serialized_start=2545
+  _globals['_IMAGEBATCH']._serialized_end=2595
+  _globals['_IMAGE']._serialized_start=2597
+  _globals['_IMAGE']._serialized_end=2682
+  _globals['_RAWIMAGE']._serialized_start=2684
+  _globals['_RAWIMAGE']._serialized_end=2725
+  _globals['_EXTRACTRESPONSE']._serialized_start=2728
+  _globals['_EXTRACTRESPONSE']._serialized_end=3206
+  _globals['_PROCESSEDINPUT']._serialized_start=3209
+  _globals['_PROCESSEDINPUT']._serialized_end=3375
+  _globals['_PROCESSEDSAMPLE']._serialized_start=3378
+  _globals['_PROCESSEDSAMPLE']._serialized_end=3514
+  _globals['_FEATUREMAP']._serialized_start=3517
+  _globals['_FEATUREMAP']._serialized_end=3961
+  _globals['_TOKENPOSITIONS']._serialized_start=3963
+  _globals['_TOKENPOSITIONS']._serialized_end=3998
+  _globals['_SELECTOREXPANSION']._serialized_start=4000
+  _globals['_SELECTOREXPANSION']._serialized_end=4052
+  _globals['_SERVERTIMING']._serialized_start=4054
+  _globals['_SERVERTIMING']._serialized_end=4104
+  _globals['_EXTRACTIONSERVICE']._serialized_start=4107
+  _globals['_EXTRACTIONSERVICE']._serialized_end=4269
 # @@protoc_insertion_point(module_scope)

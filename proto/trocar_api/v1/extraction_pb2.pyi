@@ -45,6 +45,7 @@ class ExtractRequest(_message.Message):
     PAYLOAD_DIGEST_FIELD_NUMBER: _builtins.int
     SHARED_PAYLOAD_FIELD_NUMBER: _builtins.int
     SHARED_REPLY_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model, for example `resnet18`. Required in the first message."""
@@ -58,8 +59,12 @@ class ExtractRequest(_message.Message):
     """
     payload_digest: _builtins.bytes
     """The SHA-256 digest of all payloads, one after the other, in the order of the chunks: 32 bytes, for a call
-    without chunks. When the feature cache has the reply, it comes; `NOT_CACHED` otherwise, and the call
+    without chunks. The reply if the feature cache has it; `NOT_CACHED` otherwise, and the call
     is made again with its payloads.
+    """
+    adapter: _builtins.str
+    """The name of one of the caller's LoRA adapters on the model, `LoraSpec.name` of a trainer: the pass runs with it.
+    None when empty.
     """
     @_builtins.property
     def taps(self) -> _containers.RepeatedCompositeFieldContainer[_tap_pb2.Tap]:
@@ -73,7 +78,7 @@ class ExtractRequest(_message.Message):
 
     @_builtins.property
     def start_inputs(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorSpec]:
-        """With `start_at`: what the model's own inputs would look like. When empty, its example input with
+        """With `start_at`: the shape of the model's own inputs. When empty, its example input with
         the batch size of the given value.
         """
 
@@ -100,7 +105,7 @@ class ExtractRequest(_message.Message):
     @_builtins.property
     def shared_reply(self) -> _shared_memory_pb2.SegmentRange:
         """Where the values of the reply go, one after the other, each at a multiple of 64 bytes, if there is room for
-        all; otherwise they come in chunks.
+        all; otherwise they are sent in chunks.
         """
 
     @_builtins.property
@@ -125,11 +130,12 @@ class ExtractRequest(_message.Message):
         payload_digest: _builtins.bytes = ...,
         shared_payload: _shared_memory_pb2.SegmentRange | None = ...,
         shared_reply: _shared_memory_pb2.SegmentRange | None = ...,
+        adapter: _builtins.str = ...,
         chunks: _abc.Iterable[_tensor_pb2.TensorChunk] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "execution", b"execution", "max_chunk_bytes", b"max_chunk_bytes", "objective", b"objective", "shared_payload", b"shared_payload", "shared_reply", b"shared_reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "chunks", b"chunks", "edits", b"edits", "execution", b"execution", "inputs", b"inputs", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "payload_digest", b"payload_digest", "shared_payload", b"shared_payload", "shared_reply", b"shared_reply", "sources", b"sources", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes", "adapter", b"adapter", "chunks", b"chunks", "edits", b"edits", "execution", b"execution", "inputs", b"inputs", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "payload_digest", b"payload_digest", "shared_payload", b"shared_payload", "shared_reply", b"shared_reply", "sources", b"sources", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_chunk_bytes: _TypeAlias = _typing.Literal["max_chunk_bytes"]  # noqa: Y015
     _WhichOneofArgType__max_chunk_bytes: _TypeAlias = _typing.Literal["_max_chunk_bytes", b"_max_chunk_bytes"]  # noqa: Y015
@@ -174,7 +180,7 @@ class PlanRequest(_message.Message):
     EXTRACTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def extraction(self) -> Global___ExtractRequest:
-        """What would be asked for, without chunks. Images may be described by their number alone."""
+        """What would be asked for, without chunks. Texts are tokenized; sound is refused. Images may be described by their number alone."""
 
     def __init__(
         self,
@@ -211,10 +217,10 @@ class PlanResponse(_message.Message):
     """Bytes of the inputs."""
     memory_byte_count: _builtins.int
     """The most device memory that the pass needs at once beside the weights, in bytes: inputs,
-    intermediate values and what is kept for the reply. An estimate: workspaces of kernels come on top.
+    intermediate values and the values of the reply. An estimate: without workspaces of kernels.
     """
     is_symbolic: _builtins.bool
-    """Whether this holds for any data of this form. If not, the model looks at its data, and shapes and
+    """Whether this is true of any data with this signature. If not, control flow depends on data; shapes and
     bytes are those of one pass on random data.
     """
     @_builtins.property
@@ -260,20 +266,49 @@ class Input(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TENSOR_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    AUDIO_FIELD_NUMBER: _builtins.int
+    FLAG_FIELD_NUMBER: _builtins.int
     CONVERT_TO_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The keyword; empty for a positional argument. Positional arguments come first."""
+    """The keyword; empty for a positional argument. Positional arguments are first."""
     convert_to: _tensor_pb2.Dtype.ValueType
-    """For a float tensor: what the server converts it to before the model sees it, so that float32 inputs may
+    """For float tensors: the dtype to which the server converts it, so that float32 inputs may
     travel as float16 or bfloat16. Unset: as it is.
     """
     @_builtins.property
     def tensor(self) -> _tensor_pb2.TensorSpec:
-        """A tensor that goes to the model as it is."""
+        """A tensor that the model gets unchanged."""
 
     @_builtins.property
     def images(self) -> Global___ImageBatch:
-        """Images that the server preprocesses as the model's weights say."""
+        """Images that the server preprocesses as the model's weights, or its image processor, say. Without a name,
+        or called `images`, they become the model's input for images.
+        """
+
+    @_builtins.property
+    def tensors(self) -> Global___TensorList:
+        """Tensors of different sizes, for a model that takes a list of samples instead of one batch, as detection
+        models do. Others refuse them with `INPUT_REJECTED`.
+        """
+
+    @_builtins.property
+    def texts(self) -> Global___TextBatch:
+        """Texts that the server tokenizes with the model's own tokenizer and pads. They become the tokenizer's
+        arguments, `input_ids`, `attention_mask` and so on; `name` is then empty or `text`, or begins with
+        `decoder` for the decoder's own. A model without a tokenizer refuses them with `NO_PREPROCESSING`.
+        """
+
+    @_builtins.property
+    def audio(self) -> Global___AudioBatch:
+        """Sound that the model's own feature extractor takes. `name` is then empty, or `audio`."""
+
+    @_builtins.property
+    def flag(self) -> Global___Flag:
+        """An argument that is no tensor, by its `name`. Only those are taken that `ModelInput` lists as `flag:...`;
+        others are refused with `INPUT_REJECTED`. It has no payload.
+        """
 
     def __init__(
         self,
@@ -281,17 +316,352 @@ class Input(_message.Message):
         name: _builtins.str = ...,
         tensor: _tensor_pb2.TensorSpec | None = ...,
         images: Global___ImageBatch | None = ...,
+        tensors: Global___TensorList | None = ...,
+        texts: Global___TextBatch | None = ...,
+        audio: Global___AudioBatch | None = ...,
+        flag: Global___Flag | None = ...,
         convert_to: _tensor_pb2.Dtype.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "tensor", b"tensor", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "flag", b"flag", "images", b"images", "tensor", b"tensor", "tensors", b"tensors", "texts", b"texts", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["convert_to", b"convert_to", "images", b"images", "name", b"name", "tensor", b"tensor", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "convert_to", b"convert_to", "flag", b"flag", "images", b"images", "name", b"name", "tensor", b"tensor", "tensors", b"tensors", "texts", b"texts", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["tensor", "images"]  # noqa: Y015
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["tensor", "images", "tensors", "texts", "audio", "flag"]  # noqa: Y015
     _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
 
 Global___Input: _TypeAlias = Input  # noqa: Y015
+
+@_typing.final
+class Flag(_message.Message):
+    """The value of an argument that is no tensor, of the type that the model's description names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOOLEAN_FIELD_NUMBER: _builtins.int
+    INTEGER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    boolean: _builtins.bool
+    """Of `flag:bool`."""
+    integer: _builtins.int
+    """Of `flag:int`."""
+    text: _builtins.str
+    """Of `flag:str`; at most 512 characters."""
+    def __init__(
+        self,
+        *,
+        boolean: _builtins.bool = ...,
+        integer: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "text", b"text", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "integer", b"integer", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["boolean", "integer", "text"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___Flag: _TypeAlias = Flag  # noqa: Y015
+
+@_typing.final
+class TensorList(_message.Message):
+    """Samples of different sizes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorSpec]:
+        """At least one, of one dtype; each one sample, without a batch dimension. One payload each."""
+
+    def __init__(
+        self,
+        *,
+        tensors: _abc.Iterable[_tensor_pb2.TensorSpec] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TensorList: _TypeAlias = TensorList  # noqa: Y015
+
+@_typing.final
+class TextBatch(_message.Message):
+    """Texts for one batch, tokenized and padded by the server. They have no payloads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """The most tokens of one entry, special tokens included; what the tokenizer and the model take when unset.
+    Values over that are rejected.
+    """
+    truncate: _builtins.bool
+    """Whether an entry with more tokens is cut; otherwise it fails the call with `INPUT_REJECTED`."""
+    add_special_tokens: _builtins.bool
+    """Whether special tokens are added to texts and pairs, as the tokenizer does by default. True when unset."""
+    template: _builtins.str
+    """The name of the chat template, for a tokenizer that has several; its default one when empty."""
+    add_generation_prompt: _builtins.bool
+    """Whether the tokens that begin the assistant's answer follow a chat."""
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextEntry]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___TextEntry] | None = ...,
+        max_tokens: _builtins.int | None = ...,
+        truncate: _builtins.bool = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+        template: _builtins.str = ...,
+        add_generation_prompt: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_tokens", b"_max_tokens", "add_special_tokens", b"add_special_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_max_tokens", b"_max_tokens", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "entries", b"entries", "max_tokens", b"max_tokens", "template", b"template", "truncate", b"truncate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+
+Global___TextBatch: _TypeAlias = TextBatch  # noqa: Y015
+
+@_typing.final
+class TextEntry(_message.Message):
+    """One sample of a `TextBatch`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    PAIR_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """A text; not empty."""
+    @_builtins.property
+    def pair(self) -> Global___TextPair:
+        """Two texts in one sample."""
+
+    @_builtins.property
+    def chat(self) -> Global___Chat:
+        """Messages, rendered by the tokenizer's own chat template; without one they fail with `INPUT_REJECTED`."""
+
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """Token ids, taken as they are and padded with the others."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        pair: Global___TextPair | None = ...,
+        chat: Global___Chat | None = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "form", b"form", "pair", b"pair", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "form", b"form", "pair", b"pair", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["text", "pair", "chat", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+Global___TextEntry: _TypeAlias = TextEntry  # noqa: Y015
+
+@_typing.final
+class TextPair(_message.Message):
+    """Two texts in one sample, for example a question and a passage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    SECOND_FIELD_NUMBER: _builtins.int
+    first: _builtins.str
+    """The first text; not empty."""
+    second: _builtins.str
+    """The second text; not empty."""
+    def __init__(
+        self,
+        *,
+        first: _builtins.str = ...,
+        second: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "second", b"second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextPair: _TypeAlias = TextPair  # noqa: Y015
+
+@_typing.final
+class Chat(_message.Message):
+    """The messages of one conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Chat: _TypeAlias = Chat  # noqa: Y015
+
+@_typing.final
+class ChatMessage(_message.Message):
+    """One message of a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """For example `user`. Required."""
+    content: _builtins.str
+    """What was said."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class TokenIds(_message.Message):
+    """The token ids of one sample."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At least one; each within the vocabulary."""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
+
+@_typing.final
+class AudioBatch(_message.Message):
+    """Sound for one batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def clips(self) -> _containers.RepeatedCompositeFieldContainer[Global___AudioClip]:
+        """At least one. They may differ in length."""
+
+    def __init__(
+        self,
+        *,
+        clips: _abc.Iterable[Global___AudioClip] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clips", b"clips"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AudioBatch: _TypeAlias = AudioBatch  # noqa: Y015
+
+@_typing.final
+class AudioClip(_message.Message):
+    """One clip of sound, of one channel. One payload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENCODED_BYTE_COUNT_FIELD_NUMBER: _builtins.int
+    RAW_FIELD_NUMBER: _builtins.int
+    encoded_byte_count: _builtins.int
+    """WAV or FLAC, told by its content; the number of bytes."""
+    @_builtins.property
+    def raw(self) -> Global___RawAudio:
+        """Samples as float32."""
+
+    def __init__(
+        self,
+        *,
+        encoded_byte_count: _builtins.int = ...,
+        raw: Global___RawAudio | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["encoded_byte_count", b"encoded_byte_count", "form", b"form", "raw", b"raw"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded_byte_count", b"encoded_byte_count", "form", b"form", "raw", b"raw"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["encoded_byte_count", "raw"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+Global___AudioClip: _TypeAlias = AudioClip  # noqa: Y015
+
+@_typing.final
+class RawAudio(_message.Message):
+    """The size of a clip given as samples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
+    SAMPLE_RATE_FIELD_NUMBER: _builtins.int
+    sample_count: _builtins.int
+    """Number of samples, at least 1."""
+    sample_rate: _builtins.int
+    """Samples in a second. A rate other than the feature extractor's is rejected with `INPUT_REJECTED`."""
+    def __init__(
+        self,
+        *,
+        sample_count: _builtins.int = ...,
+        sample_rate: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sample_count", b"sample_count", "sample_rate", b"sample_rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RawAudio: _TypeAlias = RawAudio  # noqa: Y015
 
 @_typing.final
 class ImageBatch(_message.Message):
@@ -326,7 +696,7 @@ class Image(_message.Message):
     ENCODED_BYTE_COUNT_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
     encoded_byte_count: _builtins.int
-    """JPEG, PNG or WebP, told by its content; the number of bytes."""
+    """JPEG, PNG or WebP, detected from its content; the number of bytes."""
     @_builtins.property
     def raw(self) -> Global___RawImage:
         """RGB pixels, uint8, of shape (height, width, 3)."""
@@ -375,7 +745,7 @@ Global___RawImage: _TypeAlias = RawImage  # noqa: Y015
 
 @_typing.final
 class ExtractResponse(_message.Message):
-    """The reply of `ExtractionService.Extract`. The first message holds everything but the chunks."""
+    """The reply of `ExtractionService.Extract`. The first message has everything except the chunks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -387,11 +757,12 @@ class ExtractResponse(_message.Message):
     OBJECTIVE_VALUE_FIELD_NUMBER: _builtins.int
     EXECUTION_FIELD_NUMBER: _builtins.int
     IS_SHARED_FIELD_NUMBER: _builtins.int
+    PROCESSED_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     stopped_at: _builtins.str
     """The module after whose output the pass was stopped; unset when it ran to its end."""
     objective_value: _builtins.float
-    """The value of the objective; set where there was one."""
+    """The value of the objective; set if there was one."""
     is_shared: _builtins.bool
     """Whether the values lie in `ExtractRequest.shared_reply`, and no chunks follow."""
     @_builtins.property
@@ -417,6 +788,10 @@ class ExtractResponse(_message.Message):
         """How the pass was run."""
 
     @_builtins.property
+    def processed(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessedInput]:
+        """What the model's processor made of texts and sound, in the order of the inputs, without those of sources."""
+
+    @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorChunk]:
         """The values, in pieces."""
 
@@ -431,11 +806,12 @@ class ExtractResponse(_message.Message):
         objective_value: _builtins.float | None = ...,
         execution: _execution_pb2.ExecutionReport | None = ...,
         is_shared: _builtins.bool = ...,
+        processed: _abc.Iterable[Global___ProcessedInput] | None = ...,
         chunks: _abc.Iterable[_tensor_pb2.TensorChunk] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value", "_stopped_at", b"_stopped_at", "execution", b"execution", "objective_value", b"objective_value", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value", "_stopped_at", b"_stopped_at", "chunks", b"chunks", "edit_expansions", b"edit_expansions", "execution", b"execution", "expansions", b"expansions", "feature_maps", b"feature_maps", "is_shared", b"is_shared", "objective_value", b"objective_value", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value", "_stopped_at", b"_stopped_at", "chunks", b"chunks", "edit_expansions", b"edit_expansions", "execution", b"execution", "expansions", b"expansions", "feature_maps", b"feature_maps", "is_shared", b"is_shared", "objective_value", b"objective_value", "processed", b"processed", "stopped_at", b"stopped_at", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__objective_value: _TypeAlias = _typing.Literal["objective_value"]  # noqa: Y015
     _WhichOneofArgType__objective_value: _TypeAlias = _typing.Literal["_objective_value", b"_objective_value"]  # noqa: Y015
@@ -447,6 +823,110 @@ class ExtractResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stopped_at) -> _WhichOneofReturnType__stopped_at | None: ...
 
 Global___ExtractResponse: _TypeAlias = ExtractResponse  # noqa: Y015
+
+@_typing.final
+class ProcessedInput(_message.Message):
+    """What the model's processor made of one input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    PADDED_LENGTH_FIELD_NUMBER: _builtins.int
+    PADS_LEFT_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    PROCESSOR_DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As `Input.name`."""
+    padded_length: _builtins.int
+    """Tokens of each sample with its padding; 0 for sound."""
+    pads_left: _builtins.bool
+    """Whether padding comes before the tokens."""
+    processor_digest: _builtins.bytes
+    """SHA-256 over the names and bytes of the processor's files."""
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessedSample]:
+        """One for each sample, in order."""
+
+    @_builtins.property
+    def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the arguments that it became, for example `input_ids`."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        samples: _abc.Iterable[Global___ProcessedSample] | None = ...,
+        padded_length: _builtins.int = ...,
+        pads_left: _builtins.bool = ...,
+        arguments: _abc.Iterable[_builtins.str] | None = ...,
+        processor_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "name", b"name", "padded_length", b"padded_length", "pads_left", b"pads_left", "processor_digest", b"processor_digest", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessedInput: _TypeAlias = ProcessedInput  # noqa: Y015
+
+@_typing.final
+class ProcessedSample(_message.Message):
+    """What the model's processor made of one sample."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LENGTH_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    IS_SPECIAL_FIELD_NUMBER: _builtins.int
+    RENDERED_FIELD_NUMBER: _builtins.int
+    length: _builtins.int
+    """Number of tokens, or of sound samples, without padding."""
+    rendered: _builtins.str
+    """Of a chat: what its template rendered."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens' ids. Empty for sound, as are the next three."""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The tokens as the vocabulary spells them."""
+
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where each token begins in its text, in characters (code points); for a chat, in `rendered`. Empty where the
+        tokenizer does not tell. In a pair, each text begins at 0.
+        """
+
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where each token ends, as `starts`."""
+
+    @_builtins.property
+    def is_special(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Whether each token is a special one."""
+
+    def __init__(
+        self,
+        *,
+        length: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _abc.Iterable[_builtins.str] | None = ...,
+        starts: _abc.Iterable[_builtins.int] | None = ...,
+        ends: _abc.Iterable[_builtins.int] | None = ...,
+        is_special: _abc.Iterable[_builtins.bool] | None = ...,
+        rendered: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "is_special", b"is_special", "length", b"length", "rendered", b"rendered", "starts", b"starts", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessedSample: _TypeAlias = ProcessedSample  # noqa: Y015
 
 @_typing.final
 class FeatureMap(_message.Message):
@@ -468,8 +948,9 @@ class FeatureMap(_message.Message):
     CHANNEL_DIM_FIELD_NUMBER: _builtins.int
     COMPANION_OF_FIELD_NUMBER: _builtins.int
     CAST_FIELD_NUMBER: _builtins.int
+    TOKEN_POSITIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The alias, or the selector that stands for this value alone. Unique in the reply."""
+    """The alias, or the selector of exactly this value. Unique in the reply."""
     path: _builtins.str
     """The module's path; empty for the root."""
     type: _builtins.str
@@ -504,6 +985,10 @@ class FeatureMap(_message.Message):
     def cast(self) -> _reduction_pb2.CastResult:
         """How the values were cast; unset when they were not."""
 
+    @_builtins.property
+    def token_positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenPositions]:
+        """With a `SpanReduction`: of each sample of the batch, which of its tokens were chosen."""
+
     def __init__(
         self,
         *,
@@ -521,16 +1006,41 @@ class FeatureMap(_message.Message):
         channel_dim: _builtins.int | None = ...,
         companion_of: _builtins.str = ...,
         cast: _reduction_pb2.CastResult | None = ...,
+        token_positions: _abc.Iterable[Global___TokenPositions] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "cast", b"cast", "channel_dim", b"channel_dim", "tensor", b"tensor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "byte_count", b"byte_count", "call_index", b"call_index", "cast", b"cast", "channel_dim", b"channel_dim", "companion_of", b"companion_of", "has_values", b"has_values", "name", b"name", "path", b"path", "pick", b"pick", "port", b"port", "scope", b"scope", "statistics", b"statistics", "tensor", b"tensor", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "byte_count", b"byte_count", "call_index", b"call_index", "cast", b"cast", "channel_dim", b"channel_dim", "companion_of", b"companion_of", "has_values", b"has_values", "name", b"name", "path", b"path", "pick", b"pick", "port", b"port", "scope", b"scope", "statistics", b"statistics", "tensor", b"tensor", "token_positions", b"token_positions", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
     _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__channel_dim) -> _WhichOneofReturnType__channel_dim | None: ...
 
 Global___FeatureMap: _TypeAlias = FeatureMap  # noqa: Y015
+
+@_typing.final
+class TokenPositions(_message.Message):
+    """Some tokens of one sample."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From 0, without padding, in ascending order."""
+
+    def __init__(
+        self,
+        *,
+        positions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenPositions: _TypeAlias = TokenPositions  # noqa: Y015
 
 @_typing.final
 class SelectorExpansion(_message.Message):

@@ -54,7 +54,7 @@ class ExtractionServiceServicer:
     def Extract(self, request_iterator, context):
         """Runs one pass and streams back what the tapped modules computed.
 
-        The first request message holds everything but, where they are large, the bytes of the
+        The first request message has everything except, if they are large, the bytes of the
         inputs; further messages hold chunks only. The first response message describes every
         feature map; chunks follow, possibly in the same message. A client that can send all in one
         message may call it as a server-streaming method.

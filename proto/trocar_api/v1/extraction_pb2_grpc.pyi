@@ -36,7 +36,7 @@ class ExtractionServiceStub:
     Extract: _grpc.StreamStreamMultiCallable[_extraction_pb2.ExtractRequest, _extraction_pb2.ExtractResponse]
     """Runs one pass and streams back what the tapped modules computed.
 
-    The first request message holds everything but, where they are large, the bytes of the
+    The first request message has everything except, if they are large, the bytes of the
     inputs; further messages hold chunks only. The first response message describes every
     feature map; chunks follow, possibly in the same message. A client that can send all in one
     message may call it as a server-streaming method.
@@ -52,7 +52,7 @@ class ExtractionServiceAsyncStub(ExtractionServiceStub):
     Extract: _aio.StreamStreamMultiCallable[_extraction_pb2.ExtractRequest, _extraction_pb2.ExtractResponse]  # type: ignore[assignment]
     """Runs one pass and streams back what the tapped modules computed.
 
-    The first request message holds everything but, where they are large, the bytes of the
+    The first request message has everything except, if they are large, the bytes of the
     inputs; further messages hold chunks only. The first response message describes every
     feature map; chunks follow, possibly in the same message. A client that can send all in one
     message may call it as a server-streaming method.
@@ -71,7 +71,7 @@ class ExtractionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_extraction_pb2.ExtractResponse], _abc.AsyncIterator[_extraction_pb2.ExtractResponse]]:
         """Runs one pass and streams back what the tapped modules computed.
 
-        The first request message holds everything but, where they are large, the bytes of the
+        The first request message has everything except, if they are large, the bytes of the
         inputs; further messages hold chunks only. The first response message describes every
         feature map; chunks follow, possibly in the same message. A client that can send all in one
         message may call it as a server-streaming method.

@@ -65,6 +65,9 @@ class FitSpec(_message.Message):
     EARLY_STOP_FIELD_NUMBER: _builtins.int
     CHECKPOINT_EVERY_FIELD_NUMBER: _builtins.int
     FEATURE_CACHE_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    EVAL_SPLIT_FIELD_NUMBER: _builtins.int
     dataset_id: _builtins.str
     """What to train on. Required."""
     epochs: _builtins.int
@@ -79,6 +82,14 @@ class FitSpec(_message.Message):
     """What to evaluate on after each epoch."""
     checkpoint_every: _builtins.int
     """Updates between two checkpoints; one at the end of each epoch when unset."""
+    max_tokens: _builtins.int
+    """Of a data set of texts: the most tokens of one; what the model takes when unset."""
+    truncate: _builtins.bool
+    """Whether longer texts are cut, and their labels of tokens with them; otherwise the fit ends with an error there."""
+    eval_split: _builtins.float
+    """The share of the data set that is kept from training and evaluated after each epoch, from 0 to below 1: a random
+    part by the trainer's seed. None when unset or 0; refused beside `eval_dataset_id`.
+    """
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSpec]:
         """What evaluations tell beside the loss; accuracy when empty."""
@@ -93,7 +104,7 @@ class FitSpec(_message.Message):
 
     @_builtins.property
     def feature_cache(self) -> Global___FeatureCacheSpec:
-        """Whether what a frozen prefix computes is kept."""
+        """Whether the outputs of a frozen prefix are cached."""
 
     def __init__(
         self,
@@ -109,10 +120,13 @@ class FitSpec(_message.Message):
         early_stop: Global___EarlyStopSpec | None = ...,
         checkpoint_every: _builtins.int | None = ...,
         feature_cache: Global___FeatureCacheSpec | None = ...,
+        max_tokens: _builtins.int | None = ...,
+        truncate: _builtins.bool | None = ...,
+        eval_split: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_checkpoint_every", b"_checkpoint_every", "_drop_last", b"_drop_last", "_epochs", b"_epochs", "_eval_dataset_id", b"_eval_dataset_id", "_shuffle", b"_shuffle", "batch_size", b"batch_size", "checkpoint_every", b"checkpoint_every", "drop_last", b"drop_last", "early_stop", b"early_stop", "epochs", b"epochs", "eval_dataset_id", b"eval_dataset_id", "feature_cache", b"feature_cache", "shuffle", b"shuffle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_checkpoint_every", b"_checkpoint_every", "_drop_last", b"_drop_last", "_epochs", b"_epochs", "_eval_dataset_id", b"_eval_dataset_id", "_eval_split", b"_eval_split", "_max_tokens", b"_max_tokens", "_shuffle", b"_shuffle", "_truncate", b"_truncate", "batch_size", b"batch_size", "checkpoint_every", b"checkpoint_every", "drop_last", b"drop_last", "early_stop", b"early_stop", "epochs", b"epochs", "eval_dataset_id", b"eval_dataset_id", "eval_split", b"eval_split", "feature_cache", b"feature_cache", "max_tokens", b"max_tokens", "shuffle", b"shuffle", "truncate", b"truncate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_checkpoint_every", b"_checkpoint_every", "_drop_last", b"_drop_last", "_epochs", b"_epochs", "_eval_dataset_id", b"_eval_dataset_id", "_shuffle", b"_shuffle", "augmentations", b"augmentations", "batch_size", b"batch_size", "checkpoint_every", b"checkpoint_every", "dataset_id", b"dataset_id", "drop_last", b"drop_last", "early_stop", b"early_stop", "epochs", b"epochs", "eval_dataset_id", b"eval_dataset_id", "feature_cache", b"feature_cache", "metrics", b"metrics", "shuffle", b"shuffle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_checkpoint_every", b"_checkpoint_every", "_drop_last", b"_drop_last", "_epochs", b"_epochs", "_eval_dataset_id", b"_eval_dataset_id", "_eval_split", b"_eval_split", "_max_tokens", b"_max_tokens", "_shuffle", b"_shuffle", "_truncate", b"_truncate", "augmentations", b"augmentations", "batch_size", b"batch_size", "checkpoint_every", b"checkpoint_every", "dataset_id", b"dataset_id", "drop_last", b"drop_last", "early_stop", b"early_stop", "epochs", b"epochs", "eval_dataset_id", b"eval_dataset_id", "eval_split", b"eval_split", "feature_cache", b"feature_cache", "max_tokens", b"max_tokens", "metrics", b"metrics", "shuffle", b"shuffle", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
     _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
@@ -124,8 +138,14 @@ class FitSpec(_message.Message):
     _WhichOneofArgType__epochs: _TypeAlias = _typing.Literal["_epochs", b"_epochs"]  # noqa: Y015
     _WhichOneofReturnType__eval_dataset_id: _TypeAlias = _typing.Literal["eval_dataset_id"]  # noqa: Y015
     _WhichOneofArgType__eval_dataset_id: _TypeAlias = _typing.Literal["_eval_dataset_id", b"_eval_dataset_id"]  # noqa: Y015
+    _WhichOneofReturnType__eval_split: _TypeAlias = _typing.Literal["eval_split"]  # noqa: Y015
+    _WhichOneofArgType__eval_split: _TypeAlias = _typing.Literal["_eval_split", b"_eval_split"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__shuffle: _TypeAlias = _typing.Literal["shuffle"]  # noqa: Y015
     _WhichOneofArgType__shuffle: _TypeAlias = _typing.Literal["_shuffle", b"_shuffle"]  # noqa: Y015
+    _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
+    _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_size) -> _WhichOneofReturnType__batch_size | None: ...
     @_typing.overload
@@ -137,7 +157,13 @@ class FitSpec(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_dataset_id) -> _WhichOneofReturnType__eval_dataset_id | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_split) -> _WhichOneofReturnType__eval_split | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__shuffle) -> _WhichOneofReturnType__shuffle | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
 
 Global___FitSpec: _TypeAlias = FitSpec  # noqa: Y015
 
@@ -248,7 +274,7 @@ Global___EarlyStopSpec: _TypeAlias = EarlyStopSpec  # noqa: Y015
 
 @_typing.final
 class FeatureCacheSpec(_message.Message):
-    """Whether what a frozen prefix computes is kept."""
+    """Whether the outputs of a frozen prefix are cached."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -411,7 +437,7 @@ class FitEvent(_message.Message):
     """When, in seconds since 1970."""
     @_builtins.property
     def facts(self) -> _struct_pb2.Struct:
-        """What there is to tell, by name: step, epoch, loss, metrics, learning_rates, gradient_norm, changed_counts, memory_bytes,
+        """Its values, by name: step, epoch, loss, metrics, learning_rates, gradient_norm, changed_counts, memory_bytes,
         written_bytes, samples_per_s, remaining_s, reason, message.
         """
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FitServiceStub:
-    """Runs fits. A trainer has one at a time; it goes on whether anybody watches or not, and after restarts.
+    """Runs fits, one per trainer at a time. A fit continues without watchers, and after restarts.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class FitServiceStub:
 
 
 class FitServiceServicer:
-    """Runs fits. A trainer has one at a time; it goes on whether anybody watches or not, and after restarts.
+    """Runs fits, one per trainer at a time. A fit continues without watchers, and after restarts.
     """
 
     def StartFit(self, request, context):
@@ -64,7 +64,7 @@ class FitServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchFit(self, request, context):
-        """Streams what happens from an event on, until the fit has ended.
+        """Streams events from a given one on, until the fit has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ def add_FitServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FitService:
-    """Runs fits. A trainer has one at a time; it goes on whether anybody watches or not, and after restarts.
+    """Runs fits, one per trainer at a time. A fit continues without watchers, and after restarts.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FitServiceStub:
-    """Runs fits. A trainer has one at a time; it goes on whether anybody watches or not, and after restarts."""
+    """Runs fits, one per trainer at a time. A fit continues without watchers, and after restarts."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,24 +36,24 @@ class FitServiceStub:
     StartFit: _grpc.UnaryUnaryMultiCallable[_fit_pb2.StartFitRequest, _fit_pb2.StartFitResponse]
     """Begins a fit. Every problem of the spec is in one error."""
     WatchFit: _grpc.UnaryStreamMultiCallable[_fit_pb2.WatchFitRequest, _fit_pb2.WatchFitResponse]
-    """Streams what happens from an event on, until the fit has ended."""
+    """Streams events from a given one on, until the fit has ended."""
     ControlFit: _grpc.UnaryUnaryMultiCallable[_fit_pb2.ControlFitRequest, _fit_pb2.ControlFitResponse]
     """Pauses a fit after the present batch, lets it go on, or ends it."""
 
 @_typing.type_check_only
 class FitServiceAsyncStub(FitServiceStub):
-    """Runs fits. A trainer has one at a time; it goes on whether anybody watches or not, and after restarts."""
+    """Runs fits, one per trainer at a time. A fit continues without watchers, and after restarts."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartFit: _aio.UnaryUnaryMultiCallable[_fit_pb2.StartFitRequest, _fit_pb2.StartFitResponse]  # type: ignore[assignment]
     """Begins a fit. Every problem of the spec is in one error."""
     WatchFit: _aio.UnaryStreamMultiCallable[_fit_pb2.WatchFitRequest, _fit_pb2.WatchFitResponse]  # type: ignore[assignment]
-    """Streams what happens from an event on, until the fit has ended."""
+    """Streams events from a given one on, until the fit has ended."""
     ControlFit: _aio.UnaryUnaryMultiCallable[_fit_pb2.ControlFitRequest, _fit_pb2.ControlFitResponse]  # type: ignore[assignment]
     """Pauses a fit after the present batch, lets it go on, or ends it."""
 
 class FitServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Runs fits. A trainer has one at a time; it goes on whether anybody watches or not, and after restarts."""
+    """Runs fits, one per trainer at a time. A fit continues without watchers, and after restarts."""
 
     @_abc_1.abstractmethod
     def StartFit(
@@ -69,7 +69,7 @@ class FitServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fit_pb2.WatchFitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fit_pb2.WatchFitResponse], _abc.AsyncIterator[_fit_pb2.WatchFitResponse]]:
-        """Streams what happens from an event on, until the fit has ended."""
+        """Streams events from a given one on, until the fit has ended."""
 
     @_abc_1.abstractmethod
     def ControlFit(

@@ -97,7 +97,7 @@ class ModelServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListModules(self, request, context):
-        """Lists the modules of a loaded model in execution order, with what each returns.
+        """Lists the modules of a loaded model in execution order, with their outputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

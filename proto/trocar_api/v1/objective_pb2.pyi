@@ -352,12 +352,12 @@ class GradientPenalty(_message.Message):
     SELECTOR_FIELD_NUMBER: _builtins.int
     CENTER_FIELD_NUMBER: _builtins.int
     selector: _builtins.str
-    """With respect to what; the model's first input when empty. One value, not a parameter."""
+    """The value to differentiate with respect to; the model's first input if empty. Not a parameter."""
     center: _builtins.float
     """0 for the R1 penalty, 1 for WGAN-GP."""
     @_builtins.property
     def of(self) -> Global___Objective:
-        """Of what the gradient is; without a penalty inside."""
+        """The objective to differentiate; without a penalty inside."""
 
     def __init__(
         self,

@@ -25,41 +25,49 @@ _sym_db = _symbol_database.Default()
 from trocar_api.v1 import tensor_pb2 as trocar__api_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtrocar_api/v1/reduction.proto\x12\rtrocar_api.v1\x1a\x1atrocar_api/v1/tensor.proto\"\x90\x03\n\tReduction\x12.\n\x05index\x18\x01 \x01(\x0b\x32\x1d.trocar_api.v1.IndexReductionH\x00\x12,\n\x04take\x18\x02 \x01(\x0b\x32\x1c.trocar_api.v1.TakeReductionH\x00\x12,\n\x04\x63rop\x18\x03 \x01(\x0b\x32\x1c.trocar_api.v1.CropReductionH\x00\x12,\n\x04pool\x18\x04 \x01(\x0b\x32\x1c.trocar_api.v1.PoolReductionH\x00\x12-\n\x05top_k\x18\x05 \x01(\x0b\x32\x1c.trocar_api.v1.TopKReductionH\x00\x12,\n\x04gram\x18\x06 \x01(\x0b\x32\x1c.trocar_api.v1.GramReductionH\x00\x12\x38\n\nprojection\x18\x07 \x01(\x0b\x32\".trocar_api.v1.ProjectionReductionH\x00\x12*\n\x03pca\x18\x08 \x01(\x0b\x32\x1b.trocar_api.v1.PcaReductionH\x00\x42\x06\n\x04kind\"9\n\x0eIndexReduction\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.trocar_api.v1.IndexItem\"g\n\tIndexItem\x12\x12\n\x08position\x18\x01 \x01(\x03H\x00\x12*\n\x05slice\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.IndexSliceH\x00\x12\x12\n\x08\x65llipsis\x18\x03 \x01(\x08H\x00\x42\x06\n\x04item\"b\n\nIndexSlice\x12\x12\n\x05start\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\x04stop\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x11\n\x04step\x18\x03 \x01(\x03H\x02\x88\x01\x01\x42\x08\n\x06_startB\x07\n\x05_stopB\x07\n\x05_step\"E\n\rTakeReduction\x12!\n\x04\x61xis\x18\x01 \x01(\x0e\x32\x13.trocar_api.v1.Axis\x12\x11\n\tpositions\x18\x02 \x03(\x03\"I\n\rCropReduction\x12\x0b\n\x03top\x18\x01 \x01(\x05\x12\x0c\n\x04left\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\x12\r\n\x05width\x18\x04 \x01(\x05\"b\n\rPoolReduction\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.trocar_api.v1.PoolKind\x12\x0c\n\x04size\x18\x02 \x03(\x05\x12\x12\n\x05power\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_power\"I\n\rTopKReduction\x12\t\n\x01k\x18\x01 \x01(\x05\x12\x10\n\x03\x64im\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0bis_smallest\x18\x03 \x01(\x08\x42\x06\n\x04_dim\"&\n\rGramReduction\x12\x15\n\ris_normalized\x18\x01 \x01(\x08\"<\n\x13ProjectionReduction\x12\x17\n\x0f\x63omponent_count\x18\x01 \x01(\x05\x12\x0c\n\x04seed\x18\x02 \x01(\x03\"f\n\x0cPcaReduction\x12-\n\ncomponents\x18\x01 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\'\n\x04mean\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\"C\n\x04\x43\x61st\x12#\n\x05\x64type\x18\x01 \x01(\x0e\x32\x14.trocar_api.v1.Dtype\x12\x16\n\x0eis_per_channel\x18\x02 \x01(\x08\"\x87\x01\n\nCastResult\x12,\n\x0eoriginal_dtype\x18\x01 \x01(\x0e\x32\x14.trocar_api.v1.Dtype\x12\x0e\n\x06scales\x18\x02 \x03(\x01\x12\x18\n\x0b\x63hannel_dim\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\tmax_error\x18\x04 \x01(\x01\x42\x0e\n\x0c_channel_dim*R\n\x04\x41xis\x12\x14\n\x10\x41XIS_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41XIS_SAMPLES\x10\x01\x12\x11\n\rAXIS_CHANNELS\x10\x02\x12\x0f\n\x0b\x41XIS_TOKENS\x10\x03*q\n\x08PoolKind\x12\x19\n\x15POOL_KIND_UNSPECIFIED\x10\x00\x12\x11\n\rPOOL_KIND_AVG\x10\x01\x12\x11\n\rPOOL_KIND_MAX\x10\x02\x12\x11\n\rPOOL_KIND_GEM\x10\x03\x12\x11\n\rPOOL_KIND_CLS\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtrocar_api/v1/reduction.proto\x12\rtrocar_api.v1\x1a\x1atrocar_api/v1/tensor.proto\"\xed\x03\n\tReduction\x12.\n\x05index\x18\x01 \x01(\x0b\x32\x1d.trocar_api.v1.IndexReductionH\x00\x12,\n\x04take\x18\x02 \x01(\x0b\x32\x1c.trocar_api.v1.TakeReductionH\x00\x12,\n\x04\x63rop\x18\x03 \x01(\x0b\x32\x1c.trocar_api.v1.CropReductionH\x00\x12,\n\x04pool\x18\x04 \x01(\x0b\x32\x1c.trocar_api.v1.PoolReductionH\x00\x12-\n\x05top_k\x18\x05 \x01(\x0b\x32\x1c.trocar_api.v1.TopKReductionH\x00\x12,\n\x04gram\x18\x06 \x01(\x0b\x32\x1c.trocar_api.v1.GramReductionH\x00\x12\x38\n\nprojection\x18\x07 \x01(\x0b\x32\".trocar_api.v1.ProjectionReductionH\x00\x12*\n\x03pca\x18\x08 \x01(\x0b\x32\x1b.trocar_api.v1.PcaReductionH\x00\x12,\n\x04grid\x18\t \x01(\x0b\x32\x1c.trocar_api.v1.GridReductionH\x00\x12-\n\x05spans\x18\n \x01(\x0b\x32\x1c.trocar_api.v1.SpanReductionH\x00\x42\x06\n\x04kind\"D\n\rGridReduction\x12\x0e\n\x06height\x18\x01 \x01(\x05\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x14\n\x0cprefix_count\x18\x03 \x01(\x05\"9\n\x0eIndexReduction\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.trocar_api.v1.IndexItem\"g\n\tIndexItem\x12\x12\n\x08position\x18\x01 \x01(\x03H\x00\x12*\n\x05slice\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.IndexSliceH\x00\x12\x12\n\x08\x65llipsis\x18\x03 \x01(\x08H\x00\x42\x06\n\x04item\"b\n\nIndexSlice\x12\x12\n\x05start\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\x04stop\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x11\n\x04step\x18\x03 \x01(\x03H\x02\x88\x01\x01\x42\x08\n\x06_startB\x07\n\x05_stopB\x07\n\x05_step\"E\n\rTakeReduction\x12!\n\x04\x61xis\x18\x01 \x01(\x0e\x32\x13.trocar_api.v1.Axis\x12\x11\n\tpositions\x18\x02 \x03(\x03\"I\n\rCropReduction\x12\x0b\n\x03top\x18\x01 \x01(\x05\x12\x0c\n\x04left\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\x12\r\n\x05width\x18\x04 \x01(\x05\"b\n\rPoolReduction\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.trocar_api.v1.PoolKind\x12\x0c\n\x04size\x18\x02 \x03(\x05\x12\x12\n\x05power\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_power\"I\n\rTopKReduction\x12\t\n\x01k\x18\x01 \x01(\x05\x12\x10\n\x03\x64im\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x0bis_smallest\x18\x03 \x01(\x08\x42\x06\n\x04_dim\"&\n\rGramReduction\x12\x15\n\ris_normalized\x18\x01 \x01(\x08\"<\n\x13ProjectionReduction\x12\x17\n\x0f\x63omponent_count\x18\x01 \x01(\x05\x12\x0c\n\x04seed\x18\x02 \x01(\x03\"7\n\rSpanReduction\x12&\n\x05spans\x18\x01 \x03(\x0b\x32\x17.trocar_api.v1.TextSpan\"g\n\x08TextSpan\x12\x33\n\ncharacters\x18\x01 \x01(\x0b\x32\x1d.trocar_api.v1.CharacterRangeH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x0e\n\x04role\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"-\n\x0e\x43haracterRange\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0c\n\x04stop\x18\x02 \x01(\x03\"f\n\x0cPcaReduction\x12-\n\ncomponents\x18\x01 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\'\n\x04mean\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\"C\n\x04\x43\x61st\x12#\n\x05\x64type\x18\x01 \x01(\x0e\x32\x14.trocar_api.v1.Dtype\x12\x16\n\x0eis_per_channel\x18\x02 \x01(\x08\"\x87\x01\n\nCastResult\x12,\n\x0eoriginal_dtype\x18\x01 \x01(\x0e\x32\x14.trocar_api.v1.Dtype\x12\x0e\n\x06scales\x18\x02 \x03(\x01\x12\x18\n\x0b\x63hannel_dim\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\tmax_error\x18\x04 \x01(\x01\x42\x0e\n\x0c_channel_dim*R\n\x04\x41xis\x12\x14\n\x10\x41XIS_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41XIS_SAMPLES\x10\x01\x12\x11\n\rAXIS_CHANNELS\x10\x02\x12\x0f\n\x0b\x41XIS_TOKENS\x10\x03*\x85\x01\n\x08PoolKind\x12\x19\n\x15POOL_KIND_UNSPECIFIED\x10\x00\x12\x11\n\rPOOL_KIND_AVG\x10\x01\x12\x11\n\rPOOL_KIND_MAX\x10\x02\x12\x11\n\rPOOL_KIND_GEM\x10\x03\x12\x11\n\rPOOL_KIND_CLS\x10\x04\x12\x12\n\x0ePOOL_KIND_LAST\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trocar_api.v1.reduction_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_AXIS']._serialized_start=1477
-  _globals['_AXIS']._serialized_end=1559
-  _globals['_POOLKIND']._serialized_start=1561
-  _globals['_POOLKIND']._serialized_end=1674
+  _globals['_AXIS']._serialized_start=1849
+  _globals['_AXIS']._serialized_end=1931
+  _globals['_POOLKIND']._serialized_start=1934
+  _globals['_POOLKIND']._serialized_end=2067
   _globals['_REDUCTION']._serialized_start=77
-  _globals['_REDUCTION']._serialized_end=477
-  _globals['_INDEXREDUCTION']._serialized_start=479
-  _globals['_INDEXREDUCTION']._serialized_end=536
-  _globals['_INDEXITEM']._serialized_start=538
-  _globals['_INDEXITEM']._serialized_end=641
-  _globals['_INDEXSLICE']._serialized_start=643
-  _globals['_INDEXSLICE']._serialized_end=741
-  _globals['_TAKEREDUCTION']._serialized_start=743
-  _globals['_TAKEREDUCTION']._serialized_end=812
-  _globals['_CROPREDUCTION']._serialized_start=814
-  _globals['_CROPREDUCTION']._serialized_end=887
-  _globals['_POOLREDUCTION']._serialized_start=889
-  _globals['_POOLREDUCTION']._serialized_end=987
-  _globals['_TOPKREDUCTION']._serialized_start=989
-  _globals['_TOPKREDUCTION']._serialized_end=1062
-  _globals['_GRAMREDUCTION']._serialized_start=1064
-  _globals['_GRAMREDUCTION']._serialized_end=1102
-  _globals['_PROJECTIONREDUCTION']._serialized_start=1104
-  _globals['_PROJECTIONREDUCTION']._serialized_end=1164
-  _globals['_PCAREDUCTION']._serialized_start=1166
-  _globals['_PCAREDUCTION']._serialized_end=1268
-  _globals['_CAST']._serialized_start=1270
-  _globals['_CAST']._serialized_end=1337
-  _globals['_CASTRESULT']._serialized_start=1340
-  _globals['_CASTRESULT']._serialized_end=1475
+  _globals['_REDUCTION']._serialized_end=570
+  _globals['_GRIDREDUCTION']._serialized_start=572
+  _globals['_GRIDREDUCTION']._serialized_end=640
+  _globals['_INDEXREDUCTION']._serialized_start=642
+  _globals['_INDEXREDUCTION']._serialized_end=699
+  _globals['_INDEXITEM']._serialized_start=701
+  _globals['_INDEXITEM']._serialized_end=804
+  _globals['_INDEXSLICE']._serialized_start=806
+  _globals['_INDEXSLICE']._serialized_end=904
+  _globals['_TAKEREDUCTION']._serialized_start=906
+  _globals['_TAKEREDUCTION']._serialized_end=975
+  _globals['_CROPREDUCTION']._serialized_start=977
+  _globals['_CROPREDUCTION']._serialized_end=1050
+  _globals['_POOLREDUCTION']._serialized_start=1052
+  _globals['_POOLREDUCTION']._serialized_end=1150
+  _globals['_TOPKREDUCTION']._serialized_start=1152
+  _globals['_TOPKREDUCTION']._serialized_end=1225
+  _globals['_GRAMREDUCTION']._serialized_start=1227
+  _globals['_GRAMREDUCTION']._serialized_end=1265
+  _globals['_PROJECTIONREDUCTION']._serialized_start=1267
+  _globals['_PROJECTIONREDUCTION']._serialized_end=1327
+  _globals['_SPANREDUCTION']._serialized_start=1329
+  _globals['_SPANREDUCTION']._serialized_end=1384
+  _globals['_TEXTSPAN']._serialized_start=1386
+  _globals['_TEXTSPAN']._serialized_end=1489
+  _globals['_CHARACTERRANGE']._serialized_start=1491
+  _globals['_CHARACTERRANGE']._serialized_end=1536
+  _globals['_PCAREDUCTION']._serialized_start=1538
+  _globals['_PCAREDUCTION']._serialized_end=1640
+  _globals['_CAST']._serialized_start=1642
+  _globals['_CAST']._serialized_end=1709
+  _globals['_CASTRESULT']._serialized_start=1712
+  _globals['_CASTRESULT']._serialized_end=1847
 # @@protoc_insertion_point(module_scope)

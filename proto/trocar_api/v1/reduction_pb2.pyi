@@ -63,7 +63,9 @@ class _PoolKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolKind.Val
     POOL_KIND_GEM: _PoolKind.ValueType  # 3
     """Generalised mean: the mean of the p-th powers of the values, clamped to 1e-6, to the power 1/p."""
     POOL_KIND_CLS: _PoolKind.ValueType  # 4
-    """The first token of (batch, tokens, width)."""
+    """The first token of (batch, tokens, width) that is no padding."""
+    POOL_KIND_LAST: _PoolKind.ValueType  # 5
+    """The last token of (batch, tokens, width) that is no padding."""
 
 class PoolKind(_PoolKind, metaclass=_PoolKindEnumTypeWrapper):
     """How positions are pooled."""
@@ -77,7 +79,9 @@ POOL_KIND_MAX: PoolKind.ValueType  # 2
 POOL_KIND_GEM: PoolKind.ValueType  # 3
 """Generalised mean: the mean of the p-th powers of the values, clamped to 1e-6, to the power 1/p."""
 POOL_KIND_CLS: PoolKind.ValueType  # 4
-"""The first token of (batch, tokens, width)."""
+"""The first token of (batch, tokens, width) that is no padding."""
+POOL_KIND_LAST: PoolKind.ValueType  # 5
+"""The last token of (batch, tokens, width) that is no padding."""
 Global___PoolKind: _TypeAlias = PoolKind  # noqa: Y015
 
 @_typing.final
@@ -94,6 +98,8 @@ class Reduction(_message.Message):
     GRAM_FIELD_NUMBER: _builtins.int
     PROJECTION_FIELD_NUMBER: _builtins.int
     PCA_FIELD_NUMBER: _builtins.int
+    GRID_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def index(self) -> Global___IndexReduction:
         """Indexing, as NumPy's basic indexing."""
@@ -126,6 +132,14 @@ class Reduction(_message.Message):
     def pca(self) -> Global___PcaReduction:
         """Principal components."""
 
+    @_builtins.property
+    def grid(self) -> Global___GridReduction:
+        """Patch tokens as a picture."""
+
+    @_builtins.property
+    def spans(self) -> Global___SpanReduction:
+        """Tokens by where they are in their text."""
+
     def __init__(
         self,
         *,
@@ -137,16 +151,48 @@ class Reduction(_message.Message):
         gram: Global___GramReduction | None = ...,
         projection: Global___ProjectionReduction | None = ...,
         pca: Global___PcaReduction | None = ...,
+        grid: Global___GridReduction | None = ...,
+        spans: Global___SpanReduction | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["crop", b"crop", "gram", b"gram", "index", b"index", "kind", b"kind", "pca", b"pca", "pool", b"pool", "projection", b"projection", "take", b"take", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["crop", b"crop", "gram", b"gram", "grid", b"grid", "index", b"index", "kind", b"kind", "pca", b"pca", "pool", b"pool", "projection", b"projection", "spans", b"spans", "take", b"take", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crop", b"crop", "gram", b"gram", "index", b"index", "kind", b"kind", "pca", b"pca", "pool", b"pool", "projection", b"projection", "take", b"take", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crop", b"crop", "gram", b"gram", "grid", b"grid", "index", b"index", "kind", b"kind", "pca", b"pca", "pool", b"pool", "projection", b"projection", "spans", b"spans", "take", b"take", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["index", "take", "crop", "pool", "top_k", "gram", "projection", "pca"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["index", "take", "crop", "pool", "top_k", "gram", "projection", "pca", "grid", "spans"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Reduction: _TypeAlias = Reduction  # noqa: Y015
+
+@_typing.final
+class GridReduction(_message.Message):
+    """Patch tokens of a vision transformer, (batch, tokens, width), as (batch, width, rows, columns)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    PREFIX_COUNT_FIELD_NUMBER: _builtins.int
+    height: _builtins.int
+    """Rows of patches. With 0 all three numbers are the model's own, read off its patch embedding."""
+    width: _builtins.int
+    """Columns of patches."""
+    prefix_count: _builtins.int
+    """Tokens before the patches, which are left out: class and register tokens."""
+    def __init__(
+        self,
+        *,
+        height: _builtins.int = ...,
+        width: _builtins.int = ...,
+        prefix_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "prefix_count", b"prefix_count", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GridReduction: _TypeAlias = GridReduction  # noqa: Y015
 
 @_typing.final
 class IndexReduction(_message.Message):
@@ -182,7 +228,7 @@ class IndexItem(_message.Message):
     SLICE_FIELD_NUMBER: _builtins.int
     ELLIPSIS_FIELD_NUMBER: _builtins.int
     position: _builtins.int
-    """One position; the dimension goes. Negative counts from the end."""
+    """One position; the dimension is dropped. Negative counts from the end."""
     ellipsis: _builtins.bool
     """All dimensions that the other items leave over. Must be true."""
     @_builtins.property
@@ -426,6 +472,96 @@ class ProjectionReduction(_message.Message):
 Global___ProjectionReduction: _TypeAlias = ProjectionReduction  # noqa: Y015
 
 @_typing.final
+class SpanReduction(_message.Message):
+    """Tokens of texts that the server tokenizes, of (batch, tokens, width): those that hold characters of a span, in
+    order, without special tokens. Samples with fewer of them than others are filled up with zeros behind, which
+    statistics, pools and Gram matrices leave out; `FeatureMap.token_positions` says what was chosen. A span without a
+    token fails the call with `REDUCTION_REJECTED`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
+        """One for all samples of the batch, or one for each."""
+
+    def __init__(
+        self,
+        *,
+        spans: _abc.Iterable[Global___TextSpan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpanReduction: _TypeAlias = SpanReduction  # noqa: Y015
+
+@_typing.final
+class TextSpan(_message.Message):
+    """A part of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHARACTERS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Every occurrence of these characters; of a pair in both texts, of a chat in `ProcessedSample.rendered`. At
+    most 512.
+    """
+    role: _builtins.str
+    """Of a chat: the contents of the messages with this role."""
+    @_builtins.property
+    def characters(self) -> Global___CharacterRange:
+        """By position. Of a pair in the first text, of a chat in `ProcessedSample.rendered`."""
+
+    def __init__(
+        self,
+        *,
+        characters: Global___CharacterRange | None = ...,
+        text: _builtins.str = ...,
+        role: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["characters", b"characters", "kind", b"kind", "role", b"role", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["characters", b"characters", "kind", b"kind", "role", b"role", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["characters", "text", "role"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___TextSpan: _TypeAlias = TextSpan  # noqa: Y015
+
+@_typing.final
+class CharacterRange(_message.Message):
+    """Characters of a text, as code points."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """The first one, from 0."""
+    stop: _builtins.int
+    """The one behind the last, above `start`."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        stop: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start", b"start", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CharacterRange: _TypeAlias = CharacterRange  # noqa: Y015
+
+@_typing.final
 class PcaReduction(_message.Message):
     """Centred channels times components: the channels become component scores, in the last dimension."""
 
@@ -483,7 +619,7 @@ Global___Cast: _TypeAlias = Cast  # noqa: Y015
 
 @_typing.final
 class CastResult(_message.Message):
-    """How values were cast, and how far they may be from what they were."""
+    """How values were cast, with the error bound."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -494,9 +630,9 @@ class CastResult(_message.Message):
     original_dtype: _tensor_pb2.Dtype.ValueType
     """What they were."""
     channel_dim: _builtins.int
-    """The dimension of the scales, from 0; set where there is one per channel."""
+    """The dimension of the scales, from 0; set if there is one scale per channel."""
     max_error: _builtins.float
-    """The largest absolute difference between any finite value and what the client makes of the value sent."""
+    """The largest absolute difference between any finite value and the client's conversion of the value sent."""
     @_builtins.property
     def scales(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """int8: value = scale * sent; one scale, or one per channel. Empty otherwise."""

@@ -72,7 +72,7 @@ class ServerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReloadConfig(self, request, context):
-        """Reads the configuration again: models, data sets, limits, tokens. All of it counts or nothing: what is
+        """Reloads the configuration: models, data sets, limits, tokens. All or nothing: what is
         wrong is answered with `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -26,7 +26,7 @@ class ShareMemoryRequest(_message.Message):
     MAPPED_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
     mapped: _builtins.str
-    """The id of a segment that the client has mapped, and whose name is not needed any more."""
+    """The id of a segment that the client has mapped, and whose name is no longer needed."""
     close: _builtins.str
     """The id of a segment that the client does not need any more."""
     @_builtins.property
@@ -87,7 +87,7 @@ class ShareMemoryResponse(_message.Message):
     closed: _builtins.str
     """To `close`: the id."""
     refused: _builtins.str
-    """To `open`: why there is none. What was lent before stays lent."""
+    """To `open`: why it was refused. Earlier segments stay valid."""
     @_builtins.property
     def segment(self) -> Global___Segment:
         """To `open`."""
@@ -124,7 +124,7 @@ class Segment(_message.Message):
     name: _builtins.str
     """The name of the file in the folder of shared memory (`/dev/shm`), random."""
     byte_count: _builtins.int
-    """Its size in bytes, at least what was asked for."""
+    """Its size in bytes, at least the requested size."""
     def __init__(
         self,
         *,
@@ -154,7 +154,7 @@ class SegmentRange(_message.Message):
     offset: _builtins.int
     """Where the bytes begin, in bytes."""
     byte_count: _builtins.int
-    """How many there are."""
+    """Their number."""
     def __init__(
         self,
         *,

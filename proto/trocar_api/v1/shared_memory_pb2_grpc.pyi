@@ -36,10 +36,10 @@ class SharedMemoryServiceStub:
     ShareMemory: _grpc.StreamStreamMultiCallable[_shared_memory_pb2.ShareMemoryRequest, _shared_memory_pb2.ShareMemoryResponse]
     """Lends segments for as long as the call lasts.
 
-    For each `open` comes one `segment`: the server has made it, with a random name and readable by its
+    Each `open` is answered by one `segment`: the server created it, with a random name and readable by its
     user alone. The client maps it and sends `mapped`; the server takes its name away and says `ready`.
-    From then on the segment may be named in calls of the same principal. It is gone when this call ends, and
-    when `mapped` does not come within ten seconds.
+    From then on the segment may be named in calls of the same principal. It is gone when this call ends,
+    when `mapped` does not come within ten seconds, and when no call has used it for ten minutes.
     """
 
 @_typing.type_check_only
@@ -50,10 +50,10 @@ class SharedMemoryServiceAsyncStub(SharedMemoryServiceStub):
     ShareMemory: _aio.StreamStreamMultiCallable[_shared_memory_pb2.ShareMemoryRequest, _shared_memory_pb2.ShareMemoryResponse]  # type: ignore[assignment]
     """Lends segments for as long as the call lasts.
 
-    For each `open` comes one `segment`: the server has made it, with a random name and readable by its
+    Each `open` is answered by one `segment`: the server created it, with a random name and readable by its
     user alone. The client maps it and sends `mapped`; the server takes its name away and says `ready`.
-    From then on the segment may be named in calls of the same principal. It is gone when this call ends, and
-    when `mapped` does not come within ten seconds.
+    From then on the segment may be named in calls of the same principal. It is gone when this call ends,
+    when `mapped` does not come within ten seconds, and when no call has used it for ten minutes.
     """
 
 class SharedMemoryServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -67,10 +67,10 @@ class SharedMemoryServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_shared_memory_pb2.ShareMemoryResponse], _abc.AsyncIterator[_shared_memory_pb2.ShareMemoryResponse]]:
         """Lends segments for as long as the call lasts.
 
-        For each `open` comes one `segment`: the server has made it, with a random name and readable by its
+        Each `open` is answered by one `segment`: the server created it, with a random name and readable by its
         user alone. The client maps it and sends `mapped`; the server takes its name away and says `ready`.
-        From then on the segment may be named in calls of the same principal. It is gone when this call ends, and
-        when `mapped` does not come within ten seconds.
+        From then on the segment may be named in calls of the same principal. It is gone when this call ends,
+        when `mapped` does not come within ten seconds, and when no call has used it for ten minutes.
         """
 
 def add_SharedMemoryServiceServicer_to_server(servicer: SharedMemoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

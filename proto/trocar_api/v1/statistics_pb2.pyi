@@ -153,7 +153,7 @@ class Histogram(_message.Message):
     """
     @_builtins.property
     def edges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Ascending. Bins are half-open, the last one includes its right edge, as in NumPy. What lies outside is
+        """Ascending. Bins are half-open, the last one includes its right edge, as in NumPy. Elements outside are
         not counted. 2 to 65,537 entries.
         """
 

@@ -81,6 +81,7 @@ class ExtractStreamStart(_message.Message):
     EDITS_FIELD_NUMBER: _builtins.int
     OBJECTIVE_FIELD_NUMBER: _builtins.int
     EXECUTION_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model. Required."""
     max_chunk_bytes: _builtins.int
@@ -88,8 +89,8 @@ class ExtractStreamStart(_message.Message):
     start_at: _builtins.str
     """As in `ExtractRequest`."""
     has_running_statistics: _builtins.bool
-    """Whether statistics of scope all or channel are taken over the whole stream, and come in `end`,
-    instead of over each batch. Those of scope sample come with each batch in any case.
+    """Whether statistics of scope all or channel are computed over the whole stream and sent in `end`,
+    instead of per batch. Those of scope sample are always sent per batch.
     """
     first_batch_index: _builtins.int
     """The index of the first batch that will be sent; 0 unless a broken stream is taken up again."""
@@ -103,6 +104,8 @@ class ExtractStreamStart(_message.Message):
     """
     batch_timeout_s: _builtins.float
     """The longest time that one batch may wait and compute, in seconds, above 0. No limit when unset."""
+    adapter: _builtins.str
+    """As in `ExtractRequest`."""
     @_builtins.property
     def taps(self) -> _containers.RepeatedCompositeFieldContainer[_tap_pb2.Tap]:
         """What to collect of every batch. 1 to 256 entries."""
@@ -113,7 +116,7 @@ class ExtractStreamStart(_message.Message):
 
     @_builtins.property
     def edits(self) -> _containers.RepeatedCompositeFieldContainer[_edit_pb2.Edit]:
-        """As in `ExtractRequest`, without swaps from a source. Their tensors come behind those of the taps'
+        """As in `ExtractRequest`, without swaps from a source. Their tensors follow those of the taps'
         reductions, and the objective's behind those.
         """
 
@@ -141,10 +144,11 @@ class ExtractStreamStart(_message.Message):
         edits: _abc.Iterable[_edit_pb2.Edit] | None = ...,
         objective: _objective_pb2.Objective | None = ...,
         execution: _execution_pb2.Execution | None = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_interval", b"checkpoint_interval", "execution", b"execution", "max_chunk_bytes", b"max_chunk_bytes", "objective", b"objective"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "batch_timeout_s", b"batch_timeout_s", "checkpoint_byte_count", b"checkpoint_byte_count", "checkpoint_interval", b"checkpoint_interval", "edits", b"edits", "execution", b"execution", "first_batch_index", b"first_batch_index", "has_running_statistics", b"has_running_statistics", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s", "_checkpoint_interval", b"_checkpoint_interval", "_max_chunk_bytes", b"_max_chunk_bytes", "adapter", b"adapter", "batch_timeout_s", b"batch_timeout_s", "checkpoint_byte_count", b"checkpoint_byte_count", "checkpoint_interval", b"checkpoint_interval", "edits", b"edits", "execution", b"execution", "first_batch_index", b"first_batch_index", "has_running_statistics", b"has_running_statistics", "max_chunk_bytes", b"max_chunk_bytes", "model_id", b"model_id", "objective", b"objective", "start_at", b"start_at", "start_inputs", b"start_inputs", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_timeout_s: _TypeAlias = _typing.Literal["batch_timeout_s"]  # noqa: Y015
     _WhichOneofArgType__batch_timeout_s: _TypeAlias = _typing.Literal["_batch_timeout_s", b"_batch_timeout_s"]  # noqa: Y015
@@ -269,7 +273,7 @@ Global___BatchResult: _TypeAlias = BatchResult  # noqa: Y015
 
 @_typing.final
 class BatchError(_message.Message):
-    """Why a batch failed: what `google.rpc.ErrorInfo` says of a call."""
+    """Why a batch failed, as `google.rpc.ErrorInfo` for a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -335,7 +339,7 @@ class StreamEnd(_message.Message):
     @_builtins.property
     def feature_maps(self) -> _containers.RepeatedCompositeFieldContainer[_extraction_pb2.FeatureMap]:
         """The running statistics by feature map, in the order of the first batch; the shape's dimension 0 is
-        the sum over all batches. Empty where there are none.
+        the sum over all batches. Empty if there are none.
         """
 
     def __init__(

@@ -50,7 +50,7 @@ class StreamServiceServicer:
         """Runs one pass for each of many batches, in order, with a bounded number under way.
 
         The first request message has `start`. Each batch is one message with `batch`, and messages with
-        chunks where its payloads do not fit. For each batch comes one `result`, in order: a batch that
+        chunks if its payloads do not fit. Each batch gets one `result`, in order: a batch that
         fails does not end the call. After the client has half-closed, one `end` follows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

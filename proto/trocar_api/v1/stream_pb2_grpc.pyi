@@ -37,7 +37,7 @@ class StreamServiceStub:
     """Runs one pass for each of many batches, in order, with a bounded number under way.
 
     The first request message has `start`. Each batch is one message with `batch`, and messages with
-    chunks where its payloads do not fit. For each batch comes one `result`, in order: a batch that
+    chunks if its payloads do not fit. Each batch gets one `result`, in order: a batch that
     fails does not end the call. After the client has half-closed, one `end` follows.
     """
 
@@ -50,7 +50,7 @@ class StreamServiceAsyncStub(StreamServiceStub):
     """Runs one pass for each of many batches, in order, with a bounded number under way.
 
     The first request message has `start`. Each batch is one message with `batch`, and messages with
-    chunks where its payloads do not fit. For each batch comes one `result`, in order: a batch that
+    chunks if its payloads do not fit. Each batch gets one `result`, in order: a batch that
     fails does not end the call. After the client has half-closed, one `end` follows.
     """
 
@@ -66,7 +66,7 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         """Runs one pass for each of many batches, in order, with a bounded number under way.
 
         The first request message has `start`. Each batch is one message with `batch`, and messages with
-        chunks where its payloads do not fit. For each batch comes one `result`, in order: a batch that
+        chunks if its payloads do not fit. Each batch gets one `result`, in order: a batch that
         fails does not end the call. After the client has half-closed, one `end` follows.
         """
 

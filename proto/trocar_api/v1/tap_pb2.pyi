@@ -75,13 +75,14 @@ class Tap(_message.Message):
     QUANTILES_FIELD_NUMBER: _builtins.int
     HISTOGRAM_FIELD_NUMBER: _builtins.int
     IS_GRADIENT_FIELD_NUMBER: _builtins.int
+    INCLUDES_PADDING_FIELD_NUMBER: _builtins.int
     selector: _builtins.str
     """`[kind:]path[:Type][@call][#order][/port][[pick]]`, for example `layer4`, `layer*.0.relu@1`, `fc/in`,
     `#-1`, `fx:layer1.0.add`, `fn:softmax@0`.
     """
     alias: _builtins.str
     """A name for the feature map in the reply. The selector must then stand for one value.
-    When empty the name is the selector that stands for this value alone.
+    When empty the name is the selector of exactly this value.
     """
     values: _builtins.bool
     """Whether the values are wanted. True when unset."""
@@ -94,6 +95,10 @@ class Tap(_message.Message):
     is_gradient: _builtins.bool
     """Whether the gradient with respect to the selected value is meant instead of the value: `layer4` then
     stands for `layer4/grad_out`, `/in` for `/grad_in`, `fc/param(weight)` for `fc/param_grad(weight)`.
+    """
+    includes_padding: _builtins.bool
+    """Whether statistics, pools and Gram matrices count padding: the tokens that `attention_mask`, or of a
+    decoder `decoder_attention_mask`, sets to 0.
     """
     @_builtins.property
     def statistics(self) -> _containers.RepeatedScalarFieldContainer[_statistics_pb2.Statistic.ValueType]:
@@ -134,10 +139,11 @@ class Tap(_message.Message):
         quantiles: _abc.Iterable[_builtins.float] | None = ...,
         histogram: _statistics_pb2.Histogram | None = ...,
         is_gradient: _builtins.bool = ...,
+        includes_padding: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "cast", b"cast", "channel_dim", b"channel_dim", "histogram", b"histogram", "parts", b"parts", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "alias", b"alias", "cast", b"cast", "channel_dim", b"channel_dim", "histogram", b"histogram", "is_gradient", b"is_gradient", "parts", b"parts", "quantiles", b"quantiles", "reductions", b"reductions", "scope", b"scope", "selector", b"selector", "statistics", b"statistics", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim", "_values", b"_values", "alias", b"alias", "cast", b"cast", "channel_dim", b"channel_dim", "histogram", b"histogram", "includes_padding", b"includes_padding", "is_gradient", b"is_gradient", "parts", b"parts", "quantiles", b"quantiles", "reductions", b"reductions", "scope", b"scope", "selector", b"selector", "statistics", b"statistics", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel_dim: _TypeAlias = _typing.Literal["channel_dim"]  # noqa: Y015
     _WhichOneofArgType__channel_dim: _TypeAlias = _typing.Literal["_channel_dim", b"_channel_dim"]  # noqa: Y015
@@ -176,8 +182,9 @@ class SelectorParts(_message.Message):
     is_every_call: _builtins.bool
     """Every call; instead of `call`."""
     port: _builtins.str
-    """`out` (when empty), `in`, `in(name)`, `param(name)`, `scores`, or a gradient: `grad_out`, `grad_in`,
-    `grad_in(name)`, `param_grad(name)`. In `param(*)` and `param_grad(*)` all of the module's own.
+    """`out` (when empty), `in`, `in(name)`, `param(name)`, `pattern` and `logits` of a module's attention,
+    `scores` of an attention function, or a gradient: `grad_out`, `grad_in`, `grad_in(name)`,
+    `param_grad(name)`. In `param(*)` and `param_grad(*)` all of the module's own.
     """
     @_builtins.property
     def picks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pick]:

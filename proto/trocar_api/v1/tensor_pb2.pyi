@@ -127,8 +127,8 @@ class TensorChunk(_message.Message):
     payload_index: _builtins.int
     """Which payload, from 0 in the order of the first message."""
     offset_bytes: _builtins.int
-    """Where `data` starts in the payload, in bytes. The chunks of a payload come in order and
-    without gaps; payloads come one after another.
+    """Where `data` starts in the payload, in bytes. The chunks of a payload are sent in order and
+    without gaps, one payload after another.
     """
     data: _builtins.bytes
     """The bytes themselves."""

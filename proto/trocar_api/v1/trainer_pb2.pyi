@@ -33,7 +33,7 @@ class _TrainKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TrainKind.V
     TRAIN_KIND_STEP: _TrainKind.ValueType  # 1
     """Forwards, backwards, and an update when enough batches were accumulated."""
     TRAIN_KIND_FORWARD_BACKWARD: _TrainKind.ValueType  # 2
-    """Forwards and backwards; gradients are added to those that are there."""
+    """Forward and backward pass; gradients are added to the accumulated ones."""
     TRAIN_KIND_EVALUATE: _TrainKind.ValueType  # 3
     """The loss in eval mode; nothing changes."""
 
@@ -45,7 +45,7 @@ TRAIN_KIND_UNSPECIFIED: TrainKind.ValueType  # 0
 TRAIN_KIND_STEP: TrainKind.ValueType  # 1
 """Forwards, backwards, and an update when enough batches were accumulated."""
 TRAIN_KIND_FORWARD_BACKWARD: TrainKind.ValueType  # 2
-"""Forwards and backwards; gradients are added to those that are there."""
+"""Forward and backward pass; gradients are added to the accumulated ones."""
 TRAIN_KIND_EVALUATE: TrainKind.ValueType  # 3
 """The loss in eval mode; nothing changes."""
 Global___TrainKind: _TypeAlias = TrainKind  # noqa: Y015
@@ -62,6 +62,8 @@ class _ExportContentEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExportC
     """The state dict of the model."""
     EXPORT_CONTENT_GRADIENTS: _ExportContent.ValueType  # 2
     """The gradients that wait for an update, by parameter."""
+    EXPORT_CONTENT_ADAPTER: _ExportContent.ValueType  # 3
+    """The adapter and a new head, under PEFT's names."""
 
 class ExportContent(_ExportContent, metaclass=_ExportContentEnumTypeWrapper):
     """What is exported."""
@@ -72,6 +74,8 @@ EXPORT_CONTENT_WEIGHTS: ExportContent.ValueType  # 1
 """The state dict of the model."""
 EXPORT_CONTENT_GRADIENTS: ExportContent.ValueType  # 2
 """The gradients that wait for an update, by parameter."""
+EXPORT_CONTENT_ADAPTER: ExportContent.ValueType  # 3
+"""The adapter and a new head, under PEFT's names."""
 Global___ExportContent: _TypeAlias = ExportContent  # noqa: Y015
 
 @_typing.final
@@ -101,6 +105,7 @@ class TrainerSpec(_message.Message):
     ON_NONFINITE_FIELD_NUMBER: _builtins.int
     SAVED_TENSORS_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The id of a loaded model. Required."""
     clip_norm: _builtins.float
@@ -110,7 +115,7 @@ class TrainerSpec(_message.Message):
     precision: _builtins.str
     """`float32` or `bf16` (autocast); float32 when unset."""
     ema_decay: _builtins.float
-    """Keeps a moving average of what is trained: decay * average + (1 - decay) * weight."""
+    """Keeps a moving average of the trained parameters: decay * average + (1 - decay) * weight."""
     seed: _builtins.int
     """Of the head and of the steps' random numbers; 0 when unset."""
     deterministic: _builtins.bool
@@ -159,6 +164,10 @@ class TrainerSpec(_message.Message):
     def saved_tensors(self) -> Global___SavedTensorsSpec:
         """Where saved tensors lie."""
 
+    @_builtins.property
+    def adapter(self) -> Global___LoraSpec:
+        """A LoRA adapter, which is trained in place of the model's parameters; none when unset."""
+
     def __init__(
         self,
         *,
@@ -181,10 +190,11 @@ class TrainerSpec(_message.Message):
         on_nonfinite: _builtins.str | None = ...,
         saved_tensors: Global___SavedTensorsSpec | None = ...,
         ttl_s: _builtins.float | None = ...,
+        adapter: Global___LoraSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "ema_decay", b"ema_decay", "head", b"head", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "adapter", b"adapter", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "ema_decay", b"ema_decay", "head", b"head", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "ttl_s", b"ttl_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "activation_checkpointing", b"activation_checkpointing", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "ema_decay", b"ema_decay", "gradient_rules", b"gradient_rules", "head", b"head", "losses", b"losses", "model_id", b"model_id", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "regularizers", b"regularizers", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "train_mode", b"train_mode", "trainable", b"trainable", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation", "_clip_norm", b"_clip_norm", "_deterministic", b"_deterministic", "_ema_decay", b"_ema_decay", "_on_nonfinite", b"_on_nonfinite", "_precision", b"_precision", "_seed", b"_seed", "_ttl_s", b"_ttl_s", "accumulation", b"accumulation", "activation_checkpointing", b"activation_checkpointing", "adapter", b"adapter", "clip_norm", b"clip_norm", "deterministic", b"deterministic", "ema_decay", b"ema_decay", "gradient_rules", b"gradient_rules", "head", b"head", "losses", b"losses", "model_id", b"model_id", "on_nonfinite", b"on_nonfinite", "optimizer", b"optimizer", "precision", b"precision", "regularizers", b"regularizers", "saved_tensors", b"saved_tensors", "schedule", b"schedule", "seed", b"seed", "train_mode", b"train_mode", "trainable", b"trainable", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accumulation: _TypeAlias = _typing.Literal["accumulation"]  # noqa: Y015
     _WhichOneofArgType__accumulation: _TypeAlias = _typing.Literal["_accumulation", b"_accumulation"]  # noqa: Y015
@@ -222,6 +232,91 @@ class TrainerSpec(_message.Message):
 Global___TrainerSpec: _TypeAlias = TrainerSpec  # noqa: Y015
 
 @_typing.final
+class LoraSpec(_message.Message):
+    """A LoRA adapter: PEFT's layers, made after `torch.manual_seed(seed)`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    DROPOUT_FIELD_NUMBER: _builtins.int
+    USE_RSLORA_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    alpha: _builtins.float
+    """The update is multiplied by alpha / rank; 8 when unset."""
+    dropout: _builtins.float
+    """Probability of dropout before the adapter, from 0 to below 1; 0 when unset."""
+    use_rslora: _builtins.bool
+    """Whether the update is multiplied by alpha / sqrt(rank) instead."""
+    name: _builtins.str
+    """What `ExtractRequest.adapter` calls it; `[A-Za-z0-9._-]{1,64}`, once for each caller and model. None when empty."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraRankSpec]:
+        """Ranks by pattern; a module has that of the first pattern that matches it. At least one."""
+
+    def __init__(
+        self,
+        *,
+        ranks: _abc.Iterable[Global___LoraRankSpec] | None = ...,
+        alpha: _builtins.float | None = ...,
+        dropout: _builtins.float | None = ...,
+        use_rslora: _builtins.bool | None = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_dropout", b"_dropout", "_use_rslora", b"_use_rslora", "alpha", b"alpha", "dropout", b"dropout", "use_rslora", b"use_rslora"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_dropout", b"_dropout", "_use_rslora", b"_use_rslora", "alpha", b"alpha", "dropout", b"dropout", "name", b"name", "ranks", b"ranks", "use_rslora", b"use_rslora"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
+    _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
+    _WhichOneofReturnType__dropout: _TypeAlias = _typing.Literal["dropout"]  # noqa: Y015
+    _WhichOneofArgType__dropout: _TypeAlias = _typing.Literal["_dropout", b"_dropout"]  # noqa: Y015
+    _WhichOneofReturnType__use_rslora: _TypeAlias = _typing.Literal["use_rslora"]  # noqa: Y015
+    _WhichOneofArgType__use_rslora: _TypeAlias = _typing.Literal["_use_rslora", b"_use_rslora"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alpha) -> _WhichOneofReturnType__alpha | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dropout) -> _WhichOneofReturnType__dropout | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_rslora) -> _WhichOneofReturnType__use_rslora | None: ...
+
+Global___LoraSpec: _TypeAlias = LoraSpec  # noqa: Y015
+
+@_typing.final
+class LoraRankSpec(_message.Message):
+    """Rank of an adapter in some modules."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    selector: _builtins.str
+    """Pattern of module paths: `*` is any text, dots included; without one it is the path or its last components,
+    after `^` the whole path.
+    """
+    rank: _builtins.int
+    """From 1 to 8192."""
+    alpha: _builtins.float
+    """Scale of these modules, in place of the adapter's."""
+    def __init__(
+        self,
+        *,
+        selector: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        alpha: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "alpha", b"alpha"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "alpha", b"alpha", "rank", b"rank", "selector", b"selector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
+    _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alpha) -> _WhichOneofReturnType__alpha | None: ...
+
+Global___LoraRankSpec: _TypeAlias = LoraRankSpec  # noqa: Y015
+
+@_typing.final
 class HeadSpec(_message.Message):
     """A new classifier."""
 
@@ -233,6 +328,7 @@ class HeadSpec(_message.Message):
     DROPOUT_FIELD_NUMBER: _builtins.int
     INIT_FIELD_NUMBER: _builtins.int
     BIAS_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """The module that it takes the place of; found by itself when unset."""
     classes: _builtins.int
@@ -243,6 +339,10 @@ class HeadSpec(_message.Message):
     """`default` (torch's own), `zeros`, `normal`, `xavier` or `kaiming`."""
     bias: _builtins.bool
     """Whether its layers have biases; true when unset."""
+    of: _builtins.str
+    """Behind a model of texts, in place of replacing a module: `sentence`, logits (batch, classes) of the vector of
+    each text, or `tokens`, logits (batch, tokens, classes) of the last hidden states.
+    """
     @_builtins.property
     def hidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Widths of hidden layers."""
@@ -256,10 +356,11 @@ class HeadSpec(_message.Message):
         dropout: _builtins.float | None = ...,
         init: _builtins.str | None = ...,
         bias: _builtins.bool | None = ...,
+        of: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bias", b"_bias", "_dropout", b"_dropout", "_init", b"_init", "_path", b"_path", "bias", b"bias", "dropout", b"dropout", "init", b"init", "path", b"path"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bias", b"_bias", "_dropout", b"_dropout", "_init", b"_init", "_of", b"_of", "_path", b"_path", "bias", b"bias", "dropout", b"dropout", "init", b"init", "of", b"of", "path", b"path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bias", b"_bias", "_dropout", b"_dropout", "_init", b"_init", "_path", b"_path", "bias", b"bias", "classes", b"classes", "dropout", b"dropout", "hidden", b"hidden", "init", b"init", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bias", b"_bias", "_dropout", b"_dropout", "_init", b"_init", "_of", b"_of", "_path", b"_path", "bias", b"bias", "classes", b"classes", "dropout", b"dropout", "hidden", b"hidden", "init", b"init", "of", b"of", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bias: _TypeAlias = _typing.Literal["bias"]  # noqa: Y015
     _WhichOneofArgType__bias: _TypeAlias = _typing.Literal["_bias", b"_bias"]  # noqa: Y015
@@ -267,6 +368,8 @@ class HeadSpec(_message.Message):
     _WhichOneofArgType__dropout: _TypeAlias = _typing.Literal["_dropout", b"_dropout"]  # noqa: Y015
     _WhichOneofReturnType__init: _TypeAlias = _typing.Literal["init"]  # noqa: Y015
     _WhichOneofArgType__init: _TypeAlias = _typing.Literal["_init", b"_init"]  # noqa: Y015
+    _WhichOneofReturnType__of: _TypeAlias = _typing.Literal["of"]  # noqa: Y015
+    _WhichOneofArgType__of: _TypeAlias = _typing.Literal["_of", b"_of"]  # noqa: Y015
     _WhichOneofReturnType__path: _TypeAlias = _typing.Literal["path"]  # noqa: Y015
     _WhichOneofArgType__path: _TypeAlias = _typing.Literal["_path", b"_path"]  # noqa: Y015
     @_typing.overload
@@ -275,6 +378,8 @@ class HeadSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dropout) -> _WhichOneofReturnType__dropout | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__init) -> _WhichOneofReturnType__init | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__of) -> _WhichOneofReturnType__of | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__path) -> _WhichOneofReturnType__path | None: ...
 
@@ -321,7 +426,10 @@ class LossSpec(_message.Message):
     TEACHER_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """`cross_entropy`, `bce_with_logits`, `mse`, `l1`, `huber`, `kl_div`, or without a target `l1_norm` and `l2_norm`."""
+    """`cross_entropy`, `bce_with_logits`, `mse`, `l1`, `huber`, `kl_div`, or without a target `l1_norm` and `l2_norm`.
+    Of (batch, tokens, classes): `causal_lm` (targets are token ids, shifted here) and `token_cross_entropy`; without
+    a target `contrastive` (vectors whose halves are pairs) and `contrastive_logits` (scores (n, n)).
+    """
     weight: _builtins.float
     """Factor; 1 when unset."""
     selector: _builtins.str
@@ -543,13 +651,27 @@ class GradientRuleSpec(_message.Message):
     SELECTOR_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    SELECTORS_FIELD_NUMBER: _builtins.int
+    WHEN_FIELD_NUMBER: _builtins.int
     selector: _builtins.str
     """Parameters, or the gradient at a value of the pass, for example `layer4/grad_out`."""
     name: _builtins.str
-    """`clamp`, `scale`, `zero`, `noise`, `nan_to_num` or `norm_limit`."""
+    """`clamp`, `scale`, `zero`, `noise`, `nan_to_num` or `norm_limit`; over the set of all parameters selected
+    `clip_norm_of_all` or `zero_if`.
+    """
+    when: _builtins.str
+    """`batch`, on the gradients of each backward pass, or `accumulated`, on the sum after each; `batch` when
+    unset.
+    """
     @_builtins.property
     def options(self) -> _struct_pb2.Struct:
-        """`low`, `high`; `factor`; `std`; `nan`, `posinf`, `neginf`; `limit`."""
+        """`low`, `high`; `factor`; `std`; `nan`, `posinf`, `neginf`; `limit`. Of `zero_if` at least one of `above`,
+        `below` (norms, at least 0) and `nonfinite` (true), and `mode`, `all` (of the set together) or `any`.
+        """
+
+    @_builtins.property
+    def selectors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """More parameters of the set, or of the rule."""
 
     def __init__(
         self,
@@ -557,18 +679,22 @@ class GradientRuleSpec(_message.Message):
         selector: _builtins.str = ...,
         name: _builtins.str = ...,
         options: _struct_pb2.Struct | None = ...,
+        selectors: _abc.Iterable[_builtins.str] | None = ...,
+        when: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_when", b"_when", "options", b"options", "when", b"when"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "options", b"options", "selector", b"selector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_when", b"_when", "name", b"name", "options", b"options", "selector", b"selector", "selectors", b"selectors", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__when: _TypeAlias = _typing.Literal["when"]  # noqa: Y015
+    _WhichOneofArgType__when: _TypeAlias = _typing.Literal["_when", b"_when"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__when) -> _WhichOneofReturnType__when | None: ...
 
 Global___GradientRuleSpec: _TypeAlias = GradientRuleSpec  # noqa: Y015
 
 @_typing.final
 class SavedTensorsSpec(_message.Message):
-    """Where what autograd saves for the backward pass lies."""
+    """Where tensors that autograd saves for the backward pass are stored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -587,7 +713,7 @@ class SavedTensorsSpec(_message.Message):
     """`bf16` or `int8` on disk; exact when unset."""
     @_builtins.property
     def modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only what these modules save."""
+        """Only tensors saved by these modules."""
 
     def __init__(
         self,
@@ -643,6 +769,10 @@ class Trainer(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     LEARNING_RATES_FIELD_NUMBER: _builtins.int
     CHECKPOINT_NUMBER_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    PROBLEM_REASON_FIELD_NUMBER: _builtins.int
+    SKIPPED_CHECKPOINT_NUMBERS_FIELD_NUMBER: _builtins.int
+    NOTICES_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
     """32 hexadecimal digits."""
     created_at_s: _builtins.float
@@ -660,13 +790,17 @@ class Trainer(_message.Message):
     frozen_element_count: _builtins.int
     """Elements of the others, which it shares with the model."""
     byte_count: _builtins.int
-    """Bytes of its own: what is trained, buffers, averages, the optimizer's state."""
+    """Bytes of its own: trained parameters, buffers, averages, the optimizer's state."""
     head_path: _builtins.str
     """The path of the head that was replaced; empty for none."""
     state: _builtins.str
-    """`ready`, `fitting`, `paused` or `broken`."""
+    """`ready`, `fitting`, `paused`, `broken`, or `unreadable` for one on disk that cannot be brought back."""
     checkpoint_number: _builtins.int
     """The number of the newest checkpoint; unset without any."""
+    problem: _builtins.str
+    """Why it is `unreadable`: what is wrong and what to do; empty otherwise. Calls that need it fail with the same."""
+    problem_reason: _builtins.str
+    """The reason of that: `STORAGE_UNAVAILABLE`, `CHECKPOINT_CORRUPT`, `UNKNOWN_MODEL`, ...; empty otherwise."""
     @_builtins.property
     def spec(self) -> Global___TrainerSpec:
         """As it was made."""
@@ -682,6 +816,16 @@ class Trainer(_message.Message):
     @_builtins.property
     def learning_rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The present learning rate of each group."""
+
+    @_builtins.property
+    def skipped_checkpoint_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of newer checkpoints that could not be read when the server was started: the trainer is as of
+        `checkpoint_number`. Empty again after the next one that is saved.
+        """
+
+    @_builtins.property
+    def notices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A sentence for each of those, and for a save that was never finished: what is wrong with it."""
 
     def __init__(
         self,
@@ -702,10 +846,14 @@ class Trainer(_message.Message):
         state: _builtins.str = ...,
         learning_rates: _abc.Iterable[_builtins.float] | None = ...,
         checkpoint_number: _builtins.int | None = ...,
+        problem: _builtins.str = ...,
+        problem_reason: _builtins.str = ...,
+        skipped_checkpoint_numbers: _abc.Iterable[_builtins.int] | None = ...,
+        notices: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_number", b"_checkpoint_number", "checkpoint_number", b"checkpoint_number", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_number", b"_checkpoint_number", "accumulated_count", b"accumulated_count", "byte_count", b"byte_count", "checkpoint_number", b"checkpoint_number", "created_at_s", b"created_at_s", "expires_at_s", b"expires_at_s", "frozen_element_count", b"frozen_element_count", "head_path", b"head_path", "learning_rates", b"learning_rates", "next_number", b"next_number", "spec", b"spec", "state", b"state", "train_mode", b"train_mode", "trainable", b"trainable", "trainable_element_count", b"trainable_element_count", "trainer_id", b"trainer_id", "update_count", b"update_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checkpoint_number", b"_checkpoint_number", "accumulated_count", b"accumulated_count", "byte_count", b"byte_count", "checkpoint_number", b"checkpoint_number", "created_at_s", b"created_at_s", "expires_at_s", b"expires_at_s", "frozen_element_count", b"frozen_element_count", "head_path", b"head_path", "learning_rates", b"learning_rates", "next_number", b"next_number", "notices", b"notices", "problem", b"problem", "problem_reason", b"problem_reason", "skipped_checkpoint_numbers", b"skipped_checkpoint_numbers", "spec", b"spec", "state", b"state", "train_mode", b"train_mode", "trainable", b"trainable", "trainable_element_count", b"trainable_element_count", "trainer_id", b"trainer_id", "update_count", b"update_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checkpoint_number: _TypeAlias = _typing.Literal["checkpoint_number"]  # noqa: Y015
     _WhichOneofArgType__checkpoint_number: _TypeAlias = _typing.Literal["_checkpoint_number", b"_checkpoint_number"]  # noqa: Y015
@@ -908,7 +1056,7 @@ class TrainRequest(_message.Message):
     kind: Global___TrainKind.ValueType
     """What to do."""
     number: _builtins.int
-    """The call's number, from 0: each that changes the trainer is applied once, in order. One that comes early waits; one that was
+    """The call's number, from 0: each that changes the trainer is applied once, in order. One that arrives early waits; one that was
     applied before returns the same reply again. Unset: the next one. Not for evaluation.
     """
     @_builtins.property
@@ -955,7 +1103,7 @@ class Target(_message.Message):
     """As `LossSpec.target` calls it; empty for the only one."""
     @_builtins.property
     def tensor(self) -> _tensor_pb2.TensorSpec:
-        """Its form."""
+        """Its shape and dtype."""
 
     def __init__(
         self,
@@ -1050,9 +1198,9 @@ class StepResult(_message.Message):
     gradient_norm: _builtins.float
     """The norm of all gradients together before `clip_norm`; set with an update where it was computed."""
     saved_byte_count: _builtins.int
-    """Bytes that autograd saved by way of the spool, and bytes written to disk."""
+    """Bytes that autograd saved through the spool."""
     written_byte_count: _builtins.int
-    """See there."""
+    """Bytes written to disk."""
     correct_count: _builtins.int
     """Of an evaluation: correct predictions, where the loss is cross-entropy with class indices."""
     @_builtins.property
@@ -1223,6 +1371,7 @@ class Checkpoint(_message.Message):
     BYTE_COUNT_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Counts up by one from 1."""
     created_at_s: _builtins.float
@@ -1237,6 +1386,8 @@ class Checkpoint(_message.Message):
     """Of its tensors."""
     note: _builtins.str
     """As given."""
+    problem: _builtins.str
+    """Why it cannot be restored; empty otherwise. All but the number is unknown then."""
     def __init__(
         self,
         *,
@@ -1247,10 +1398,11 @@ class Checkpoint(_message.Message):
         byte_count: _builtins.int = ...,
         sha256: _builtins.str = ...,
         note: _builtins.str = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "created_at_s", b"created_at_s", "next_number", b"next_number", "note", b"note", "number", b"number", "sha256", b"sha256", "update_count", b"update_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "created_at_s", b"created_at_s", "next_number", b"next_number", "note", b"note", "number", b"number", "problem", b"problem", "sha256", b"sha256", "update_count", b"update_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1397,26 +1549,80 @@ class ExportTrainerResponse(_message.Message):
     BYTE_COUNT_FIELD_NUMBER: _builtins.int
     UPDATE_COUNT_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    ADAPTER_CONFIG_FIELD_NUMBER: _builtins.int
     byte_count: _builtins.int
-    """Bytes of the whole file; in the first message."""
+    """Size of the file in bytes; in the first message."""
     update_count: _builtins.int
-    """Updates of the weights that it holds; in the first message."""
+    """Update count of its weights; in the first message."""
     data: _builtins.bytes
     """The next stretch."""
+    adapter_config: _builtins.str
+    """Of an adapter: PEFT's configuration, the text of `adapter_config.json`; in the first message."""
     def __init__(
         self,
         *,
         byte_count: _builtins.int = ...,
         update_count: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        adapter_config: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "data", b"data", "update_count", b"update_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_config", b"adapter_config", "byte_count", b"byte_count", "data", b"data", "update_count", b"update_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportTrainerResponse: _TypeAlias = ExportTrainerResponse  # noqa: Y015
+
+@_typing.final
+class LoadAdapterRequest(_message.Message):
+    """The requests for `TrainerService.LoadAdapter`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_ID_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    trainer_id: _builtins.str
+    """Which trainer; in the first message."""
+    data: _builtins.bytes
+    """The next stretch of PEFT's `adapter_model.safetensors`."""
+    def __init__(
+        self,
+        *,
+        trainer_id: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "trainer_id", b"trainer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class LoadAdapterResponse(_message.Message):
+    """The reply of `TrainerService.LoadAdapter`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint:
+        """What is on disk with it."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: Global___Checkpoint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
 
 @_typing.final
 class PublishTrainerRequest(_message.Message):
@@ -1433,7 +1639,9 @@ class PublishTrainerRequest(_message.Message):
     """The new model's id: `[a-z0-9][a-z0-9._-]{0,62}`, not in the catalogue."""
     @_builtins.property
     def categories(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Class names by index; `class 0` and so on when empty and the head was replaced."""
+        """Class names by index. When empty and the head was replaced: those of the data set of the newest fit if there is one
+        name for each class, else `class 0` and so on.
+        """
 
     def __init__(
         self,

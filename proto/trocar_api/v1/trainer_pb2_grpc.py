@@ -86,6 +86,11 @@ class TrainerServiceStub:
                 request_serializer=trocar__api_dot_v1_dot_trainer__pb2.ExportTrainerRequest.SerializeToString,
                 response_deserializer=trocar__api_dot_v1_dot_trainer__pb2.ExportTrainerResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.stream_unary(
+                '/trocar_api.v1.TrainerService/LoadAdapter',
+                request_serializer=trocar__api_dot_v1_dot_trainer__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=trocar__api_dot_v1_dot_trainer__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
         self.PublishTrainer = channel.unary_unary(
                 '/trocar_api.v1.TrainerService/PublishTrainer',
                 request_serializer=trocar__api_dot_v1_dot_trainer__pb2.PublishTrainerRequest.SerializeToString,
@@ -118,7 +123,7 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTrainers(self, request, context):
-        """Lists the caller's own, oldest first.
+        """Lists the caller's own, oldest first; those that cannot be read from disk with the reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,7 +137,7 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Train(self, request_iterator, context):
-        """Runs one batch, forwards and backwards, or evaluates it. The first request message holds everything but, where they are
+        """Runs a forward and a backward pass on a batch, or evaluates it. The first request message has everything except, if they are
         large, the bytes; further messages hold chunks only. One reply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -140,7 +145,7 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StepOptimizer(self, request, context):
-        """Updates the weights with the gradients that are there.
+        """Updates the weights with the accumulated gradients.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,6 +174,14 @@ class TrainerServiceServicer:
 
     def ExportTrainer(self, request, context):
         """Streams the weights as one safetensors file.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadAdapter(self, request_iterator, context):
+        """Replaces the weights of a trainer's adapter, and of its new head, by those of a file of PEFT, and writes a
+        checkpoint. Names and shapes must be the trainer's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,6 +253,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.ExportTrainer,
                     request_deserializer=trocar__api_dot_v1_dot_trainer__pb2.ExportTrainerRequest.FromString,
                     response_serializer=trocar__api_dot_v1_dot_trainer__pb2.ExportTrainerResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.stream_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=trocar__api_dot_v1_dot_trainer__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=trocar__api_dot_v1_dot_trainer__pb2.LoadAdapterResponse.SerializeToString,
             ),
             'PublishTrainer': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishTrainer,
@@ -524,6 +542,33 @@ class TrainerService:
             '/trocar_api.v1.TrainerService/ExportTrainer',
             trocar__api_dot_v1_dot_trainer__pb2.ExportTrainerRequest.SerializeToString,
             trocar__api_dot_v1_dot_trainer__pb2.ExportTrainerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/trocar_api.v1.TrainerService/LoadAdapter',
+            trocar__api_dot_v1_dot_trainer__pb2.LoadAdapterRequest.SerializeToString,
+            trocar__api_dot_v1_dot_trainer__pb2.LoadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,15 +40,15 @@ class TrainerServiceStub:
     GetTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.GetTrainerRequest, _trainer_pb2.GetTrainerResponse]
     """Returns one of the caller's trainers, and renews its time to live."""
     ListTrainers: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ListTrainersRequest, _trainer_pb2.ListTrainersResponse]
-    """Lists the caller's own, oldest first."""
+    """Lists the caller's own, oldest first; those that cannot be read from disk with the reason."""
     CloseTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.CloseTrainerRequest, _trainer_pb2.CloseTrainerResponse]
     """Closes a trainer and deletes its checkpoints."""
     Train: _grpc.StreamStreamMultiCallable[_trainer_pb2.TrainRequest, _trainer_pb2.TrainResponse]
-    """Runs one batch, forwards and backwards, or evaluates it. The first request message holds everything but, where they are
+    """Runs a forward and a backward pass on a batch, or evaluates it. The first request message has everything except, if they are
     large, the bytes; further messages hold chunks only. One reply.
     """
     StepOptimizer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.StepOptimizerRequest, _trainer_pb2.StepOptimizerResponse]
-    """Updates the weights with the gradients that are there."""
+    """Updates the weights with the accumulated gradients."""
     SaveTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.SaveTrainerRequest, _trainer_pb2.SaveTrainerResponse]
     """Writes a checkpoint; when this returns it survives a crash."""
     RestoreTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.RestoreTrainerRequest, _trainer_pb2.RestoreTrainerResponse]
@@ -57,6 +57,10 @@ class TrainerServiceStub:
     """Lists a trainer's checkpoints, oldest first."""
     ExportTrainer: _grpc.UnaryStreamMultiCallable[_trainer_pb2.ExportTrainerRequest, _trainer_pb2.ExportTrainerResponse]
     """Streams the weights as one safetensors file."""
+    LoadAdapter: _grpc.StreamUnaryMultiCallable[_trainer_pb2.LoadAdapterRequest, _trainer_pb2.LoadAdapterResponse]
+    """Replaces the weights of a trainer's adapter, and of its new head, by those of a file of PEFT, and writes a
+    checkpoint. Names and shapes must be the trainer's.
+    """
     PublishTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.PublishTrainerRequest, _trainer_pb2.PublishTrainerResponse]
     """Makes a copy of the weights a hosted model, at once and after restarts."""
     UnpublishModel: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.UnpublishModelRequest, _trainer_pb2.UnpublishModelResponse]
@@ -74,15 +78,15 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     GetTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.GetTrainerRequest, _trainer_pb2.GetTrainerResponse]  # type: ignore[assignment]
     """Returns one of the caller's trainers, and renews its time to live."""
     ListTrainers: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ListTrainersRequest, _trainer_pb2.ListTrainersResponse]  # type: ignore[assignment]
-    """Lists the caller's own, oldest first."""
+    """Lists the caller's own, oldest first; those that cannot be read from disk with the reason."""
     CloseTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.CloseTrainerRequest, _trainer_pb2.CloseTrainerResponse]  # type: ignore[assignment]
     """Closes a trainer and deletes its checkpoints."""
     Train: _aio.StreamStreamMultiCallable[_trainer_pb2.TrainRequest, _trainer_pb2.TrainResponse]  # type: ignore[assignment]
-    """Runs one batch, forwards and backwards, or evaluates it. The first request message holds everything but, where they are
+    """Runs a forward and a backward pass on a batch, or evaluates it. The first request message has everything except, if they are
     large, the bytes; further messages hold chunks only. One reply.
     """
     StepOptimizer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.StepOptimizerRequest, _trainer_pb2.StepOptimizerResponse]  # type: ignore[assignment]
-    """Updates the weights with the gradients that are there."""
+    """Updates the weights with the accumulated gradients."""
     SaveTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.SaveTrainerRequest, _trainer_pb2.SaveTrainerResponse]  # type: ignore[assignment]
     """Writes a checkpoint; when this returns it survives a crash."""
     RestoreTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.RestoreTrainerRequest, _trainer_pb2.RestoreTrainerResponse]  # type: ignore[assignment]
@@ -91,6 +95,10 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     """Lists a trainer's checkpoints, oldest first."""
     ExportTrainer: _aio.UnaryStreamMultiCallable[_trainer_pb2.ExportTrainerRequest, _trainer_pb2.ExportTrainerResponse]  # type: ignore[assignment]
     """Streams the weights as one safetensors file."""
+    LoadAdapter: _aio.StreamUnaryMultiCallable[_trainer_pb2.LoadAdapterRequest, _trainer_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Replaces the weights of a trainer's adapter, and of its new head, by those of a file of PEFT, and writes a
+    checkpoint. Names and shapes must be the trainer's.
+    """
     PublishTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.PublishTrainerRequest, _trainer_pb2.PublishTrainerResponse]  # type: ignore[assignment]
     """Makes a copy of the weights a hosted model, at once and after restarts."""
     UnpublishModel: _aio.UnaryUnaryMultiCallable[_trainer_pb2.UnpublishModelRequest, _trainer_pb2.UnpublishModelResponse]  # type: ignore[assignment]
@@ -123,7 +131,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.ListTrainersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.ListTrainersResponse, _abc.Awaitable[_trainer_pb2.ListTrainersResponse]]:
-        """Lists the caller's own, oldest first."""
+        """Lists the caller's own, oldest first; those that cannot be read from disk with the reason."""
 
     @_abc_1.abstractmethod
     def CloseTrainer(
@@ -139,7 +147,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_trainer_pb2.TrainRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_trainer_pb2.TrainResponse], _abc.AsyncIterator[_trainer_pb2.TrainResponse]]:
-        """Runs one batch, forwards and backwards, or evaluates it. The first request message holds everything but, where they are
+        """Runs a forward and a backward pass on a batch, or evaluates it. The first request message has everything except, if they are
         large, the bytes; further messages hold chunks only. One reply.
         """
 
@@ -149,7 +157,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.StepOptimizerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.StepOptimizerResponse, _abc.Awaitable[_trainer_pb2.StepOptimizerResponse]]:
-        """Updates the weights with the gradients that are there."""
+        """Updates the weights with the accumulated gradients."""
 
     @_abc_1.abstractmethod
     def SaveTrainer(
@@ -182,6 +190,16 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_trainer_pb2.ExportTrainerResponse], _abc.AsyncIterator[_trainer_pb2.ExportTrainerResponse]]:
         """Streams the weights as one safetensors file."""
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request_iterator: _MaybeAsyncIterator[_trainer_pb2.LoadAdapterRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.LoadAdapterResponse, _abc.Awaitable[_trainer_pb2.LoadAdapterResponse]]:
+        """Replaces the weights of a trainer's adapter, and of its new head, by those of a file of PEFT, and writes a
+        checkpoint. Names and shapes must be the trainer's.
+        """
 
     @_abc_1.abstractmethod
     def PublishTrainer(

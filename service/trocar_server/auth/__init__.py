@@ -1,4 +1,4 @@
-"""Who may do what: scopes, and the file of tokens and certificate names that have them."""
+"""Authorization data: scopes, and the file of tokens and certificate names that hold them."""
 
 from trocar_server.auth.grants import Grant, token_hash
 from trocar_server.auth.live_grants import Caller, LiveGrants

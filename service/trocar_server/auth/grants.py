@@ -1,4 +1,4 @@
-"""What one token, or one certificate name, may do, and how that is written down."""
+"""Grants: the scopes of a token or certificate name, and their file format."""
 
 import hashlib
 import json
@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trocar_server.auth.scopes import Scope
-from trocar_server.durable import DamagedError
+from trocar_server.storage.durable import DamagedError
 
 TOKEN_PREFIX = "trocar_"
-"""How every token begins, so that scanners for leaked secrets find it."""
+"""Prefix of every token, so that scanners for leaked secrets find it."""
 
 MAX_NAME_CHARACTERS = 128
 _TOKEN_BYTES = 32  # 256 bits
@@ -21,38 +21,41 @@ _RESERVED = "anonymous"
 
 
 def check_name(name: str) -> str:
-    """Return the name of a principal as it is.
+    """Validate the name of a principal and return it unchanged.
 
     Raises:
-        ValueError: It is empty, too long, not printable, or could be taken for a caller without a name.
+        ValueError: It is empty, too long, not printable, or could be mistaken for a caller without a name.
     """
     if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
-        raise ValueError(f"a name has 1 to {MAX_NAME_CHARACTERS} printable characters, no space at its ends")
+        raise ValueError(
+            f"a name has 1 to {MAX_NAME_CHARACTERS} printable characters and neither starts nor ends with "
+            "a space"
+        )
     if name == _RESERVED or _HASH.fullmatch(name):
-        raise ValueError(f"'{name}' is what callers without authentication are called; choose another name")
+        raise ValueError(f"'{name}' is reserved for callers without authentication; choose another name")
     return name
 
 
 class Grant(BaseModel):
-    """One entry of the file. A token itself is kept nowhere, only its hash."""
+    """One entry of the token file. Only the hash of a token is stored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     grant_id: str = Field(pattern=r"^[0-9a-f]{8}$")
-    """Tells several tokens of one name apart; no secret."""
+    """Distinguishes several tokens of one name; not secret."""
     name: Annotated[str, AfterValidator(check_name)]
     """The principal: what is stored belongs to this name, whichever token was used."""
     scopes: frozenset[Scope] = Field(min_length=1)
-    """As they were asked for; see `with_included`."""
+    """As requested; see `with_included`."""
     created_at_s: int = Field(ge=0)
     """Seconds since 1970."""
     expires_at_s: int | None = Field(ge=0)
     """Seconds since 1970; None for never."""
     token_sha256: str | None = Field(pattern=r"^[0-9a-f]{64}$")
-    """None where a client certificate of this name is meant, not a token."""
+    """None if the grant is for a client certificate of this name, not for a token."""
 
     def is_expired(self, now_s: float) -> bool:
-        """Tell whether it no longer counts."""
+        """Whether it has expired."""
         return self.expires_at_s is not None and now_s >= self.expires_at_s
 
 
@@ -90,7 +93,7 @@ def decode(content: bytes) -> tuple[Grant, ...]:
     """Read the content of the file.
 
     Raises:
-        DamagedError: It is none; the text names fields, never values.
+        DamagedError: The content is invalid; the text names fields, never values.
     """
     try:
         return _Content.model_validate_json(content).grants

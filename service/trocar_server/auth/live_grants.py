@@ -1,4 +1,4 @@
-"""The tokens as the running server sees them: read again when the file has changed.
+"""Grants of the running server: read again when the token file has changed.
 
 grants = LiveGrants(TokenFile(data_dir))
 grants.load()
@@ -18,29 +18,29 @@ from trocar_server.auth.token_file import TokenFile
 from trocar_server.errors import ServiceError
 
 CHECK_EVERY_S = 1.0
-"""How long a new or revoked token may go unnoticed."""
+"""The longest delay until a new or revoked token takes effect."""
 
 _log = structlog.get_logger("trocar")
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, and what it may do."""
+    """An authenticated caller, with its scopes."""
 
     name: str
     scopes: frozenset[Scope]
-    """With those that they include."""
+    """Including implied scopes."""
 
 
 class LiveGrants:
-    """What the file holds now, at most `CHECK_EVERY_S` old. No thread: whoever asks has a look.
+    """The token file's grants, at most `CHECK_EVERY_S` old. No thread: each lookup checks the file.
 
-    A file that cannot be trusted lets nobody in until it is put right.
+    With an untrusted file every call is denied until the file is repaired.
 
     Args:
         file: The file.
         now: Seconds since 1970, for expiry.
-        clock: Seconds that never go back, for when to look.
+        clock: Monotonic seconds, for the check interval.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LiveGrants:
         self._checked_at_s = float("-inf")
 
     def load(self) -> int:
-        """Read the file; return how many entries count.
+        """Read the file; return the number of valid entries.
 
         Raises:
             ServiceError: `STORAGE_UNAVAILABLE`, the file cannot be trusted or read.
@@ -70,10 +70,10 @@ class LiveGrants:
         return sum(not grant.is_expired(self._now()) for grant in self._grants)
 
     def of_token(self, token: str) -> Caller | None:
-        """Return whose token it is; None for one that is unknown, expired or revoked."""
+        """Caller of a token; None for one that is unknown, expired or revoked."""
         self._refresh()
         digest, found = token_hash(token), None
-        for grant in self._grants:  # all of them, each in constant time: how long it takes tells nothing
+        for grant in self._grants:  # all of them, each in constant time: the duration reveals nothing
             if grant.token_sha256 is not None and hmac.compare_digest(grant.token_sha256, digest):
                 found = grant
         if found is None or found.is_expired(self._now()):
@@ -81,7 +81,7 @@ class LiveGrants:
         return Caller(found.name, with_included(found.scopes))
 
     def of_certificate(self, name: str) -> Caller | None:
-        """Return what a certificate's name may do, all of its entries together; None for nothing."""
+        """Caller of a certificate name, with the scopes of all its entries; None without any."""
         self._refresh()
         now_s = self._now()
         own = [
@@ -108,10 +108,10 @@ class LiveGrants:
                 (),
                 None,
                 error.message,
-            )  # and look again a second later
+            )  # and check again a second later
 
     def _look(self) -> tuple[int, ...] | None:
-        """Return what tells one version of the file from the next; taken before it is read."""
+        """Fingerprint of the file's version; taken before it is read."""
         try:
             status = self._file.path.lstat()
         except OSError:

@@ -1,4 +1,4 @@
-"""What a caller may do, as a set of scopes."""
+"""Scopes: the permissions of a caller."""
 
 from collections.abc import Iterable
 from enum import StrEnum, unique
@@ -6,14 +6,14 @@ from enum import StrEnum, unique
 
 @unique
 class Scope(StrEnum):
-    """One kind of calls. `rpc.method_scopes` says which each method needs."""
+    """Permission for one kind of call. `rpc.call.method_scopes` lists the scope of each method."""
 
     READ = "read"
     """List, describe and plan; nothing is computed or changed."""
     RUN = "run"
     """Run hosted models: extraction, gradients, streams, and edits stored for them. Includes `read`."""
     TRAIN = "train"
-    """Trainers, fits and data sets of one's own. Includes `read`."""
+    """The caller's own trainers, fits and data sets. Includes `read`."""
     ADMIN = "admin"
     """Load, unload and publish models. Includes all others."""
 
@@ -27,5 +27,5 @@ _INCLUDED = {
 
 
 def with_included(scopes: Iterable[Scope]) -> frozenset[Scope]:
-    """Return the scopes with those that they include."""
+    """The scopes, with the scopes that they imply."""
     return frozenset().union(*(_INCLUDED[scope] for scope in scopes))

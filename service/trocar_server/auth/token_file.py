@@ -1,4 +1,4 @@
-"""The file of tokens: made, listed and revoked by the operator, also while the server runs.
+"""Token file: tokens are created, listed and revoked by the operator, also while the server runs.
 
 file = TokenFile(data_dir)
 grant, token = file.add("alice", {Scope.RUN}, expires_at_s=None, now_s=time.time())
@@ -24,19 +24,12 @@ from trocar_server.auth.grants import (
     token_hash,
 )
 from trocar_server.auth.scopes import Scope
-from trocar_server.durable import (
-    PARTIAL,
-    DamagedError,
-    disk_errors,
-    make_folder,
-    read_whole,
-    remove_quietly,
-    write_durably,
-)
 from trocar_server.errors import ServiceError
+from trocar_server.storage.disk_errors import disk_errors
+from trocar_server.storage.durable import DamagedError, make_folder, read_whole, remove_partial, write_durably
 
 MAX_GRANTS = 1000
-"""A call compares its token with all of them, twice: 0.16 ms where there are as many, 5 us for ten."""
+"""Entries at most. A call compares its token with all, twice: 0.16 ms for this many, 5 us for ten."""
 
 _MAX_BYTES = 4 << 20
 _OTHERS = 0o077
@@ -46,7 +39,7 @@ class TokenFile:
     """`tokens.json` of a data directory, with mode 0600.
 
     Args:
-        folder: The data directory; made when the first token is.
+        folder: The data directory; created with the first token.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,7 +47,7 @@ class TokenFile:
         self._lock = folder / "tokens.lock"
 
     def read(self) -> tuple[Grant, ...]:
-        """Return what is in it, expired entries too; nothing where there is no file.
+        """All entries, including expired ones; empty without a file.
 
         Raises:
             ServiceError: `STORAGE_UNAVAILABLE`, it is damaged, others may read it, or the disk failed.
@@ -65,8 +58,8 @@ class TokenFile:
         except DamagedError as error:
             raise ServiceError(
                 ErrorReason.STORAGE_UNAVAILABLE,
-                f"'{self.path.name}' of the data directory cannot be trusted: {error}. Nobody is let in by "
-                "it; put it right, or remove it and make new tokens",
+                f"'{self.path.name}' of the data directory cannot be trusted: {error}. All of its tokens are "
+                "refused; repair it, or remove it and create new tokens",
             ) from None
 
     def add(
@@ -78,20 +71,21 @@ class TokenFile:
         now_s: float,
         for_certificate: bool = False,
     ) -> tuple[Grant, str | None]:
-        """Grant scopes to a name; others that the name has stay.
+        """Grant scopes to a name; its other grants remain.
 
         Args:
             name: The principal.
-            scopes: What it may do, at least one.
-            expires_at_s: When that ends, in seconds since 1970; None for never.
-            now_s: The present, likewise.
-            for_certificate: Whether a client certificate of this name is meant, and no token made.
+            scopes: Its scopes, at least one.
+            expires_at_s: Expiry in seconds since 1970; None for never.
+            now_s: The current time, likewise.
+            for_certificate: Whether the grant is for a client certificate of this name; no token is made
+                then.
 
         Returns:
-            The entry and the token, which is kept nowhere.
+            The entry and the token, which is not stored.
 
         Raises:
-            ServiceError: `INVALID_ARGUMENT`, the name cannot be one; `QUOTA_EXCEEDED`, there are too many
+            ServiceError: `INVALID_ARGUMENT`, the name is invalid; `QUOTA_EXCEEDED`, there are too many
                 entries; or what `read` raises, or `STORAGE_FULL`.
         """
         token = None if for_certificate else new_token()
@@ -112,16 +106,16 @@ class TokenFile:
             if len(before) >= MAX_GRANTS:
                 raise ServiceError(
                     ErrorReason.QUOTA_EXCEEDED,
-                    f"there are {MAX_GRANTS} tokens already; revoke old ones first",
+                    f"there are {MAX_GRANTS} tokens, the maximum; revoke old ones first",
                 )
             self._write((*before, grant))
         return grant, token
 
     def revoke(self, name_or_id: str) -> tuple[Grant, ...]:
-        """Remove every entry of a name, or the one of an id or of a token; return what was removed.
+        """Remove every entry of a name, or the one of an id or of a token; return the removed entries.
 
         Raises:
-            ServiceError: `INVALID_ARGUMENT`, there is none; or what `read` raises, or `STORAGE_FULL`.
+            ServiceError: `INVALID_ARGUMENT`, no entry matches; or what `read` raises, or `STORAGE_FULL`.
         """
         digest = token_hash(name_or_id)
         with self._locked():
@@ -147,13 +141,12 @@ class TokenFile:
 
     def _write(self, grants: tuple[Grant, ...]) -> None:
         with disk_errors("list of tokens"):
-            for left in self.path.parent.glob(f"{self.path.stem}-*{PARTIAL}"):  # of a killed command
-                remove_quietly(left)
+            remove_partial(self.path.parent, f"{self.path.stem}-")
             write_durably(self.path, encode(grants))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one command change the file at a time. The server only reads, so it needs no lock."""
+        """Exclusive lock for commands that change the file. The server only reads, so it needs no lock."""
         with disk_errors("list of tokens"):
             make_folder(self._lock.parent)
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -166,9 +159,9 @@ class TokenFile:
 
 
 def _unknown(name_or_id: str) -> ServiceError:
-    """Say that nothing has this name; a token that was typed in its place is not repeated."""
+    """Error for an unknown name; a token that was typed in its place is not repeated."""
     shown = "this" if name_or_id.startswith(TOKEN_PREFIX) else f"'{name_or_id}'"
     return ServiceError(
         ErrorReason.INVALID_ARGUMENT,
-        f"no token has {shown} as name or id; `trocar token list` shows what there is",
+        f"no token has the name or id {shown}; `trocar token list` lists all",
     )

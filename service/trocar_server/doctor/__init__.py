@@ -1,5 +1,6 @@
-"""`trocar doctor`: looks at a machine, its configuration and a running server, and says what to do."""
+"""`trocar doctor`: diagnoses a machine, its configuration and a running server, and recommends actions."""
 
+import trocar_server.app  # noqa: F401 - says where the server does not run
 from trocar_server.doctor.finding import Finding, Level
 from trocar_server.doctor.running import examine
 

@@ -1,4 +1,4 @@
-"""How long certificates are valid, with nothing but Python's `ssl`.
+"""Certificate validity periods, with nothing but Python's `ssl`.
 
 The standard library reads a certificate's dates only of a peer that it has verified. So the files shake hands
 with themselves, in memory: the server's end has certificate and key, the client's end trusts that very file.
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Validity:
-    """What a certificate is for, and until when."""
+    """Names of a certificate, and its expiry."""
 
     ends_at_s: float
     """Seconds since 1970."""
@@ -22,7 +22,7 @@ class Validity:
 
 
 def validity_of(certificate: Path, key: Path) -> Validity:
-    """Return it of a server's certificate.
+    """Validity of a server's certificate.
 
     Raises:
         ssl.SSLError: The key does not fit; or it has expired, or is not valid yet, as `verify_message` says.
@@ -33,7 +33,7 @@ def validity_of(certificate: Path, key: Path) -> Validity:
 
 
 def validity_of_authorities(path: Path) -> Validity:
-    """Return it of the authority that expires first.
+    """Validity of the CA that expires first.
 
     Raises:
         ssl.SSLError: There is no certificate of an authority in the file.
@@ -42,7 +42,7 @@ def validity_of_authorities(path: Path) -> Validity:
     context.load_verify_locations(path)
     found: list[Any] = [*context.get_ca_certs()]
     if not found:
-        raise ssl.SSLError(1, "it holds no certificate that may sign others")
+        raise ssl.SSLError(1, "it contains no CA certificate")
     first = min(found, key=lambda entry: ssl.cert_time_to_seconds(entry["notAfter"]))
     return Validity(ssl.cert_time_to_seconds(first["notAfter"]), _common_name(first))
 

@@ -18,18 +18,25 @@ _COLOURS = {Level.OK: typer.colors.GREEN, Level.WARN: typer.colors.YELLOW, Level
 
 def doctor(
     config: Annotated[Path | None, typer.Option(help="The server's TOML file; see docs/serving.md")] = None,
-    address: Annotated[
-        str | None, typer.Option(help="A running server to look at, too: host:port or unix:/path")
+    data_dir: Annotated[
+        Path | None, typer.Option(help="The server's data directory, as `trocar serve --data-dir` names it.")
     ] = None,
-    token: Annotated[str | None, typer.Option(help="For that server [default: $TROCAR_TOKEN]")] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help="Certificates to trust, where it speaks TLS")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Also check this running server: host:port or unix:/path")
+    ] = None,
+    token: Annotated[str | None, typer.Option(help="Token for that server [default: $TROCAR_TOKEN]")] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="CA certificates to trust, if that server uses TLS")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check the machine, the configuration and a running server, and say what to do.
+    """Check the machine, the configuration and a running server.
 
-    Exit code 1 when a line says FAIL, 0 otherwise. Nothing is changed.
+    Prints advice for every problem. Exit code 1 if a line says FAIL, 0 otherwise. Changes nothing.
     """
-    findings = _report(config, address, token or os.environ.get("TROCAR_TOKEN", ""), tls_ca, not as_json)
+    findings = _report(
+        config, data_dir, address, token or os.environ.get("TROCAR_TOKEN", ""), tls_ca, not as_json
+    )
     worst = max(findings, key=lambda finding: list(Level).index(finding.level)).level
     if as_json:
         plain = [finding.plain() for finding in findings]
@@ -40,26 +47,33 @@ def doctor(
 
 
 def _report(
-    config: Path | None, address: str | None, token: str, tls_ca: Path | None, is_shown: bool
+    config: Path | None,
+    data_dir: Path | None,
+    address: str | None,
+    token: str,
+    tls_ca: Path | None,
+    is_shown: bool,
 ) -> list[Finding]:
     findings = []
-    for finding in _found(config, address, token, tls_ca):
+    for finding in _found(config, data_dir, address, token, tls_ca):
         findings.append(finding)
         if is_shown:
             _show(finding)
     return findings
 
 
-def _found(config: Path | None, address: str | None, token: str, tls_ca: Path | None) -> Iterator[Finding]:
+def _found(
+    config: Path | None, data_dir: Path | None, address: str | None, token: str, tls_ca: Path | None
+) -> Iterator[Finding]:
     try:
-        settings = read_config(config)
-        yield ok("configuration", f"'{config}'" if config else "none; the defaults and the environment count")
+        settings = read_config(config, **({} if data_dir is None else {"data_dir": data_dir}))
+        yield ok("configuration", f"'{config}'" if config else "no file; defaults and environment apply")
     except ServiceError as error:
         yield fail("configuration", error.message, "correct it; the rest is checked with the defaults")
         settings = ServerConfig.model_construct()
     yield from examine(settings)
     if address:
-        from trocar_server.doctor.server import Target, check_server
+        from trocar_server.doctor.server_checks import Target, check_server
 
         yield from check_server(Target(address, token, tls_ca))
 

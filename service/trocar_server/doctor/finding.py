@@ -1,4 +1,4 @@
-"""What a check has found, in one line."""
+"""Finding: the one-line result of a check."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from trocar_server.config import ServerConfig
 
 @unique
 class Level(StrEnum):
-    """How much it matters."""
+    """Severity of a finding."""
 
     OK = "OK"
     """As it should be."""
@@ -25,9 +25,9 @@ class Finding:
 
     level: Level
     subject: str
-    """What was looked at, in a word or two."""
+    """Subject of the check, in a word or two."""
     text: str
-    """What was found."""
+    """Result of the check."""
     advice: str = ""
     """What to do next; always there unless the level is `OK`."""
 
@@ -37,19 +37,19 @@ class Finding:
 
 
 Check = Callable[[ServerConfig], Iterable[Finding]]
-"""Looks at one thing. What it raises becomes a finding: a check that fails stops no other."""
+"""A check of one thing. An exception becomes a finding: a failing check stops no other."""
 
 
 def ok(subject: str, text: str) -> Finding:
-    """Say that something is as it should be."""
+    """Finding that something is as it should be."""
     return Finding(Level.OK, subject, text)
 
 
 def warn(subject: str, text: str, advice: str) -> Finding:
-    """Say that something is not good."""
+    """Finding of a problem that does not stop the server."""
     return Finding(Level.WARN, subject, text, advice)
 
 
 def fail(subject: str, text: str, advice: str) -> Finding:
-    """Say that something does not work."""
+    """Finding of something that does not work."""
     return Finding(Level.FAIL, subject, text, advice)

@@ -1,4 +1,4 @@
-"""Every check, in order. Each is imported by itself: what is broken is reported, not stumbled over."""
+"""Check runner: every check, in order. Each is imported by itself, so that a broken one is reported."""
 
 import importlib
 from collections.abc import Iterable, Iterator
@@ -8,30 +8,30 @@ from trocar_server.doctor.finding import Check, Finding, fail
 
 _PACKAGE = "trocar_server.doctor"
 CHECKS = (
-    "environment:check_python",
-    "environment:check_packages",
-    "environment:check_torch",
-    "machine:check_device",
-    "machine:check_memory",
-    "machine:check_shared_memory",
-    "machine:check_open_files",
-    "machine:check_clock",
-    "storage:check_data_dir",
-    "storage:check_room",
-    "storage:check_lock",
-    "storage:check_leftovers",
-    "access:check_open_to",
-    "access:check_port",
-    "access:check_tokens",
-    "access:check_certificates",
-    "configuration:check_models",
-    "configuration:check_datasets",
+    "environment_checks:check_python",
+    "environment_checks:check_packages",
+    "environment_checks:check_torch",
+    "machine_checks:check_device",
+    "machine_checks:check_memory",
+    "machine_checks:check_shared_memory",
+    "machine_checks:check_open_files",
+    "machine_checks:check_clock",
+    "storage_checks:check_data_dir",
+    "storage_checks:check_room",
+    "storage_checks:check_lock",
+    "storage_checks:check_leftovers",
+    "access_checks:check_open_to",
+    "access_checks:check_port",
+    "access_checks:check_tokens",
+    "access_checks:check_certificates",
+    "configuration_checks:check_models",
+    "configuration_checks:check_datasets",
 )
 """`module:function` of this package."""
 
 
 def examine(config: ServerConfig, checks: Iterable[str] = CHECKS) -> Iterator[Finding]:
-    """Yield what each check finds; one that fails itself is a finding, too."""
+    """Yield the findings of every check; a check that fails is a finding, too."""
     for name in checks:
         try:
             yield from _imported(name)(config)

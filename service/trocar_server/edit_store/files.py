@@ -1,26 +1,22 @@
-"""One list of edits as a file: the sha256 of what follows, one line of JSON, the description, the tensors.
+"""Edit list file: a sealed record of one line of JSON, the description and the tensors."""
 
-It is written as `durable` says: all or nothing.
-"""
-
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_type_hints
 
-from trocar_server.durable import DamagedError
+from trocar_server.storage.durable import DamagedError
+from trocar_server.storage.sealed_record import SEAL_BYTES, seal, unseal
 
 SUFFIX = ".edits"
 
-_MAGIC = b"trocar edits 1 "
-_DIGEST_CHARACTERS = 64
+_KIND = "edits"
 _MAX_HEAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Head:
-    """Whose file it is, whatever the file is called, and where its parts end."""
+    """Head of a file: its owner, independent of the file name, and the sizes of its parts."""
 
     principal: str
     model_id: str
@@ -50,8 +46,7 @@ def encoded(entry: StoredEntry) -> bytes:
     """Return the content of a file."""
     sizes = (len(entry.description), len(entry.tensors))
     head = Head(entry.principal, entry.model_id, entry.name, entry.stored_at_s, *sizes)
-    body = b"".join((json.dumps(asdict(head)).encode(), b"\n", entry.description, entry.tensors))
-    return b"".join((_MAGIC, hashlib.sha256(body).hexdigest().encode(), b"\n", body))
+    return seal(_KIND, json.dumps(asdict(head)).encode() + b"\n", entry.description, entry.tensors)
 
 
 def decoded(content: bytes) -> StoredEntry:
@@ -60,16 +55,11 @@ def decoded(content: bytes) -> StoredEntry:
     Raises:
         DamagedError: It is not as it was written.
     """
-    start = len(_MAGIC) + _DIGEST_CHARACTERS
-    if not content.startswith(_MAGIC) or content[start : start + 1] != b"\n":
-        raise DamagedError("it does not begin as such a file does")
-    body = memoryview(content)[start + 1 :]
-    if hashlib.sha256(body).hexdigest().encode() != content[len(_MAGIC) : start]:
-        raise DamagedError("its sha256 is another")
-    line = content[start + 1 : start + 1 + _MAX_HEAD_BYTES].partition(b"\n")[0]
+    body = unseal(_KIND, content)
+    line = bytes(body[:_MAX_HEAD_BYTES]).partition(b"\n")[0]
     head, parts = _read_head(line), body[len(line) + 1 :]
     if head.description_bytes + head.tensor_bytes != len(parts):
-        raise DamagedError("it is longer or shorter than it says")
+        raise DamagedError("its size differs from the size in its header")
     description, tensors = parts[: head.description_bytes], parts[head.description_bytes :]
     return StoredEntry(
         head.principal, head.model_id, head.name, head.stored_at_s, bytes(description), bytes(tensors)
@@ -77,14 +67,14 @@ def decoded(content: bytes) -> StoredEntry:
 
 
 def head_of(path: Path) -> Head:
-    """Read what a file says of itself, without looking whether the rest is as it was written.
+    """Read the head of a file, without verifying the rest.
 
     Raises:
-        DamagedError: It says nothing that can be read.
+        DamagedError: The head is unreadable.
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:
-        file.readline(len(_MAGIC) + _DIGEST_CHARACTERS + 1)
+        file.readline(SEAL_BYTES + len(_KIND))
         return _read_head(file.readline(_MAX_HEAD_BYTES))
 
 
@@ -92,7 +82,7 @@ def _read_head(line: bytes) -> Head:
     try:
         head = Head(**json.loads(line))
     except (ValueError, TypeError, RecursionError):
-        raise DamagedError("its first lines cannot be read") from None
+        raise DamagedError("its header cannot be parsed") from None
     if any(type(value) is not _TYPES[name] for name, value in asdict(head).items()):
-        raise DamagedError("its first lines say something else than they should")
+        raise DamagedError("its header has unexpected content")
     return head

@@ -1,1 +1,1 @@
-"""Plans in, tensors out: the owner thread, admission, passes. Knows no gRPC and no protobuf."""
+"""Engine: plans in, tensors out. Admission, scheduling and passes, without gRPC or protobuf."""

@@ -1,4 +1,4 @@
-"""Catalogue, loading, preprocessing and replicas: from what an operator wrote to a model in memory.
+"""Models: catalogue, loading, preprocessing and replicas.
 
     catalogue = Catalogue()
     entry = catalogue.add(parse_model_argument("resnet18=random:0"))
@@ -8,29 +8,31 @@
 Knows no gRPC, no protobuf and no hooks of ours.
 """
 
+from trocar_server.caller import (
+    ANONYMOUS,
+    current_flow,
+    current_principal,
+    is_unproven,
+    set_flow,
+    set_principal,
+)
 from trocar_server.models.architectures import default_categories
 from trocar_server.models.catalogue import Catalogue, Entry, ModelState, client_spec, guest_refused
 from trocar_server.models.convert import convert_checkpoint
 from trocar_server.models.downloads import clean_downloads, prefetch_weights
 from trocar_server.models.families import Family, family_of
 from trocar_server.models.hosted import HostedModel
-from trocar_server.models.images import decode_image, image_from_pixels
+from trocar_server.models.inputs import InputSignature, InputSpec
 from trocar_server.models.loading import load_model
 from trocar_server.models.preprocessing import PreprocessingInfo, Preprocessor
-from trocar_server.models.principals import (
-    ANONYMOUS,
-    current_flow,
-    current_principal,
-    set_flow,
-    set_principal,
-)
 from trocar_server.models.replicas import (
     make_hosted_copy,
     make_meta_replica,
     make_replica,
     make_training_copy,
 )
-from trocar_server.models.spec import ModelSpec, PreprocessingSpec, parse_model_argument
+from trocar_server.models.source import is_source
+from trocar_server.models.spec import ModelSpec, PreprocessingSpec, named_model, parse_model_argument
 from trocar_server.models.stages import stages_for
 
 __all__ = [
@@ -39,6 +41,8 @@ __all__ = [
     "Entry",
     "Family",
     "HostedModel",
+    "InputSignature",
+    "InputSpec",
     "ModelSpec",
     "ModelState",
     "PreprocessingInfo",
@@ -49,16 +53,17 @@ __all__ = [
     "convert_checkpoint",
     "current_flow",
     "current_principal",
-    "decode_image",
     "default_categories",
     "family_of",
     "guest_refused",
-    "image_from_pixels",
+    "is_source",
+    "is_unproven",
     "load_model",
     "make_hosted_copy",
     "make_meta_replica",
     "make_replica",
     "make_training_copy",
+    "named_model",
     "parse_model_argument",
     "prefetch_weights",
     "set_flow",

@@ -8,6 +8,7 @@ from torchvision.models import WeightsEnum, get_model_builder, get_model_weights
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, unknown
+from trocar_server.models.from_source import check_source, source_label
 from trocar_server.models.spec import DEFAULT_WEIGHTS, ModelSpec, WeightsKind
 
 Builder = Callable[..., nn.Module]
@@ -65,7 +66,7 @@ def find_weights(architecture: str, name: str) -> WeightsEnum:
     """Return one member of an architecture's weights enum.
 
     Raises:
-        ServiceError: `UNKNOWN_WEIGHTS`, listing what there is; `UNKNOWN_ARCHITECTURE`.
+        ServiceError: `UNKNOWN_WEIGHTS`, listing the available ones; `UNKNOWN_ARCHITECTURE`.
     """
     members = named_weights(architecture)
     if name in members:
@@ -80,7 +81,7 @@ def find_weights(architecture: str, name: str) -> WeightsEnum:
 
 
 def weights_label(spec: ModelSpec) -> str:
-    """Return how the wire names a model's weights; never a path.
+    """Label of a model's weights on the wire; never a path.
 
     `IMAGENET1K_V2`, `random:0`, `file`, `published`, or `factory` for weights that a factory made itself.
 
@@ -93,6 +94,8 @@ def weights_label(spec: ModelSpec) -> str:
         return f"random:{spec.seed}"
     if spec.weights_kind is WeightsKind.FILE:
         return "file"
+    if spec.source:
+        return source_label(spec)
     return "factory" if spec.is_custom else str(find_weights(spec.architecture, spec.weights).name)
 
 
@@ -105,6 +108,8 @@ def check_spec(spec: ModelSpec) -> None:
     """
     if spec.is_custom:
         _check_custom(spec)
+        if spec.source:
+            check_source(spec)
         return
     find_builder(spec.architecture)
     reserved = {
@@ -128,8 +133,8 @@ def _check_custom(spec: ModelSpec) -> None:
     if spec.weights_kind is WeightsKind.NAMED and spec.weights != DEFAULT_WEIGHTS:
         raise ServiceError(
             ErrorReason.UNKNOWN_WEIGHTS,
-            f"the factory of '{spec.model_id}' has no weights '{_base_name(spec.weights)}'; "
-            f"available: {DEFAULT_WEIGHTS} (as the factory builds it), random[:seed], FILE.safetensors",
+            f"what builds '{spec.model_id}' has no weights '{_base_name(spec.weights)}'; "
+            f"available: {DEFAULT_WEIGHTS} (its own), random[:seed], FILE.safetensors",
         )
 
 

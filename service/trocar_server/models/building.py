@@ -1,4 +1,4 @@
-"""From a spec to an `nn.Module` on the CPU with its weights in it, by torchvision's builder or a factory.
+"""Model building: from a spec to an `nn.Module` with weights on the CPU, by torchvision or a factory.
 
 # Note: [torchvision's own builder]
 Named weights go through the builder with `weights=`, because that argument decides more than the
@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models.architectures import find_builder, find_weights, named_weights
 from trocar_server.models.downloads import fetch_weights, stored_path
+from trocar_server.models.from_source import source_factory
 from trocar_server.models.initial_values import are_all_in, no_initial_values
 from trocar_server.models.matching import load_matching
 from trocar_server.models.spec import ModelSpec, Rebuilding, WeightsKind
@@ -57,6 +58,8 @@ def build(spec: ModelSpec, data_dir: Path) -> BuiltModule:
         ServiceError: `WEIGHTS_UNAVAILABLE`, `WEIGHTS_CORRUPT`, `WEIGHTS_MISMATCH`, or
             `MODEL_INVALID` when the builder or factory fails.
     """
+    if spec.source:
+        spec = replace(spec, factory=source_factory(spec, data_dir))
     if spec.weights_kind is WeightsKind.RANDOM:
         return BuiltModule(_build_seeded(spec), None)
     if spec.weights_kind is WeightsKind.FILE:
@@ -69,9 +72,9 @@ def build(spec: ModelSpec, data_dir: Path) -> BuiltModule:
 
 @contextmanager
 def skip_state_dict(weights: WeightsEnum) -> Iterator[None]:
-    """Let torchvision's builders build for `weights` inside the context, and fill nothing in.
+    """Let torchvision's builders build for `weights` inside the context, without loading values.
 
-    What the builders load is known by its identity: whoever else loads a state dict meanwhile is served.
+    The builders' state dict is recognised by identity: other loads of state dicts meanwhile work normally.
     """
     nothing, original = StateDict(), nn.Module.load_state_dict
 
@@ -149,7 +152,7 @@ def _build_named(spec: ModelSpec, weights: WeightsEnum, state: StateDict) -> nn.
 
 
 def _initial_values_if(wanted: bool) -> AbstractContextManager[None]:
-    """A factory may look at the values that it begins with; torchvision's builders do not."""
+    """Skip initial values for torchvision's builders only: a factory may read them."""
     return nullcontext() if wanted else no_initial_values()
 
 
@@ -175,7 +178,7 @@ def _arguments_without_weights(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _call(spec: ModelSpec, **arguments: Any) -> nn.Module:
-    """Call the builder or factory with the spec's options; whatever it raises is the operator's to mend."""
+    """Call the builder or factory with the spec's options; its failures become `MODEL_INVALID`."""
     try:
         builder = _builder(spec)
         with warnings.catch_warnings():

@@ -1,23 +1,24 @@
-"""The models that a server knows, loaded or not. Data only: loading is the engine's work."""
+"""Model catalogue: every known model, loaded or not. Data only: the engine loads models."""
 
 from dataclasses import dataclass
 from enum import StrEnum, unique
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.caller import current_principal
 from trocar_server.errors import ServiceError, unknown
 from trocar_server.models.architectures import architecture_names, check_spec, named_weights, weights_label
 from trocar_server.models.families import Family, family_of
 from trocar_server.models.hosted import HostedModel
-from trocar_server.models.principals import current_principal
 from trocar_server.models.spec import DEFAULT_WEIGHTS, ModelSpec, WeightsKind
 
+_UNKNOWN_ARCHITECTURE = "unknown"
 _ADVICE = "see `trocar models`"
 _ARCHITECTURE_ADVICE = "any of torchvision.models.list_models() can be loaded"
 
 
 @unique
 class ModelState(StrEnum):
-    """Whether a model can be used."""
+    """Load state of a model."""
 
     UNLOADED = "UNLOADED"
     LOADING = "LOADING"
@@ -30,31 +31,45 @@ class Entry:
     """One model of the catalogue. The engine moves it from state to state."""
 
     spec: ModelSpec
-    """What to load."""
+    """The spec to load."""
     state: ModelState = ModelState.UNLOADED
-    """Whether it can be used."""
+    """Its load state."""
     hosted: HostedModel | None = None
     """The model in memory; set exactly while `LOADED`."""
     error_message: str = ""
     """Why the last attempt to load failed; empty otherwise."""
+    error_reason: ErrorReason | None = None
+    """The error reason of that failure."""
+    is_spec_known: bool = True
+    """False if the configuration could not be read: then `spec` has nothing but the id."""
     owner: str | None = None
-    """The one principal that sees it; None for a model of the catalogue, which all see."""
+    """The only principal that sees it; None for a model of the catalogue, visible to all."""
 
     @property
     def family(self) -> Family:
         """The kind of task, known before loading."""
-        return family_of(self.spec.architecture)
+        return family_of(self.spec.architecture) if self.is_spec_known else Family.CUSTOM
 
     @property
     def weights(self) -> str:
-        """The name of the weights for the wire, known before loading; never a path."""
+        """The name of the weights for the wire, known before loading; never a path. Empty where unknown."""
+        if not self.is_spec_known:
+            return ""
         return self.hosted.weights if self.hosted else weights_label(self.spec)
+
+    def fail(self, error: ServiceError) -> None:
+        """Mark it as failed, with the reason."""
+        self.state, self.error_message, self.error_reason = ModelState.FAILED, error.message, error.reason
+
+    def begin(self) -> None:
+        """Mark it as loading, or waiting to be loaded."""
+        self.state, self.error_message, self.error_reason = ModelState.LOADING, "", None
 
 
 class Catalogue:
     """Entries by model id. Not thread-safe: it belongs to one event loop.
 
-    Guests are entries that one principal sees: to others they read as absent.
+    Guests are entries visible to one principal: to others they are absent.
     """
 
     def __init__(self) -> None:
@@ -73,7 +88,7 @@ class Catalogue:
         return entry
 
     def kind_of(self, model_id: str) -> str:
-        """Return `catalogue` for an entry that all see, `guest` for one that its owner sees, or empty."""
+        """`catalogue` for an entry visible to all, `guest` for one visible to its owner, or empty."""
         entry = self._entries.get(model_id)
         if entry is None:
             return ""
@@ -87,11 +102,7 @@ class Catalogue:
         """
         entry = self.get(model_id)
         if entry.hosted is None:
-            why = f" ({entry.error_message})" if entry.error_message else ""
-            raise ServiceError(
-                ErrorReason.MODEL_NOT_LOADED,
-                f"model '{model_id}' is {entry.state.lower()}{why}; load it first",
-            )
+            raise _not_loaded(entry)
         return entry.hosted
 
     def entries(self) -> list[Entry]:
@@ -105,15 +116,15 @@ class Catalogue:
         return self._entries.setdefault(model_id, Entry(hosted.spec, ModelState.LOADED, hosted, owner=owner))
 
     def release(self, model_id: str) -> None:
-        """Take a guest out, if there is one."""
+        """Remove a guest, if there is one."""
         self._entries.pop(model_id, None)
 
     def has(self, model_id: str) -> bool:
-        """Tell whether an id is taken, whoever may see what has it."""
+        """Whether an id is in use, by an entry of any visibility."""
         return model_id in self._entries
 
     def put(self, hosted: HostedModel) -> None:
-        """Put a model that is in memory in the place of whatever had its id."""
+        """Store a model that is in memory, replacing any entry with its id."""
         self._entries[hosted.spec.model_id] = Entry(hosted.spec, ModelState.LOADED, hosted)
 
     def add(self, spec: ModelSpec) -> Entry:
@@ -131,8 +142,21 @@ class Catalogue:
         check_spec(spec)
         return self._entries.setdefault(spec.model_id, Entry(spec))
 
+    def add_failed(self, model_id: str, error: ServiceError) -> Entry:
+        """Add a model whose configuration is invalid, so that it is listed with the reason.
+
+        An id that is in use, or invalid, changes nothing.
+
+        Args:
+            model_id: Its id.
+            error: Why.
+        """
+        entry = Entry(ModelSpec(model_id, _UNKNOWN_ARCHITECTURE), is_spec_known=False)
+        entry.fail(error)
+        return self._entries.setdefault(model_id, entry)
+
     def remove(self, model_id: str) -> None:
-        """Forget a model that is not in memory, so that another may have its id.
+        """Remove a model that is not in memory; its id becomes free.
 
         Raises:
             ServiceError: `UNKNOWN_MODEL`; `MODEL_CONFLICT`, it is loaded or being loaded.
@@ -157,25 +181,37 @@ class Catalogue:
         existing = self._entries.get(model_id)
         if existing is not None and existing.owner is not None and existing.owner == current_principal():
             raise guest_refused(model_id)
-        if existing is None or existing.owner is not None:  # somebody else's is as if it were not there
+        if existing is None or existing.owner is not None:  # another principal's counts as absent
             return self.add(client_spec(model_id, weights))
         if weights and weights != existing.weights and not _same_weights(existing.spec, weights):
             raise _conflict(existing)
         return existing
 
 
+def _not_loaded(entry: Entry) -> ServiceError:
+    """Error for a call to a model that is not in memory, with the cause if loading failed."""
+    model_id, why = entry.spec.model_id, entry.error_message
+    if entry.state is ModelState.FAILED:
+        message = f"model '{model_id}' could not be loaded: {why}; fix the cause, then load it again"
+        return ServiceError(ErrorReason.MODEL_NOT_LOADED, message, cause=entry.error_reason or "")
+    advice = "wait for it (wait_ready)" if entry.state is ModelState.LOADING else "load it first"
+    return ServiceError(
+        ErrorReason.MODEL_NOT_LOADED, f"model '{model_id}' is {entry.state.lower()}; {advice}"
+    )
+
+
 def guest_refused(model_id: str) -> ServiceError:
-    """Build the error for loading and unloading what is no model of the catalogue."""
+    """Error for loading or unloading a model that is not in the catalogue."""
     return ServiceError(
         ErrorReason.INVALID_ARGUMENT,
-        f"'{model_id[:80]}' is no model that can be loaded or unloaded; a trainer is closed instead",
+        f"'{model_id[:80]}' is not a model that can be loaded or unloaded; trainers are closed, not unloaded",
     )
 
 
 def client_spec(model_id: str, weights: str = "") -> ModelSpec:
     """Return the spec of a model that a client names: torchvision's architectures and weights only.
 
-    Files and factories are the operator's to name; whatever looks like one is an unknown name here.
+    Only operators may name files and factories; here such a name is unknown.
 
     Raises:
         ServiceError: `UNKNOWN_ARCHITECTURE` or `UNKNOWN_WEIGHTS`, with what there is.
@@ -204,12 +240,12 @@ def _same(one: ModelSpec, other: ModelSpec) -> bool:
 
 
 def _plain(spec: ModelSpec) -> bool:
-    """Whether nothing but the weights was chosen: only then do equal labels mean equal models."""
+    """Whether only the weights were set: only then do equal labels mean equal models."""
     return spec == ModelSpec(spec.model_id, spec.architecture, spec.weights)
 
 
 def _same_weights(spec: ModelSpec, weights: str) -> bool:
-    """Whether weights by another name are the same: `DEFAULT` and its member, `random` and `random:0`."""
+    """Whether two names mean the same weights: `DEFAULT` and its member, `random` and `random:0`."""
     if weights == spec.weights:
         return True
     try:
@@ -223,6 +259,6 @@ def _conflict(entry: Entry) -> ServiceError:
     return ServiceError(
         ErrorReason.MODEL_CONFLICT,
         f"model '{entry.spec.model_id}' is in the catalogue with weights '{entry.weights}'; "
-        "ask for it without weights, or have the operator add another id",
+        "load it without `weights`, or ask the operator to add another id",
         weights=entry.weights,
     )

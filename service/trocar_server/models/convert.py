@@ -1,4 +1,4 @@
-"""`trocar convert`: a `.pth` checkpoint to safetensors, offline, without running what is inside."""
+"""`trocar convert`: a `.pth` checkpoint to safetensors, offline, without running the code inside it."""
 
 import pickle
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def convert_checkpoint(source: Path, target: Path) -> int:
 
         convert_checkpoint(Path("resnet18-f37072fd.pth"), Path("resnet18-f37072fd.safetensors"))
 
-    A checkpoint of the form `{"state_dict": ...}` or `{"model": ...}` is unwrapped; names are kept
+    A checkpoint such as `{"state_dict": ...}` or `{"model": ...}` is unwrapped; names are kept
     as they are. The pickle is read with `weights_only=True`: anything but tensors and plain
     containers is refused and never run. The target appears whole or not at all.
 
@@ -52,7 +52,7 @@ def check_state_dict(state: Mapping[Any, Any], name: str) -> Mapping[str, Tensor
     if others or not state:
         raise ServiceError(
             ErrorReason.WEIGHTS_CORRUPT,
-            f"'{name}' is no state dict of plain tensors: {_name_some(others)}; save `model.state_dict()` "
+            f"'{name}' is not a state dict of plain tensors: {_name_some(others)}; save `model.state_dict()` "
             "alone, of a model that is not quantized",
         )
     return state
@@ -64,9 +64,13 @@ def _unpickle(source: Path) -> object:
     except OSError as error:
         raise _unavailable("read", source, error) from error
     except pickle.UnpicklingError as error:
-        raise _refused(source, "it holds more than tensors (code or objects) and was not run") from error
+        raise _refused(
+            source, "it contains code or objects besides tensors, which are never executed"
+        ) from error
     except Exception as error:  # torch raises many kinds for what is no checkpoint
-        raise _refused(source, f"it is no checkpoint that torch can read ({type(error).__name__})") from error
+        raise _refused(
+            source, f"it is not a checkpoint that torch can read ({type(error).__name__})"
+        ) from error
 
 
 def _unwrap(checkpoint: object, name: str) -> Mapping[Any, Any]:

@@ -1,4 +1,4 @@
-"""torchvision's own weights: downloaded once, kept as safetensors, loaded from there ever after.
+"""Downloaded torchvision weights: downloaded once, cached as safetensors, loaded from there afterwards.
 
     DATA_DIR/weights/resnet50-11ad3fa6.safetensors          the name of torchvision's file
     DATA_DIR/weights/resnet50-11ad3fa6.safetensors.sha256
@@ -20,6 +20,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models.architectures import find_weights, weights_label
 from trocar_server.models.convert import check_state_dict
+from trocar_server.models.from_source import prefetch_source
 from trocar_server.models.spec import ModelSpec, WeightsKind
 from trocar_server.models.weights_file import StateDict, read_weights, write_weights
 
@@ -27,7 +28,7 @@ _ABANDONED_AFTER_S = 24 * 3600
 
 
 def prefetch_weights(spec: ModelSpec, data_dir: Path) -> None:
-    """Download what `load_model` will need, and nothing else; does nothing for files and random weights.
+    """Download the weights that `load_model` needs, if any; does nothing for files and random weights.
 
     Optional, and calls no torch operator, so that a slow network holds up a side thread and not the
     one that computes.
@@ -35,6 +36,9 @@ def prefetch_weights(spec: ModelSpec, data_dir: Path) -> None:
     Raises:
         ServiceError: `WEIGHTS_UNAVAILABLE`, with what to do instead.
     """
+    if spec.source:
+        prefetch_source(spec, data_dir)
+        return
     if spec.is_custom or spec.weights_kind is not WeightsKind.NAMED:
         return
     weights = find_weights(spec.architecture, spec.weights)
@@ -71,9 +75,9 @@ def fetch_weights(spec: ModelSpec, weights: WeightsEnum, data_dir: Path) -> Stat
 
 
 def clean_downloads(data_dir: Path) -> None:
-    """Remove what killed servers left of their downloads; a running one may share the folder.
+    """Remove partial downloads of killed servers; a running one may share the folder.
 
-    Whatever was written to within the last day is left alone. Call it once, before the first load.
+    Files written to within the last day are kept. Call it once, before the first load.
     """
     downloads = _downloads(data_dir)
     for file in downloads.iterdir() if downloads.is_dir() else ():

@@ -1,4 +1,4 @@
-"""The kinds of task a model can have, and what a kind says about its inputs."""
+"""Model families: tasks, and the inputs that each task takes."""
 
 from enum import StrEnum, unique
 
@@ -7,7 +7,7 @@ from trocar_server.models.architectures import find_builder
 
 @unique
 class Family(StrEnum):
-    """The kind of task, by torchvision's packages. The values are the words on the wire."""
+    """Task of a model, by torchvision's packages. The values are the names on the wire."""
 
     CLASSIFICATION = "classification"
     SEGMENTATION = "segmentation"

@@ -1,12 +1,14 @@
-"""A model in memory: the module and what is known about it."""
+"""Hosted model: a module in memory, with its metadata."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from trocar_server.models.families import Family
+from trocar_server.models.inputs import InputSignature, example_only
 from trocar_server.models.preprocessing import Preprocessor
 from trocar_server.models.spec import ModelSpec
 
@@ -18,12 +20,12 @@ ExampleArguments = tuple[Tensor | list[Tensor], ...]
 class HostedModel:
     """A loaded model.
 
-    The module is in eval mode, asks for no parameter gradients, and is never hooked: passes run on
-    its replicas.
+    The module is in eval mode, its parameters require no gradients, and it is never hooked: passes run on its
+    replicas.
     """
 
     spec: ModelSpec
-    """What the operator or client asked for."""
+    """The spec requested by the operator or client."""
     module: nn.Module
     """The original, whose weights every replica shares."""
     family: Family
@@ -33,7 +35,7 @@ class HostedModel:
     categories: tuple[str, ...]
     """Class names by index; empty when unknown."""
     preprocessing: Preprocessor | None
-    """What to do to images; None for a model that takes arrays only."""
+    """Image preprocessing; None for a model that takes pixels as arrays, if any."""
     input_shape: tuple[int, ...]
     """Shape of one example input without its batch dimension."""
     parameter_count: int
@@ -41,9 +43,29 @@ class HostedModel:
     byte_count: int
     """Bytes of parameters and buffers, shared storage once."""
     device: torch.device
-    """Where the parameters are."""
+    """Device of the parameters."""
     dtype: torch.dtype | None
     """The dtype of the first floating-point parameter; None without one."""
+    known_signature: InputSignature | None = None
+    """Named inputs, from the model's library or the operator; None where only an example is known."""
+    stages: Mapping[str, str] = field(default_factory=dict)
+    """Selectors by stage name, the operator's not included."""
+    processor_folder: Path | None = None
+    """Folder with the files of its tokenizer or feature extractor; None for a model without them."""
+    why_no_images: str = ""
+    """What its image processor does that the preprocessing cannot do; empty where it has none or it can."""
+
+    @property
+    def signature(self) -> InputSignature:
+        """The named inputs."""
+        return self.known_signature or example_only("", self.input_shape, self.dtype)
+
+    @property
+    def example_names(self) -> tuple[str, ...]:
+        """The keyword of each argument of `example_inputs`; empty for positional ones."""
+        if self.known_signature is None:
+            return ("",) * len(self.example_inputs())
+        return tuple(self.known_signature.example(1))
 
     @property
     def takes_list(self) -> bool:
@@ -54,8 +76,12 @@ class HostedModel:
         """Return the arguments of a pass on seeded values in [0, 1), the same at every call.
 
         One tensor (batch, *input_shape); for detection one list of `batch` tensors; for optical
-        flow two tensors, the earlier and the later frame.
+        flow two tensors, the earlier and the later frame. Where inputs are named, those that are required,
+        with valid values; see `example_names`.
         """
+        if self.known_signature is not None:
+            examples = self.known_signature.example(batch, self.dtype).values()
+            return tuple(value.to(self.device) for value in examples)
         generator = torch.Generator().manual_seed(0)
         count = 2 if self.family is Family.OPTICAL_FLOW else 1
         values = torch.rand((count, batch, *self.input_shape), generator=generator)
@@ -64,6 +90,6 @@ class HostedModel:
 
 
 def count_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes behind tensors; storage that several of them share counts once."""
+    """Byte count of tensors; shared storage counts once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
     return sum(storage.nbytes() for storage in storages.values())

@@ -1,4 +1,4 @@
-"""Building a module whose weights come from a file, without the random values that the file replaces.
+"""Initialisation skipping: builds a module without the random values that its weights file replaces.
 
     with no_initial_values():
         module = builder(weights=weights)
@@ -21,15 +21,15 @@ _FUNCTIONS = tuple(
     for name in dir(init)
     if name.endswith("_") and not name.startswith("_") and callable(getattr(init, name))
 )
-"""`kaiming_normal_` and its like: each fills the tensor that it is given, in place."""
+"""`kaiming_normal_` and its like: each fills its tensor argument in place."""
 
 
 @contextmanager
 def no_initial_values() -> Iterator[None]:
-    """Leave parameters made inside the context as the memory is.
+    """Leave parameters created inside the context uninitialised.
 
     Only what `torch.nn.init` would do to an `nn.Parameter` is left out: buffers, tensors in attributes and
-    whatever a module computes by itself are as ever. A global change: models are built on one thread only.
+    other computations of a module are unchanged. A global change: models are built on one thread only.
     """
     originals = {name: getattr(init, name) for name in _FUNCTIONS}
     for name, original in originals.items():
@@ -42,7 +42,7 @@ def no_initial_values() -> Iterator[None]:
 
 
 def are_all_in(module: nn.Module, state: Collection[str]) -> bool:
-    """Tell whether a state dict that was loaded had a value for every parameter of a module."""
+    """Whether a loaded state dict had a value for every parameter of a module."""
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     return names <= set(state)
 

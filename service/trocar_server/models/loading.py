@@ -1,4 +1,4 @@
-"""From a spec to a model in memory.
+"""Model loading: from a spec to a model in memory.
 
 hosted = load_model(parse_model_argument("resnet18=random:0"), torch.device("cpu"), data_dir)
 hosted.module(*hosted.example_inputs())
@@ -18,9 +18,11 @@ from trocar_server.errors import ServiceError
 from trocar_server.models.architectures import check_spec, named_weights, weights_label
 from trocar_server.models.building import BuiltModule, build
 from trocar_server.models.families import Family, family_of
+from trocar_server.models.from_source import TORCH_DTYPES, SourceFacts, source_facts
 from trocar_server.models.hosted import HostedModel, count_bytes
+from trocar_server.models.inputs import InputSignature, overridden
 from trocar_server.models.preprocessing import Preprocessor, SpecTransform
-from trocar_server.models.spec import DEFAULT_WEIGHTS, ModelSpec
+from trocar_server.models.spec import DEFAULT_WEIGHTS, ModelSpec, PreprocessingSpec
 
 _FALLBACK_SIDE = 224
 _MIN_FRAMES = 16
@@ -41,7 +43,7 @@ def load_model(spec: ModelSpec, device: torch.device, data_dir: Path) -> HostedM
     check_spec(spec)
     try:
         built = build(spec, data_dir)
-        built.module.eval().requires_grad_(False).to(device)
+        built.module.eval().requires_grad_(False).to(device, TORCH_DTYPES.get(spec.dtype))
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ServiceError(
             ErrorReason.OUT_OF_MEMORY,
@@ -52,7 +54,7 @@ def load_model(spec: ModelSpec, device: torch.device, data_dir: Path) -> HostedM
             ErrorReason.MODEL_INVALID,
             f"model '{spec.model_id}' cannot be hosted: {str(error).splitlines()[0]}",
         ) from error
-    return _describe(spec, built, device)
+    return _describe(spec, built, device, source_facts(spec, built.module, data_dir))
 
 
 def choose_input_shape(family: Family, meta: Mapping[str, Any], crop: tuple[int, ...]) -> tuple[int, ...]:
@@ -83,32 +85,51 @@ def typical_weights(architecture: str, module: nn.Module) -> WeightsEnum | None:
     return next(fitting, members.get(DEFAULT_WEIGHTS))
 
 
-def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device) -> HostedModel:
+def _describe(spec: ModelSpec, built: BuiltModule, device: torch.device, facts: SourceFacts) -> HostedModel:
     module, family = built.module, family_of(spec.architecture)
     reference = built.weights or (None if spec.is_custom else typical_weights(spec.architecture, module))
-    preprocessing = _preprocessor(spec, family, reference)
+    preprocessing = _preprocessor(spec, family, reference, facts.preprocessing)
+    signature = _signature(spec, facts.signature)
     crop = preprocessing.describe().crop if preprocessing else _crop_of(reference)
+    shape = spec.input_shape or choose_input_shape(family, reference.meta if reference else {}, crop)
     floating = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
     return HostedModel(
         spec=spec,
         module=module,
         family=family,
         weights=built.weights.name if built.weights and spec.rebuilding is None else weights_label(spec),
-        categories=_categories(spec, built.weights),
+        categories=_categories(spec, built.weights) or (facts.categories if spec.categories is None else ()),
         preprocessing=preprocessing,
-        input_shape=spec.input_shape or choose_input_shape(family, reference.meta if reference else {}, crop),
+        input_shape=_first_shape(signature) if signature else shape,
         parameter_count=sum(parameter.numel() for parameter in module.parameters()),
         byte_count=count_bytes(chain(module.parameters(), module.buffers())),
         device=next((tensor.device for tensor in chain(module.parameters(), module.buffers())), device),
         dtype=next(floating, None),
+        known_signature=signature,
+        stages=facts.stages,
+        processor_folder=spec.processor_folder or facts.processor_folder,
+        why_no_images="" if preprocessing else facts.why_no_images,
     )
 
 
-def _preprocessor(spec: ModelSpec, family: Family, weights: WeightsEnum | None) -> Preprocessor | None:
+def _signature(spec: ModelSpec, known: InputSignature | None) -> InputSignature | None:
+    """Return the named inputs; None where only an example is known, or its shape was configured."""
+    if spec.inputs:
+        return overridden(known or InputSignature((), is_complete=False), spec.inputs)
+    return None if spec.input_shape is not None else known
+
+
+def _first_shape(signature: InputSignature) -> tuple[int, ...]:
+    return signature.shape_of(signature.inputs[0], 1)[1:]
+
+
+def _preprocessor(
+    spec: ModelSpec, family: Family, weights: WeightsEnum | None, own: PreprocessingSpec | None
+) -> Preprocessor | None:
     if not family.takes_images:
         return None
-    if spec.preprocessing is not None:
-        return Preprocessor(SpecTransform(spec.preprocessing), as_list=family.takes_list)
+    if given := spec.preprocessing or own:
+        return Preprocessor(SpecTransform(given), as_list=family.takes_list)
     return Preprocessor(weights.transforms(), as_list=family.takes_list) if weights else None
 
 

@@ -1,4 +1,4 @@
-"""Loading a state dict into a module, with every key that does not fit in one error."""
+"""State dict matching: loads a state dict into a module, with every mismatched key in one error."""
 
 from collections import OrderedDict
 from collections.abc import Iterable

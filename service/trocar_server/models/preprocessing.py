@@ -1,13 +1,23 @@
-"""From PIL images to a model's input, exactly as its weights want it.
+"""Image preprocessing: from PIL images to a model's input, exactly as its weights require.
 
     preprocessor = Preprocessor(weights.transforms())
     batch = preprocessor([image, other])                # (2, 3, 224, 224), float32
 
-The result is bit-equal to `torch.stack([weights.transforms()(image) for image in images])`. It calls
-torch, so only the owner thread may use it; `images` has the part before, which any thread may do.
+The result is bit-equal to `torch.stack([weights.transforms()(image) for image in images])`, or to what the
+model's own image processor of transformers makes of them; see `image_rules`. It calls torch, so only the
+owner thread may use it; `decoding` is the earlier stage, which any thread may run.
+
+# Note: [Memory of resizing]
+Presets make the shorter side so long, and crop then: 1 x 8000 pixels become 256 x 2,048,000 before 224 x
+224 of them are kept, 2.8 GB. So the size is computed before anything is allocated. An image of up to
+`WHOLE_PIXELS` after the resize is resized entirely, by torchvision's own code. Of a larger one only the part
+that the crop keeps is resized: Pillow's box is of single precision, so a few values differ by one of 255 (of
+224 x 224, one in 1,000). Where nothing is cropped, an image that is enlarged beyond `WHOLE_PIXELS` is
+refused.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,20 +26,29 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, functional
+from torchvision.transforms.functional import pil_modes_mapping
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.models.image_rules import TORCHVISION, ImageRules, Size, rules_of, scaled
 from trocar_server.models.spec import PreprocessingSpec
 
 Transform = Callable[[Image.Image], Tensor]
 """One PIL image to one (channels, height, width) tensor."""
+WHOLE_PIXELS = 4 << 20
+"""Pixel limit after the resize; or four times the square of the longest side of resize and crop, if more."""
+_WIDEST_FILTER = 3
+"""Pixels to each side that Lanczos looks at."""
+_PIXEL_BYTES = 4
+"""Of an RGB image in Pillow."""
+_VALUE_BYTES = 4
 Augment = Callable[[int, Tensor], Tensor]
-"""The position of an image in its batch, and the image, to what takes its place."""
+"""Augmentation: from the position of an image in its batch, and the image, to its replacement."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreprocessingInfo:
-    """What the wire tells of a preprocessing; the fields of its `Preprocessing` message."""
+    """Description of a preprocessing on the wire; the fields of its `Preprocessing` message."""
 
     description: str
     resize: tuple[int, ...]
@@ -37,10 +56,27 @@ class PreprocessingInfo:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str
+    longest: int = 0
+    scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSize:
+    """Sizes of prepared images, computed before they are allocated."""
+
+    batch_bytes: int
+    """Bytes of the model's input."""
+    working_bytes: int
+    """Peak bytes beside it, images not included."""
+
+    @property
+    def byte_count(self) -> int:
+        """Peak bytes in total."""
+        return self.batch_bytes + self.working_bytes
 
 
 class SpecTransform:
-    """A custom model's transform, in the order of torchvision's `ImageClassification` preset."""
+    """The transform of a spec, in the order of torchvision's `ImageClassification` preset."""
 
     def __init__(self, spec: PreprocessingSpec) -> None:
         self.resize_size = list(spec.resize)
@@ -48,34 +84,39 @@ class SpecTransform:
         self.mean = list(spec.mean)
         self.std = list(spec.std)
         self.interpolation = InterpolationMode(spec.interpolation)
+        self.longest = spec.longest
+        self.rules = rules_of(spec.rules, spec.longest, spec.scale)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Resize, crop, scale to [0, 1] and normalise one image."""
+        """Resize, crop, scale and normalise one image."""
         value: Any = image  # torchvision's functions take PIL images, their annotations do not
         if self.resize_size:
-            value = functional.resize(
-                value, self.resize_size, interpolation=self.interpolation, antialias=True
-            )
+            size = self.rules.resized((image.height, image.width), tuple(self.resize_size))
+            value = functional.resize(value, list(size), interpolation=self.interpolation, antialias=True)
         if self.crop_size:
-            value = functional.center_crop(value, self.crop_size)
-        tensor: Tensor = functional.convert_image_dtype(functional.pil_to_tensor(value), torch.float)
+            crop = self.crop_size * 2 if len(self.crop_size) == 1 else self.crop_size
+            value = self.rules.cropped(value, (crop[0], crop[1]))
+        tensor = scaled(value, self.rules.scale)
         return functional.normalize(tensor, self.mean, self.std) if self.mean else tensor
 
     def describe(self) -> str:
-        """Return what is done, in the words of torchvision's presets."""
+        """Description in the terms of torchvision's presets."""
+        limit = f", at most {self.longest} on the longer side," if self.longest else ""
+        scale = self.rules.scale
         steps = [
-            f"resized to ``resize_size={self.resize_size}`` using ``interpolation={self.interpolation}``"
+            f"resized to ``resize_size={self.resize_size}``{limit} using "
+            f"``interpolation={self.interpolation}``"
             if self.resize_size
             else "",
             f"cropped in the centre to ``crop_size={self.crop_size}``" if self.crop_size else "",
-            "rescaled to ``[0.0, 1.0]``",
+            "rescaled to ``[0.0, 1.0]``" if scale is None else f"multiplied by ``{scale}``",
             f"normalized using ``mean={self.mean}`` and ``std={self.std}``" if self.mean else "",
         ]
         return f"The images are {', then '.join(step for step in steps if step)}."
 
 
 class Preprocessor:
-    """Prepares images with torchvision's preset or an operator's spec. Holds no state of a call.
+    """Prepares images with torchvision's preset or an operator's spec. Stateless across calls.
 
     Args:
         transform: A torchvision preset, as `weights.transforms()` returns it, or a `SpecTransform`.
@@ -86,24 +127,53 @@ class Preprocessor:
         self._transform = transform
         self._as_list = as_list
         self._unnormalised = _without_normalisation(transform)
+        self._rules: ImageRules = getattr(transform, "rules", TORCHVISION)
+        self._resize: tuple[int, ...] = _numbers(transform, "resize_size")
+        crop = _numbers(transform, "crop_size")
+        self._crop: tuple[int, ...] = crop * 2 if len(crop) == 1 else crop
+
+    def prepared_size(self, sizes: Iterable[Size | None]) -> PreparedSize:
+        """Sizes after preparing images of these sizes; None is an image of unknown size.
+
+        Raises:
+            ServiceError: `IMAGE_TOO_LARGE`, one would become too large, with its position; `INVALID_IMAGE`,
+                one has no pixels.
+        """
+        batch_bytes = most_bytes = 0
+        for index, size in enumerate(sizes):
+            resized, kept = self._sizes(index, size) if size else ((0, 0), self._smallest())
+            value_bytes = 3 * kept[0] * kept[1] * _VALUE_BYTES
+            batch_bytes += value_bytes
+            # On the way: an image in Pillow, its values as bytes and as floats, before and after the mean.
+            made = min(resized[0] * resized[1], self._whole_pixels()) * _PIXEL_BYTES
+            most_bytes = max(most_bytes, made + 2 * value_bytes)
+        return PreparedSize(batch_bytes, most_bytes + (0 if self._as_list else batch_bytes))
 
     def __call__(
-        self, images: Iterable[Image.Image], augment: Augment | None = None
+        self, images: Iterable[Image.Image], augment: Augment | None = None, max_bytes: int | None = None
     ) -> Tensor | list[Tensor]:
         """Return (batch, channels, height, width) on the CPU; for detection a list without the batch.
 
         Args:
             images: What to prepare.
             augment: Takes the position of an image and the image as it is before it is normalised, resized
-                and cropped, float32 in [0, 1]; returns what takes its place.
+                and cropped, float32 in [0, 1]; returns the replacement.
+            max_bytes: The most bytes of the batch; None if `prepared_size` was checked before.
 
         Raises:
             ServiceError: `EMPTY_BATCH`; `INPUT_REJECTED`, the prepared images differ in size and
-                would not stack; `INVALID_IMAGE`, an image is too narrow to be resized.
+                would not stack; `INVALID_IMAGE`, an image is too narrow to be resized; `IMAGE_TOO_LARGE`, one
+                would become too large, or all together.
         """
-        tensors = [self._prepare(index, image, augment) for index, image in enumerate(images)]
+        tensors: list[Tensor] = []
+        byte_count = 0
+        for index, image in enumerate(images):
+            byte_count += self._check(index, (image.height, image.width))
+            if max_bytes is not None and byte_count > max_bytes:
+                raise too_many(index, max_bytes)
+            tensors.append(self._prepare(index, image, augment))
         if not tensors:
-            raise ServiceError(ErrorReason.EMPTY_BATCH, "there is no image; send at least one")
+            raise ServiceError(ErrorReason.EMPTY_BATCH, "no image given; send at least one")
         if self._as_list:
             return tensors
         _check_same_size(tensors)
@@ -114,7 +184,7 @@ class Preprocessor:
         return functional.normalize(image, list(mean), list(std)) if mean else image
 
     def describe(self) -> PreprocessingInfo:
-        """Return what is done, for the wire."""
+        """Description for the wire."""
         transform: Any = self._transform
         interpolation = getattr(transform, "interpolation", None)
         crop = _numbers(transform, "crop_size")
@@ -125,18 +195,119 @@ class Preprocessor:
             mean=_numbers(transform, "mean"),
             std=_numbers(transform, "std"),
             interpolation=interpolation.value if interpolation else "",
+            longest=getattr(transform, "longest", 0),
+            scale=self._rules.scale,
         )
+
+    def _sizes(self, index: int, size: Size) -> tuple[Size, Size]:
+        """Size of an image after the resize, and after the crop.
+
+        Raises:
+            ServiceError: `IMAGE_TOO_LARGE` or `INVALID_IMAGE`.
+        """
+        if not (size[0] and size[1]):
+            raise ServiceError(
+                ErrorReason.INVALID_IMAGE, f"image {index}: {size[0]} x {size[1]} pixels; there are none"
+            )
+        resized = self._rules.resized(size, self._resize)
+        if self._crop:
+            return resized, (self._crop[0], self._crop[1])
+        pixels = resized[0] * resized[1]
+        if pixels > max(size[0] * size[1], self._whole_pixels()):
+            raise ServiceError(
+                ErrorReason.IMAGE_TOO_LARGE,
+                f"image {index}: {size[0]} x {size[1]} pixels would become {resized[0]} x {resized[1]}, and "
+                f"an image that is enlarged may have {self._whole_pixels():,}; cut it to other proportions",
+                image=str(index),
+            )
+        return resized, resized
+
+    def _check(self, index: int, size: Size) -> int:
+        """Byte count of an image as the model gets it, within the limit."""
+        _, kept = self._sizes(index, size)
+        return 3 * kept[0] * kept[1] * _VALUE_BYTES
+
+    def _smallest(self) -> Size:
+        """Size of an image of unknown size after the resize: exact, or a lower bound."""
+        if self._crop:
+            return self._crop[0], self._crop[1]
+        if getattr(self._transform, "longest", 0):
+            return 1, 1
+        return (self._resize * 2)[0:2] if self._resize else (1, 1)  # type: ignore[return-value]
+
+    @property
+    def fixed_size(self) -> Size | None:
+        """Size of every prepared image, (height, width); None where it depends on the image's own."""
+        is_fixed = bool(self._crop) or len(self._resize) == 2
+        return self._smallest() if is_fixed else None
+
+    def _whole_pixels(self) -> int:
+        side = max((*self._resize, *self._crop, 0))
+        return max(WHOLE_PIXELS, 4 * side * side)
+
+    def _transformed(self, transform: Transform, image: Image.Image) -> Tensor:
+        """Prepare one image; see Note: [Memory of resizing]."""
+        height, width = self._rules.resized((image.height, image.width), self._resize)
+        if not (self._crop and self._resize) or height * width <= self._whole_pixels():
+            return transform(image)
+        kept = self._rules.cropped(self._kept(image, height, width), (self._crop[0], self._crop[1]))
+        tensor = scaled(kept, self._rules.scale)
+        mean, std = _numbers(transform, "mean"), _numbers(transform, "std")
+        return functional.normalize(tensor, list(mean), list(std)) if mean else tensor
+
+    def _kept(self, image: Image.Image, height: int, width: int) -> Image.Image:
+        """Part of an image resized to (height, width) that the centre crop keeps, not yet padded."""
+        crop_height, crop_width = min(self._crop[0], height), min(self._crop[1], width)
+        rows = self._part(image.height, height, crop_height)
+        columns = self._part(image.width, width, crop_width)
+        # Without the rest: by the proportions of what it is given Pillow 13 chooses which pass comes first.
+        needed = image.crop((columns.start, rows.start, columns.stop, rows.stop))
+        box = (columns.low, rows.low, columns.high, rows.high)
+        interpolation: Any = getattr(self._transform, "interpolation", InterpolationMode.BILINEAR)
+        return needed.resize((crop_width, crop_height), pil_modes_mapping[interpolation], box)
+
+    def _part(self, length: int, resized: int, kept: int) -> "_Part":
+        """Source pixels of the middle `kept` of `resized` pixels."""
+        scale = length / resized
+        low = self._rules.crop_start(resized, kept) * scale
+        high = min(low + kept * scale, float(length))
+        margin = math.ceil(_WIDEST_FILTER * max(1.0, scale)) + 1
+        start, stop = max(0, math.floor(low) - margin), min(length, math.ceil(high) + margin)
+        return _Part(start, stop, low - start, high - start)
 
     def _prepare(self, index: int, image: Image.Image, augment: Augment | None) -> Tensor:
         try:
             if augment is None:
-                return self._transform(image)
-            return self._normalised(augment(index, self._unnormalised(image)))
+                return self._transformed(self._transform, image)
+            plain, scale = self._transformed(self._unnormalised, image), self._rules.scale
+            if scale is None:
+                return self._normalised(augment(index, plain))
+            whole = 255 * scale  # augmentations take values from 0 to 1
+            return self._normalised(augment(index, plain / whole) * whole)
         except ValueError as error:  # Pillow: a side of 0 pixels after a resize that keeps the proportions
             raise ServiceError(
                 ErrorReason.INVALID_IMAGE,
                 f"an image of {image.height} x {image.width} pixels cannot be prepared: {error}",
             ) from error
+
+
+def too_many(index: int, max_bytes: int) -> ServiceError:
+    """Error for a batch of images that is too large."""
+    return ServiceError(
+        ErrorReason.IMAGE_TOO_LARGE,
+        f"the first {index + 1} images need more than the {max_bytes:,} bytes that one call may have of "
+        "them; send fewer at once",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Pixels `start` to `stop` of one side of an image, and in these the stretch that is resized."""
+
+    start: int
+    stop: int
+    low: float
+    high: float
 
 
 def _without_normalisation(transform: Transform) -> Transform:

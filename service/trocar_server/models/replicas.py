@@ -1,12 +1,12 @@
-"""Copies of a module tree that share its weights.
+"""Replicas: copies of a module tree that share its weights.
 
 Module hooks are state of the module, not of the request. So every replica is its own tree of modules
 over the same `Parameter` and buffer objects, and serves one pass at a time: hooks on one are invisible
 to the others, and a replica costs milliseconds and no weight memory.
 
-Our hooks go on replicas only, never on the hosted module: so a new replica has none of ours, and
-keeps those that the model brought itself (weight norm, a backbone's own feature hooks). Hooks that
-are bound methods move to the copy; closures still see the original.
+Our hooks are registered on replicas only, never on the hosted module: so a new replica has none of ours, and
+keeps the model's own (weight norm, a backbone's own feature hooks). Hooks that are bound methods move to the
+copy; closures still see the original.
 """
 
 import copy
@@ -21,7 +21,7 @@ from trocar_server.errors import ServiceError
 
 
 def make_replica(module: nn.Module) -> nn.Module:
-    """Copy a module tree; parameters and buffers stay the same objects, everything else is its own.
+    """Copy a module tree; parameters and buffers are shared objects, everything else is copied.
 
     Plain tensor attributes are copied, so that a pass may keep state in them; those that carry a
     graph, which torch refuses to copy, are shared.
@@ -35,7 +35,7 @@ def make_replica(module: nn.Module) -> nn.Module:
     replica = _copy(module, {id(tensor): tensor for tensor in chain(shared, with_graph)})
     copied = chain(replica.parameters(), replica.buffers())
     if any(mine is not theirs for mine, theirs in zip(copied, shared, strict=True)):
-        raise _not_copyable(module, "its copy does not share its weights")
+        raise _not_copyable(module, "its copy would not share its weights")
     return replica
 
 
@@ -51,11 +51,11 @@ def make_meta_replica(module: nn.Module) -> nn.Module:
 
 
 def make_hosted_copy(module: nn.Module) -> nn.Module:
-    """Copy a module tree that somebody else goes on using, for hosting.
+    """Copy a module tree that the caller continues to use, for hosting.
 
     Its parameters and buffers are other tensor objects over the same memory: eval mode, gradients
-    switched off or another device do not show at the original, while a change of its weights in
-    place, as an optimiser makes, shows here.
+    switched off or another device do not affect the original, while in-place changes of its weights, as by an
+    optimiser, are visible here.
 
     Raises:
         ServiceError: `MODEL_INVALID`, as `make_replica` does.
@@ -73,12 +73,12 @@ def make_training_copy(module: nn.Module, trained: Collection[Tensor]) -> nn.Mod
     """Copy a module tree for training a part of it.
 
     Trained parameters and all buffers have memory of their own; the other parameters are other tensor objects
-    over the same memory. Gradients are asked for with respect to the trained ones only. Tied tensors stay
+    over the same memory. Only the trained ones require gradients. Tied tensors stay
     tied.
 
     Args:
         module: The model; it is left as it is.
-        trained: Parameters of it.
+        trained: The parameters to train.
 
     Raises:
         ServiceError: `MODEL_INVALID`, as `make_replica` does.

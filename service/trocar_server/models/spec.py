@@ -1,12 +1,12 @@
-"""What an operator says about a model before anything is loaded: id, architecture, weights, inputs.
+"""Model spec: a model as configured, before anything is loaded: id, architecture, weights, inputs.
 
     ModelSpec("resnet50", "resnet50")                                # torchvision's DEFAULT weights
     ModelSpec("vit", "vit_b_16", weights="random:7")
     ModelSpec("lite", "efficientnet_lite_pytorch:EfficientNet.from_name", weights="lite0.safetensors",
               arguments=("efficientnet-lite0",), preprocessing=PreprocessingSpec(resize=(256,), crop=(224,)))
 
-Everything here is checked when the object is made, with no torch: a bad configuration fails before
-the first model is built. Whether names exist in torchvision is `architectures.check_spec`'s question.
+Everything here is checked when the object is made, with no torch: a bad configuration fails before the first
+model is built. `architectures.check_spec` checks that names exist in torchvision.
 """
 
 import re
@@ -18,9 +18,13 @@ from typing import Any
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.models.source import is_source, parse_source
 
 DEFAULT_WEIGHTS = "DEFAULT"
 """torchvision's best weights for an architecture; for a factory, whatever the factory built."""
+
+DTYPES = ("", "bf16", "fp16", "fp32")
+"""Dtypes that weights can be converted to; empty for none."""
 
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 """The names of torchvision's `InterpolationMode`."""
@@ -34,7 +38,7 @@ _FILE_SUFFIX = ".safetensors"
 
 @unique
 class WeightsKind(StrEnum):
-    """Where a model's weights come from."""
+    """Source of a model's weights."""
 
     NAMED = "named"
     """`DEFAULT`, or the name of a member of torchvision's weights enum."""
@@ -46,7 +50,7 @@ class WeightsKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PreprocessingSpec:
-    """How a custom model's images are prepared, in torchvision's order: resize, crop, scale, normalise.
+    """Preprocessing of a custom model's images, in torchvision's order: resize, crop, scale, normalise.
 
     Raises:
         ServiceError: `MODEL_INVALID`, a size, mean, std or interpolation does not work.
@@ -62,6 +66,12 @@ class PreprocessingSpec:
     """Divided by per channel, after the mean."""
     interpolation: str = "bilinear"
     """One of `INTERPOLATIONS`."""
+    rules: str = "torchvision"
+    """Whose rules of sizes and crops: `torchvision` or `transformers`; see `image_rules`."""
+    longest: int = 0
+    """Limit of the longer side after a resize of the shorter one, with transformers' rules; 0 for none."""
+    scale: float | None = None
+    """Factor of 8-bit values in place of 1/255, with transformers' rules."""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -72,13 +82,14 @@ class PreprocessingSpec:
             raise _invalid("preprocessing.mean and .std take three numbers each, or none; no std may be 0")
         if self.interpolation not in INTERPOLATIONS:
             raise _invalid(
-                f"preprocessing.interpolation is no '{self.interpolation}'; use {', '.join(INTERPOLATIONS)}"
+                f"preprocessing.interpolation cannot be '{self.interpolation}'; use "
+                f"{', '.join(INTERPOLATIONS)}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilding:
-    """How to get the module that the weights in a file were trained in, for a published model.
+    """Recipe to rebuild the module of a published model's weights.
 
     The architecture is built as its base was, without that base's weights: nothing is downloaded.
     """
@@ -94,7 +105,7 @@ class Rebuilding:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One entry of the catalogue, as the operator described it.
+    """One entry of the catalogue, as configured.
 
     Raises:
         ServiceError: `MODEL_INVALID`, the id, the factory's syntax, the input shape or a stage is wrong;
@@ -112,42 +123,58 @@ class ModelSpec:
     arguments: tuple[Any, ...] = ()
     """Positional arguments of the factory; torchvision's builders take none."""
     categories: tuple[str, ...] | None = None
-    """Class names by index. None: what the named weights say."""
+    """Class names by index. None: those of the named weights."""
     preprocessing: PreprocessingSpec | None = None
-    """What to do to images. None: what torchvision's weights say, or nothing for a factory."""
+    """Image preprocessing. None: that of torchvision's weights, or nothing for a factory."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one example input without its batch dimension. None: chosen from the weights."""
     stages: Mapping[str, str] = field(default_factory=dict)
     """Selectors by stage name, for example `{"stem": "conv1"}`; they come before torchvision's own."""
     factory: Callable[[], Any] | None = None
-    """Builds it, for models that exist in this process only. None: what `architecture` names does."""
+    """Builds it, for models that exist in this process only. None: `architecture` builds it."""
     numerics: str = ""
-    """What callers get who ask for nothing else: `exact`, `fast`, `bf16`; the server's default when empty."""
+    """Default numerics of callers: `exact`, `fast`, `bf16`; the server's default when empty."""
     rebuilding: Rebuilding | None = None
-    """What else it takes to build a published model; `weights` is then a file."""
+    """Recipe to build a published model; `weights` is then a file."""
+    source: str = ""
+    """`timm:NAME` or `hf:...`, see `source`; `architecture` is then the source without paths. Empty where
+    torchvision or a factory builds it."""
+    dtype: str = ""
+    """The dtype of the weights: `bf16`, `fp16` or `fp32`; as they are when empty."""
+    inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What is known of inputs by name, beside what the model itself says; see `inputs.overridden`."""
+    processor_folder: Path | None = None
+    """Folder with the files of its tokenizer or feature extractor. None: that of its source, if any."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without torch."""
         check_model_id(self.model_id)
-        if self.is_custom and not _FACTORY.fullmatch(self.architecture):
-            raise _invalid(f"'{self.architecture}' is no factory; write it as module:callable")
+        if self.dtype not in DTYPES:
+            raise _invalid(f"dtype is no '{self.dtype[:20]}'; use {', '.join(filter(None, DTYPES))}")
+        if self.is_custom and not self.source and not _FACTORY.fullmatch(self.architecture):
+            raise _invalid(f"'{self.architecture}' is not a factory; write it as module:callable")
         if self.arguments and not self.is_custom:
             raise _invalid(f"'{self.architecture}' takes no positional arguments; use options")
         if self.input_shape is not None and any(size < 1 for size in self.input_shape):
             raise _invalid(f"input_shape takes sizes of at least 1, not {self.input_shape}")
         for stage in self.stages:
             if not _STAGE.fullmatch(stage):
-                raise _invalid(f"'{stage[:80]}' is no stage name; use letters, digits, '_' and '-'")
+                raise _invalid(f"'{stage[:80]}' is not a stage name; use letters, digits, '_' and '-'")
         if self.weights.startswith("random") and self.weights_kind is WeightsKind.NAMED:
             raise ServiceError(
                 ErrorReason.UNKNOWN_WEIGHTS,
-                f"'{Path(self.weights).name}' is no seed; write random or random:<whole number>",
+                f"'{Path(self.weights).name}' is not a seed; write random or random:<whole number>",
             )
 
     @property
     def is_custom(self) -> bool:
-        """Whether an operator's factory builds the model, not torchvision."""
+        """Whether a factory of the operator or another library builds the model, not torchvision."""
         return ":" in self.architecture
+
+    @property
+    def named_architecture(self) -> str:
+        """The architecture where neither the id nor a source says it; empty otherwise."""
+        return "" if self.source or self.architecture == self.model_id else self.architecture
 
     @property
     def weights_kind(self) -> WeightsKind:
@@ -171,24 +198,61 @@ def check_model_id(model_id: str) -> None:
     """
     if not _MODEL_ID.fullmatch(model_id):
         raise _invalid(
-            f"{model_id[:80]!r} is no model id; use 1 to 63 of a-z, 0-9, '.', '_', '-', "
+            f"{model_id[:80]!r} is not a model id; use 1 to 63 of a-z, 0-9, '.', '_', '-', "
             "and start with a letter or digit"
         )
 
 
-def parse_model_argument(text: str) -> ModelSpec:
-    """Read a model of the command line: `NAME` or `NAME=WEIGHTS`, for example `vit_b_16=random:0`.
+def named_model(model_id: str, name: str, **settings: Any) -> ModelSpec:
+    """Return the spec of a model by its source, torchvision name or factory.
 
-    The name is a torchvision model name and becomes the id. A path is allowed as weights, because
-    the operator types it; clients never name files.
+    Args:
+        model_id: Its id.
+        name: A source such as `timm:NAME`, a torchvision name, or `module:callable` where `settings` have no
+            source.
+        settings: Other fields of `ModelSpec`.
 
     Raises:
-        ServiceError: `MODEL_INVALID` or `UNKNOWN_WEIGHTS`, as `ModelSpec` does.
+        ServiceError: `MODEL_INVALID` or `UNKNOWN_WEIGHTS`, as `ModelSpec` and `parse_source` do.
     """
+    if not is_source(name):
+        return ModelSpec(model_id, name, **settings)
+    source = parse_source(name)
+    if source.library == "torchvision":
+        return ModelSpec(model_id, source.name, **settings)
+    return ModelSpec(model_id, source.public_name, source=name, **settings)
+
+
+def parse_model_argument(text: str) -> ModelSpec:
+    """Read a model of the command line: `NAME`, `NAME=WEIGHTS`, `SOURCE[=WEIGHTS]` or `ID=SOURCE[=WEIGHTS]`.
+
+    `vit_b_16=random:0` is a torchvision model, whose name becomes the id; `mini=hf:./folder` is a source with
+    an id. A path is allowed as weights and in a source, because the operator types it; clients never name
+    files.
+
+    Raises:
+        ServiceError: `MODEL_INVALID` or `UNKNOWN_WEIGHTS`, as `named_model` does.
+    """
+    if is_source(text):
+        name, weights = _without_weights(text)
+        return named_model(parse_source(name).model_id, name, weights=weights)
     name, separator, weights = text.partition("=")
     if separator and not weights:
         raise _invalid(f"'{name}=' has no weights; write {name}, {name}=random:0 or {name}=FILE.safetensors")
-    return ModelSpec(model_id=name, architecture=name, weights=weights or DEFAULT_WEIGHTS)
+    if is_source(weights):
+        source, weights = _without_weights(weights)
+        return named_model(name, source, weights=weights)
+    spec = ModelSpec(model_id=name, architecture=name, weights=weights or DEFAULT_WEIGHTS)
+    if ":" in weights and spec.weights_kind is WeightsKind.NAMED and "random" not in weights:
+        parse_source(weights)  # no weights have such a name: a source, mistyped
+    return spec
+
+
+def _without_weights(text: str) -> tuple[str, str]:
+    """Split `SOURCE=WEIGHTS`; a folder may have an equals sign in its name."""
+    source, separator, weights = text.rpartition("=")
+    is_weights = weights.startswith("random") or weights.endswith(_FILE_SUFFIX)
+    return (source, weights) if separator and is_weights else (text, DEFAULT_WEIGHTS)
 
 
 def _invalid(message: str) -> ServiceError:

@@ -2,7 +2,7 @@
 
     stages_of("resnet50")       # {"stem": "maxpool", "stage1": "layer1", ..., "head": "fc"}
 
-# Note: [What a stage is]
+# Note: [Stages]
 `stageN` is the last value before the width and height are halved again, from a quarter of the input's on:
 1/4, 1/8, 1/16 and 1/32 for stages 1 to 4, as in timm's feature extractors. What comes before the first is
 `stem`. A plain vision transformer keeps one size: its stages are quarters of its blocks. Backbones of
@@ -14,7 +14,7 @@ layer is a linear one.
 from collections.abc import Iterable
 from itertools import accumulate, chain
 
-from trocar_server.models.spec import ModelSpec
+from trocar_server.models.hosted import HostedModel
 
 Stages = dict[str, str]
 """Selectors by stage name."""
@@ -31,15 +31,16 @@ _MOBILENET_V3_LARGE = (0, 3, 6, 12, 15)
 _QUANTIZED = "quantized_"
 
 
-def stages_for(spec: ModelSpec) -> Stages:
-    """Return the stages of a model: its architecture's, and over them those that the operator named."""
-    return {**({} if spec.is_custom else stages_of(spec.architecture)), **spec.stages}
+def stages_for(model: HostedModel) -> Stages:
+    """Stages of a model: its library's or architecture's, overridden by the operator's."""
+    spec = model.spec
+    return {**(model.stages if spec.is_custom else stages_of(spec.architecture)), **spec.stages}
 
 
 def stages_of(architecture: str) -> Stages:
-    """Return the stages of a torchvision architecture; none where the family has no such layout.
+    """Stages of a torchvision architecture; none if the family has no such layout.
 
-    Without: optical flow, SSD, and every factory of an operator.
+    Families without stages: optical flow, SSD, and every factory of an operator.
     """
     name = architecture.removeprefix(_QUANTIZED)
     if name.endswith(("_fpn", "_fpn_v2")):

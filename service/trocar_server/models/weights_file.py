@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors with torch's module versions in the header and a sha256 beside it.
+"""Weights file: safetensors with torch's module versions in the header and a sha256 beside it.
 
 The only format that the server reads. A write is durable and all-or-nothing: temporary file, fsync,
 rename, fsync of the directory, and the checksum last.
@@ -53,6 +53,19 @@ def write_weights(state: Mapping[str, Tensor], target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
+def write_checksum(source: Path, target: Path) -> None:
+    """Move a safetensors file to `target`, durably, and write its sha256 beside it.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    partial = target.with_name(f"{target.name}.partial")
+    digest = _sha256(source)
+    _make_durable(source, target)
+    partial.write_text(f"{digest}  {target.name}\n", encoding="ascii")
+    _make_durable(partial, _checksum_path(target))
+
+
 def versions_metadata(state: Mapping[str, Tensor]) -> dict[str, str]:
     """Return what a file's header says of torch's module versions, see Note: [Module versions]."""
     return {_VERSIONS: json.dumps(_versions(state))}
@@ -87,7 +100,7 @@ def read_weights(path: Path, sha256: str = "") -> StateDict:
         ) from error
     except Exception as error:  # safetensors raises its own error and, for some headers, others
         raise _corrupt(
-            path, "it is no readable safetensors file; write it again with `trocar convert`"
+            path, "it is not a readable safetensors file; write it again with `trocar convert`"
         ) from error
     if versions:
         state._metadata = OrderedDict(versions)  # type: ignore[attr-defined]  # where torch looks for it
@@ -123,7 +136,10 @@ def _check_sha256(path: Path, expected: str) -> None:
         except FileNotFoundError:
             return
     if _sha256(path) != expected:
-        raise _corrupt(path, "its sha256 is not the one beside it; remove both files and write them again")
+        raise _corrupt(
+            path,
+            "its sha256 differs from the one in the .sha256 file; remove both files and write them again",
+        )
 
 
 def _sha256(path: Path) -> str:

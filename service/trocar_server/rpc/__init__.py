@@ -1,1 +1,1 @@
-"""The only package that knows gRPC and protobuf: messages in, plans out; results in, messages out."""
+"""gRPC layer, the only package that imports gRPC and protobuf: messages to plans, results to messages."""

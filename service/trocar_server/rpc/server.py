@@ -5,63 +5,59 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import (
     dataset_pb2,
-    dataset_pb2_grpc,
     edit_store_pb2,
-    edit_store_pb2_grpc,
     extraction_pb2,
     fit_pb2,
-    fit_pb2_grpc,
     model_pb2,
-    model_pb2_grpc,
     server_pb2,
-    server_pb2_grpc,
     shared_memory_pb2,
     stream_pb2,
     trainer_pb2,
-    trainer_pb2_grpc,
 )
 from trocar_server.config import Limits
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.compression import OPTIONS
-from trocar_server.rpc.dataset_service import DatasetService
-from trocar_server.rpc.doors import Doors
-from trocar_server.rpc.edit_store_service import EditStoreService
-from trocar_server.rpc.extraction_service import ExtractionService
-from trocar_server.rpc.fit_service import FitService
-from trocar_server.rpc.gates import Gate, OpenGate
-from trocar_server.rpc.health_port import LIVE, start_health_port
-from trocar_server.rpc.interceptor import CallInterceptor
-from trocar_server.rpc.model_service import ModelService
+from trocar_server.rpc.call.authorization import Authorizer, OpenAuthorizer
+from trocar_server.rpc.call.drain import DrainSwitch
+from trocar_server.rpc.call.interceptor import CallInterceptor
+from trocar_server.rpc.call.running_calls import RunningCalls
+from trocar_server.rpc.codec.stored_lists import StoredLists
+from trocar_server.rpc.listen.health_port import LIVE, start_health_port
+from trocar_server.rpc.listen.health_service import HealthService
+from trocar_server.rpc.listen.registration import register
+from trocar_server.rpc.listen.unix_socket import check_free, owner_only, socket_path, target_of
+from trocar_server.rpc.oip.oip_messages import SERVICE as OPEN_INFERENCE
 from trocar_server.rpc.oip.reflection import pool_of
-from trocar_server.rpc.oip.service import NAME as OPEN_INFERENCE
 from trocar_server.rpc.oip.service import OpenInferenceService
-from trocar_server.rpc.operator import Operator
-from trocar_server.rpc.running_calls import RunningCalls
-from trocar_server.rpc.server_service import ServerService
-from trocar_server.rpc.shared_memory_service import SharedMemoryService
-from trocar_server.rpc.stored_lists import StoredLists
-from trocar_server.rpc.stream_service import StreamService
-from trocar_server.rpc.trainer_service import TrainerService
-from trocar_server.rpc.unix_socket import check_free, owner_only, socket_path, target_of
-from trocar_server.shared_memory import open_lender
+from trocar_server.rpc.services.dataset_service import DatasetService
+from trocar_server.rpc.services.edit_store_service import EditStoreService
+from trocar_server.rpc.services.extraction_service import ExtractionService
+from trocar_server.rpc.services.fit_service import FitService
+from trocar_server.rpc.services.model_service import ModelService
+from trocar_server.rpc.services.operator import Operator
+from trocar_server.rpc.services.server_service import ServerService
+from trocar_server.rpc.services.shared_memory_service import SharedMemoryService
+from trocar_server.rpc.services.stream_service import StreamService
+from trocar_server.rpc.services.trainer_service import TrainerService
+from trocar_server.rpc.transfer.compression import OPTIONS
+from trocar_server.shared_memory import Lender, open_lender
 from trocar_server.telemetry import NOBODY, CallObserver
 from trocar_server.training.datasets import DatasetLibrary
-from trocar_server.training.fitting import Fits
+from trocar_server.training.fit.fitting import Fits
 from trocar_server.training.trainers import Trainers
 
-# Inputs of up to 4 MiB come within one message; more room than that is for descriptions.
+# Inputs of up to 4 MiB fit in one message; the extra room is for descriptions.
 _MESSAGE_ROOM_BYTES = 8 << 20
 
-_SERVICES = [
-    file.services_by_name[name].full_name
+_DESCRIPTORS = [
+    file.services_by_name[name]
     for file, name in (
         (extraction_pb2.DESCRIPTOR, "ExtractionService"),
         (stream_pb2.DESCRIPTOR, "StreamService"),
@@ -74,13 +70,14 @@ _SERVICES = [
         (dataset_pb2.DESCRIPTOR, "DatasetService"),
     )
 ]
-_SPOKEN = [*_SERVICES, OPEN_INFERENCE]
-"""Ours, and those of others that we speak."""
+_SERVICES = [descriptor.full_name for descriptor in _DESCRIPTORS]
+_SPOKEN = [*_SERVICES, OPEN_INFERENCE.full_name]
+"""Service descriptors: ours, and those of third-party protocols."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the services speak for."""
+    """Components behind the services."""
 
     engine: Engine
     edit_store: EditStore
@@ -88,7 +85,7 @@ class Parts:
     trainers: Trainers
     fits: Fits
     operator: Operator
-    doors: Doors
+    drain_switch: DrainSwitch
 
 
 @dataclass
@@ -106,20 +103,21 @@ class RpcServer:
     port: int
     running: RunningCalls
     _server: grpc.aio.Server
-    _health: health.aio.HealthServicer
+    _health: HealthService
     _sharing: SharedMemoryService
+    _log: Any = None
     health_port: int = 0
     _health_server: grpc.aio.Server | None = None
 
     async def set_serving(self, is_serving: bool = True) -> None:
-        """Tell health checks whether every service is ready."""
+        """Set the health state of every service."""
         status = health_pb2.HealthCheckResponse
         for name in ("", *_SPOKEN):
             await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
     async def open_health_port(self, host: str, port: int) -> None:
         """Answer health checks at a port of their own as well; see `start_health_port`."""
-        self._health_server, self.health_port = await start_health_port(self._health, host, port)
+        self._health_server, self.health_port = await start_health_port(self._health, host, port, self._log)
 
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, let calls finish for `grace_s` seconds, then end."""
@@ -130,64 +128,47 @@ class RpcServer:
             await self._health_server.stop(None)
 
 
-async def start_server(  # noqa: PLR0913 - one for each thing that an operator sets
+async def start_server(  # noqa: PLR0913 - one per operator's setting
     parts: Parts,
     host: str,
     port: int,
     *,
     with_reflection: bool = False,
     log: Any = None,
-    gate: Gate | None = None,
+    authorizer: Authorizer | None = None,
     credentials: grpc.ServerCredentials | None = None,
     max_message_bytes: int = 0,
     observer: CallObserver = NOBODY,
 ) -> RpcServer:
-    """Start listening; health says NOT_SERVING until `set_serving`.
+    """Start listening; health is NOT_SERVING until `set_serving`.
 
     Args:
-        parts: What answers.
+        parts: The components behind the services.
         host: Address to listen on, or `unix:/path`.
         port: TCP port, 0 for a free one; without meaning for a Unix socket.
         with_reflection: Whether to offer gRPC server reflection.
         log: structlog's logger `trocar` when None.
-        gate: Who may do what; everybody everything when None.
+        authorizer: Authorizes calls; all are authorized when None.
         credentials: For TLS; plain text when None.
-        max_message_bytes: Of one message that comes in; never less than a chunk with its description needs.
-        observer: Is told of every call.
+        max_message_bytes: Of one received message; at least the size of a chunk with its description.
+        observer: Notified of every call.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
     """
-    engine, gate = parts.engine, gate or OpenGate()
-    calls = RunningCalls(gate)
+    engine, authorizer = parts.engine, authorizer or OpenAuthorizer()
+    calls = RunningCalls(authorizer)
     server = grpc.aio.server(
-        interceptors=[CallInterceptor(log, gate, observer, parts.doors, calls)],
+        interceptors=[
+            CallInterceptor(
+                log, authorizer, observer, parts.drain_switch, calls, engine.limits.stall_timeout_s
+            )
+        ],
         options=_options(engine.limits, max_message_bytes),
     )
-    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(engine), server)
     lender = None if socket_path(host) is None else open_lender(engine.limits.max_shared_memory_bytes)
-    info = ServerService(engine, parts.operator, 0 if lender is None else lender.limit_bytes)
-    server_pb2_grpc.add_ServerServiceServicer_to_server(info, server)
-    edits = EditStoreService(engine, parts.edit_store)
-    edit_store_pb2_grpc.add_EditStoreServiceServicer_to_server(edits, server)
-    dataset_pb2_grpc.add_DatasetServiceServicer_to_server(
-        DatasetService(parts.datasets, engine.admission), server
-    )
-    lists = StoredLists(engine, parts.edit_store)
-    tuning, sharing = TrainerService(parts.trainers), SharedMemoryService(lender)
-    server.add_generic_rpc_handlers(
-        (
-            ExtractionService(engine, lists, lender).handler(),
-            StreamService(engine, lists).handler(),
-            sharing.handler(),
-            tuning.handler(),
-        )
-    )
-    trainer_pb2_grpc.add_TrainerServiceServicer_to_server(tuning, server)
-    fit_pb2_grpc.add_FitServiceServicer_to_server(FitService(parts.fits), server)
-    health_service = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    server.add_generic_rpc_handlers((OpenInferenceService(engine, health_service).handler(),))
+    sharing, health_service = SharedMemoryService(lender), HealthService()
+    _register_all(server, parts, lender, sharing, health_service)
     for name in ("", *_SPOKEN):
         await health_service.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     await health_service.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
@@ -197,7 +178,33 @@ async def start_server(  # noqa: PLR0913 - one for each thing that an operator s
         reflection.enable_server_reflection([*_SPOKEN, *others], server, pool)
     address, bound = _listen(server, host, port, credentials)
     await server.start()
-    return RpcServer(address, bound, calls, server, health_service, sharing)
+    return RpcServer(address, bound, calls, server, health_service, sharing, log)
+
+
+def _register_all(
+    server: grpc.aio.Server,
+    parts: Parts,
+    lender: Lender | None,
+    sharing: SharedMemoryService,
+    health_service: HealthService,
+) -> None:
+    """Register the services, each with its descriptor."""
+    engine, lists = parts.engine, StoredLists(parts.engine, parts.edit_store)
+    servicers = (  # in the order of _DESCRIPTORS
+        ExtractionService(engine, lists, lender, parts.trainers),
+        StreamService(engine, lists, parts.trainers),
+        sharing,
+        ModelService(engine),
+        ServerService(engine, parts.operator, 0 if lender is None else lender.limit_bytes),
+        EditStoreService(engine, parts.edit_store),
+        TrainerService(parts.trainers),
+        FitService(parts.fits, engine.limits.stall_timeout_s),
+        DatasetService(parts.datasets, engine.admission),
+    )
+    for descriptor, servicer in zip(_DESCRIPTORS, servicers, strict=True):
+        register(server, descriptor, servicer)
+    register(server, OPEN_INFERENCE, OpenInferenceService(engine, health_service))
+    server.add_generic_rpc_handlers((health_service.handler(),))
 
 
 def _listen(
@@ -229,7 +236,7 @@ def _options(limits: Limits, max_message_bytes: int) -> list[tuple[str, int]]:
             max(max_message_bytes, limits.max_chunk_bytes + _MESSAGE_ROOM_BYTES),
         ),
         ("grpc.so_reuseport", 0),
-        # Clients of long streams ask every 20 s whether we are still there; by default that is too often.
+        # Clients of long streams send keepalive pings every 20 s; gRPC's default rejects that as too often.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         *OPTIONS,
     ]

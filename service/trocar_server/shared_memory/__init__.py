@@ -1,4 +1,4 @@
-"""Memory that the server lends to processes of its own user on its own host, for the bytes of tensors.
+"""Shared memory for the bytes of tensors, lent to processes of the same user on the same host.
 
     lender = open_lender(limit_bytes=1 << 30)      # None where there is no shared memory
     with lender.loan("alice") as loan:             # as long as the caller's stream lasts
@@ -7,10 +7,10 @@
         with lender.borrow("alice", segment.id) as segment:
             segment.read(0, payload)
 
-Note: [Who may change shared bytes, and when]
+Note: [Concurrent writes to shared memory]
     A caller can write to a segment at any time. So bytes are copied out of it once, before anything looks at
     them, and everything that is checked, hashed or computed is the copy. Into a segment the server only
-    writes, and reads nothing back. Numbers such as offsets never lie in a segment; they come in messages.
+    writes, and reads nothing back. Numbers such as offsets are never in a segment; they are sent in messages.
 
     What a mapping cannot survive is a file that gets shorter (SIGBUS). Its length is looked at before every
     piece of 4 MiB; to slip in between takes a process of the server's own user, which could as well kill it.

@@ -1,7 +1,8 @@
-"""Who has which segment, and how much of it."""
+"""Lender: segments of shared memory by principal, within limits."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -17,14 +18,18 @@ MAX_SEGMENTS = 64
 """Segments of one principal: each costs two file descriptors."""
 
 TOTAL_FACTOR = 4
-"""All principals together may have so many times as much as one, in bytes and in segments."""
+"""Limit of all principals together, as a multiple of one's, in bytes and in segments."""
+
+UNUSED_S = 600.0
+"""The longest time without a call that uses a segment; then it is released. A client that names it
+afterwards is told so, and sends chunks."""
 
 _SHARE_OF_FREE = 2
 """A segment takes at most one such part of what is free in the folder: others need shared memory, too."""
 
 
 def open_lender(limit_bytes: int, folder: Path = FOLDER) -> "Lender | None":
-    """Return what lends memory, or None where that is not possible; remove what killed servers left.
+    """Open a lender, or None if not possible; remove leftovers of killed servers.
 
     Args:
         limit_bytes: The most bytes of one principal; 0 for no lending at all.
@@ -44,10 +49,14 @@ class Lender:
     Args:
         limit_bytes: The most bytes of one principal.
         folder: The folder of shared memory.
+        clock: Returns seconds that never go back.
     """
 
-    def __init__(self, limit_bytes: int, folder: Path = FOLDER) -> None:
+    def __init__(
+        self, limit_bytes: int, folder: Path = FOLDER, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.limit_bytes = limit_bytes
+        self._clock = clock
         self._folder = folder
         self._lock = Lock()
         self._segments: dict[tuple[str, str], Segment] = {}
@@ -59,8 +68,13 @@ class Lender:
         with self._lock:
             return sum(map(sum, self._reserved.values()))
 
+    def byte_count_of(self, principal: str) -> int:
+        """Bytes that are lent to a principal or about to be."""
+        with self._lock:
+            return sum(self._reserved.get(principal, ()))
+
     def loan(self, principal: str) -> "Loan":
-        """Return what holds the segments of one stream of a principal; use it in a `with` block."""
+        """Loan with the segments of one stream of a principal; use it in a `with` block."""
         return Loan(self, principal)
 
     @contextmanager
@@ -77,7 +91,16 @@ class Lender:
         try:
             yield segment
         finally:
+            self.mark_used(segment)
             segment.release()
+
+    def mark_used(self, segment: Segment) -> None:
+        """Note that a segment is in use at this moment."""
+        segment.used_at_s = self._clock()
+
+    def unused_for_s(self, segment: Segment) -> float:
+        """Return the seconds since a call ended that used a segment, or since it was mapped; 0 in a call."""
+        return 0.0 if segment.is_borrowed else self._clock() - segment.used_at_s
 
     def make(self, principal: str, byte_count: int) -> Segment:
         """Make a segment within the limits. It takes a while: 0.1 s for 100 MiB.
@@ -100,7 +123,7 @@ class Lender:
         return segment
 
     def drop(self, principal: str, segment: Segment) -> None:
-        """Take a segment back; whoever borrows it now keeps it until his call ends."""
+        """Release a segment; a call that has borrowed it keeps it until the call ends."""
         with self._lock:
             del self._segments[principal, segment.id]
         self._unreserve(principal, segment.byte_count)
@@ -120,7 +143,7 @@ class Lender:
                 if is_over or len(sizes) >= MAX_SEGMENTS * factor:
                     raise ServiceError(
                         ErrorReason.QUOTA_EXCEEDED,
-                        f"{byte_count:,} bytes of shared memory are over the limit; close segments first",
+                        f"{byte_count:,} bytes of shared memory exceed the limit; close segments first",
                     )
             self._reserved.setdefault(principal, []).append(byte_count)
 
@@ -132,7 +155,7 @@ class Lender:
 
 
 class Loan:
-    """The segments of one stream; they go when its context ends."""
+    """The segments of one stream; released when its context ends."""
 
     def __init__(self, lender: Lender, principal: str) -> None:
         self._lender = lender
@@ -150,7 +173,7 @@ class Loan:
         self.end()
 
     def end(self) -> None:
-        """Take every segment back."""
+        """Release every segment."""
         with self._lock:
             self._is_over = True
             ids = list(self._segments)
@@ -184,16 +207,26 @@ class Loan:
         if segment is None:
             raise unknown_segment()
         segment.remove_name()
+        self._lender.mark_used(segment)
         segment.is_ready = True
 
-    def expire(self, segment_id: str) -> None:
-        """Take back a segment that has not been mapped; nothing happens to others."""
+    def expire(self, segment_id: str) -> float | None:
+        """Release a segment that has not been mapped, or that no call has used for `UNUSED_S`.
+
+        Returns:
+            Seconds after which to look again; None once the segment is released.
+        """
         segment = self._segments.get(segment_id)
-        if segment is not None and not segment.is_ready:
-            self.close(segment_id)
+        if segment is None:
+            return None
+        left_s = UNUSED_S - self._lender.unused_for_s(segment) if segment.is_ready else 0.0
+        if left_s > 0:
+            return left_s
+        self.close(segment_id)
+        return None
 
     def close(self, segment_id: str) -> None:
-        """Take a segment back; one that is not there is gone already."""
+        """Release a segment; no effect if already released."""
         with self._lock:
             segment = self._segments.pop(segment_id, None)
         if segment is not None:
@@ -204,11 +237,11 @@ def unknown_segment() -> ServiceError:
     """Return the error for an id that this caller cannot use, whatever the cause."""
     return ServiceError(
         ErrorReason.UNKNOWN_SEGMENT,
-        "there is no such segment of shared memory; send the bytes in chunks, or open another",
+        "no such shared memory segment; send the bytes in chunks, or open another segment",
     )
 
 
 def _no_room(byte_count: int) -> ServiceError:
     return ServiceError(
-        ErrorReason.STORAGE_FULL, f"there is too little shared memory for {byte_count:,} bytes more"
+        ErrorReason.STORAGE_FULL, f"not enough free shared memory for {byte_count:,} bytes more"
     )

@@ -1,4 +1,4 @@
-"""One piece of memory that two processes share."""
+"""Segment: memory that two processes share."""
 
 import mmap
 import os
@@ -36,7 +36,7 @@ class Segment:
         self.name, self._descriptor = create_file(folder)
         self.id = self.name.rpartition("-")[2]
         try:
-            # A file with holes would be found out by SIGBUS where the folder is full; this fails instead.
+            # A sparse file would raise SIGBUS later if the folder is full; this fails at once instead.
             os.posix_fallocate(self._descriptor, 0, self.byte_count)
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             self._map = mmap.mmap(self._descriptor, self.byte_count, flags)
@@ -46,21 +46,28 @@ class Segment:
             raise
         self.has_name = True
         self.is_ready = False
+        self.used_at_s = 0.0
         self._users = 1
         self._lock = Lock()
         self._is_written = Lock()
 
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether a call uses it, beside its stream."""
+        with self._lock:
+            return self._users > 1
+
     def remove_name(self) -> None:
-        """Take its name away: nobody else can map it from now on."""
+        """Unlink its name: from now on no other process can map it."""
         if self.has_name:
             self.has_name = False
             remove_name(self._folder, self.name)
 
     def read(self, offset: int, out: NDArray[np.uint8]) -> None:
-        """Copy bytes out of it; see Note: [Who may change shared bytes, and when].
+        """Copy bytes out of it; see Note: [Concurrent writes to shared memory].
 
         Raises:
-            ServiceError: `INVALID_ARGUMENT`, it was made shorter.
+            ServiceError: `INVALID_ARGUMENT`, it was truncated.
         """
         for start in range(0, out.nbytes, _PIECE_BYTES):
             piece = out[start : start + _PIECE_BYTES]
@@ -70,7 +77,7 @@ class Segment:
         """Copy bytes into it.
 
         Raises:
-            ServiceError: `INVALID_ARGUMENT`, it was made shorter.
+            ServiceError: `INVALID_ARGUMENT`, it was truncated.
         """
         for start in range(0, data.nbytes, _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
@@ -81,18 +88,18 @@ class Segment:
         return self._is_written.acquire(blocking=False)
 
     def unclaim(self) -> None:
-        """Give a claim back."""
+        """Release a claim."""
         self._is_written.release()
 
     def retain(self) -> bool:
-        """Keep it for one more user; False when the last one has let go of it."""
+        """Add a reference; False if the last one was released."""
         with self._lock:
             if self._users:
                 self._users += 1
             return self._users > 0
 
     def release(self) -> None:
-        """Let go of it; the last user's release gives the memory back."""
+        """Drop a reference; the last one frees the memory."""
         with self._lock:
             self._users -= 1
             if self._users:
@@ -104,7 +111,7 @@ class Segment:
 
     def _view(self, offset: int, byte_count: int) -> NDArray[np.uint8]:
         if os.fstat(self._descriptor).st_size < self.byte_count:
-            raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the segment of shared memory was made shorter")
+            raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the shared memory segment was truncated")
         return np.frombuffer(self._map, np.uint8, byte_count, offset)
 
 

@@ -9,17 +9,21 @@ loss.backward()
 spool.report()
 """
 
-from trocar_server.spool.allocator import return_freed_memory
-from trocar_server.spool.errors import (
+from trocar_server.spool.allocator_settings import return_freed_memory
+from trocar_server.spool.report import Report
+from trocar_server.spool.saved.codec import Codec
+from trocar_server.spool.spool import Spool
+from trocar_server.spool.spool_errors import (
+    CodecError,
     SavedTensorChangedError,
     SpoolError,
     SpoolFullError,
     SpoolReadError,
 )
-from trocar_server.spool.report import Report
-from trocar_server.spool.spool import Spool
 
 __all__ = [
+    "Codec",
+    "CodecError",
     "Report",
     "SavedTensorChangedError",
     "Spool",

@@ -1,4 +1,4 @@
-"""What a spool has done: numbers, and a table of them."""
+"""Spool report: counters, and a table of them."""
 
 from dataclasses import dataclass, field, fields
 
@@ -8,7 +8,7 @@ _MOST_NOTES = 32
 
 @dataclass
 class Report:
-    """What a spool has done so far; `print(report)` shows it as a table.
+    """Counters of a spool so far; `print(report)` shows them as a table.
 
     Attributes:
         saved_bytes: Of all tensors that autograd saved, each time counted.
@@ -26,7 +26,7 @@ class Report:
         stall_s: How long, in seconds.
         file_count: The most files at once.
         step_count: How often the context was entered.
-        notes: What the user should know: options that cost precision, a filesystem without direct I/O,
+        notes: Notes for the user: options that cost precision, a filesystem without direct I/O,
             faults.
     """
 

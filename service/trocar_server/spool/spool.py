@@ -1,6 +1,6 @@
 """Saved tensors on disk: what autograd keeps for the backward pass, within a memory budget.
 
-    spool = Spool("/scratch", budget_bytes=256 << 20)
+    spool = Spool("/scratch", budget_bytes="256MiB")
     with spool:
         loss = criterion(model(x), y)
     loss.backward()
@@ -18,17 +18,18 @@ from typing import Self
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
-from trocar_server.spool.choice import Choice, all_of, made_by
-from trocar_server.spool.device_copies import copier_of
-from trocar_server.spool.device_tier import Tiers
-from trocar_server.spool.encoding import EncodingOptions, StoreDtype
-from trocar_server.spool.options import DiskOptions
-from trocar_server.spool.packing import Packer, unpack
+from trocar_api.byte_sizes import byte_count
+from trocar_server.spool.blocks.block_store import BlockStore
+from trocar_server.spool.blocks.device_copies import copier_of
+from trocar_server.spool.blocks.device_tier import Tiers
+from trocar_server.spool.files.encoding import EncodingOptions, StoreDtype
+from trocar_server.spool.files.options import DiskOptions
 from trocar_server.spool.report import Report
-from trocar_server.spool.store import BlockStore
-from trocar_server.spool.wrapping import Wrapped
+from trocar_server.spool.saved.choice import Choice, all_of, made_by
+from trocar_server.spool.saved.codec import Codec, check_codec
+from trocar_server.spool.saved.packing import Packer
+from trocar_server.spool.saved.wrapping import Wrapped
 
 MIN_BYTES = 32 << 10
 AHEAD_BYTES = 64 << 20
@@ -48,14 +49,16 @@ class Spool(AbstractContextManager["Spool"]):
     memory, within the same budget, and from there to disk; this has not run on a real GPU yet. Tensors of
     other devices stay where they are.
 
-    A tensor that is changed in place between forward and backward raises as without a spool. What torch
+    A tensor that is changed in place between forward and backward raises as without a spool; inside
+    `torch.autograd.graph.allow_mutation_on_saved_tensors` backward uses what it was. What torch
     itself does not see, it does not see either: changes through `.data` or NumPy come too late for what is on
     disk.
 
     Args:
         directory: Where the process gets a folder of its own, which goes with it. Made when it is first
             needed.
-        budget_bytes: The most bytes of saved tensors in memory, but for the largest one.
+        budget_bytes: The most bytes of saved tensors in memory, but for the largest one. This and other sizes
+            are whole numbers, or texts such as "256MiB".
         min_bytes: Smaller tensors stay in memory, uncounted.
         ahead_bytes: The most bytes that are read ahead of the backward pass, within the budget, but for a
             single tensor that is larger.
@@ -72,20 +75,23 @@ class Spool(AbstractContextManager["Spool"]):
         bits: Whether booleans are written as bits, without loss.
         store_dtype: "bf16" or "int8" to write float32 and float64 with less precision: the gradients are not
             exact, and the report says so.
+        codec: A pair of functions of yours, `pack` and `unpack`, around what may be written; see
+            `codec.Codec`.
 
     Raises:
-        ValueError: A number is negative.
+        ValueError: A number is negative, or a text is no size.
+        TypeError: `codec` has not both methods, or a size is neither a number nor a text.
     """
 
     def __init__(  # noqa: PLR0913 - options by keyword
         self,
         directory: str | Path,
-        budget_bytes: int,
+        budget_bytes: int | str,
         *,
-        min_bytes: int = MIN_BYTES,
-        ahead_bytes: int = AHEAD_BYTES,
-        device_ahead_bytes: int = DEVICE_AHEAD_BYTES,
-        quota_bytes: int | None = None,
+        min_bytes: int | str = MIN_BYTES,
+        ahead_bytes: int | str = AHEAD_BYTES,
+        device_ahead_bytes: int | str = DEVICE_AHEAD_BYTES,
+        quota_bytes: int | str | None = None,
         modules: Iterable[nn.Module] | None = None,
         keep: Iterable[nn.Module | torch.Tensor] = (),
         choose: Choice | None = None,
@@ -93,15 +99,21 @@ class Spool(AbstractContextManager["Spool"]):
         checksum: bool = False,
         bits: bool = True,
         store_dtype: StoreDtype | None = None,
+        codec: Codec | None = None,
     ) -> None:
-        if min(budget_bytes, min_bytes, ahead_bytes, device_ahead_bytes) < 0:
+        given = (budget_bytes, min_bytes, ahead_bytes, device_ahead_bytes)
+        names = ("budget_bytes", "min_bytes", "ahead_bytes", "device_ahead_bytes")
+        budget, least, ahead, device_ahead = map(byte_count, given, names)
+        quota = None if quota_bytes is None else byte_count(quota_bytes, "quota_bytes")
+        if min(budget, least, ahead, device_ahead) < 0:
             raise ValueError("budget_bytes, min_bytes, ahead_bytes and device_ahead_bytes cannot be negative")
-        options = DiskOptions(quota_bytes, checksum, EncodingOptions(store_dtype, bits))
-        self._store = BlockStore(Path(directory), budget_bytes, ahead_bytes, options)
+        check_codec(codec)
+        options = DiskOptions(quota, checksum, EncodingOptions(store_dtype, bits))
+        self._store = BlockStore(Path(directory), budget, ahead, options)
         chosen = all_of(choose, None if operations is None else made_by(operations))
         # Bytes seen as two dtypes are two blocks where each loses another part.
-        tiers = Tiers(self._store, device_ahead_bytes, copier_of)
-        self._packer = Packer(tiers, min_bytes, chosen, tells_dtypes=store_dtype is not None)
+        tiers = Tiers(self._store, device_ahead, copier_of)
+        self._packer = Packer(tiers, least, chosen, tells_dtypes=store_dtype is not None, codec=codec)
         self._modules = None if modules is None else list(modules)
         self._keep = [*keep, *(self._modules or [])]
         self._lock = threading.Lock()
@@ -116,7 +128,7 @@ class Spool(AbstractContextManager["Spool"]):
                 self._packer.keep(self._keep)
                 self._store.begin_step()
             if self._modules is None:
-                entered.enter_context(saved_tensors_hooks(self._packer.pack, unpack))
+                entered.enter_context(self._packer.hooks())
             else:
                 entered.callback(self._unwrap)
                 self._rewrap(self._modules)
@@ -140,10 +152,10 @@ class Spool(AbstractContextManager["Spool"]):
         modules = list(modules)
         self._keep.extend(modules)
         self._packer.keep(modules)
-        return Wrapped(modules, self._packer.pack, unpack)
+        return Wrapped(modules, self._packer.hooks)
 
     def report(self) -> Report:
-        """Return what has been done so far."""
+        """Return the report so far."""
         packer = self._packer
         return replace(self._store.snapshot(), saved_bytes=packer.saved_bytes, kept_bytes=packer.kept_bytes)
 
@@ -151,6 +163,16 @@ class Spool(AbstractContextManager["Spool"]):
     def counters(self) -> Report:
         """What is counted as it happens, in bytes written and read and times waited; takes no lock."""
         return self._store.report
+
+    @property
+    def store(self) -> BlockStore:
+        """The blocks of saved tensors, in memory and on disk; for diagnosis."""
+        return self._store
+
+    @property
+    def packer(self) -> Packer:
+        """The pack hook; `spool.packer.pack(tensor)` saves one tensor, as autograd does."""
+        return self._packer
 
     def close(self) -> None:
         """Stop the threads and remove the files; tensors that are on disk are lost.
@@ -163,7 +185,7 @@ class Spool(AbstractContextManager["Spool"]):
         with self._lock:
             self._thread_count += 1
             if self._wrapped is None:
-                self._wrapped = Wrapped(modules, self._packer.pack, unpack)
+                self._wrapped = Wrapped(modules, self._packer.hooks)
 
     def _unwrap(self) -> None:
         with self._lock:

@@ -9,23 +9,23 @@ Usable alone on any `nn.Module`, with no server:
     session.values
 """
 
-from trocar_server.surgery.editing import CallInput, EditSession, EditTarget
-from trocar_server.surgery.functions import FunctionSession, record_functions
-from trocar_server.surgery.gradient_errors import differentiable, independent, no_gradient_of
-from trocar_server.surgery.gradient_sites import GradientPoint
-from trocar_server.surgery.gradients import GradientSession
-from trocar_server.surgery.graph import TracedGraph, trace_graph
 from trocar_server.surgery.guard import PassAborted, PassGuard
 from trocar_server.surgery.kept_tensors import graphs_end_here
-from trocar_server.surgery.moments import Skips, moment
-from trocar_server.surgery.nodes import NodeSession, record_nodes
-from trocar_server.surgery.operating import Surgery, operate
-from trocar_server.surgery.parsing import parse_selector
-from trocar_server.surgery.recording import Call, Leaf, ModuleRecord, Recording, record_calls
-from trocar_server.surgery.resolve import resolve
-from trocar_server.surgery.selectors import Selector
-from trocar_server.surgery.starting import StartMixedError, StartSession, laid_out
-from trocar_server.surgery.taps import Collector, TapSession, Target, ValueMissingError
+from trocar_server.surgery.recording.graph import TracedGraph, trace_graph
+from trocar_server.surgery.recording.recording import Call, Leaf, ModuleRecord, Recording, record_calls
+from trocar_server.surgery.resolution.resolve import resolve
+from trocar_server.surgery.selectors.parsing import parse_selector
+from trocar_server.surgery.selectors.selectors import Selector
+from trocar_server.surgery.sessions.call_order import Skips, call_order, place
+from trocar_server.surgery.sessions.editing import CallInput, EditSession, EditTarget
+from trocar_server.surgery.sessions.functions import FunctionSession, record_functions
+from trocar_server.surgery.sessions.gradient_errors import differentiable, independent, no_gradient_of
+from trocar_server.surgery.sessions.gradient_sites import GradientPoint
+from trocar_server.surgery.sessions.gradients import GradientSession
+from trocar_server.surgery.sessions.nodes import NodeSession, record_nodes
+from trocar_server.surgery.sessions.operating import Surgery, operate
+from trocar_server.surgery.sessions.starting import StartMixedError, StartSession, laid_out
+from trocar_server.surgery.sessions.taps import Collector, TapSession, Target, ValueMissingError
 
 __all__ = [
     "Call",
@@ -51,14 +51,15 @@ __all__ = [
     "Target",
     "TracedGraph",
     "ValueMissingError",
+    "call_order",
     "differentiable",
     "graphs_end_here",
     "independent",
     "laid_out",
-    "moment",
     "no_gradient_of",
     "operate",
     "parse_selector",
+    "place",
     "record_calls",
     "record_functions",
     "record_nodes",

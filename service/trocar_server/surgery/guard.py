@@ -1,8 +1,8 @@
-"""Stopping a pass from outside: a deadline or a cancel is noticed at the next module.
+"""Cancellation of a pass: a deadline or a cancelled call stops it at the next module.
 
-A deadline does not stop a Python handler, and nothing can interrupt a kernel. So whoever stops a pass puts
-a forward-pre hook on every module of the running replica, and the next module that is called raises. A
-pass that nobody stops has no such hooks, and costs nothing.
+A deadline does not stop a Python handler, and a running kernel cannot be interrupted. So stopping a pass
+registers a forward-pre hook on every module of the running replica, and the next module that is called
+raises. A pass that is not stopped has no such hooks, and costs nothing.
 """
 
 import time
@@ -16,7 +16,7 @@ from trocar_api.reasons import ErrorReason
 
 
 class PassAborted(BaseException):
-    """The pass was stopped by its guard. Not an `Exception`: a model's own `except` must not eat it."""
+    """The pass was stopped by its guard. Not an `Exception`: a model's own `except` must not catch it."""
 
     def __init__(self, reason: ErrorReason) -> None:
         super().__init__(reason)
@@ -24,11 +24,11 @@ class PassAborted(BaseException):
 
 
 class PassGuard:
-    """Says whether a pass may go on. One thread runs the pass, any other may stop it.
+    """Cancellation token of a pass. One thread runs the pass, any other may stop it.
 
     Args:
-        deadline: A time of `time.monotonic()` in seconds after which no pass begins, or None. Whoever
-            set it calls `expire` when it passes.
+        deadline: A time of `time.monotonic()` in seconds after which no pass begins, or None. The code
+        that set it calls `expire` when it passes.
     """
 
     def __init__(self, deadline: float | None = None) -> None:
@@ -39,7 +39,7 @@ class PassGuard:
         self._lock = Lock()
 
     def cancel(self) -> None:
-        """Stop the pass at its next module: the caller has no use for it any more."""
+        """Stop the pass at its next module: the caller no longer needs it."""
         self._stop(ErrorReason.CANCELLED)
 
     def expire(self) -> None:
@@ -47,7 +47,7 @@ class PassGuard:
         self._stop(ErrorReason.DEADLINE_EXCEEDED)
 
     def check(self, *_: object) -> None:
-        """Raise when the pass has to stop; also fit to be a forward-pre hook.
+        """Raise when the pass has to stop; also usable as a forward-pre hook.
 
         Raises:
             PassAborted: With `CANCELLED` or `DEADLINE_EXCEEDED`.
@@ -59,7 +59,7 @@ class PassGuard:
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Let a stop reach a pass of this module inside the context."""
+        """Make passes of this module stoppable inside the context."""
         with self._lock:
             self._module = module
             if self._reason is not None or self._is_late():
@@ -77,7 +77,7 @@ class PassGuard:
             self._attach()
 
     def _attach(self) -> None:
-        # Adding to a dict of hooks is one step under the GIL, and torch copies the dict before it calls them.
+        # Adding to a dict of hooks is atomic under the GIL, and torch copies the dict before it calls them.
         for child in self._module.modules() if self._module is not None else ():
             self._hooks.callback(child.register_forward_pre_hook(self.check).remove)
 

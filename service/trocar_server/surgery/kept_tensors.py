@@ -1,9 +1,9 @@
-"""The tensors that a model keeps from pass to pass, between passes with gradients and without.
+"""Tensors that a model keeps from pass to pass, across passes with and without gradients.
 
 # Note: [Kept tensors and graphs]
-A buffer that a pass with gradients writes to becomes part of the graph, and would hold that pass's values and
-fail the next backward pass. A tensor made in a pass in inference mode cannot be saved for a backward pass
-(torch 2.14). Both are the server's doing, so both are undone.
+A buffer that a pass with gradients writes to becomes part of the graph. It would keep that pass's values
+alive and fail the next backward pass. A tensor made in a pass in inference mode cannot be saved for a
+backward pass (torch 2.14). The server causes both, so it reverts both.
 """
 
 from collections.abc import Iterator, MutableMapping
@@ -16,7 +16,7 @@ from torch import nn
 
 @contextmanager
 def graphs_end_here(model: nn.Module) -> Iterator[None]:
-    """Let a pass with gradients run inside the context, backward pass included; nothing keeps its graph.
+    """Context for a pass with gradients, backward included; no kept tensor refers to its graph afterwards.
 
     See Note: [Kept tensors and graphs].
     """
@@ -34,7 +34,7 @@ def _drop_graphs(model: nn.Module) -> None:
         if tensor._is_view():
             owner[name] = tensor.detach()
         else:
-            tensor.detach_()  # the very object, which other replicas share
+            tensor.detach_()  # in place: other replicas share this object
 
 
 def _allow_graphs(model: nn.Module) -> None:

@@ -1,8 +1,8 @@
-"""Parameters and buffers that are others for one pass.
+"""Parameter swaps: other parameters and buffers for the length of one pass.
 
 A replica's modules share their tensors with every other replica, so a tensor is never changed: its entry in
 the module's own table is. Where one tensor has several entries (tied weights), all of them change, as with
-`torch.func.functional_call`. Nothing is copied but what replaces it.
+`torch.func.functional_call`. Only the replacement takes memory.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import nn
 
 
 class ParameterSwaps:
-    """Replaces entries of the tables of one model until it is closed.
+    """Replaces parameters and buffers of one model until its exit stack is closed.
 
         with ExitStack() as undo:
             swaps = ParameterSwaps(model, undo)
@@ -21,7 +21,7 @@ class ParameterSwaps:
 
     Args:
         model: A replica.
-        undo: Puts everything back when it is closed.
+        undo: Restores the original tensors when it is closed.
     """
 
     def __init__(self, model: nn.Module, undo: ExitStack) -> None:
@@ -29,7 +29,7 @@ class ParameterSwaps:
         self._undo = undo
 
     def current(self, path: str, name: str) -> torch.Tensor:
-        """Return what a module has under this name now.
+        """Return the module's present parameter or buffer of this name.
 
         Raises:
             KeyError: It has no such parameter or buffer.
@@ -37,7 +37,7 @@ class ParameterSwaps:
         return _table(self._model.get_submodule(path), name)[name]
 
     def replace(self, path: str, name: str, new: torch.Tensor) -> None:
-        """Let every module that has this tensor have another one instead."""
+        """Replace this tensor in every module that has it."""
         old = self.current(path, name)
         for table, key in list(_entries(self._model, old)):
             table[key] = new
@@ -47,7 +47,7 @@ class ParameterSwaps:
 def _table(module: nn.Module, name: str) -> dict[str, torch.Tensor]:
     for table in (module._parameters, module._buffers):
         if table.get(name) is not None:
-            return table  # type: ignore[return-value]  # an entry that is None is not asked for
+            return table  # type: ignore[return-value]  # entries that are None are never looked up
     raise KeyError(name)
 
 

@@ -1,6 +1,6 @@
-"""Values that are more than one tensor: tuples, dicts, dataclasses and what is inside.
+"""Nested values: tuples, dicts, dataclasses and the tensors inside.
 
-A pick is the way to one element: a position in a tuple or list, a key of a dict, a field of a
+A pick is the path to one element: a position in a tuple or list, a key of a dict, a field of a
 dataclass, a named tuple or a plain object (torchvision's `ImageList`). `[0]["out"]` is written
 as the picks `(0, "out")`.
 """
@@ -28,6 +28,9 @@ _ATOMS = (
     type(None),
     torch.device,
     torch.dtype,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
 )
 
 
@@ -36,8 +39,8 @@ def leaves(value: Any, picks: Picks = (), above: frozenset[int] = frozenset()) -
 
     Args:
         value: The structure.
-        picks: The way to it.
-        above: Ids of the structures around it; one of these inside itself is a leaf.
+        picks: The path to it.
+        above: Ids of the enclosing structures; a structure inside itself is a leaf.
     """
     children = None if id(value) in above else _children(value)
     if children is None:
@@ -83,11 +86,11 @@ def _children(value: Any) -> dict[int | str, Any] | None:
 
 
 def put(value: Any, picks: Picks, new: Any) -> Any:
-    """Return a structure with another element at the end of `picks`; what is around it is copied.
+    """Return a structure with another element at `picks`; enclosing structures are copied.
 
     Raises:
         KeyError, ValueError: An element on the way does not exist.
-        TypeError: A structure on the way cannot be made anew.
+        TypeError: A structure on the way cannot be rebuilt.
     """
     if not picks:
         return new
@@ -102,7 +105,7 @@ def _with_child(value: Any, position: int, key: int | str, child: Any) -> Any:
     """Return a copy of a structure with one child replaced."""
     if isinstance(value, Mapping):
         copied = copy.copy(value)
-        copied[list(value)[position]] = child  # type: ignore[index]  # what models return can be set
+        copied[list(value)[position]] = child  # type: ignore[index]  # models return mutable ones
         return copied
     if isinstance(value, tuple | list):
         items = [child if index == position else item for index, item in enumerate(value)]

@@ -1,13 +1,13 @@
-"""Metrics, traces and what a log line of a call says.
+"""Metrics, traces and the pass fields of a call's log line.
 
     telemetry = open_telemetry(config, engine, trainers, log)
-    telemetry.observer          # the interceptor tells it of every call
+    telemetry.observer          # the interceptor notifies it of every call
 
 Services add to the record of the call that they work for: `phase`, `note_model`, `note_pass`. The engine and
-trainers know nothing of it; what they count is read. See `docs/observability.md`.
+trainers do not depend on it; their counters are read. See `docs/observability.md`.
 """
 
-from trocar_server.telemetry.calls import (
+from trocar_server.telemetry.call_observer import (
     NOBODY,
     UNKNOWN_METHOD,
     CallObserver,
@@ -19,7 +19,7 @@ from trocar_server.telemetry.calls import (
     note_model,
     phase,
 )
-from trocar_server.telemetry.passes import note_hit, note_pass
+from trocar_server.telemetry.pass_observer import note_hit, note_pass
 from trocar_server.telemetry.telemetry import Telemetry, open_telemetry
 from trocar_server.telemetry.tracing import trace_id_of
 

@@ -1,9 +1,9 @@
-"""Metrics of calls, under the names that gRPC's middlewares for Prometheus use.
+"""Call metrics, under the names that gRPC's middlewares for Prometheus use.
 
 Labels and their values are those of py-grpc-prometheus: `grpc_type="UNARY"`, `grpc_code="NOT_FOUND"`.
 """
 
-from trocar_server.telemetry.calls import CallRecord, PassFacts
+from trocar_server.telemetry.call_observer import CallRecord, PassFacts
 from trocar_server.telemetry.labels import ModelLabels
 from trocar_server.telemetry.series import Counts, Histograms, Key, SeriesCollector
 
@@ -18,31 +18,33 @@ class CallMetrics:
     """Counts calls.
 
     Args:
-        labels: Of models.
+        labels: Label values of models.
     """
 
     wants_phases = False
 
     def __init__(self, labels: ModelLabels) -> None:
         self._labels = labels
-        self._started = Counts("grpc_server_started", "Calls that began.", _METHOD)
-        self._handled = Counts("grpc_server_handled", "Calls that ended, by status.", (*_METHOD, "grpc_code"))
+        self._started = Counts("grpc_server_started", "Calls started.", _METHOD)
+        self._handled = Counts(
+            "grpc_server_handled", "Calls finished, by status code.", (*_METHOD, "grpc_code")
+        )
         self._received = Counts("grpc_server_msg_received", "Request messages.", _METHOD)
         self._sent = Counts("grpc_server_msg_sent", "Reply messages.", _METHOD)
         self._seconds = Histograms(
-            "grpc_server_handling_seconds", "Seconds from the begin of a call to its end.", _METHOD, SECONDS
+            "grpc_server_handling_seconds", "Duration of calls, in seconds.", _METHOD, SECONDS
         )
-        self._in_flight = Counts("trocar_calls_in_flight", "Calls that run now.", _METHOD, is_gauge=True)
-        self._errors = Counts("trocar_errors", "Calls that failed, by reason.", ("reason",))
+        self._in_flight = Counts("trocar_calls_in_flight", "Calls in progress.", _METHOD, is_gauge=True)
+        self._errors = Counts("trocar_errors", "Failed calls, by error reason.", ("reason",))
         self._requests = Counts(
-            "trocar_requests", "Calls that named a model, by status.", ("model", "grpc_code")
+            "trocar_requests", "Calls that name a model, by status code.", ("model", "grpc_code")
         )
         self._bytes_in = Counts("trocar_request_bytes", "Bytes of request messages.", _MODEL)
         self._bytes_out = Counts("trocar_reply_bytes", "Bytes of reply messages.", _MODEL)
         self._methods: dict[tuple[str, str], Key] = {}
 
     def collector(self) -> SeriesCollector:
-        """Return what shows them."""
+        """Collector of these metrics."""
         return SeriesCollector(
             (
                 *(self._started, self._handled, self._received, self._sent, self._seconds, self._in_flight),
@@ -51,7 +53,7 @@ class CallMetrics:
         )
 
     def started(self, call: CallRecord) -> None:
-        """Count the begin."""
+        """Count the start."""
         key = self._key(call)
         self._started.add(key)
         self._in_flight.add(key)
@@ -60,7 +62,7 @@ class CallMetrics:
         """Leave passes to `PassMetrics`."""
 
     def finished(self, call: CallRecord) -> None:
-        """Count the end, and what belongs to it."""
+        """Count the end, with status, duration and bytes."""
         key = self._key(call)
         self._in_flight.add(key, -1)
         self._received.add(key, call.messages_in)

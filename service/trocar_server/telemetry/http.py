@@ -1,4 +1,4 @@
-"""A small HTTP server for Prometheus, on threads of its own."""
+"""HTTP server for Prometheus, small, with its own threads."""
 
 import socket
 from socketserver import TCPServer
@@ -21,7 +21,7 @@ class MetricsServer:
     server.stop()
 
     Args:
-        registry: What is shown.
+        registry: The metrics.
         host: Address to listen on.
         port: TCP port; 0 takes a free one.
 
@@ -50,10 +50,10 @@ class MetricsServer:
 
 
 class _Server(ThreadingWSGIServer):
-    """A thread for each request, so that one who reads slowly holds up no other."""
+    """A thread for each request, so that a slow reader delays no other."""
 
     def server_bind(self) -> None:
-        """Bind without asking a name server who we are, which can take seconds."""
+        """Bind without a DNS lookup of our own name, which can take seconds."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -68,4 +68,4 @@ class _Handler(WSGIRequestHandler):
     """Seconds after which a connection that sends nothing is closed."""
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing: scrapes are no calls."""
+        """Log nothing: scrapes are not calls."""

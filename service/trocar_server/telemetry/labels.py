@@ -1,4 +1,4 @@
-"""Label values that stay few, whatever callers send."""
+"""Label values of bounded cardinality, whatever callers send."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ _MOST = 256
 
 
 class ModelLabels:
-    """Turns what callers call a model into one of few label values.
+    """Maps model ids sent by callers to a bounded set of label values.
 
     A model of the catalogue is itself. All trainers are one, `trainer`: there can be any number, and their
-    ids are nobody else's business. What is neither is nothing. Models come and go by whoever may load or
-    publish some, so after 256 names the next ones are `other`.
+    ids are private. Other ids get an empty label. Callers can load and publish models, so after 256 names the
+    next ones are `other`.
 
     Args:
         kind_of: Says of an id whether it is in the catalogue: `catalogue`, `guest` for a trainer, or empty.
@@ -23,7 +23,7 @@ class ModelLabels:
         self._seen: set[str] = set()
 
     def of(self, model_id: str) -> str:
-        """Return the label value of an id; empty for what the catalogue does not have."""
+        """Label value of an id; empty for an id that is not in the catalogue."""
         if model_id in self._seen:
             return model_id
         kind = self._kind_of(model_id) if model_id else ""

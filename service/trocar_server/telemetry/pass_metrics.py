@@ -1,7 +1,7 @@
-"""Metrics of passes, by model."""
+"""Pass metrics, by model."""
 
 from trocar_server.telemetry.call_metrics import SECONDS
-from trocar_server.telemetry.calls import CallRecord, PassFacts
+from trocar_server.telemetry.call_observer import CallRecord, PassFacts
 from trocar_server.telemetry.labels import ModelLabels
 from trocar_server.telemetry.series import Counts, Histograms, SeriesCollector
 
@@ -13,7 +13,7 @@ class PassMetrics:
     """Counts passes.
 
     Args:
-        labels: Of models.
+        labels: Label values of models.
     """
 
     wants_phases = False
@@ -22,22 +22,26 @@ class PassMetrics:
         self._labels = labels
         self._passes = Counts(
             "trocar_passes",
-            "Passes, by what ran them and how close to eager PyTorch.",
+            "Passes, by backend and numerics.",
             ("model", "engine", "numerics"),
         )
-        self._rows = Counts("trocar_rows", "Samples of passes.", _MODEL)
-        self._cached = Counts("trocar_cache_hits", "Passes that the feature cache answered.", _MODEL)
-        self._queue = Histograms("trocar_queue_seconds", "Seconds in which a pass waited.", _MODEL, SECONDS)
-        self._compute = Histograms("trocar_compute_seconds", "Seconds of computing a pass.", _MODEL, SECONDS)
+        self._rows = Counts("trocar_rows", "Samples processed by passes.", _MODEL)
+        self._cached = Counts("trocar_cache_hits", "Passes answered from the feature cache.", _MODEL)
+        self._queue = Histograms(
+            "trocar_queue_seconds", "Time that a pass waited, in seconds.", _MODEL, SECONDS
+        )
+        self._compute = Histograms(
+            "trocar_compute_seconds", "Time to compute a pass, in seconds.", _MODEL, SECONDS
+        )
         self._depth = Histograms(
             "trocar_stop_depth",
-            "Calls of modules until the pass was stopped, as a share of those of a full pass.",
+            "Module calls before the pass was stopped, as a fraction of those of a full pass.",
             _MODEL,
             _SHARES,
         )
 
     def collector(self) -> SeriesCollector:
-        """Return what shows them."""
+        """Collector of these metrics."""
         return SeriesCollector(
             (self._passes, self._rows, self._cached, self._queue, self._compute, self._depth)
         )

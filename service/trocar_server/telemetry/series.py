@@ -1,8 +1,8 @@
-"""Counters, gauges and histograms by labels, plain enough for every call.
+"""Counters, gauges and histograms by labels, cheap enough for every call.
 
 Prometheus' own objects take a lock and check every value: a call with one pass cost 38 us with them, and 2
-with these. All of one server are changed on its event loop only, so no lock is needed; whoever scrapes copies
-them, which Python does in one step.
+with these. All of one server are changed on its event loop only, so no lock is needed; a scrape copies them,
+which Python does atomically.
 """
 
 from bisect import bisect_left
@@ -36,7 +36,7 @@ class Counts:
         self._values[key] = self._values.get(key, 0) + amount
 
     def family(self) -> Metric:
-        """Return them as Prometheus knows them."""
+        """Convert to a Prometheus metric family."""
         kind = GaugeMetricFamily if self.is_gauge else CounterMetricFamily
         family = kind(self.name, self.help, labels=self.labels)
         for key, value in list(self._values.items()):
@@ -66,7 +66,7 @@ class Histograms:
     _values: dict[Key, _Buckets] = field(default_factory=dict)
 
     def observe(self, key: Key, value: float) -> None:
-        """Take in a value."""
+        """Record a value."""
         found = self._values.get(key)
         if found is None:
             found = self._values[key] = _Buckets([0] * (len(self.bounds) + 1))
@@ -74,7 +74,7 @@ class Histograms:
         found.sum += value
 
     def family(self) -> Metric:
-        """Return them as Prometheus knows them: counts of all values up to each bound."""
+        """Convert to a Prometheus metric family: cumulative counts up to each bound."""
         family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
         bounds = [*map(str, map(float, self.bounds)), "+Inf"]
         for key, found in list(self._values.items()):
@@ -85,7 +85,7 @@ class Histograms:
 
 @dataclass(frozen=True, eq=False)
 class SeriesCollector:
-    """Shows several to Prometheus' registry."""
+    """Exposes several series to Prometheus' registry."""
 
     series: Sequence[Counts | Histograms]
 

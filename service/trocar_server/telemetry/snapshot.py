@@ -1,4 +1,4 @@
-"""The state of a server at one moment: read on its event loop, shown by whoever scrapes it."""
+"""Snapshot of a server's state: taken on its event loop, read by scrapes."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where Linux says what a container may use: cgroups of version 2, and of version 1."""
+"""Files with a container's memory limit on Linux: cgroups of version 2, and of version 1."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,24 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a server holds now.
+    """State of a server.
 
     Attributes:
-        models: Models of the catalogue by state.
+        models: Number of catalogue models by state.
         replicas: By label value of the model.
         trainers: By state.
+        recorded: Recorded passes by label value of the model.
     """
 
     models: Mapping[str, int]
     replicas: Mapping[str, Replicas]
     trainers: Mapping[str, int]
+    recorded: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Build:
-    """What never changes while a server runs."""
+    """Constants of a running server."""
 
     version: str
     torch_version: str
@@ -60,7 +62,8 @@ class ServerState:
     """Reads a server's state. Its methods belong to the event loop.
 
     Attributes:
-        device_bytes: Of a GPU when somebody last asked: allocated and reserved by this process, and in total.
+        device_bytes: Memory of a GPU at the last scrape: allocated and reserved by this process, and in
+            total.
     """
 
     engine: Engine
@@ -75,13 +78,20 @@ class ServerState:
         return Build(__version__, torch.__version__, str(self.engine.owner.device))
 
     def read(self) -> Snapshot:
-        """Return the state of now."""
+        """Current state."""
         self._ask_device()
         return Snapshot(
             Counter(entry.state.lower() for entry in self.engine.catalogue.entries()),
             self._replicas(),
             Counter(trainer.state.value.lower() for trainer in self.trainers.all()),
+            self._recorded(),
         )
+
+    def _recorded(self) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for model_id, count in self.engine.recorded_counts().items():
+            found[self.labels.of(model_id) or TRAINER] += count
+        return dict(found)
 
     def _replicas(self) -> dict[str, Replicas]:
         found: dict[str, Replicas] = {}
@@ -94,7 +104,7 @@ class ServerState:
         return found
 
     def _ask_device(self) -> None:
-        """Have the owner thread, which alone calls torch, read the device's memory for the next scrape."""
+        """Let the owner thread of torch read the device's memory for the next scrape."""
         device = self.engine.owner.device
         if device.type != "cuda":
             return
@@ -110,9 +120,9 @@ class ServerState:
 
 
 def disk_bytes(folder: Path) -> dict[str, int]:
-    """Return the bytes of the disk that a folder is on, all and free ones; nothing where it cannot be asked.
+    """Total and free bytes of the disk that a folder is on; nothing if they cannot be read.
 
-    Not on the event loop: a disk over the network can take its time.
+    Not on the event loop: a network disk can be slow.
     """
     try:
         usage = shutil.disk_usage(folder)
@@ -122,9 +132,9 @@ def disk_bytes(folder: Path) -> dict[str, int]:
 
 
 def memory_limit_bytes(files: Sequence[Path] = _CGROUP_LIMITS) -> int:
-    """Return the most memory that this process may use: the container's limit, or the machine's memory."""
+    """Memory limit of this process in bytes: the container's limit, or the machine's memory."""
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for file in files:
-        with suppress(OSError, ValueError):  # there is no such file, or it says `max`
+        with suppress(OSError, ValueError):  # the file does not exist, or contains `max`
             limit = min(limit, int(file.read_text()))
     return limit

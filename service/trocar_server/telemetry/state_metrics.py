@@ -1,4 +1,4 @@
-"""Metrics that are read when somebody scrapes them."""
+"""State metrics: read on each scrape."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -6,17 +6,17 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from trocar_server.telemetry.snapshot import ServerState, Snapshot, disk_bytes, memory_limit_bytes
-from trocar_server.training.totals import TOTALS
+from trocar_server.training.step.totals import TOTALS
 
 _TRAINER_STATES = ("ready", "fitting", "paused", "broken")
 _MODEL_STATES = ("unloaded", "loading", "loaded", "failed")
 
 
 class StateMetrics:
-    """Shows a server's state.
+    """Collector of a server's state.
 
     Args:
-        state: Where it is read.
+        state: The server's state.
         read: Returns a snapshot, from the thread that scrapes.
     """
 
@@ -25,61 +25,73 @@ class StateMetrics:
         self._build = state.build
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: reading is not for the moment of registration."""
+        """Return nothing, so that nothing is read at registration."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
         now = self._read()
-        yield _gauge("trocar_models", "Models of the catalogue.", "state", now.models, _MODEL_STATES)
+        yield _gauge(
+            "trocar_models", "Models of the catalogue, by state.", "state", now.models, _MODEL_STATES
+        )
         yield _gauge("trocar_trainers", "Trainers.", "state", now.trainers, _TRAINER_STATES)
         replicas = now.replicas.items()
         for name, what, values in (
             ("trocar_replicas", "Replicas.", {model: one.count for model, one in replicas}),
             (
                 "trocar_replicas_leased",
-                "Replicas that a pass has.",
+                "Replicas in use.",
                 {model: one.leased for model, one in replicas},
             ),
             (
                 "trocar_queue_length",
-                "Calls that wait for a replica.",
+                "Calls waiting for a replica.",
                 {model: one.waiting for model, one in replicas},
             ),
         ):
             yield _gauge(name, what, "model", values)
+        recorded = CounterMetricFamily(
+            "trocar_recorded_passes",
+            "Passes recorded for input sizes that could not be predicted.",
+            labels=("model",),
+        )
+        for model, count in now.recorded.items():
+            recorded.add_metric((model,), count)
+        yield recorded
         yield from self._bytes()
         yield from _totals()
         build = GaugeMetricFamily(
-            "trocar_build_info", "What runs; always 1.", labels=("version", "torch_version", "device")
+            "trocar_build_info",
+            "Versions and device of the server; always 1.",
+            labels=("version", "torch_version", "device"),
         )
         build.add_metric((self._build.version, self._build.torch_version, self._build.device), 1)
         yield build
 
     def _bytes(self) -> Iterator[Metric]:
         limit = GaugeMetricFamily(
-            "trocar_memory_limit_bytes", "The most memory that the process may use: container or machine."
+            "trocar_memory_limit_bytes", "Memory limit of the process: of its container or of the machine."
         )
         limit.add_metric((), memory_limit_bytes())
         yield limit
         of_device = self._state.device_bytes
-        yield _gauge("trocar_device_memory_bytes", "Memory of the GPU; nothing on a CPU.", "kind", of_device)
+        yield _gauge("trocar_device_memory_bytes", "GPU memory; absent on a CPU.", "kind", of_device)
         disk = disk_bytes(self._state.data_dir)
-        yield _gauge("trocar_disk_bytes", "Disk of the data directory, spools among it.", "kind", disk)
+        yield _gauge("trocar_disk_bytes", "Disk space of the data directory, spools included.", "kind", disk)
 
 
 def _totals() -> Iterator[Metric]:
     written, read, waited_s = TOTALS.spooled()
     spooled = CounterMetricFamily(
-        "trocar_spool_bytes", "Bytes of saved tensors, to and from disk.", labels=("direction",)
+        "trocar_spool_bytes", "Bytes of saved tensors written to and read from disk.", labels=("direction",)
     )
     spooled.add_metric(("written",), written)
     spooled.add_metric(("read",), read)
     yield spooled
-    yield _counter("trocar_spool_wait_seconds", "Seconds in which steps waited for the disk.", waited_s)
-    yield _counter("trocar_training_steps", "Batches that trainers took.", TOTALS.step_count)
-    yield _counter("trocar_training_rows", "Samples that trainers took.", TOTALS.row_count)
-    yield _counter("trocar_training_seconds", "Seconds of computing these batches.", TOTALS.compute_s)
+    yield _counter("trocar_spool_wait_seconds", "Time that steps waited for the disk, in seconds.", waited_s)
+    yield _counter("trocar_training_steps", "Batches processed by trainers.", TOTALS.step_count)
+    yield _counter("trocar_training_rows", "Samples processed by trainers.", TOTALS.row_count)
+    yield _counter("trocar_training_seconds", "Time to compute these batches, in seconds.", TOTALS.compute_s)
 
 
 def _counter(name: str, what: str, value: float) -> Metric:

@@ -1,4 +1,4 @@
-"""What watches a running server: metrics and traces, each when the configuration asks for it."""
+"""Telemetry of a running server: metrics and traces, each if configured."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trocar_server.config import ServerConfig
 from trocar_server.errors import ServiceError
-from trocar_server.telemetry.calls import NOBODY, CallObserver, Observers
+from trocar_server.telemetry.call_observer import NOBODY, CallObserver, Observers
 from trocar_server.telemetry.tracing import CallTracer, open_tracer, wanted_endpoint
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ _READ_TIMEOUT_S = 2.0
 
 @dataclass
 class Telemetry:
-    """The watchers of one server; nothing is imported and nothing is done for what is off.
+    """Metrics and traces of one server; a disabled part is not even imported.
 
         telemetry = open_telemetry(config, engine, trainers, log)
         start_server(..., observer=telemetry.observer)
         telemetry.stop()
 
     Attributes:
-        observer: Is told of every call.
+        observer: Notified of every call.
         metrics: The HTTP server of metrics, or None.
         tracer: Makes spans, or None.
     """
@@ -42,7 +42,7 @@ class Telemetry:
 
     @property
     def metrics_port(self) -> int | None:
-        """Where metrics are served; None where they are not."""
+        """Port of the metrics; None if they are off."""
         return None if self.metrics is None else self.metrics.port
 
     def stop(self) -> None:
@@ -54,7 +54,7 @@ class Telemetry:
 
 
 def open_telemetry(config: ServerConfig, engine: "Engine", trainers: "Trainers", log: Any) -> Telemetry:
-    """Start what the configuration asks for. Belongs to the server's event loop.
+    """Start the configured telemetry. Belongs to the server's event loop.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT`, the port is taken, or traces are wanted without `trocar[otel]`.
@@ -77,7 +77,7 @@ def open_telemetry(config: ServerConfig, engine: "Engine", trainers: "Trainers",
 def _serve_metrics(
     config: ServerConfig, engine: "Engine", trainers: "Trainers", members: list[CallObserver]
 ) -> "MetricsServer | None":
-    """Start the HTTP server of metrics, if there is to be one, and add who has to be told of calls."""
+    """Start the HTTP server of metrics, if configured, and add its observers of calls."""
     if config.metrics_port is None:
         return None
     from trocar_server.telemetry.http import MetricsServer
@@ -90,7 +90,7 @@ def _serve_metrics(
 def make_metrics(
     config: ServerConfig, engine: "Engine", trainers: "Trainers"
 ) -> "tuple[CollectorRegistry, list[CallObserver]]":
-    """Return the metrics of a server, and who has to be told of calls for them."""
+    """Metrics of a server, and the observers that feed them."""
     from prometheus_client import CollectorRegistry, ProcessCollector
 
     from trocar_server.telemetry.call_metrics import CallMetrics
@@ -111,7 +111,7 @@ def make_metrics(
 
 
 def _reader(state: "ServerState") -> "Callable[[], Snapshot]":
-    """Return what reads a state from another thread; the last one where the event loop is busy for long."""
+    """Thread-safe reader of the state; returns the last one if the event loop is busy for long."""
     loop = asyncio.get_running_loop()
     last = state.read()
 

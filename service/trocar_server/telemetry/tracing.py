@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: a span for each call, and one below it for each phase.
+"""OpenTelemetry traces: a span for each call, with a child span for each phase.
 
 Spans are made when a call has ended, from the times that its record kept: nothing of OpenTelemetry runs
 while a call does, and the exporter sends from a thread of its own.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trocar_api.reasons import ErrorReason
 from trocar_server import __version__
 from trocar_server.errors import ServiceError
-from trocar_server.telemetry.calls import CallRecord, PassFacts
+from trocar_server.telemetry.call_observer import CallRecord, PassFacts
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 FLUSH_TIMEOUT_S = 3.0
-"""How long a stopping server waits for a collector that does not answer."""
+"""How long a stopping server waits for an unresponsive collector."""
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
 )
@@ -44,11 +44,11 @@ def trace_id_of(traceparent: str) -> str:
 
 
 def wanted_endpoint(setting: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return where traces go; None when nobody wants them.
+    """Endpoint of traces; None if they are off.
 
     Args:
-        setting: `otel_endpoint`: None asks the environment, an empty text says that nobody does.
-        environment: OpenTelemetry's own variables; an empty text there leaves it to the exporter.
+        setting: `otel_endpoint`: None defers to the environment, an empty text turns traces off.
+        environment: OpenTelemetry's own variables; an empty result leaves the choice to the exporter.
     """
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -82,7 +82,7 @@ class CallTracer:
         """Wait for the end; the phases are in the record."""
 
     def finished(self, call: CallRecord) -> None:
-        """Make the spans of a call, as children of what the caller said, and note the trace's id."""
+        """Create the spans of a call, as children of the caller's span, and record the trace id."""
         from opentelemetry.trace import StatusCode, set_span_in_context
 
         span = self._tracer.start_span(
@@ -103,7 +103,7 @@ class CallTracer:
         call.trace_id = format(span.get_span_context().trace_id, "032x")
 
     def stop(self) -> None:
-        """Send what waits, for a few seconds at most."""
+        """Flush pending spans, for a few seconds at most."""
         # Left to itself OpenTelemetry (1.45) goes on trying for 6 s and more where no collector answers.
         ending = Thread(target=self._provider.shutdown, name="otel-shutdown", daemon=True)
         ending.start()
@@ -150,7 +150,7 @@ def open_tracer(endpoint: str, processor: "SpanProcessor | None" = None) -> Call
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
-            f"otel_endpoint '{endpoint[:80]}' does not say whether to encrypt; write http://host:4317 or "
+            f"otel_endpoint '{endpoint[:80]}' must say whether to encrypt; write http://host:4317 or "
             "https://host:4317",
         )
     try:
@@ -161,8 +161,8 @@ def open_tracer(endpoint: str, processor: "SpanProcessor | None" = None) -> Call
     except ImportError as error:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
-            f"traces need OpenTelemetry ({error.name} is missing): pip install 'trocar[otel]', or take "
-            "otel_endpoint out of the configuration",
+            f"traces need OpenTelemetry ({error.name} is missing): pip install 'trocar[otel]', or remove "
+            "otel_endpoint from the configuration",
         ) from None
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""

@@ -1,5 +1,5 @@
-"""Trainers: fine-tuning of hosted models, held by the server.
+"""Trainers: server-side fine-tuning of hosted models.
 
-`spec` says what a client may ask for; `core` runs the steps; `fit` runs epochs; `checkpoints` keeps what was
-saved; `datasets` keeps what was uploaded; `feature_cache` runs a frozen prefix once.
+`spec` describes trainers and fits; `step` runs training steps; `fit` runs epochs; `files` stores checkpoints
+and published models; `datasets` stores uploads; `features` caches the outputs of a frozen prefix.
 """

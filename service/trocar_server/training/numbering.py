@@ -1,4 +1,4 @@
-"""Numbered calls of one trainer: each is applied once, in order, however often it is sent.
+"""Numbered calls of one trainer: each is applied exactly once and in order, however often it is sent.
 
 async with numbering.turn(number) as turn:
     if turn.result is None:
@@ -19,21 +19,21 @@ from trocar_server.errors import ServiceError
 Result = TypeVar("Result")
 
 RESULTS_KEPT = 64
-"""Results of calls that are returned again to whoever repeats them."""
+"""Number of results that are kept, to answer repeated calls."""
 MOST_AHEAD = 64
-"""How far a call may come before its turn."""
+"""How many numbers a call may be ahead of the next one."""
 AGAIN_WITHIN_S = 10.0
-"""How long those behind a cancelled call wait for it to come again."""
+"""How long calls behind a cancelled one wait for it to be sent again."""
 
 
 @dataclass
 class Turn(Generic[Result]):
-    """One call, while it has the trainer for itself.
+    """One call with exclusive use of the trainer.
 
     Attributes:
-        number: Of the call.
-        kind: What it does.
-        result: What it came to; None when it has to be applied yet.
+        number: The call's number.
+        kind: The call's kind.
+        result: Its result; None until it is applied.
     """
 
     number: int
@@ -42,16 +42,16 @@ class Turn(Generic[Result]):
     is_new: bool = False
 
     def finish(self, result: Result) -> None:
-        """Say what the call came to: from now on it counts as applied."""
+        """Set the call's result: from now on it counts as applied."""
         self.result, self.is_new = result, True
 
 
 @dataclass
 class Numbering(Generic[Result]):
-    """Lets one call at a time have its turn. Belongs to one event loop.
+    """Runs calls one at a time, in order of their numbers. Belongs to one event loop.
 
     Attributes:
-        next_number: Of the call that is applied next.
+        next_number: Number of the next call to apply.
     """
 
     next_number: int = 0
@@ -61,26 +61,26 @@ class Numbering(Generic[Result]):
 
     @asynccontextmanager
     async def turn(self, number: int | None, kind: str) -> AsyncIterator[Turn[Result]]:
-        """Wait for a call's turn; see the module.
+        """Wait for a call's turn; see the module docstring.
 
         A call that is cancelled behind `Turn.finish` counts as applied: sent again, it gets its result.
 
         Args:
-            number: Of the call; the next one when None.
-            kind: What it does.
+            number: The call's number; the next one when None.
+            kind: The call's kind.
 
         Raises:
-            ServiceError: `STEP_OUT_OF_ORDER`, it is too old or too far ahead, was another call, or the one
-                before it failed.
+            ServiceError: `STEP_OUT_OF_ORDER`: the number is too old, too far ahead or already used by
+                another call, or the call before it failed.
         """
         if number is not None and number > self.next_number:
             await self._wait(number)
         async with self._lock:
             turn: Turn[Result] = Turn(self.next_number if number is None else number, kind)
-            if turn.number > self.next_number:  # a restore has come between
+            if turn.number > self.next_number:  # a restore came in between
                 raise self._out_of_order(turn.number, f"the next one is {self.next_number}")
             if turn.number < self.next_number:
-                turn.result = self._known(turn.number, kind)
+                turn.result = self._cached_result(turn.number, kind)
             try:
                 yield turn
             except asyncio.CancelledError:
@@ -97,12 +97,12 @@ class Numbering(Generic[Result]):
 
     @asynccontextmanager
     async def at_rest(self) -> AsyncIterator[None]:
-        """Keep calls away for a moment."""
+        """Block calls inside the context."""
         async with self._lock:
             yield
 
     def begin_at(self, number: int) -> None:
-        """Go on with another number, after a restore; what was applied before is forgotten."""
+        """Continue with another number after a restore; earlier results are forgotten."""
         self.next_number = number
         self._kept.clear()
         for earlier in [waiting for waiting in self._waiting if waiting <= number]:
@@ -113,7 +113,7 @@ class Numbering(Generic[Result]):
         if number - self.next_number > MOST_AHEAD:
             raise self._out_of_order(number, f"the next one is {self.next_number}")
         turn = asyncio.get_running_loop().create_future()
-        turns = self._waiting.setdefault(number, [])  # several, where a connection broke and it came again
+        turns = self._waiting.setdefault(number, [])  # several if a call was sent again
         turns.append(turn)
         try:
             await turn
@@ -122,14 +122,14 @@ class Numbering(Generic[Result]):
             if not turns and self._waiting.get(number) is turns:
                 del self._waiting[number]
 
-    def _known(self, number: int, kind: str) -> Result:
+    def _cached_result(self, number: int, kind: str) -> Result:
         found = self._kept.get(number)
         if found is None:
             raise self._out_of_order(
-                number, f"the next one is {self.next_number}, and it is not kept any more"
+                number, f"the next one is {self.next_number}, and its result is no longer stored"
             )
         if found[1] is None:
-            raise self._out_of_order(number, "an unnumbered call took its place")
+            raise self._out_of_order(number, "a call without a number replaced it")
         if found[0] != kind:
             raise self._out_of_order(
                 number, f"it was applied as {found[0]}; the next one is {self.next_number}"
@@ -149,7 +149,7 @@ class Numbering(Generic[Result]):
                 turn.set_result(None)
 
     def _expect_again(self, number: int) -> None:
-        """Let those that wait go on waiting for a while: a broken connection's call is sent again."""
+        """Keep waiting calls for a while: a client sends its call again when its connection breaks."""
 
         def give_up() -> None:
             if self.next_number == number:
@@ -161,7 +161,9 @@ class Numbering(Generic[Result]):
         for later, turns in self._waiting.items():
             for turn in turns:
                 if later > number and not turn.done():
-                    turn.set_exception(self._out_of_order(later, why or f"call {number}, before it, failed"))
+                    turn.set_exception(
+                        self._out_of_order(later, why or f"the call before it, {number}, failed")
+                    )
 
     def _out_of_order(self, number: int, why: str) -> ServiceError:
         return ServiceError(

@@ -1,7 +1,8 @@
-"""Models that come out of trainers: written, hosted, removed. Belongs to one event loop."""
+"""Publishing of trained models: writing, hosting, removing. Belongs to one event loop."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
-from trocar_server.training.head import replace_head
-from trocar_server.training.snapshots import snapshot_state_dict
-from trocar_server.training.storage import StorageOnDemand, TrainingStorage
+from trocar_server.models.spec import check_model_id
+from trocar_server.training.files.published import PublishedStore
+from trocar_server.training.files.snapshots import snapshot_state_dict
+from trocar_server.training.files.trainer_storage import StorageOnDemand
+from trocar_server.training.files.trainer_store import TRAINER_ID
+from trocar_server.training.model.head import replace_head
 from trocar_server.training.trainer import Trainer
-from trocar_server.training.trainer_store import TRAINER_ID
 
 _log = structlog.get_logger("trocar")
 
@@ -24,47 +27,62 @@ class Publishing:
     """Published models, on disk and in the catalogue.
 
     Args:
-        engine: Hosts them.
-        storage: Where they are kept.
+        engine: Hosts the models.
+        storage: Stores the models.
     """
 
     def __init__(self, engine: Engine, storage: StorageOnDemand) -> None:
         self._engine = engine
         self._storage = storage
 
-    async def host_all(self, storage: TrainingStorage) -> None:
-        """Host what was published before; what cannot be hosted is logged, and stays on disk."""
-        for model in await asyncio.to_thread(storage.published.entries):
+    async def host_all(self, store: PublishedStore) -> None:
+        """Host the models published earlier; those that cannot be hosted are listed with the reason."""
+        models, unreadable = await asyncio.to_thread(store.survey)
+        for model_id, error in unreadable.items():
+            with suppress(ServiceError):  # a foreign folder, whose name is not a model id
+                check_model_id(model_id)
+                self._engine.catalogue.add_failed(model_id, error)
+        for model in models:
             try:
-                self._engine.catalogue.add(storage.published.model_spec(model, replace_head))
+                self._engine.catalogue.add(store.model_spec(model, replace_head)).begin()
                 await self._engine.load(model.model_id)
             except ServiceError as error:
+                self._engine.catalogue.add_failed(model.model_id, error)
                 _log.warning("published model not hosted", model_id=model.model_id, why=error.message)
 
     async def publish(
         self, trainer: Trainer, base: HostedModel, model_id: str, categories: tuple[str, ...]
     ) -> None:
-        """Make a copy of a trainer's weights a model of the catalogue, at once and after restarts.
+        """Publish a copy of a trainer's weights as a model of the catalogue, at once and after restarts.
 
         Args:
-            trainer: Whose weights; averages where it has any.
-            base: The model that it began with.
+            trainer: The trainer. Its moving averages are published, if it has any.
+            base: The trainer's base model.
             model_id: The new model's id.
-            categories: Class names by index; the trainer's own when empty.
+            categories: Class names by index. When empty: those of the data set of the newest fit where the
+                trainer has a new head, else the trainer's own.
 
         Raises:
-            ServiceError: `MODEL_CONFLICT`, there is a model of this id; `MODEL_INVALID`, the id is none.
+            ServiceError: `MODEL_CONFLICT`, the id is taken; `MODEL_INVALID`, the id is not valid;
+                `INVALID_ARGUMENT`, the trainer has an adapter, or the class names do not fit.
         """
-        if TRAINER_ID.fullmatch(model_id):  # one may exist that the caller must not know of
+        if TRAINER_ID.fullmatch(model_id):  # do not reveal whether such a trainer exists
             raise ServiceError(
-                ErrorReason.MODEL_INVALID, "32 hexadecimal digits are the id of a trainer; take another id"
+                ErrorReason.MODEL_INVALID,
+                "32 hexadecimal digits are reserved for ids of trainers; choose another id",
             )
         if model_id in {entry.spec.model_id for entry in self._engine.catalogue.entries()}:
             raise ServiceError(
-                ErrorReason.MODEL_CONFLICT, f"there is a model '{model_id[:80]}' already; take another id"
+                ErrorReason.MODEL_CONFLICT, f"model '{model_id[:80]}' exists; choose another id"
             )
-        storage = await asyncio.to_thread(self._storage.get)
+        if trainer.spec.adapter is not None:
+            raise ServiceError(
+                ErrorReason.INVALID_ARGUMENT,
+                "a trainer with an adapter cannot be published; export the adapter, or name it in calls",
+            )
         hosted, head = trainer.core.hosted, trainer.spec.head
+        check_categories(categories, self._engine.output_shapes(trainer.trainer_id))
+        storage = await asyncio.to_thread(self._storage.get)
         async with trainer.numbering.at_rest():
             weights = await self._engine.owner.run(lambda: snapshot_state_dict(hosted.module))
         write = partial(
@@ -74,22 +92,22 @@ class Publishing:
             base,
             weights,
             heads=() if head is None else (head,),
-            categories=categories or hosted.categories,
+            categories=categories or trainer.fitted_categories or hosted.categories,
         )
         published = await asyncio.to_thread(write)
         self._engine.catalogue.add(storage.published.model_spec(published, replace_head))
         await self._engine.load(model_id)
 
     async def remove(self, principal: str, model_id: str, needed: Collection[str]) -> None:
-        """Remove a model, from disk first: when this returns it does not come back.
+        """Remove a model, from disk first: once this returns, no restart brings it back.
 
         Args:
-            principal: Who asks; others' models read as absent.
-            model_id: Which.
-            needed: Models that trainers need.
+            principal: The caller; other principals' models are reported as unknown.
+            model_id: The model to remove.
+            needed: Models in use by trainers.
 
         Raises:
-            ServiceError: `UNKNOWN_MODEL`; `MODEL_CONFLICT`, it is needed; `STORAGE_UNAVAILABLE`.
+            ServiceError: `UNKNOWN_MODEL`; `MODEL_CONFLICT`, it is in use; `STORAGE_UNAVAILABLE`.
         """
         storage = await asyncio.to_thread(self._storage.existing)
         published = [] if storage is None else await asyncio.to_thread(storage.published.entries)
@@ -102,7 +120,27 @@ class Publishing:
             )
         await asyncio.to_thread(storage.published.remove, model_id)
         hosted = [entry.spec for entry in self._engine.catalogue.entries()]
-        weights_file = own[0].weights_file  # the operator may have given the id to another model since
+        weights_file = own[0].weights_file  # the operator may have reused the id for another model since
         if any(spec.model_id == model_id and Path(spec.weights).name == weights_file for spec in hosted):
             await self._engine.unload(model_id)
             self._engine.catalogue.remove(model_id)
+
+
+def check_categories(categories: Sequence[str], outputs: Collection[tuple[int, ...]]) -> None:
+    """Refuse class names that do not match the model's outputs one to one.
+
+    Args:
+        categories: Class names by index; an empty list fits every model.
+        outputs: Shapes (batch, classes, ...) of its outputs. The number of classes is unknown for a model
+            with several outputs, or with none of that shape.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`.
+    """
+    counts = {shape[1] for shape in outputs if len(shape) > 1}
+    if categories and len(counts) == 1 and len(categories) not in counts:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"categories: {len(categories)} names for a model with {counts.pop()} outputs; give one for "
+            "each, or none",
+        )

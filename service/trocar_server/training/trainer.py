@@ -1,6 +1,6 @@
-"""One trainer as callers see it: its calls in order, its life, its fit. Belongs to one event loop.
+"""Trainer as callers see it: ordered calls, lifetime, fit. Belongs to one event loop.
 
-The work itself is `core`'s, on the thread that owns torch.
+`core` does the computing, on torch's owner thread.
 """
 
 import asyncio
@@ -12,30 +12,30 @@ from typing import Any, TypeVar, cast
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.pace import Pace
-from trocar_server.engine.passes import domain_errors
+from trocar_server.engine.run.forward_pass import domain_errors
+from trocar_server.engine.schedule.pass_throughput import PassThroughput
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
-from trocar_server.training.batch import Batch
-from trocar_server.training.checkpoint_files import Checkpoint, SavedTrainer
-from trocar_server.training.core import TrainerCore
-from trocar_server.training.counting import correct_count
-from trocar_server.training.description import TrainerDescription
-from trocar_server.training.export import Export, make_export
+from trocar_server.training.files.checkpoint_files import PRINCIPAL, Checkpoint, SavedTrainer
+from trocar_server.training.files.export import Export, make_export
+from trocar_server.training.files.snapshots import snapshot_state_dict, snapshot_tensors
+from trocar_server.training.files.trainer_storage import StorageOnDemand
+from trocar_server.training.losses.batch import Batch
+from trocar_server.training.model.description import TrainerDescription
 from trocar_server.training.numbering import Numbering
-from trocar_server.training.snapshots import snapshot_state_dict, snapshot_tensors
-from trocar_server.training.spec import TrainerSpec
-from trocar_server.training.state import TrainerState
-from trocar_server.training.step_result import StepResult
-from trocar_server.training.storage import StorageOnDemand
-from trocar_server.training.trainer_calls import Applied, Evaluated, Kind, TrainerActivity
-from trocar_server.training.whole import whole
+from trocar_server.training.shielded import shielded
+from trocar_server.training.spec.trainer_spec import TrainerSpec
+from trocar_server.training.step.core import TrainerCore
+from trocar_server.training.step.prediction_count import correct_count
+from trocar_server.training.step.step_result import StepResult
+from trocar_server.training.step.trainer_state import TrainerState
+from trocar_server.training.trainer_calls import Applied, CallKind, Evaluated, TrainerActivity
 
 _STATUS_WAIT_S = 0.02
 Result = TypeVar("Result")
 
 MakeBatch = Callable[[PassGuard], Batch]
-"""Makes a batch on the thread that owns torch."""
+"""Makes a batch on torch's owner thread."""
 
 
 @dataclass(eq=False)
@@ -44,12 +44,12 @@ class Trainer:
 
     Attributes:
         trainer_id: 32 hexadecimal digits.
-        principal: Whose it is.
-        spec: As it was made.
-        core: What computes. Its tensors belong to the owner thread.
+        principal: Its owner.
+        spec: The spec that it was created from.
+        core: Runs the steps. Its tensors belong to the owner thread.
         created_at_s: In seconds since 1970.
         ttl_s: Seconds after its last use at which it is closed.
-        request_id: Of the call that made it.
+        request_id: Request id of the call that created it.
     """
 
     trainer_id: str
@@ -65,20 +65,24 @@ class Trainer:
     used_at_s: float = field(default_factory=time.time)
     checkpoint_number: int | None = None
     activity: TrainerActivity = TrainerActivity.READY
-    """`FITTING` or `PAUSED` while there is a fit."""
+    """`FITTING` or `PAUSED` while a fit is active."""
     stored_facts: dict[str, Any] = field(default_factory=dict)
-    """What the trainer's record says."""
+    """Facts in the trainer's record on disk."""
     restored: dict[str, Any] = field(default_factory=dict)
-    """What came with the checkpoint from which it was restored."""
+    """Data attached to the checkpoint from which it was restored."""
+    skipped_checkpoints: tuple[int, ...] = ()
+    """Damaged checkpoints, newer than the one from which it was restored."""
+    notices: tuple[str, ...] = ()
+    """Notices for its owner about its restoration, until it is saved again."""
     is_closed: bool = False
-    pace: Pace = field(default_factory=Pace)
-    """Of steps and their halves."""
-    eval_pace: Pace = field(default_factory=Pace)
+    throughput: PassThroughput = field(default_factory=PassThroughput)
+    """Throughput of steps and half steps."""
+    eval_throughput: PassThroughput = field(default_factory=PassThroughput)
     _saved_steps: tuple[int, int] = (0, 0)
     """`_steps` at the last checkpoint."""
     _described: TrainerDescription | None = None
     _counting: "asyncio.Future[TrainerDescription] | None" = None
-    """The count that is under way, or the last one."""
+    """The running count, or the last one."""
     _remembering: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -87,14 +91,14 @@ class Trainer:
 
     @property
     def state(self) -> TrainerActivity:
-        """What it does now."""
+        """Current activity."""
         if self.core.is_broken:
             return TrainerActivity.BROKEN
         return self.activity
 
     @property
     def expires_at_s(self) -> float:
-        """When it is closed unless it is used."""
+        """Expiry time unless it is used before, in seconds since 1970."""
         return self.used_at_s + self.ttl_s
 
     def use(self) -> None:
@@ -102,9 +106,9 @@ class Trainer:
         self.used_at_s = time.time()
 
     async def describe(self) -> TrainerDescription:
-        """Count what it is made of; while the device computes for long, as it was before.
+        """Count parameters and bytes; return the previous counts while the device is busy for long.
 
-        Names and sizes change seldom, and who asks for them must not wait behind a step.
+        Names and sizes change seldom, and such a call must not wait behind a step.
         """
         is_busy = self.engine.owner.is_busy
         counting = self._counting  # another call may replace it while this one waits
@@ -114,44 +118,46 @@ class Trainer:
         done, _ = await asyncio.wait([counting], timeout=wait_s)
         if done:
             self._described = counting.result()
-        assert self._described is not None  # or it was waited for
+        assert self._described is not None  # otherwise it was awaited above
         return self._described
 
     def check_free(self) -> None:
-        """Refuse to change the weights while a fit does.
+        """Refuse to change the weights during a fit.
 
         Raises:
-            ServiceError: `TRAINER_BUSY`, or `UNKNOWN_TRAINER` when it was closed meanwhile.
+            ServiceError: `TRAINER_BUSY`, or `UNKNOWN_TRAINER` if it was closed meanwhile.
         """
         if self.is_closed:
             raise _closed()
         if self.activity is not TrainerActivity.READY:
             raise ServiceError(
-                ErrorReason.TRAINER_BUSY, "a fit of the trainer is not at its end; wait for it, or cancel it"
+                ErrorReason.TRAINER_BUSY, "a fit of the trainer is running; wait for it, or cancel it"
             )
 
     async def forward_backward(
         self, number: int | None, make_batch: MakeBatch, deadline: float | None, *, is_step: bool
     ) -> Applied:
-        """Run a batch forwards and backwards, and with `is_step` update when enough were accumulated."""
+        """Run a batch forward and backward; with `is_step`, update once enough batches are accumulated."""
 
         def work(guard: PassGuard) -> StepResult:
             batch = make_batch(guard)
             return self.core.step(batch, guard) if is_step else self.core.forward_backward(batch, guard)
 
-        return await self._numbered(number, Kind.STEP if is_step else Kind.FORWARD_BACKWARD, work, deadline)
+        return await self._numbered(
+            number, CallKind.STEP if is_step else CallKind.FORWARD_BACKWARD, work, deadline
+        )
 
     async def optimizer_step(self, number: int | None, deadline: float | None) -> Applied:
-        """Update the weights with the gradients that are there."""
+        """Update the weights with the accumulated gradients."""
 
         def work(guard: PassGuard) -> StepResult:
             guard.check()
             return self.core.optimizer_step()
 
-        return await self._numbered(number, Kind.OPTIMIZER_STEP, work, deadline)
+        return await self._numbered(number, CallKind.OPTIMIZER_STEP, work, deadline)
 
     async def evaluate(self, make_batch: MakeBatch, deadline: float | None) -> Evaluated:
-        """Return the loss of a batch in eval mode; nothing changes."""
+        """Return the loss of a batch in eval mode, without changing any state."""
         self.use()
 
         def work(guard: PassGuard) -> Evaluated:
@@ -168,11 +174,11 @@ class Trainer:
             ServiceError: `STORAGE_FULL`, `STORAGE_UNAVAILABLE`, `TRAINER_BROKEN`, `TRAINER_BUSY`.
         """
         self.use()
-        self.check_free()  # a fit's own checkpoints know its place in the data
-        return await whole(self._save(note))
+        self.check_free()  # a fit saves its own checkpoints, with its position in the data
+        return await shielded(self._save(note))
 
     async def save_changes(self) -> None:
-        """Write a checkpoint of one's own accord, if anything has changed since the last one.
+        """Write an automatic checkpoint, if anything has changed since the last one.
 
         Raises:
             ServiceError: As `save`.
@@ -188,13 +194,13 @@ class Trainer:
         *,
         is_automatic: bool = True,
     ) -> Checkpoint:
-        """Write a state that was taken before.
+        """Write a state taken earlier as a checkpoint.
 
         Args:
-            state: Of the core.
-            note: For people.
-            fit: The place of the fit that saves it.
-            is_automatic: Whether nobody has asked for it: then it pushes out none that was asked for.
+            state: The core's state.
+            note: Text for people.
+            fit: Position of the fit that saves it.
+            is_automatic: Whether it was saved without a request; then it displaces no requested checkpoint.
 
         Raises:
             ServiceError: As `save`.
@@ -207,16 +213,17 @@ class Trainer:
             update_count=cast("dict[str, int]", state.facts["counts"])["update_count"],
             note=note,
             is_automatic=is_automatic,
-            attached={"next_number": self.numbering.next_number, "fit": fit},
+            attached={"next_number": self.numbering.next_number, "fit": fit, PRINCIPAL: self.principal},
         )
         steps = self._steps
         saved = await asyncio.to_thread(write)
         self._saved_steps = steps
         self.checkpoint_number = saved.number
+        self.skipped_checkpoints, self.notices = (), ()
         return saved
 
     async def restore(self, number: int | None) -> None:
-        """Go back to a checkpoint; the newest when None.
+        """Restore a checkpoint; the newest when None.
 
         Raises:
             ServiceError: `UNKNOWN_CHECKPOINT`, `CHECKPOINT_CORRUPT`, `TRAINER_BUSY`.
@@ -225,13 +232,18 @@ class Trainer:
         self.check_free()
         store = (await asyncio.to_thread(self.storage.get)).checkpoints
         saved = await asyncio.to_thread(store.load, self.trainer_id, number)
-        await whole(self._restore(saved))
+        await shielded(self._restore(saved))
+
+    @property
+    def fitted_categories(self) -> tuple[str, ...]:
+        """Names of the classes of a new head, of the data set of the newest fit; empty when unknown."""
+        return tuple((self.stored_facts.get("fit") or {}).get("categories", ()))
 
     async def remember(self, name: str, value: Any) -> None:
-        """Write something into the trainer's record, durably; what comes last is what stays.
+        """Write a fact into the trainer's record, durably; the last write wins.
 
         Raises:
-            ServiceError: `STORAGE_FULL`, `STORAGE_UNAVAILABLE`; it is remembered until the server ends.
+            ServiceError: `STORAGE_FULL`, `STORAGE_UNAVAILABLE`; in memory it is kept until the server ends.
         """
         self.stored_facts = {**self.stored_facts, name: value}
         store = (await asyncio.to_thread(self.storage.get)).trainers
@@ -239,19 +251,52 @@ class Trainer:
             await asyncio.to_thread(store.update, self.trainer_id, self.stored_facts)
 
     def resume_at(self, saved: SavedTrainer) -> None:
-        """Take over what a checkpoint says beside the weights."""
+        """Apply the parts of a checkpoint beside the weights."""
         self.restored = dict(saved.attached)
         self.checkpoint_number = saved.checkpoint.number
         self._saved_steps = self._steps
         self.numbering.begin_at(int(saved.attached.get("next_number", 0)))
+        self.skipped_checkpoints = saved.skipped
+        used = saved.checkpoint
+        now = f"the trainer was restored to checkpoint {used.number} (update {used.update_count})"
+        self.notices = tuple(f"{problem}; {now}" for problem in saved.problems)
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """Return what can be restored, oldest first."""
+        """Return the checkpoints that can be restored, oldest first."""
         store = (await asyncio.to_thread(self.storage.get)).checkpoints
         return await asyncio.to_thread(store.entries, self.trainer_id)
 
+    async def damaged_checkpoints(self) -> list[tuple[int, str]]:
+        """Return the numbers of checkpoints that cannot be restored, and why."""
+        store = (await asyncio.to_thread(self.storage.get)).checkpoints
+        return await asyncio.to_thread(store.damaged, self.trainer_id)
+
+    async def load_adapter(self, data: bytes) -> Checkpoint:
+        """Replace the adapter's weights by those of a file of PEFT, and write a checkpoint.
+
+        Raises:
+            ServiceError: `TRAINER_INVALID`, there is no adapter, or the file does not fit it; `TRAINER_BUSY`.
+        """
+        self.use()
+        return await shielded(self._load_adapter(data))
+
+    async def export_adapter(self) -> tuple[int, Export]:
+        """Return the adapter and a new head under PEFT's names, and the update count of the weights.
+
+        Raises:
+            ServiceError: `TRAINER_INVALID`, there is no adapter.
+        """
+        self.use()
+
+        def copy() -> tuple[int, Export]:
+            tensors, config = self.core.adapter()
+            return self.core.update_count, make_export(snapshot_tensors(tensors), adapter_config=config)
+
+        async with self.numbering.at_rest():
+            return await self.engine.owner.run(copy)
+
     async def export(self, *, has_optimizer: bool, is_gradients: bool = False) -> tuple[int, Export]:
-        """Return weights, or the gradients that wait, as one file, and the updates that weights have seen."""
+        """Return weights or accumulated gradients as one file, and the update count of the weights."""
         self.use()
 
         def copy() -> tuple[int, Export]:
@@ -278,6 +323,13 @@ class Trainer:
             state = await self.engine.owner.run(self.core.state)
             return await self.write(state, note, is_automatic=is_automatic)
 
+    async def _load_adapter(self, data: bytes) -> Checkpoint:
+        async with self.numbering.at_rest():
+            self.check_free()
+            await self.engine.owner.run(lambda: self.core.load_adapter(data))
+            state = await self.engine.owner.run(self.core.state)
+            return await self.write(state, "a loaded adapter")
+
     async def _restore(self, saved: SavedTrainer) -> None:
         async with self.numbering.at_rest():
             self.check_free()
@@ -287,7 +339,7 @@ class Trainer:
     async def _numbered(
         self,
         number: int | None,
-        kind: Kind,
+        kind: CallKind,
         work: Callable[[PassGuard], StepResult],
         deadline: float | None,
     ) -> Applied:
@@ -298,10 +350,10 @@ class Trainer:
                 done: list[StepResult] = []
                 try:
                     await self._on_owner(lambda guard: done.append(work(guard)), deadline)
-                finally:  # who cancels too late has not stopped it
+                finally:  # a late cancellation has not stopped it
                     if done:
                         turn.finish(Applied(turn.number, done[0], self.core.update_count))
-        assert turn.result is not None  # it was known, or is finished
+        assert turn.result is not None  # it was known before, or has just finished
         return turn.result
 
     async def _on_owner(self, work: Callable[[PassGuard], Result], deadline: float | None) -> Result:

@@ -1,14 +1,14 @@
-"""What calls of a trainer are, and what they give."""
+"""Trainer calls: kinds and results."""
 
 from dataclasses import dataclass
 from enum import StrEnum, unique
 
-from trocar_server.training.step_result import EvalResult, StepResult
+from trocar_server.training.step.step_result import EvalResult, StepResult
 
 
 @unique
 class TrainerActivity(StrEnum):
-    """What a trainer does."""
+    """Current activity of a trainer."""
 
     READY = "ready"
     FITTING = "fitting"
@@ -17,8 +17,8 @@ class TrainerActivity(StrEnum):
 
 
 @unique
-class Kind(StrEnum):
-    """Numbered calls."""
+class CallKind(StrEnum):
+    """Kinds of numbered calls."""
 
     STEP = "a step"
     FORWARD_BACKWARD = "a forward and backward pass"
@@ -27,18 +27,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Applied:
-    """What became of a numbered call."""
+    """Result of a numbered call."""
 
     number: int
     result: StepResult
     update_count: int
-    """Updates of the weights by then."""
+    """Weight updates so far, this call included."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation gave."""
+    """Result of an evaluation."""
 
     result: EvalResult
     correct_count: int | None
-    """Right predictions, where there are class indices to compare with."""
+    """Correct predictions; None without class indices to compare with."""

@@ -1,7 +1,7 @@
-"""All trainers of a server: made, found by their owner, kept over restarts, closed when nobody uses them.
+"""Trainers of a server: creation, lookup by owner, restore after restarts, expiry.
 
-Belongs to one event loop. Every look-up is by principal: what is absent and what is somebody else's read the
-same.
+Belongs to one event loop. Every lookup is by principal: an absent trainer and another principal's are
+indistinguishable.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
-from trocar_server.training.checking import check_spec, parse_spec
-from trocar_server.training.core import TrainerCore
-from trocar_server.training.fingerprint import fingerprint
+from trocar_server.training.checks.spec_checks import check_spec, parse_spec
+from trocar_server.training.files.fingerprint import fingerprint
+from trocar_server.training.files.snapshots import snapshot_state_dict
+from trocar_server.training.files.trainer_storage import StorageOnDemand
+from trocar_server.training.files.trainer_store import TrainerRecord, UnreadableTrainer, check_base
 from trocar_server.training.publishing import Publishing
-from trocar_server.training.snapshots import snapshot_state_dict
-from trocar_server.training.spec import TrainerSpec
-from trocar_server.training.storage import StorageOnDemand
+from trocar_server.training.shielded import all_done, shielded
+from trocar_server.training.spec.trainer_spec import TrainerSpec
+from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_calls import TrainerActivity
-from trocar_server.training.trainer_store import TrainerRecord, check_base
-from trocar_server.training.whole import all_done, whole
 
 _CLEAN_INTERVAL_S = 30.0
 _log = structlog.get_logger("trocar")
@@ -40,13 +40,13 @@ class Trainers:
     """The trainers of a server.
 
     Args:
-        engine: Has the models that trainers begin with, and serves the trainers' own.
-        storage: Where they are kept.
-        scratch_dir: Where the spool may write.
+        engine: Hosts the base models, and serves the trainers' models.
+        storage: Stores the trainers.
+        scratch_dir: Folder for the spool.
 
     Attributes:
-        on_close: Called with the id of a trainer that is being closed, before anything of it goes.
-        ready: Set when those of an earlier run are back, with their fits.
+        on_close: Called with the id of a trainer that is being closed, before anything of it is removed.
+        ready: Set once trainers of an earlier run are restored, with their fits.
     """
 
     def __init__(self, engine: Engine, storage: StorageOnDemand, scratch_dir: Path) -> None:
@@ -60,15 +60,23 @@ class Trainers:
         self._janitor: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
         self._fingerprints: WeakKeyDictionary[HostedModel, str] = WeakKeyDictionary()
+        self._unreadable: dict[str, UnreadableTrainer] = {}
+        self._storage_problem: ServiceError | None = None
+        """Why the disk cannot be read; None while it can."""
 
     def get(self, principal: str, trainer_id: str) -> Trainer:
         """Return one of a principal's trainers, and renew its time to live.
 
         Raises:
-            ServiceError: `UNKNOWN_TRAINER`.
+            ServiceError: `UNKNOWN_TRAINER`; or why it cannot be restored, see `unreadable`.
         """
         found = self._trainers.get(trainer_id)
         if found is None or found.principal != principal:
+            unreadable = self._unreadable_one(principal, trainer_id)
+            if unreadable is not None:
+                raise _again(unreadable.error)
+            if self._storage_problem is not None:
+                raise _again(self._storage_problem)
             raise ServiceError(
                 ErrorReason.UNKNOWN_TRAINER,
                 f"you have no trainer '{trainer_id[:80]}'; it may have been closed",
@@ -77,13 +85,90 @@ class Trainers:
         return found
 
     async def find(self, principal: str, trainer_id: str) -> Trainer:
-        """Return one of a principal's trainers; while the server starts, wait until all are back.
+        """Return one of a principal's trainers; while the server starts, wait until all are restored.
+
+        A failed restore is tried again: its model or its file may be available by now.
 
         Raises:
-            ServiceError: `UNKNOWN_TRAINER`.
+            ServiceError: As `get`.
         """
         await self.ready.wait()
+        await self._look_again()
+        unreadable = self._unreadable_one(principal, trainer_id)
+        if unreadable is not None:
+            await shielded(self._try_again(unreadable))
         return self.get(principal, trainer_id)
+
+    async def find_adapter(self, principal: str, model_id: str, name: str) -> Trainer:
+        """Return the trainer of one of a principal's adapters, by its name and base model.
+
+        Raises:
+            ServiceError: `UNKNOWN_TRAINER`, with the names that there are.
+        """
+        await self.ready.wait()
+        own = self._adapters(principal, model_id)
+        if name not in own:
+            available = f"available: {', '.join(sorted(own))}" if own else "it has none"
+            raise ServiceError(
+                ErrorReason.UNKNOWN_TRAINER,
+                f"you have no adapter '{name[:80]}' on model '{model_id[:80]}'; {available}",
+            )
+        own[name].use()
+        return own[name]
+
+    def _adapters(self, principal: str, model_id: str) -> dict[str, Trainer]:
+        """Return a principal's adapters on a model, by name."""
+        return {
+            trainer.spec.adapter.name: trainer
+            for trainer in self.of(principal)
+            if trainer.spec.adapter is not None
+            and trainer.spec.adapter.name
+            and trainer.spec.model_id == model_id
+        }
+
+    async def close_any(self, principal: str, trainer_id: str) -> None:
+        """Close one of a principal's trainers, even if it cannot be restored.
+
+        Raises:
+            ServiceError: `UNKNOWN_TRAINER`, `STORAGE_UNAVAILABLE`.
+        """
+        await self.ready.wait()
+        unreadable = self._unreadable_one(principal, trainer_id)
+        if unreadable is None:
+            await self.close(self.get(principal, trainer_id))
+            return
+        if unreadable.principal is None:  # owner unknown
+            raise _again(unreadable.error)
+        storage = await asyncio.to_thread(self.storage.get)
+        await asyncio.to_thread(storage.trainers.delete, trainer_id)
+        self._unreadable.pop(trainer_id, None)
+
+    async def listed(self, principal: str) -> tuple[list[Trainer], list[UnreadableTrainer]]:
+        """Return a principal's trainers, oldest first, and those that cannot be restored.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`, the trainers cannot be listed.
+        """
+        await self.ready.wait()
+        await self._look_again()
+        if self._storage_problem is not None:
+            raise _again(self._storage_problem)
+        own = [one for one in self._unreadable.values() if one.principal == principal]
+        return self.of(principal), sorted(own, key=lambda one: one.trainer_id)
+
+    def unreadable(self) -> Sequence[UnreadableTrainer]:
+        """Return every trainer that cannot be restored."""
+        return list(self._unreadable.values())
+
+    @property
+    def storage_problem(self) -> ServiceError | None:
+        """Why trainers can be neither stored nor restored; None when they can."""
+        return self._storage_problem
+
+    def _unreadable_one(self, principal: str, trainer_id: str) -> UnreadableTrainer | None:
+        """Return a trainer that cannot be restored; without a known owner anyone with its id may see it."""
+        found = self._unreadable.get(trainer_id)
+        return found if found is not None and found.principal in (principal, None) else None
 
     def of(self, principal: str) -> list[Trainer]:
         """Return a principal's trainers, oldest first."""
@@ -95,45 +180,51 @@ class Trainers:
         return list(self._trainers.values())
 
     async def create(self, principal: str, spec: TrainerSpec, request_id: str = "") -> Trainer:
-        """Make a trainer; a request that was answered before returns the same one.
+        """Create a trainer; a repeated request returns the same one.
 
         Raises:
             ServiceError: `TRAINER_INVALID` with every problem of the spec, `UNKNOWN_MODEL`,
                 `MODEL_NOT_LOADED`, `QUOTA_EXCEEDED`, `STORAGE_FULL`, `STORAGE_UNAVAILABLE`.
         """
         await self.ready.wait()
-        return await whole(self._create(principal, spec, request_id))
+        return await shielded(self._create(principal, spec, request_id))
 
     async def start(self) -> None:
-        """Host what was published, and bring trainers back where there are any on disk.
+        """Host published models, and restore the trainers on disk.
 
-        A server whose data directory another one uses goes without: it serves everything but trainers.
+        A server whose data directory is in use by another one serves everything but trainers.
         """
         try:
             storage = await asyncio.to_thread(self.storage.existing)
-            if storage is not None:
-                await self.publishing.host_all(storage)
-                await self.restore_all()
         except ServiceError as error:
-            _log.warning("no trainers", reason=error.reason, why=error.message)
+            await self._go_without(error)
+        else:
+            if storage is not None:
+                await self.publishing.host_all(storage.published)
+                await self.restore_all()
         self._janitor = asyncio.create_task(self._keep_clean())
 
-    async def stop(self) -> None:
-        """Save what has changed and let go of the data directory; at the next start trainers come back."""
+    async def stop(self, *, is_saving: bool = True) -> None:
+        """Release the data directory.
+
+        Args:
+            is_saving: Whether to save changed trainers, so that the next start restores them.
+        """
         if self._janitor is not None:
             self._janitor.cancel()
             self._janitor = None
         await all_done()
         for trainer in self.all():
             try:
-                await trainer.save_changes()
+                if is_saving:
+                    await trainer.save_changes()
             except ServiceError as error:
                 _log.warning("trainer not saved", trainer_id=trainer.trainer_id, why=error.message)
             await self.engine.owner.run(trainer.core.close)
         await asyncio.to_thread(self.storage.close)
 
     async def stored_ids(self) -> set[str]:
-        """Return the ids of all trainers on disk, those that could not be brought back included."""
+        """Return the ids of all trainers on disk, including those that could not be restored."""
         try:
             storage = await asyncio.to_thread(self.storage.existing)
             return set() if storage is None else await asyncio.to_thread(storage.trainers.ids)
@@ -146,37 +237,81 @@ class Trainers:
             await self.close_expired()
 
     async def restore_all(self) -> None:
-        """Bring the trainers of an earlier run back, each from its newest checkpoint.
+        """Restore the trainers of an earlier run, each from its newest checkpoint.
 
-        One that cannot come back is logged, and stays on disk.
+        One that cannot be restored is logged, stays on disk, and is listed with the reason.
         """
-        storage = await asyncio.to_thread(self.storage.get)
-        for record in await asyncio.to_thread(storage.trainers.entries):
+        try:
+            storage = await asyncio.to_thread(self.storage.get)
+            records, unreadable = await asyncio.to_thread(storage.trainers.survey)
+        except ServiceError as error:
+            self._storage_problem = error
+            _log.warning("no trainers", reason=error.reason, why=error.message)
+            return
+        self._storage_problem = None
+        self._unreadable = {one.trainer_id: one for one in unreadable}
+        for record in records:
+            if record.trainer_id not in self._trainers:
+                await self._bring_back(record)
+
+    async def _go_without(self, error: ServiceError) -> None:
+        """Serve everything but trainers; published models are read-only."""
+        self._storage_problem = error
+        _log.warning("no trainers", reason=error.reason, why=error.message)
+        try:
+            await self.publishing.host_all(self.storage.published_for_reading())
+        except ServiceError as problem:
+            _log.warning("no published models", reason=problem.reason, why=problem.message)
+
+    async def _bring_back(self, record: TrainerRecord) -> None:
+        """Restore a trainer, or note why that failed."""
+        try:
+            await self._restore(record)
+        except Exception as raised:  # noqa: BLE001 - one trainer's files must not end the server
+            error = _restore_failure(raised)
+            _log.warning(
+                "trainer not restored", trainer_id=record.trainer_id, reason=error.reason, why=error.message
+            )
+            self._unreadable[record.trainer_id] = UnreadableTrainer(
+                record.trainer_id, record.principal, error, record
+            )
+        else:
+            self._unreadable.pop(record.trainer_id, None)
+
+    async def _look_again(self) -> None:
+        """Try again to read the disk, if that failed before."""
+        if self._storage_problem is None:
+            return
+        async with self._creating:
+            if self._storage_problem is not None:
+                await self.restore_all()
+
+    async def _try_again(self, unreadable: UnreadableTrainer) -> None:
+        async with self._creating:
+            if unreadable.trainer_id not in self._unreadable:
+                return  # another call has restored it
             try:
-                await self._restore(record)
-            except ServiceError as error:
-                _log.warning(
-                    "trainer not restored",
-                    trainer_id=record.trainer_id,
-                    reason=error.reason,
-                    why=error.message,
-                )
+                storage = await asyncio.to_thread(self.storage.get)
+                record = await asyncio.to_thread(storage.trainers.get, unreadable.trainer_id)
+            except ServiceError:
+                return  # still not readable
+            await self._bring_back(record)
 
     async def close(self, trainer: Trainer) -> None:
         """Close a trainer and delete its checkpoints."""
-        await whole(self._close(trainer))
+        await shielded(self._close(trainer))
 
     async def publish(self, trainer: Trainer, model_id: str, categories: tuple[str, ...]) -> None:
-        """Make a copy of a trainer's weights a model of the catalogue, at once and after restarts.
+        """Publish a copy of a trainer's weights as a model of the catalogue, at once and after restarts.
 
         Raises:
-            ServiceError: `MODEL_CONFLICT`, there is a model of this id; `MODEL_INVALID`, the id is none.
+            ServiceError: `MODEL_CONFLICT`, the id is taken; `MODEL_INVALID`, the id is not valid.
         """
         base = self._base(trainer.spec)
-        await whole(self.publishing.publish(trainer, base, model_id, categories))
+        await shielded(self.publishing.publish(trainer, base, model_id, categories))
 
     async def close_expired(self) -> None:
-        """Close every trainer that nobody has used for as long as it may live."""
+        """Close every trainer whose time to live has expired."""
         now = time.time()
         for trainer in self.all():
             if trainer.expires_at_s < now and trainer.activity is TrainerActivity.READY:
@@ -192,6 +327,7 @@ class Trainers:
                 if request_id and trainer.request_id == request_id:
                     return trainer
             self._check_room(principal)
+            self._check_name(principal, spec)
             storage = await asyncio.to_thread(self.storage.get)
             base = self.engine.catalogue.get(spec.model_id)
             core = await self._make_core(spec)
@@ -223,13 +359,16 @@ class Trainers:
         """Remove a model that a principal published; see `Publishing.remove`.
 
         Raises:
-            ServiceError: `UNKNOWN_MODEL`; `MODEL_CONFLICT`, a trainer needs it; `STORAGE_UNAVAILABLE`.
+            ServiceError: `UNKNOWN_MODEL`; `MODEL_CONFLICT`, a trainer uses it; `STORAGE_UNAVAILABLE`.
         """
-        async with self._creating:  # no trainer begins with it meanwhile
+        async with self._creating:  # no trainer is created on it meanwhile
             needed = {
                 needed
                 for spec in (trainer.spec for trainer in self.all())
                 for needed in (spec.model_id, *_teacher_ids(spec))
+            }
+            needed |= {
+                one.record.base_model_id for one in self._unreadable.values() if one.record is not None
             }
             await self.publishing.remove(principal, model_id, needed)
 
@@ -249,12 +388,18 @@ class Trainers:
         core = await self._make_core(spec)
         check_base(record, await self._fingerprint(spec.model_id))
         storage = await asyncio.to_thread(self.storage.get)
-        saved = await asyncio.to_thread(storage.checkpoints.load_newest, record.trainer_id)
-        if saved is not None:
-            await self.engine.owner.run(lambda: core.load_state(saved.state))
-        trainer = await self._adopt(record, spec, core)
+        try:
+            saved = await asyncio.to_thread(storage.checkpoints.load_newest, record.trainer_id)
+            if saved is not None:
+                await self.engine.owner.run(lambda: core.load_state(saved.state))
+            trainer = await self._adopt(record, spec, core)
+        except BaseException:
+            await self.engine.owner.run(core.close)
+            raise
         if saved is not None:
             trainer.resume_at(saved)
+        unfinished = storage.unfinished.get(record.trainer_id, ())
+        trainer.notices += tuple(map(_unfinished, unfinished))
         await trainer.describe()
 
     async def _fingerprint(self, model_id: str) -> str:
@@ -267,17 +412,35 @@ class Trainers:
         return self._fingerprints[hosted]
 
     async def _load_models(self, record: TrainerRecord, spec: TrainerSpec) -> None:
-        """Load what the trainer was made of, where no configuration has done so."""
+        """Load the models that the trainer needs, unless the configuration loads them."""
         for model_id in {spec.model_id, *_teacher_ids(spec)}:
-            if model_id == record.base_model_id:
-                self._request(model_id, str(record.facts.get("base_weights", "")))
-            await self.engine.load(model_id)
+            weights = str(record.facts.get("base_weights", "")) if model_id == record.base_model_id else ""
+            self._request(model_id, weights)
+            try:
+                await self.engine.load(model_id)
+            except ServiceError as error:
+                raise ServiceError(
+                    ErrorReason.MODEL_NOT_LOADED,
+                    f"the trainer needs model '{model_id}', which could not be loaded: {error.message}; "
+                    "fix the "
+                    "cause, then open the trainer again",
+                    cause=error.reason,
+                ) from None
 
     def _request(self, model_id: str, weights: str) -> None:
+        """Add a torchvision model to the catalogue, unless it is there already."""
+        catalogue = self.engine.catalogue
+        if catalogue.has(model_id):
+            return
         try:
-            self.engine.catalogue.get(model_id)
+            catalogue.request(model_id, weights)
         except ServiceError:
-            self.engine.catalogue.request(model_id, weights)
+            raise ServiceError(
+                ErrorReason.UNKNOWN_MODEL,
+                f"the trainer needs model '{model_id}', which this server no longer has; ask its operator "
+                "to add "
+                "it to the configuration again, then open the trainer again",
+            ) from None
 
     async def _adopt(self, record: TrainerRecord, spec: TrainerSpec, core: TrainerCore) -> Trainer:
         limit = self.engine.limits.trainer_ttl_s
@@ -303,20 +466,56 @@ class Trainers:
         if self.engine.catalogue.get(spec.model_id).owner is not None:
             raise ServiceError(
                 ErrorReason.TRAINER_INVALID,
-                "model_id: a trainer begins with a model of the catalogue; publish the other trainer first",
+                "model_id: a trainer is created from a model of the catalogue; publish the other trainer "
+                "first",
             )
         return hosted
 
     def _teachers(self, spec: TrainerSpec) -> dict[str, HostedModel]:
         return {model_id: self.engine.catalogue.loaded(model_id) for model_id in _teacher_ids(spec)}
 
+    def _check_name(self, principal: str, spec: TrainerSpec) -> None:
+        taken = self._adapters(principal, spec.model_id).get(_name_of(spec))
+        if taken is not None:
+            raise ServiceError(
+                ErrorReason.TRAINER_INVALID,
+                f"adapter.name: your trainer {taken.trainer_id} has an adapter '{_name_of(spec)}' on this "
+                "model; close it, or choose another name",
+            )
+
     def _check_room(self, principal: str) -> None:
         most = self.engine.limits.max_trainers
         if len(self.of(principal)) >= most:
             raise ServiceError(
-                ErrorReason.QUOTA_EXCEEDED, f"you have {most} trainers, the most there can be; close one"
+                ErrorReason.QUOTA_EXCEEDED, f"you have {most} trainers, the maximum; close one"
             )
+
+
+def _name_of(spec: TrainerSpec) -> str:
+    return spec.adapter.name if spec.adapter is not None else ""
 
 
 def _teacher_ids(spec: TrainerSpec) -> list[str]:
     return sorted({term.teacher.model_id for term in spec.losses if term.teacher is not None})
+
+
+def _again(error: ServiceError) -> ServiceError:
+    """Return a copy of an error that is raised repeatedly: its traceback would grow each time."""
+    return ServiceError(error.reason, error.message, **error.details)
+
+
+def _restore_failure(error: Exception) -> ServiceError:
+    if isinstance(error, ServiceError):
+        return error
+    what = f"{type(error).__name__}: {first_line(error)}"
+    return ServiceError(
+        ErrorReason.CHECKPOINT_CORRUPT, f"the trainer on the server's disk cannot be restored: {what}"
+    )
+
+
+def _unfinished(number: int) -> str:
+    return (
+        f"checkpoint {number} has tensors and no manifest: its save was not completed, or the file was "
+        "lost later; "
+        "it is ignored"
+    )

@@ -48,7 +48,7 @@ def torn(data_dir: Path) -> list[str]:
         problems += [] if _seal_holds(path) else [f"{_name(data_dir, path)}: its seal is broken"]
     for path in [*data_dir.glob("datasets/pool/*"), *data_dir.glob("datasets/owners/*/shards/*")]:
         is_whole = path.suffix or _sha256(path) == path.name
-        problems += [] if is_whole else [f"{_name(data_dir, path)}: its sha256 is another"]
+        problems += [] if is_whole else [f"{_name(data_dir, path)}: its sha256 does not match"]
     for path in data_dir.glob("datasets/owners/*/*.dataset"):
         problems += _missing_shards(path)
     return problems
@@ -90,7 +90,7 @@ def _problems_of_tensors(manifest: Path, inside: tuple[str, ...], data: Path) ->
     if not facts:
         return [f"{manifest}: its seal is broken"]
     if not data.is_file():
-        return [f"{manifest}: its tensors are gone"]
+        return [f"{manifest}: its tensor file is missing"]
     if (data.stat().st_size, _sha256(data)) != (facts["byte_count"], facts["sha256"]):
         return [f"{manifest}: its tensors have another sha256"]
     with safe_open(data, "np") as tensors:

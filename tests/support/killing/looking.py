@@ -7,8 +7,8 @@ import torch
 
 import trocar
 from tests.support.killing.moments import Moments
-from tests.support.serving import rebuilt
-from tests.support.tiny_models import Plain
+from tests.support.models.tiny_models import Plain
+from tests.support.servers.serving import rebuilt
 
 SHAPE = (3, 16, 16)
 TAPS = ("conv", "fc")

@@ -5,7 +5,7 @@ import random
 import trocar
 from tests.support.killing.looking import inputs_of
 from tests.support.killing.moments import Moments
-from tests.support.tiny_training import samples
+from tests.support.oracles.tiny_training import samples
 
 _NAMES = ("one", "two", "three", "four")
 _MOST_DATASETS = 3

@@ -10,7 +10,7 @@ import torch
 
 import trocar
 from tests.support.killing.moments import Moments
-from tests.support.tiny_training import (
+from tests.support.oracles.tiny_training import (
     PlainTrainer,
     assert_weights,
     fitted_plainly,

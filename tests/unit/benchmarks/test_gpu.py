@@ -3,9 +3,9 @@
 import pytest
 
 import trocar
-from benchmarks import gpu
 from benchmarks.measuring import Effort
-from tests.support.running_server import running_server
+from benchmarks.sections import gpu
+from tests.support.servers.running_server import running_server
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2  # ships no types
 
 from trocar_api.v1 import edit_pb2, edit_store_pb2, model_pb2, server_pb2, tensor_pb2
@@ -87,11 +86,16 @@ def chunks(payloads: Iterable[bytes], chunk_bytes: int) -> Iterator[bytes]:
             yield pb.ExtractResponse(chunks=[chunk]).SerializeToString()
 
 
-def error_trailer(code: grpc.StatusCode, message: str, reason: str, **metadata: str) -> tuple[str, bytes]:
+def error_trailer(
+    code: grpc.StatusCode, message: str, reason: str, retry_after_s: float | None = None, **metadata: str
+) -> tuple[str, bytes]:
     info = error_details_pb2.ErrorInfo(reason=reason, domain="trocar", metadata=metadata)
-    packed = any_pb2.Any()
-    packed.Pack(info)
-    status = status_pb2.Status(code=code.value[0], message=message, details=[packed])
+    status = status_pb2.Status(code=code.value[0], message=message)
+    status.details.add().Pack(info)
+    if retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(int(retry_after_s * 1e9))
+        status.details.add().Pack(retry)
     return "grpc-status-details-bin", status.SerializeToString()
 
 
@@ -140,7 +144,7 @@ class FakeServer:
 
     def fail(self, code: grpc.StatusCode, message: str, reason: str = "", **metadata: str) -> None:
         """Let every later call fail; without a reason as gRPC itself would fail."""
-        trailers = (error_trailer(code, message, reason, **metadata),) if reason else ()
+        trailers = (error_trailer(code, message, reason, None, **metadata),) if reason else ()
         self.failure = (code, message, trailers)
 
     def _check(self, context: grpc.ServicerContext) -> None:

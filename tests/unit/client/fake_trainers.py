@@ -39,6 +39,7 @@ class FakeTrainers(
     Attributes:
         calls: Names of the calls, in order.
         applied: Numbers of the calls that were applied, in order.
+        left_s: Seconds until the deadline of each call, in order.
         failing: Called with the name of each call and its request; may raise `RefusedError`.
         pieces: How often an export sends before it breaks; None for no break.
         events: What a fit tells; each watcher gets at most `events_per_call`.
@@ -57,6 +58,7 @@ class FakeTrainers(
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.requests: list[Any] = []
+        self.left_s: list[float] = []
         self.applied: list[int] = []
         self.failing: Callable[[str, Any], None] = lambda *_: None
         self.pieces: list[int | None] = []
@@ -103,6 +105,10 @@ class FakeTrainers(
             yield pb.TrainResponse(result=pb.StepResult(loss=0.5, sample_count=4, correct_count=3))
         else:
             yield pb.TrainResponse(result=self._apply(request.number))
+
+    def LoadAdapter(self, request_iterator: Any, context: Any) -> pb.LoadAdapterResponse:
+        self._begin("LoadAdapter", next(iter(request_iterator)), context)
+        return pb.LoadAdapterResponse()
 
     def ExportTrainer(self, request: Any, context: Any) -> Iterator[pb.ExportTrainerResponse]:
         self._begin("ExportTrainer", request, context)
@@ -160,6 +166,7 @@ class FakeTrainers(
         with self._lock:
             self.calls.append(name)
             self.requests.append(request)
+            self.left_s.append(context.time_remaining() or 0.0)
         try:
             self.failing(name, request)
         except RefusedError as refused:
@@ -169,12 +176,15 @@ class FakeTrainers(
 class RefusedError(Exception):
     """What a test lets a call fail with."""
 
-    def __init__(self, code: grpc.StatusCode, reason: str = "", message: str = "no") -> None:
+    def __init__(
+        self, code: grpc.StatusCode, reason: str = "", message: str = "no", retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
-        self.code, self.reason, self.message = code, reason, message
+        self.code, self.reason, self.message, self.retry_after_s = code, reason, message, retry_after_s
 
     def abort(self, context: Any) -> NoReturn:
         if self.reason:
-            context.set_trailing_metadata((error_trailer(self.code, self.message, self.reason),))
+            trailer = error_trailer(self.code, self.message, self.reason, self.retry_after_s)
+            context.set_trailing_metadata((trailer,))
         context.abort(self.code, self.message)
         raise AssertionError("abort raises")

@@ -5,7 +5,7 @@ import time
 import grpc
 import pytest
 
-from trocar._attempts import Attempts
+from trocar._transport.attempts import Attempts
 from trocar.errors import ServerBusyError, TrocarError
 
 REFUSED = grpc.RpcError()
@@ -18,7 +18,7 @@ def busy(retry_after_s: float | None = None) -> ServerBusyError:
 
 
 def attempts(retries: int = 3, timeout_s: float = 60.0, chance: float = 0.0) -> Attempts:
-    return Attempts(retries, timeout_s, lambda: chance)
+    return Attempts(retries, timeout_s, chance=lambda: chance)
 
 
 @pytest.mark.parametrize(("chance", "expected"), [(0.0, 2.0), (0.5, 2.5), (1.0, 3.0)])
@@ -61,3 +61,50 @@ def test_what_is_refused_for_good_is_not_asked_again() -> None:
             return ()
 
     assert attempts().pause_after(TrocarError("no"), Wrong()) is None
+
+
+class Ended(grpc.RpcError):
+    """A call that ended in the middle."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "the connection broke"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+BROKEN, CANCELLED = Ended(grpc.StatusCode.UNAVAILABLE), Ended(grpc.StatusCode.CANCELLED)
+PROBLEM = TrocarError("broken")
+
+
+def test_the_first_pause_after_a_broken_connection_is_as_documented() -> None:
+    call = attempts(retries=7)
+    assert [call.pause_after(PROBLEM, BROKEN) for _ in range(8)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, None]
+
+
+def test_a_cancelled_call_is_repeated_only_where_it_resumes() -> None:
+    assert attempts().pause_after(PROBLEM, CANCELLED) is None
+    assert Attempts(3, resumes=True).pause_after(PROBLEM, CANCELLED) == 0.1
+
+
+def test_progress_counts_failures_and_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [50.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    call = attempts(retries=1, timeout_s=10)
+    assert call.pause_after(PROBLEM, BROKEN) == 0.1
+    now[0] += 9
+    call.progress()
+    assert (call.remaining_s, call.pause_after(PROBLEM, BROKEN)) == (10, 0.1)
+    assert call.pause_after(PROBLEM, BROKEN) is None
+
+
+def test_what_only_took_too_long_is_taken_up_where_that_is_said() -> None:
+    slow = Ended(grpc.StatusCode.DEADLINE_EXCEEDED)
+    assert attempts().pause_after(PROBLEM, slow) is None
+    assert attempts().pause_after(PROBLEM, slow, is_slow=True) == 0.1

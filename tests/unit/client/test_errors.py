@@ -102,6 +102,23 @@ def test_long_messages_arrive_whole(server: FakeServer) -> None:
     assert str(caught.value) == keys
 
 
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("CLIENT: Received message larger than max (9 vs. 8)", trocar.ReplyTooLargeError),
+        ("Stream removed (CLIENT: Received message larger than max (9 vs. 8))", trocar.ReplyTooLargeError),
+        ("SERVER: Received message larger than max (9 vs. 8)", trocar.RequestTooLargeError),
+        ("Stream removed (SERVER: Received message larger than max (9 vs. 8))", trocar.RequestTooLargeError),
+    ],
+)
+def test_which_end_refused_a_message_is_told_by_the_text_of_every_version_of_grpc(
+    server: FakeServer, message: str, expected: type[trocar.TrocarError]
+) -> None:
+    server.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+    with trocar.connect(server.target) as client, pytest.raises(expected, match="larger than its receiver"):
+        client.models()
+
+
 def test_a_message_over_the_receivers_limit_is_explained(server: FakeServer) -> None:
     server.behaviour = lambda *_: iter([b"\x7a" + b"\x00" * (17 << 20)])
     with trocar.connect(server.target) as client, pytest.raises(trocar.ReplyTooLargeError, match="larger"):

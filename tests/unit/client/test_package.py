@@ -1,12 +1,17 @@
 """What importing the package costs and offers, and that its generated part is fresh."""
 
+import dataclasses
+import importlib
 import inspect
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 import trocar
+from trocar._wire.trainer_requests import TrainerOptions
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,8 +30,8 @@ def test_the_sync_client_is_fresh() -> None:
 
 
 def test_a_stale_sync_client_would_be_noticed() -> None:
-    text = (ROOT / "client" / "trocar" / "_client.py").read_text()
-    assert "async" not in text.replace("asyncio", "")
+    text = (ROOT / "client" / "trocar" / "_sync" / "client.py").read_text()
+    assert "async" not in text.partition("\n")[2].replace("asyncio", "")
     assert "await" not in text
 
 
@@ -41,8 +46,72 @@ def test_both_clients_have_the_same_methods() -> None:
     assert methods(trocar.Client) == methods(trocar.AsyncClient)
 
 
+CLIENTS = [trocar.Client, trocar.AsyncClient]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_is_made_of_parts(client: type) -> None:
+    assert client.__mro__ == (client, object)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_methods_of_parts_show_their_own_signature_and_docstring(client: type) -> None:
+    parts = {
+        "extract": ("extraction", "Extraction"),
+        "gradients": ("gradients", "Gradients"),
+        "health": ("analyses", "Analyses"),
+        "train": ("trainers", "Trainers"),
+    }
+    is_async = client is trocar.AsyncClient
+    for name, (module, part) in parts.items():
+        folder, prefix = ("_async", "Async") if is_async else ("_sync", "")
+        owner = getattr(importlib.import_module(f"trocar.{folder}.{module}"), prefix + part)
+        method, own = getattr(client, name), getattr(owner, name)
+        assert inspect.signature(method) == inspect.signature(own)
+        assert inspect.getdoc(method) == inspect.getdoc(own)
+        assert inspect.iscoroutinefunction(method) == is_async
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_every_public_method_has_named_arguments_and_a_docstring(client: type) -> None:
+    for name, method in inspect.getmembers(client, inspect.isfunction):
+        if not name.startswith("_"):
+            kinds = {parameter.kind for parameter in inspect.signature(method).parameters.values()}
+            assert inspect.Parameter.VAR_POSITIONAL not in kinds, name
+            assert (inspect.Parameter.VAR_KEYWORD in kinds) == (name == "attribute")
+            assert inspect.getdoc(method), name
+
+
+def test_train_takes_the_fields_of_its_options() -> None:
+    fields = {field.name: field.default for field in dataclasses.fields(TrainerOptions)}
+    parameters = dict(inspect.signature(trocar.Client.train).parameters)
+    del parameters["self"], parameters["model_id"], fields["model_id"]
+    assert {name: parameter.default for name, parameter in parameters.items()} == fields
+    assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+
+
 def test_the_version_is_the_installed_one() -> None:
     assert trocar.__version__ == version("trocar")
+
+
+def test_the_spool_is_the_servers() -> None:
+    from trocar_server.spool import Spool
+
+    assert trocar.Spool is Spool
+
+
+@pytest.mark.parametrize("missing", ["torch", "trocar_server.spool"])
+def test_the_spool_without_the_server_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=r'trocar\.Spool needs .*: pip install "trocar\[server\]"'):
+        _ = trocar.Spool
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Spoon'"):
+        getattr(trocar, "Spoon")  # noqa: B009 - type checkers know that there is none
 
 
 def test_everything_public_is_there() -> None:

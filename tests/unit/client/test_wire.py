@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trocar._inputs import wire_inputs
-from trocar._requests import ExtractCall, extract_call
+from trocar._request.inputs import wire_inputs
+from trocar._wire.requests import ExtractCall, extract_call
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import tap_pb2
 from trocar_api.v1.tensor_pb2 import TensorChunk

@@ -13,18 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from tests.support.certificates import OPENSSL, authority, signed
-from tests.support.running_server import running_server
+from tests.support.servers.certificates import OPENSSL, authority, signed
+from tests.support.servers.running_server import running_server
 from trocar_server.auth import Scope, TokenFile
 from trocar_server.config import DatasetConfig, ModelConfig, ServerConfig
-from trocar_server.doctor import Finding, Level, access, configuration, environment, examine, machine, storage
+from trocar_server.doctor import (
+    Finding,
+    Level,
+    access_checks,
+    configuration_checks,
+    environment_checks,
+    examine,
+    machine_checks,
+    storage_checks,
+)
 from trocar_server.doctor.certificates import validity_of, validity_of_authorities
 from trocar_server.doctor.command import doctor
 from trocar_server.doctor.running import CHECKS
-from trocar_server.doctor.server import Target, check_server
-from trocar_server.training.data_lock import lock_folder
+from trocar_server.doctor.server_checks import Target, check_server
+from trocar_server.storage.data_lock import lock_folder
 
 DAY_S = 86_400
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command to make certificates")
@@ -48,7 +58,7 @@ def only(findings: Iterator[Finding]) -> Finding:
 
 
 def test_every_check_of_the_package_is_in_the_list() -> None:
-    modules = (access, configuration, environment, machine, storage)
+    modules = (access_checks, configuration_checks, environment_checks, machine_checks, storage_checks)
     functions = {
         f"{module.__name__.rpartition('.')[2]}:{name}"
         for module in modules
@@ -65,7 +75,7 @@ def test_a_sound_machine_has_nothing_that_fails(tmp_path: Path) -> None:
 
 
 def test_a_check_that_breaks_down_stops_no_other(tmp_path: Path) -> None:
-    findings = list(examine(config(tmp_path), ("nothing:check_it", "environment:check_python")))
+    findings = list(examine(config(tmp_path), ("nothing:check_it", "environment_checks:check_python")))
     assert [finding.level for finding in findings] == [Level.FAIL, Level.OK]
     assert "ModuleNotFoundError" in findings[0].text
 
@@ -78,8 +88,8 @@ def test_a_package_that_is_too_old_or_missing_is_named(
             raise PackageNotFoundError(name)
         return "0.1"
 
-    monkeypatch.setattr(environment, "version", version)
-    by_name = {finding.subject: finding for finding in environment.check_packages(config(tmp_path))}
+    monkeypatch.setattr(environment_checks, "version", version)
+    by_name = {finding.subject: finding for finding in environment_checks.check_packages(config(tmp_path))}
     assert by_name["grpcio"].text == "not installed"
     assert by_name["protobuf"].level is Level.FAIL
     assert "6.33.5" in by_name["protobuf"].text
@@ -93,71 +103,73 @@ def test_torch_and_torchvision_that_do_not_fit_are_told_apart(
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    found = only(environment.check_torch(config(tmp_path)))
+    found = only(environment_checks.check_torch(config(tmp_path)))
     assert found.level is Level.FAIL
     assert "nms does not exist" in found.text
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
 def test_a_device_that_is_not_there_fails(tmp_path: Path, device: str) -> None:
-    assert levels(machine.check_device(config(tmp_path, device=device))) == [Level.FAIL]
+    assert levels(machine_checks.check_device(config(tmp_path, device=device))) == [Level.FAIL]
 
 
 def test_more_threads_than_cores_are_too_many(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
-    assert levels(machine.check_device(config(tmp_path, threads=cores))) == [Level.OK]
-    assert levels(machine.check_device(config(tmp_path, threads=cores + 1))) == [Level.OK, Level.WARN]
+    assert levels(machine_checks.check_device(config(tmp_path, threads=cores))) == [Level.OK]
+    assert levels(machine_checks.check_device(config(tmp_path, threads=cores + 1))) == [Level.OK, Level.WARN]
 
 
 def test_the_memory_is_the_cgroups_where_that_is_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(machine, "_CGROUP_LIMITS", (limit,))
+    monkeypatch.setattr(machine_checks, "_CGROUP_LIMITS", (limit,))
     limit.write_text("max\n")
-    assert "machine" in only(machine.check_memory(config(tmp_path))).text
+    assert "machine" in only(machine_checks.check_memory(config(tmp_path))).text
     limit.write_text(f"{1 << 30}\n")
-    found = only(machine.check_memory(config(tmp_path)))
+    found = only(machine_checks.check_memory(config(tmp_path)))
     assert (found.level, found.text) == (Level.WARN, "1.0 GiB (the cgroup's)")
     greedy = config(tmp_path, limits={"max_pass_bytes": 2 << 30})
-    assert levels(machine.check_memory(greedy)) == [Level.WARN, Level.WARN]
+    assert levels(machine_checks.check_memory(greedy)) == [Level.WARN, Level.WARN]
 
 
 def test_few_files_and_a_clock_of_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    assert levels(machine.check_open_files(config(tmp_path))) == [Level.WARN]
+    assert levels(machine_checks.check_open_files(config(tmp_path))) == [Level.WARN]
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert levels(machine.check_clock(config(tmp_path))) == [Level.FAIL]
+    assert levels(machine_checks.check_clock(config(tmp_path))) == [Level.FAIL]
 
 
 def test_shared_memory_that_is_small_or_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_SHARED", tmp_path / "none")
-    assert levels(machine.check_shared_memory(config(tmp_path))) == [Level.WARN]
-    monkeypatch.setattr(machine, "_SHARED", tmp_path)
-    monkeypatch.setattr(machine, "_LITTLE_SHARED", 1 << 62)
-    assert levels(machine.check_shared_memory(config(tmp_path))) == [Level.WARN]
+    monkeypatch.setattr(machine_checks, "_SHARED", tmp_path / "none")
+    assert levels(machine_checks.check_shared_memory(config(tmp_path))) == [Level.WARN]
+    monkeypatch.setattr(machine_checks, "_SHARED", tmp_path)
+    monkeypatch.setattr(machine_checks, "_LITTLE_SHARED", 1 << 62)
+    assert levels(machine_checks.check_shared_memory(config(tmp_path))) == [Level.WARN]
 
 
 def test_a_data_directory_that_is_no_folder_fails(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    assert levels(storage.check_data_dir(config(tmp_path, data_dir=file))) == [Level.FAIL]
-    assert levels(storage.check_data_dir(config(tmp_path, data_dir=tmp_path / "new" / "one"))) == [Level.OK]
+    assert levels(storage_checks.check_data_dir(config(tmp_path, data_dir=file))) == [Level.FAIL]
+    assert levels(storage_checks.check_data_dir(config(tmp_path, data_dir=tmp_path / "new" / "one"))) == [
+        Level.OK
+    ]
     assert not (tmp_path / "new").exists()
 
 
 def test_little_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_LITTLE_ROOM", 1 << 62)
-    assert levels(storage.check_room(config(tmp_path))) == [Level.WARN]
+    monkeypatch.setattr(storage_checks, "_LITTLE_ROOM", 1 << 62)
+    assert levels(storage_checks.check_room(config(tmp_path))) == [Level.WARN]
 
 
 def test_the_server_that_has_the_data_directory_is_named(tmp_path: Path) -> None:
     lock = lock_folder(tmp_path / "trainers")
-    found = only(storage.check_lock(config(tmp_path)))
+    found = only(storage_checks.check_lock(config(tmp_path)))
     assert found.level is Level.WARN
     assert str(os.getpid()) in found.text
     lock.release()
-    assert levels(storage.check_lock(config(tmp_path))) == [Level.OK]
+    assert levels(storage_checks.check_lock(config(tmp_path))) == [Level.OK]
     lock_folder(tmp_path / "trainers").release()  # looking has not taken it
 
 
@@ -166,10 +178,10 @@ def test_leftovers_count_once_they_are_a_day_old(tmp_path: Path) -> None:
     old.parent.mkdir()
     fresh.touch()
     old.write_bytes(bytes(1 << 20))
-    assert levels(storage.check_leftovers(config(tmp_path))) == [Level.OK]
+    assert levels(storage_checks.check_leftovers(config(tmp_path))) == [Level.OK]
     then = time.time() - 2 * DAY_S
     os.utime(old, (then, then))
-    found = only(storage.check_leftovers(config(tmp_path)))
+    found = only(storage_checks.check_leftovers(config(tmp_path)))
     assert found.level is Level.WARN
     assert "1 files, 1 MiB" in found.text
     assert "weights/b.partial" in found.text
@@ -177,32 +189,57 @@ def test_leftovers_count_once_they_are_a_day_old(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "trocar.example"])
 def test_an_address_that_others_reach_needs_authentication(tmp_path: Path, host: str) -> None:
-    assert levels(access.check_open_to(config(tmp_path, host=host))) == [Level.FAIL]
-    assert levels(access.check_open_to(config(tmp_path, host=host, insecure=True))) == [Level.WARN]
+    assert levels(access_checks.check_open_to(config(tmp_path, host=host))) == [Level.FAIL]
+    assert levels(access_checks.check_open_to(config(tmp_path, host=host, insecure=True))) == [Level.WARN]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "may call every method"),
+        ({"tokens": True}, "in plain text"),
+        ({"host": "127.0.0.1"}, "not needed"),
+    ],
+)
+def test_insecure_says_what_it_gives_away(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    found = only(
+        access_checks.check_open_to(config(tmp_path, **{"host": "0.0.0.0", "insecure": True, **settings}))
+    )
+    assert found.level is Level.WARN
+    assert said in found.text
+
+
+def test_the_data_directory_may_be_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TROCAR_DATA_DIR", str(tmp_path / "elsewhere"))
+    app = typer.Typer()
+    app.command()(doctor)
+    shown = CliRunner().invoke(app, ["--data-dir", str(tmp_path / "here"), "--json"]).stdout
+    found = [finding["text"] for finding in json.loads(shown)["findings"] if finding["subject"] == "data_dir"]
+    assert any(str(tmp_path / "here") in text for text in found)
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert levels(access.check_port(config(tmp_path, port=port))) == [Level.WARN]
-    assert levels(access.check_port(config(tmp_path))) == [Level.OK]
-    assert levels(access.check_port(config(tmp_path, host=f"unix:{tmp_path}/s"))) == [Level.OK]
-    assert levels(access.check_port(config(tmp_path, host=f"unix:{tmp_path}/none/s"))) == [Level.FAIL]
+        assert levels(access_checks.check_port(config(tmp_path, port=port))) == [Level.WARN]
+    assert levels(access_checks.check_port(config(tmp_path))) == [Level.OK]
+    assert levels(access_checks.check_port(config(tmp_path, host=f"unix:{tmp_path}/s"))) == [Level.OK]
+    assert levels(access_checks.check_port(config(tmp_path, host=f"unix:{tmp_path}/none/s"))) == [Level.FAIL]
 
 
 def test_tokens_that_are_missing_expiring_or_open_to_others(tmp_path: Path) -> None:
     asked, file, now = config(tmp_path, tokens=True), TokenFile(tmp_path), time.time()
-    assert levels(access.check_tokens(config(tmp_path))) == []
-    assert levels(access.check_tokens(asked)) == [Level.WARN]
+    assert levels(access_checks.check_tokens(config(tmp_path))) == []
+    assert levels(access_checks.check_tokens(asked)) == [Level.WARN]
     file.add("alice", [Scope.RUN], expires_at_s=None, now_s=now)
-    assert levels(access.check_tokens(asked)) == [Level.OK]
-    assert levels(access.check_tokens(config(tmp_path))) == [Level.WARN]  # made, and nobody is asked
+    assert levels(access_checks.check_tokens(asked)) == [Level.OK]
+    assert levels(access_checks.check_tokens(config(tmp_path))) == [Level.WARN]  # made, and nobody is asked
     file.add("bob", [Scope.RUN], expires_at_s=int(now + DAY_S), now_s=now)
-    found = list(access.check_tokens(asked))
+    found = list(access_checks.check_tokens(asked))
     assert [finding.level for finding in found] == [Level.OK, Level.WARN]
     assert "'bob'" in found[1].text
     file.path.chmod(0o644)
-    assert levels(access.check_tokens(asked)) == [Level.FAIL]
+    assert levels(access_checks.check_tokens(asked)) == [Level.FAIL]
 
 
 @needs_openssl
@@ -210,11 +247,13 @@ def test_certificates_are_judged_by_their_dates_and_their_key(tmp_path: Path) ->
     ca = authority(tmp_path)
     server, other = signed(ca, tmp_path, "server"), signed(ca, tmp_path, "other")
     settings: dict[str, Any] = {"tls_cert": server.certificate, "tls_client_ca": ca.certificate}
-    assert levels(access.check_certificates(config(tmp_path))) == []
-    found = list(access.check_certificates(config(tmp_path, tls_key=server.key, **settings)))
+    assert levels(access_checks.check_certificates(config(tmp_path))) == []
+    found = list(access_checks.check_certificates(config(tmp_path, tls_key=server.key, **settings)))
     assert [finding.level for finding in found] == [Level.WARN, Level.WARN]  # two days are not long
     assert "localhost, 127.0.0.1" in found[0].text
-    assert levels(access.check_certificates(config(tmp_path, tls_key=other.key, **settings))) == [Level.FAIL]
+    assert levels(access_checks.check_certificates(config(tmp_path, tls_key=other.key, **settings))) == [
+        Level.FAIL
+    ]
     left = validity_of(server.certificate, server.key).ends_at_s - time.time()
     assert 1.9 * DAY_S < left <= 2 * DAY_S
     assert validity_of_authorities(ca.certificate).names == "authority"
@@ -226,16 +265,16 @@ def test_an_expired_certificate_and_one_with_time_left(
 ) -> None:
     server = signed(authority(tmp_path), tmp_path, "server")
     settings = config(tmp_path, tls_cert=server.certificate, tls_key=server.key)
-    monkeypatch.setattr(access, "_SOON_S", 3600)
-    assert levels(access.check_certificates(settings)) == [Level.OK]
+    monkeypatch.setattr(access_checks, "_SOON_S", 3600)
+    assert levels(access_checks.check_certificates(settings)) == [Level.OK]
 
     def expired(*_: Path) -> None:
         error = ssl.SSLCertVerificationError(1, "verify failed")
         error.verify_message = "certificate has expired"
         raise error
 
-    monkeypatch.setattr(access, "validity_of", expired)
-    found = only(access.check_certificates(settings))
+    monkeypatch.setattr(access_checks, "validity_of", expired)
+    found = only(access_checks.check_certificates(settings))
     assert (found.level, "certificate has expired" in found.text) == (Level.FAIL, True)
 
 
@@ -246,19 +285,21 @@ def test_models_and_data_sets_that_are_not_there(tmp_path: Path) -> None:
         "missing": ModelConfig(architecture="resnet18", weights=str(tmp_path / "no.safetensors")),
         "resnet18": ModelConfig(),
     }
-    found = levels(configuration.check_models(config(tmp_path, models=models)))
+    found = levels(configuration_checks.check_models(config(tmp_path, models=models)))
     assert found == [Level.OK, Level.FAIL, Level.FAIL, Level.WARN]
     (tmp_path / "good" / "cats").mkdir(parents=True)
     (tmp_path / "flat").mkdir()
     datasets = {name: DatasetConfig(path=tmp_path / name) for name in ("good", "flat", "none")}
-    found = levels(configuration.check_datasets(config(tmp_path, datasets=datasets)))
+    found = levels(configuration_checks.check_datasets(config(tmp_path, datasets=datasets)))
     assert found == [Level.OK, Level.FAIL, Level.FAIL]
 
 
 def test_a_running_server_is_asked(tmp_path: Path) -> None:
     with running_server(data_dir=tmp_path, device="cpu") as running:
         found = list(check_server(Target(running.address)))
-        assert [finding.subject for finding in found] == ["server", "versions", "server's device"]
+        subjects = [finding.subject for finding in found]
+        assert subjects[:3] == ["server", "versions", "server's device"]
+        assert {"server's training", "server's models", "server's tls"} <= set(subjects[3:])
         assert found[1].level is Level.OK
     assert levels(check_server(Target(running.address))) == [Level.FAIL]
 
@@ -268,7 +309,7 @@ def test_a_running_server_is_asked(tmp_path: Path) -> None:
     [("0.1.7", Level.OK), ("0.0.9", Level.FAIL), ("0.2.0", Level.WARN), ("1.0.0", Level.FAIL)],
 )
 def test_versions_that_do_not_fit(version: str, level: Level) -> None:
-    from trocar_server.doctor.server import _skew
+    from trocar_server.doctor.server_checks import _skew
 
     assert _skew(version).level is level
 
@@ -293,5 +334,5 @@ def test_the_command_says_it_as_json_and_by_its_exit_code(
     file.write_text("[server]\nport = 'x'\n")
     done = run(monkeypatch, "--config", str(file))
     assert done.exit_code == 1
-    assert "FAIL  configuration: the configuration is wrong: port" in done.stdout
+    assert "FAIL  configuration: the configuration is invalid: port" in done.stdout
     assert "-> correct it" in done.stdout

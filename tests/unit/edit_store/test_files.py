@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trocar_server.durable import DamagedError
 from trocar_server.edit_store.files import StoredEntry, decoded, encoded, head_of
+from trocar_server.storage.durable import DamagedError
 
 ENTRY = StoredEntry("alice", "resnet18", "ablate-3", 1234.5, b"what \n it does", b"\x00\xff\n" * 9)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -9,27 +10,31 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.support.gated_models import WAIT_S, Gate, Gated
-from tests.support.odd_models import Identity
+from tests.support.models.gated_models import WAIT_S, Gate, Gated
+from tests.support.models.odd_models import Identity
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
-from trocar_server.edits import Edit, Zero
-from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.plan import (
+from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.request.plan import (
     EditRequest,
-    ImageForm,
     ImageInput,
+    ImageSpec,
     Payload,
     Payloads,
     Plan,
     TapRequest,
     TensorInput,
 )
-from trocar_server.engine.work import Prepared, run_plan
+from trocar_server.engine.run.call import Call
+from trocar_server.engine.run.extraction import Extraction
+from trocar_server.engine.run.run_plan import Prepared, run_plan
+from trocar_server.engine.schedule.admission import MethodClass, Reservation
+from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec, ModelState
 from trocar_server.surgery import PassGuard, parse_selector
+from trocar_server.tensors.edits import Edit, Zero
 
 
 @pytest.fixture
@@ -55,9 +60,13 @@ def plan(model_id: str, selector: str = "/out", shape: tuple[int, ...] = (1, 3))
     )
 
 
+async def prepared(engine: Engine, wanted: Plan) -> Prepared:
+    return await engine.prepare(await engine.checks.check(wanted), Payloads([rows(1, 2, 3)]))
+
+
 async def test_a_plan_gives_its_values(engine: Engine) -> None:
     await engine.load("identity")
-    result = await engine.extract(await engine.prepare(plan("identity"), Payloads([rows(1, 2, 3)])))
+    result = await engine.extract(await prepared(engine, plan("identity")))
     values = result.feature_maps[0].values
     assert values is not None
     assert values.view(np.float32).tolist() == [1, 2, 3]
@@ -66,7 +75,7 @@ async def test_a_plan_gives_its_values(engine: Engine) -> None:
 @pytest.mark.parametrize("model_id", ["identity", "nowhere"])
 async def test_a_model_that_is_not_loaded_runs_nothing(engine: Engine, model_id: str) -> None:
     with pytest.raises(ServiceError) as caught:
-        await engine.extract(await engine.prepare(plan(model_id), Payloads([rows(1, 2, 3)])))
+        await engine.extract(await prepared(engine, plan(model_id)))
     assert caught.value.reason in (ErrorReason.MODEL_NOT_LOADED, ErrorReason.UNKNOWN_MODEL)
 
 
@@ -86,10 +95,10 @@ async def test_a_call_that_comes_while_its_model_is_unloaded_does_not_wait_forev
 ) -> None:
     """It was checked, then its images were decoded, and in between the model went."""
     await engine.load("identity")
-    prepared = await engine.prepare(plan("identity"), Payloads([rows(1, 2, 3)]))
+    ready = await prepared(engine, plan("identity"))
     await engine.unload("identity")
-    call = asyncio.ensure_future(engine.extract(prepared))
-    done, _ = await asyncio.wait([call], timeout=5)
+    call = asyncio.ensure_future(engine.extract(ready))
+    done, _ = await asyncio.wait([call], timeout=60)
     call.cancel()
     assert done
     with pytest.raises(ServiceError) as caught:
@@ -102,15 +111,13 @@ async def test_a_cancelled_call_gives_its_replica_back_when_its_pass_has_ended(
 ) -> None:
     await engine.load("gated")
     gate.hold()
-    call = asyncio.ensure_future(
-        engine.extract(await engine.prepare(plan("gated", "last"), Payloads([rows(1, 2, 3)])))
-    )
+    call = asyncio.ensure_future(engine.extract(await prepared(engine, plan("gated", "last"))))
     await asyncio.to_thread(gate.entered.wait, WAIT_S)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     assert gate.left.is_set()
-    assert engine._hosts["gated"].pool.leased_count == 0
+    assert engine.deployment("gated").pool.leased_count == 0
 
 
 async def test_a_cancel_while_images_are_prepared_stops_before_the_next_image(
@@ -118,27 +125,83 @@ async def test_a_cancel_while_images_are_prepared_stops_before_the_next_image(
 ) -> None:
     """4,096 images take the owner thread half a minute."""
     await engine.load("resnet18")
-    host, guard, prepared = engine._hosts["resnet18"], PassGuard(), []
+    deployment, guard, decoded = engine.deployment("resnet18"), PassGuard(), []
 
     def prepare(image: Image.Image) -> torch.Tensor:
-        prepared.append(image)
+        decoded.append(image)
         guard.cancel()
         return torch.zeros(3, 224, 224)
 
-    monkeypatch.setattr(host.hosted.preprocessing, "_transform", prepare)
+    monkeypatch.setattr(deployment.hosted.preprocessing, "_transform", prepare)
     images = [Image.new("RGB", (8, 8))] * 5
-    forms = ImageInput("", (ImageForm(1),) * 5)
-    wanted = Plan("resnet18", (TapRequest(parse_selector("fc")),), (forms,), 1 << 20)
+    image_input = ImageInput("", (ImageSpec(1),) * 5)
+    wanted = Plan("resnet18", (TapRequest(parse_selector("fc")),), (image_input,), 1 << 20)
     payloads = [np.zeros(1, np.uint8)] * 5
-    async with host.pool.lease(None) as replica:
+    checked = CheckedPlan(wanted, deployment, engine.limits)
+    async with deployment.pool.lease(None) as replica:
         with pytest.raises(ServiceError) as caught:
             await engine.owner.run(
-                lambda: run_plan(
-                    host, replica, Prepared(wanted, Payloads(payloads), [images]), guard, engine.limits
-                )
+                lambda: run_plan(replica, Prepared(checked, Payloads(payloads), [images]), guard)
             )
     assert caught.value.reason is ErrorReason.CANCELLED
-    assert len(prepared) == 1
+    assert len(decoded) == 1
+
+
+def call_of(wanted: Plan, key: bytes | None) -> Call:
+    async def receive(_: Reservation) -> list[Payload]:
+        return [rows(1, 2, 3)]
+
+    return Call(wanted, 12, receive, lambda _: nullcontext(), key=key)
+
+
+async def served(engine: Engine, wanted: Plan, key: bytes | None) -> list[float]:
+    with engine.admission.admit(MethodClass.EXTRACT, "alice") as reservation:
+        answer = await engine.serve(call_of(wanted, key), reservation)
+        assert isinstance(answer, Extraction)
+        assert reservation.byte_count == answer.byte_count == 12
+    values = answer.feature_maps[0].values
+    assert values is not None
+    found: list[float] = values.view(np.float32).tolist()
+    return found
+
+
+async def test_a_plan_that_was_asked_before_is_checked_once_until_something_changes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.load("identity")
+    checked, check = [], engine.checks.check
+
+    async def counted(wanted: Plan, deadline: float | None = None) -> CheckedPlan:
+        checked.append(wanted)
+        return await check(wanted, deadline)
+
+    monkeypatch.setattr(engine.checks, "check", counted)
+    wanted = plan("identity")
+    for count, key in ((1, b"a"), (1, b"a"), (2, b"b"), (3, None), (4, None), (4, b"a")):
+        assert await served(engine, wanted, key) == [1, 2, 3]
+        assert len(checked) == count
+    assert await served(engine, plan("identity"), b"a") == [1, 2, 3]  # an equal plan, made anew
+    assert len(checked) == 5
+    engine.limits = engine.limits.model_copy()
+    assert await served(engine, wanted, b"a") == [1, 2, 3]
+    assert len(checked) == 6
+    await engine.unload("identity")
+    with pytest.raises(ServiceError) as caught:
+        await served(engine, wanted, b"a")
+    assert caught.value.reason is ErrorReason.MODEL_NOT_LOADED
+    await engine.load("identity")
+    assert await served(engine, wanted, b"a") == [1, 2, 3]
+    assert len(checked) == 7
+
+
+async def test_lower_limits_hold_for_a_plan_that_was_asked_before(engine: Engine) -> None:
+    await engine.load("identity")
+    wanted = plan("identity")
+    assert await served(engine, wanted, b"a") == [1, 2, 3]
+    engine.limits = engine.limits.model_copy(update={"max_reply_bytes": 8})
+    with pytest.raises(ServiceError) as caught:
+        await served(engine, wanted, b"a")
+    assert caught.value.reason is ErrorReason.REPLY_TOO_LARGE
 
 
 async def test_edits_that_are_to_be_stored_must_be_of_modules_that_run(engine: Engine) -> None:

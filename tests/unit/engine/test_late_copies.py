@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.tape_graphs import TapeGraphs
-from tests.support.transfer_devices import WAIT_S, LateBackend, late_transfers
+from tests.support.oracles.tape_graphs import TapeGraphs
+from tests.support.oracles.transfer_devices import WAIT_S, LateBackend, late_transfers
 from trocar_server.config import EngineConfig, Limits
-from trocar_server.engine.device import DeviceThread
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.outcome import Extraction
-from trocar_server.engine.plan import Payload, Payloads, Plan, TapRequest, TensorInput
+from trocar_server.engine.request.plan import Payload, Payloads, Plan, TapRequest, TensorInput
+from trocar_server.engine.run.extraction import Extraction
+from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.engine.transfer import current
 from trocar_server.models import Catalogue, ModelSpec
 from trocar_server.surgery import parse_selector
@@ -59,9 +59,9 @@ async def engine(tmp_path: Path, backend: LateBackend) -> AsyncIterator[Engine]:
 async def asked(engine: Engine, number: float) -> Extraction:
     inputs = TensorInput("", torch.float32, (ROWS, 3))
     plan = Plan("doubling", (TapRequest(parse_selector("keep")),), (inputs,), 1 << 20)
-    await engine.checks.check(plan)
+    checked = await engine.checks.check(plan)
     payload: Payload = np.full((ROWS, 3), number, np.float32).reshape(-1).view(np.uint8)
-    return await engine.extract(await engine.prepare(plan, Payloads([payload])))
+    return await engine.extract(await engine.prepare(checked, Payloads([payload])))
 
 
 def values_of(extraction: Extraction) -> list[float]:

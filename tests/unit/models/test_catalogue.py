@@ -46,7 +46,9 @@ def test_an_id_like_no_other_is_answered_with_advice(catalogue: Catalogue) -> No
 def test_a_model_that_is_not_loaded_says_why(catalogue: Catalogue) -> None:
     catalogue.get("resnet50").state = ModelState.FAILED
     catalogue.get("resnet50").error_message = "no network"
-    with pytest.raises(ServiceError, match=r"is failed \(no network\); load it first") as error:
+    with pytest.raises(
+        ServiceError, match="could not be loaded: no network; fix the cause, then load it again"
+    ) as error:
         catalogue.loaded("resnet50")
     assert reason_of(error) is ErrorReason.MODEL_NOT_LOADED
 

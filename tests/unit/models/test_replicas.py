@@ -145,7 +145,7 @@ def test_a_module_whose_copy_has_its_own_weights_is_refused() -> None:
         def __deepcopy__(self, memo: object) -> "Stubborn":
             return Stubborn()
 
-    with pytest.raises(ServiceError, match="does not share its weights"):
+    with pytest.raises(ServiceError, match="would not share its weights"):
         make_replica(nn.Sequential(Stubborn()))
 
 

@@ -1,11 +1,14 @@
 """Stages of torchvision's families: where they are, against the sizes that a pass has there."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 from torchvision.models import list_models
 
-from tests.support.stages import SIDE, recorded_by_name, stage_leaves
-from trocar_server.models import ModelSpec, stages_for
+from tests.support.models.stages import SIDE, recorded_by_name, stage_leaves
+from trocar_server.models import HostedModel, ModelSpec, stages_for
 from trocar_server.models.stages import stages_of
 
 CONVOLUTIONAL = [
@@ -106,11 +109,16 @@ def test_what_is_no_architecture_has_no_stages() -> None:
         assert stages_of(name) == {}
 
 
+def _model(spec: ModelSpec) -> HostedModel:
+    """A model of which only the spec counts here."""
+    return cast(HostedModel, SimpleNamespace(spec=spec, stages={}))
+
+
 def test_an_operators_stages_come_before_those_of_the_architecture() -> None:
     spec = ModelSpec("m", "resnet18", stages={"stem": "relu", "edges": "conv1"})
-    assert stages_for(spec) == {**stages_of("resnet18"), "stem": "relu", "edges": "conv1"}
+    assert stages_for(_model(spec)) == {**stages_of("resnet18"), "stem": "relu", "edges": "conv1"}
 
 
 def test_a_factory_has_the_stages_that_its_operator_names() -> None:
-    assert stages_for(ModelSpec("m", "resnet18:build")) == {}
-    assert stages_for(ModelSpec("m", "resnet18:build", stages={"head": "fc"})) == {"head": "fc"}
+    assert stages_for(_model(ModelSpec("m", "resnet18:build"))) == {}
+    assert stages_for(_model(ModelSpec("m", "resnet18:build", stages={"head": "fc"}))) == {"head": "fc"}

@@ -12,13 +12,13 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tests.support.gated_models import WAIT_S, Gate, Gated
-from tests.support.running_server import RunningServer
-from tests.support.serving import Serve, custom
-from tests.support.wire import raw_channel, unary_call
+from tests.support.models.gated_models import WAIT_S, Gate, Gated
+from tests.support.servers.running_server import RunningServer
+from tests.support.servers.serving import Serve, custom
+from tests.support.wire.wire import raw_channel, unary_call
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import model_pb2, model_pb2_grpc
-from trocar_server import app
+from trocar_server.app import app
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.errors import ServiceError
 

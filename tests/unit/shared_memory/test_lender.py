@@ -10,7 +10,7 @@ import pytest
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.shared_memory import Lender, open_lender
-from trocar_server.shared_memory.lender import MAX_SEGMENTS, TOTAL_FACTOR
+from trocar_server.shared_memory.lender import MAX_SEGMENTS, TOTAL_FACTOR, UNUSED_S
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -208,6 +208,38 @@ def test_a_segment_that_nobody_maps_goes(lender: Lender) -> None:
         loan.expire(waiting.id)
         loan.expire(ready.id)
         assert lender.byte_count == PAGE
+
+
+def test_a_mapped_segment_that_no_call_uses_goes(tmp_path: Path) -> None:
+    now_s = 1000.0
+    lender = Lender(64 * PAGE, tmp_path, clock=lambda: now_s)
+    with lender.loan("alice") as loan:
+        used, unused = loan.open(PAGE), loan.open(PAGE)
+        loan.release_name(used.id)
+        loan.release_name(unused.id)
+        now_s += UNUSED_S - 1
+        with lender.borrow("alice", used.id):
+            pass
+        assert loan.expire(unused.id) == 1
+        now_s += 1
+        assert loan.expire(unused.id) is None
+        assert loan.expire(used.id) == UNUSED_S - 1
+        with pytest.raises(ServiceError) as caught, lender.borrow("alice", unused.id):
+            pass
+        assert reason_of(caught) is ErrorReason.UNKNOWN_SEGMENT
+        assert lender.byte_count == PAGE
+
+
+def test_a_segment_in_a_long_call_stays(tmp_path: Path) -> None:
+    now_s = 0.0
+    lender = Lender(64 * PAGE, tmp_path, clock=lambda: now_s)
+    with lender.loan("alice") as loan:
+        segment = loan.open(PAGE)
+        loan.release_name(segment.id)
+        with lender.borrow("alice", segment.id):
+            now_s += 10 * UNUSED_S
+            assert loan.expire(segment.id) == UNUSED_S
+        assert loan.expire(segment.id) == UNUSED_S
 
 
 def test_what_is_opened_after_the_end_goes_at_once(lender: Lender, tmp_path: Path) -> None:

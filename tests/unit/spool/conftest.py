@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.spool_devices import LateCopier, all_tensors_on_a_device
-from tests.support.spool_processes import Processes
+from tests.support.spool.spool_devices import LateCopier, all_tensors_on_a_device
+from tests.support.spool.spool_processes import Processes
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trocar_server.spool import Spool, SpoolError
+from trocar_server.spool.files.chunks import UNPUBLISHED
 
 
 def small_model() -> nn.Sequential:
@@ -29,6 +30,13 @@ def small_model() -> nn.Sequential:
 def batch() -> torch.Tensor:
     """Inputs for `small_model`."""
     return torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def small_step(folder: Path) -> torch.Tensor:
+    """Return a graph over a spool that nobody else has."""
+    x = torch.randn(64, requires_grad=True)
+    with Spool(folder, 0, min_bytes=64):
+        return (x * 2).pow(3).sum()
 
 
 def gradients(model: nn.Module, spool: Spool | None = None) -> list[torch.Tensor]:
@@ -55,8 +63,9 @@ def are_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 
 
 def files(parent: Path) -> list[Path]:
-    """The files with saved tensors in all folders of spools under a common one."""
-    return sorted(parent.glob("trocar-spool-*/*.safetensors"))
+    """The files of all spools under a common folder, published or not."""
+    found = (parent.glob(f"trocar-spool-*/*{ending}") for ending in (".safetensors", UNPUBLISHED))
+    return sorted(path for paths in found for path in paths)
 
 
 @contextlib.contextmanager
@@ -71,15 +80,15 @@ def open_spool(parent: Path, budget_bytes: int = 0, **options: object) -> Iterat
 
 def wait_for(spool: Spool, is_so: Callable[[], bool]) -> None:
     """Wait until something holds of the insides of a spool."""
-    blocks = spool._store._blocks
+    blocks = spool.store.blocks
     deadline = time.monotonic() + 60
     with blocks:
         while not is_so():
             assert time.monotonic() < deadline
-            blocks._changed.wait(0.002)
+            blocks.changed.wait(0.002)
 
 
 def wait_until_written(spool: Spool) -> None:
     """Wait until nothing is to be written, and the files are valid."""
-    wait_for(spool, lambda: not spool._store._ledger.pending_bytes)
-    spool._store._disk.pool.rest(0.0)
+    wait_for(spool, lambda: not spool.store.ledger.pending_bytes)
+    spool.store.disk.pool.rest(0.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.spool_operations import FailsInBackward, Squared
+from tests.support.spool.spool_operations import FailsInBackward, Squared
 from tests.unit.spool.steps import files, open_spool
 from trocar_server.spool import Spool
 
@@ -234,7 +234,7 @@ def test_forward_that_fails_leaves_nothing(spool: Spool) -> None:
     for _ in range(3):
         with pytest.raises(RuntimeError, match="invalid for input of size"), spool:
             (x.exp().tanh() * x).view(7, -1)
-        assert spool._store._ledger.is_empty
+        assert spool.store.ledger.is_empty
     assert_same(lambda context: [torch.autograd.grad(_within(context, x), x)[0]], spool)
 
 
@@ -256,7 +256,7 @@ def test_backward_that_fails_can_go_on(spool: Spool) -> None:
         return [gradient]
 
     assert_same(work, spool)
-    assert spool._store._ledger.is_empty
+    assert spool.store.ledger.is_empty
 
 
 def test_without_a_backward_pass_nothing_is_left(spool: Spool) -> None:
@@ -264,8 +264,8 @@ def test_without_a_backward_pass_nothing_is_left(spool: Spool) -> None:
         with spool:
             loss = chain(leaf(20, 30))
         del loss
-        assert spool._store._ledger.is_empty
-        assert spool._store._ledger.held_bytes == spool._store._ledger.pending_bytes
+        assert spool.store.ledger.is_empty
+        assert spool.store.ledger.held_bytes == spool.store.ledger.pending_bytes
 
 
 def test_a_graph_outlives_its_spool(tmp_path: Path) -> None:

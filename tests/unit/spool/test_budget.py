@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.support.spool_audit import AuditedLedger
+from tests.support.spool.spool_audit import AuditedLedger
 from tests.unit.spool.steps import are_equal, batch, gradients, open_spool, small_model, wait_until_written
 from trocar_server.spool import Spool
-from trocar_server.spool import store as store_module
+from trocar_server.spool.blocks import block_store as store_module
 
 LARGEST = 16 * 8 * 16 * 16 * 4
 """The largest block of a step of `small_model`; there are four of them and a smaller one."""
@@ -26,7 +26,7 @@ def _audited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_kept(spool: Spool) -> None:
-    ledger = spool._store._ledger
+    ledger = spool.store.ledger
     assert isinstance(ledger, AuditedLedger)
     assert ledger.failures == []
     assert ledger.is_empty
@@ -59,7 +59,7 @@ def test_what_fits_is_never_written(tmp_path: Path) -> None:
         for _ in range(5):
             gradients(model, spool)
         assert list(tmp_path.iterdir()) == []
-        assert spool._store._traffic._writer is None
+        assert spool.store.traffic.writer is None
 
 
 def test_no_more_is_written_than_must_be(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_memory_is_free_when_backward_is_over(tmp_path: Path) -> None:
     with open_spool(tmp_path, LARGEST) as spool:
         gradients(model, spool)
         wait_until_written(spool)
-        assert spool._store._ledger.memory_bytes == 0
+        assert spool.store.ledger.memory_bytes == 0
 
 
 def test_the_memory_of_what_is_on_disk_is_free(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_gradients_are_as_without_a_spool(
         assert len(found[0]) == 8
         assert are_equal(found[1], found[0])
         assert are_equal(found[2], found[0])
-        assert spool._store._ledger.is_empty
+        assert spool.store.ledger.is_empty
         report = spool.report()
         assert report.unique_bytes > 0
         assert report.peak_bytes <= budget_bytes + 30 * 40 * 4

@@ -17,7 +17,7 @@ from tests.unit.spool.steps import (
     wait_until_written,
 )
 from trocar_server.spool import SpoolReadError
-from trocar_server.spool.chunks import HEADER_BYTES
+from trocar_server.spool.files.chunks import HEADER_BYTES
 
 
 def truncated(path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_short_file_fails_backward(tmp_path: Path, damage: Callable[[Path], No
         wait_until_written(spool)
         for path in files(tmp_path):
             damage(path)
-        with pytest.raises(SpoolReadError, match=r"\.safetensors is shorter than it was"):
+        with pytest.raises(SpoolReadError, match=r"\.safetensors was truncated"):
             loss.backward()
         del loss
         gc.collect()
@@ -78,7 +78,9 @@ def test_altered_bytes_are_found_by_the_checksum(tmp_path: Path, checksum: bool)
                 file.seek(HEADER_BYTES)
                 file.write(b"\0" * (path.stat().st_size - HEADER_BYTES))
         if checksum:
-            with pytest.raises(SpoolReadError, match="was altered: the checksum of saved tensors is wrong"):
+            with pytest.raises(
+                SpoolReadError, match="was modified: the checksum of its saved tensors does not match"
+            ):
                 loss.backward()
             del loss
             assert are_equal(gradients(model, spool), expected)

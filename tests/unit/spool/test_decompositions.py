@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import linalg
 
-from tests.support.spool_networks import sites, svd_chain
+from tests.support.spool.spool_networks import sites, svd_chain
 from tests.unit.spool.steps import open_spool
 from trocar_server.spool import Spool
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.spool_devices import LateCopier
-from tests.support.spool_fuzz import failure
-from tests.support.spool_models import outcome
+from tests.support.spool.spool_devices import LateCopier
+from tests.support.spool.spool_fuzz import failure
+from tests.support.spool.spool_models import outcome
 from tests.unit.spool.steps import (
     are_equal,
     gradients,
@@ -19,7 +19,7 @@ from tests.unit.spool.steps import (
     small_model,
 )
 from trocar_server.spool import SavedTensorChangedError, Spool
-from trocar_server.spool.device_tier import DeviceTier
+from trocar_server.spool.blocks.device_tier import DeviceTier
 
 Context = AbstractContextManager[Any]
 
@@ -38,7 +38,7 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 
 
 def tier_of(spool: Spool) -> DeviceTier:
-    tier = spool._packer._tiers.home_of(torch.device("cpu"))
+    tier = spool.packer.tiers.home_of(torch.device("cpu"))
     assert isinstance(tier, DeviceTier)
     return tier
 
@@ -70,8 +70,8 @@ def test_gradients_are_the_same_bits(
         assert same(work, spool)
         assert spool.report().peak_bytes <= budget_bytes + leaf().nbytes
         assert ("up", leaf().nbytes) in copier.log
-        assert tier_of(spool)._live == {}
-        assert tier_of(spool)._back_bytes == 0
+        assert tier_of(spool).live == {}
+        assert tier_of(spool).on_device_bytes == 0
 
 
 @BUDGETS

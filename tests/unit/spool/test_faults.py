@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.scale import count
+from tests.support.files.scale import count
 from tests.unit.spool.steps import (
     are_equal,
     batch,
@@ -24,7 +24,7 @@ from tests.unit.spool.steps import (
     wait_until_written,
 )
 from trocar_server.spool import SpoolError, SpoolFullError, SpoolReadError
-from trocar_server.spool.chunks import HEADER_BYTES
+from trocar_server.spool.files.chunks import HEADER_BYTES
 
 pwritev, preadv = os.pwritev, os.preadv
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -138,7 +138,7 @@ def test_fifty_failed_steps_leave_no_file_and_no_memory(
                 assert "No space left" in failure(SpoolFullError, model, spool)
             wait_until_written(spool)
             spool.report()
-            assert spool._store._ledger.memory_bytes == 0
+            assert spool.store.ledger.memory_bytes == 0
         assert files(tmp_path) == []
         assert are_equal(gradients(model, spool), expected)
 
@@ -172,7 +172,7 @@ def test_steps_among_random_faults_are_exact_or_fail(
                 with contextlib.suppress(SpoolError):
                     assert are_equal(gradients(model, spool), expected)
         wait_until_written(spool)
-        wait_for(spool, lambda: spool._store._ledger.memory_bytes == 0)  # a read may be under way
+        wait_for(spool, lambda: spool.store.ledger.memory_bytes == 0)  # a read may be under way
         assert are_equal(gradients(model, spool), expected)
 
 
@@ -185,7 +185,7 @@ def test_an_error_of_a_step_that_was_dropped_is_not_the_next_ones(
             failing_writes(errno.EIO, 0)(patch)
             with spool:
                 result = (x * 2).tanh()
-            wait_for(spool, lambda: spool._store._blocks._error is not None)
+            wait_for(spool, lambda: spool.store.blocks.error is not None)
         del result
         with spool:
             loss = x.tanh().sum()
@@ -199,7 +199,7 @@ def test_a_late_error_comes_out_of_backward_once(tmp_path: Path, monkeypatch: py
             failing_writes(errno.EIO, 0)(patch)
             with spool:
                 loss = (x * 2).tanh().sum()
-            wait_for(spool, lambda: spool._store._blocks._error is not None)
+            wait_for(spool, lambda: spool.store.blocks.error is not None)
         with pytest.raises(SpoolError, match="Input/output error"):
             loss.backward(retain_graph=True)
         loss.backward()  # it is all in memory still

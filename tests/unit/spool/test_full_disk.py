@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.spool_processes import Processes
+from tests.support.spool.spool_processes import Processes
 from tests.unit.spool.steps import (
     are_equal,
     failure,

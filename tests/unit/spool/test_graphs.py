@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.spool_fuzz import failure
+from tests.support.spool.spool_fuzz import failure
 
 _SEEDS = int(os.environ.get("TROCAR_SPOOL_GRAPHS", "40"))
 

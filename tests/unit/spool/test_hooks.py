@@ -67,7 +67,7 @@ def test_packing_leaves_its_input_as_it_was(
     tensor = make(leaf())
     before = (tensor._version, tensor.data_ptr(), tensor.requires_grad, tensor.grad_fn, tensor.is_leaf)
     values = tensor.detach().clone()
-    packed = spool._packer.pack(tensor)
+    packed = spool.packer.pack(tensor)
     wait_until_written(spool)
     unpacked = packed.unpack()
     assert before == (

@@ -125,7 +125,7 @@ def test_a_change_raises(
             ):
                 result.sum().backward(retain_graph=True)
         del result, saved
-        assert spool._store._ledger.is_empty
+        assert spool.store.ledger.is_empty
 
 
 @pytest.mark.parametrize("budget_bytes", [0, 1 << 30], ids=["on disk", "in memory"])

@@ -6,8 +6,8 @@ import signal
 import threading
 from pathlib import Path
 
-from tests.support.scale import count
-from tests.support.spool_processes import Processes
+from tests.support.files.scale import count
+from tests.support.spool.spool_processes import Processes
 from tests.unit.spool.steps import are_equal, gradients, open_spool, small_model
 
 KILLS = count(10, "TROCAR_SPOOL_KILLS")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.spool_models import outcome
+from tests.support.spool.spool_models import outcome
 
 
 @pytest.mark.parametrize(

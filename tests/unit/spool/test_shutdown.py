@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.spool_processes import Processes
+from tests.support.spool.spool_processes import Processes
 
 HEAD = """
 import atexit, gc, os, sys, threading
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from tests.unit.spool.steps import batch, small_model, wait_until_written
 from trocar_server.spool import Spool
-from trocar_server.spool.transfer import Transfer
+from trocar_server.spool.files.block_transfer import Transfer
 
 torch.set_num_threads(1)
 spool = Spool(sys.argv[1], 0, min_bytes=1024)
@@ -40,9 +40,9 @@ slowly('read')
 loss = forward()
 wait_until_written(spool)
 next(iter([loss.grad_fn])).next_functions
-held = [spool._packer.pack(torch.randn(1000)) for _ in range(5)]
+held = [spool.packer.pack(torch.randn(1000)) for _ in range(5)]
 wait_until_written(spool)
-spool._store._ledger._budget = 1 << 20
+spool.store.ledger.budget_bytes = 1 << 20
 held[-1].unpack()
 """,
     "in the middle of backward": """

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trocar_server.edits import Add, Edit, Region, Scale, Zero
-from trocar_server.reductions import Axis, Take
 from trocar_server.surgery import Collector, EditTarget, FunctionSession, Target
+from trocar_server.tensors.edits import Add, Edit, Region, Scale, Zero
+from trocar_server.tensors.reductions import Axis, Take
 
 ROWS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.footprint import hook_count
-from tests.support.odd_models import Transformer
-from tests.support.serving import rebuilt
-from tests.support.tiny_models import Plain
+from tests.support.models.odd_models import Transformer
+from tests.support.models.tiny_models import Plain
+from tests.support.servers.footprint import hook_count
+from tests.support.servers.serving import rebuilt
 from trocar_api.reasons import ErrorReason
 from trocar_server.surgery import PassAborted, PassGuard
 

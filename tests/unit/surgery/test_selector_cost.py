@@ -10,11 +10,11 @@ from trocar_server.surgery import parse_selector
 
 _SCRIPT = """
 import sys
-from trocar_server.surgery.parsing import parse_selector
+from trocar_server.surgery.selectors.parsing import parse_selector
 path = sys.argv[2]
 print(parse_selector(sys.argv[1]).matches(path, "Conv2d"))
 """
-_HOPELESS_S = 20  # matching takes microseconds, or hours
+_HOPELESS_S = 240  # matching takes microseconds, or hours; the start of the process takes most
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ for pattern in patterns:
 
 def _lines(script: str) -> list[str]:
     run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=3 * _HOPELESS_S, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=_HOPELESS_S, check=True
     )
     return run.stdout.split()
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torchvision.models.detection.image_list import ImageList
 
-from tests.support.odd_models import SlottedPair
-from tests.support.tiny_models import Pair
+from tests.support.models.odd_models import SlottedPair
+from tests.support.models.tiny_models import Pair
 from trocar_server.surgery.structure import format_picks, leaves, pick
 
 Point = namedtuple("Point", ["x", "y"])

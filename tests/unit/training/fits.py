@@ -11,16 +11,16 @@ from torch import Tensor
 from tests.unit.training.trainers import TinyNet, tiny
 from trocar_server.models import HostedModel
 from trocar_server.surgery import PassGuard
-from trocar_server.training.augmentations import Augmentation
-from trocar_server.training.batch import Batch
-from trocar_server.training.core import TrainerCore
-from trocar_server.training.events import Event
-from trocar_server.training.fit import Fit
-from trocar_server.training.fit_spec import FitSpec
-from trocar_server.training.fit_state import FitState
-from trocar_server.training.order import random_numbers
-from trocar_server.training.spec import TrainerSpec
-from trocar_server.training.state import TrainerState
+from trocar_server.training.datasets.order import random_numbers
+from trocar_server.training.fit.augmentations import Augmentation
+from trocar_server.training.fit.events import Event
+from trocar_server.training.fit.fit import Fit
+from trocar_server.training.fit.fit_state import FitState
+from trocar_server.training.losses.batch import Batch
+from trocar_server.training.spec.fit_spec import FitSpec
+from trocar_server.training.spec.trainer_spec import TrainerSpec
+from trocar_server.training.step.core import TrainerCore
+from trocar_server.training.step.trainer_state import TrainerState
 
 
 class ArrayReader:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trocar_server.training.spec import HeadSpec
-from trocar_server.training.state import TrainerState
-from trocar_server.training.storage import TrainingStorage
+from trocar_server.training.files.trainer_storage import TrainingStorage
+from trocar_server.training.spec.trainer_spec import HeadSpec
+from trocar_server.training.step.trainer_state import TrainerState
 
 ID = "0123456789abcdef0123456789abcdef"
 OTHER_ID = "f" * 32

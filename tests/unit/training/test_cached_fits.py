@@ -8,8 +8,8 @@ import torch
 
 from tests.unit.training.fits import dataset, fit_of, run_fit, shown_core
 from tests.unit.training.trainers import TinyNet, assert_same, by_name, tiny
-from trocar_server.training.core import TrainerCore
-from trocar_server.training.spec import TrainerSpec
+from trocar_server.training.spec.trainer_spec import TrainerSpec
+from trocar_server.training.step.core import TrainerCore
 
 LAST = ["block", "fc"]
 SGD = {"name": "sgd", "options": {"lr": 0.05, "momentum": 0.9}}

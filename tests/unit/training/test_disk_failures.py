@@ -29,7 +29,7 @@ from tests.unit.training.stores import (
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, ModelSpec, load_model
-from trocar_server.training.storage import TrainingStorage
+from trocar_server.training.files.trainer_storage import TrainingStorage
 
 REASONS = {errno.ENOSPC: ErrorReason.STORAGE_FULL, errno.EIO: ErrorReason.STORAGE_UNAVAILABLE}
 WEIGHTS = {"w": torch.arange(10.0)}

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.scale import count
+from tests.support.files.scale import count
 from tests.unit.training.stores import ID, assert_same_state, make_state, opened, replace_fc, with_trainer
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models import ModelSpec, load_model
-from trocar_server.training.checkpoint_files import KIND
-from trocar_server.training.records import _seal
-from trocar_server.training.snapshots import snapshot_state_dict
-from trocar_server.training.storage import TrainingStorage
+from trocar_server.storage.sealed_record import seal
+from trocar_server.training.files.checkpoint_files import KIND
+from trocar_server.training.files.snapshots import snapshot_state_dict
+from trocar_server.training.files.trainer_storage import TrainingStorage
 
 COUNT = count(300, "TROCAR_STORE_MUTATIONS")
 BASE = ModelSpec("net", "tests.unit.models.factories:Net", "random:1", arguments=(6,), input_shape=(3, 8, 8))
@@ -125,7 +125,7 @@ def test_a_sealed_manifest_that_lies_is_an_error_of_ours(storage: TrainingStorag
     try:
         for _ in range(COUNT):
             changed = mutated(body, chance)
-            path.write_bytes(_seal(KIND, changed) + changed)
+            path.write_bytes(seal(KIND, changed))
             for call in (
                 storage.checkpoints.load,
                 storage.checkpoints.entries,
@@ -153,7 +153,7 @@ def test_a_sealed_file_of_tensors_that_lies_is_an_error_of_ours(storage: Trainin
             body = sealed.partition(b"\n")[2]
             body = body.replace(described.sha256.encode(), hashlib.sha256(changed).hexdigest().encode())
             body = body.replace(b'"byte_count": %d' % len(original), b'"byte_count": %d' % len(changed))
-            manifest.write_bytes(_seal(KIND, body) + body)
+            manifest.write_bytes(seal(KIND, body))
             try:
                 store.load(ID)
             except ServiceError:

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.unit.engine.hosts import hosted
+from tests.unit.engine.deployments import hosted
 from trocar_server.models import HostedModel, ModelSpec, load_model
 from trocar_server.surgery import PassGuard
-from trocar_server.training.batch import Batch
-from trocar_server.training.core import TrainerCore
-from trocar_server.training.spec import TrainerSpec
-from trocar_server.training.step_result import StepResult
+from trocar_server.training.losses.batch import Batch
+from trocar_server.training.spec.trainer_spec import TrainerSpec
+from trocar_server.training.step.core import TrainerCore
+from trocar_server.training.step.step_result import StepResult
 
 Pair = tuple[Tensor, Tensor]
 

@@ -1,4 +1,4 @@
-"""The `demo` command: what it does, step by step."""
+"""The `demo` command, step by step."""
 
 import time
 from collections.abc import Iterable
@@ -9,18 +9,20 @@ import typer
 from rich.text import Text
 
 import trocar
+from trocar._base.tables import size_text
+from trocar._cli.commands.inspection.modules_command import tree_table
+from trocar._cli.console import show
+from trocar._cli.demo.demo_sources import find_sources
 from trocar._cli.demo.hosting import CONFIG, MODEL_ID, WEIGHTS_FILE, convert, serving
-from trocar._cli.demo.sources import find_sources
 from trocar._cli.demo.tour import CAM_AT, TAPS, save_results, show_classes, show_shapes, show_statistics
-from trocar._cli.modules import tree_table
-from trocar._cli.output import show, size_text
 
 _TREE_DEPTH = 2
 
 
 def demo(
     out: Annotated[
-        Path, typer.Option(file_okay=False, help="Where results go; made if it is not there.")
+        Path,
+        typer.Option(metavar="FOLDER", file_okay=False, help="Folder for the results; created if missing."),
     ] = Path("demo-output"),
 ) -> None:
     """Serve a real pretrained model and look inside it.
@@ -65,7 +67,7 @@ def _look_inside(client: trocar.Client, photographs: Iterable[Path], out: Path) 
     tree = client.modules(MODEL_ID)
     kept = [module for module in tree.walk() if module.depth <= _TREE_DEPTH]
     show(tree_table(kept))
-    typer.echo(f"{len(tree) - len(kept)} modules that lie deeper are left out")
+    typer.echo(f"{len(tree) - len(kept)} deeper modules are not shown")
 
     images = list(photographs)
     _step(f"One pass, {len(TAPS)} taps: client.extract() of {' and '.join(image.name for image in images)}")

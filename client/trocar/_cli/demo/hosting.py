@@ -1,4 +1,4 @@
-"""The demo's server: a checkpoint converted, a config file written, a process started and stopped."""
+"""Demo server: checkpoint conversion, config file, start and stop of the process."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ DATA_FOLDER = "server-data"
 """What the server keeps, within the folder of the demo."""
 
 CONFIG = f"""\
-# A model of your own: a factory that builds it, its weights, and what to do to images.
+# A custom model: a factory that builds it, its weights and its preprocessing.
 [models.{MODEL_ID}]
 factory = "efficientnet_lite_pytorch:EfficientNet.from_name"
 arguments = ["{MODEL_ID}"]
@@ -39,7 +39,7 @@ _POLL_S = 0.05
 
 
 def convert(checkpoint: Path, target: Path) -> str:
-    """Run `trocar convert`; return what it says.
+    """Run `trocar convert`; return its output.
 
     Raises:
         typer.Exit: It failed.
@@ -56,7 +56,7 @@ def convert(checkpoint: Path, target: Path) -> str:
 def serving(config: Path, folder: Path) -> Iterator[str]:
     """Run `trocar serve` for as long as the context is open; yield its address.
 
-    Its log goes to `folder/server.log`. The process is gone when the context ends, however it ends:
+    Its log goes to `folder/server.log`. The process is terminated when the context ends, in any case:
     SIGTERM first, which lets it finish its calls, SIGKILL when that takes too long.
 
     Raises:
@@ -110,7 +110,7 @@ def _stop(process: subprocess.Popen[bytes]) -> int:
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack inside the context, so that `finally` runs; the default just ends."""
+    """Unwind the stack on SIGTERM inside the context, so that `finally` runs; the default just ends."""
 
     def exit_now(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)

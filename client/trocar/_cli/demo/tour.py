@@ -1,4 +1,4 @@
-"""What the demo asks the server for, and how it shows the answer."""
+"""Demo requests, and the display of their results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import trocar
-from trocar._cli.demo.picture import draw
-from trocar._cli.output import shape_text, show, size_text, table
-from trocar._cli.statistics_view import StatisticsTable, overall_table
-from trocar._tensors import Array
+from trocar._base.tables import size_text
+from trocar._base.tensors import Array
+from trocar._cli.console import shape_text, show, table
+from trocar._cli.demo.demo_picture import draw
+from trocar._cli.runs.statistics_view import StatisticsTable, overall_table
 
 STATISTICS = ("mean", "std", "min", "max", "zero_fraction")
 DEPTHS = ("_blocks.0", "_blocks.2", "_blocks.4", "_blocks.10", "head")

@@ -2,22 +2,27 @@
 
 import shutil
 import time
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.text import Text
 
 import trocar
-from trocar._cli.demo.digits import Digits, load_digits
+from trocar._base.tables import size_text
+from trocar._cli.console import show
+from trocar._cli.demo.demo_sources import find_sources
 from trocar._cli.demo.hosting import CONFIG, DATA_FOLDER, MODEL_ID, WEIGHTS_FILE, convert, serving
-from trocar._cli.demo.sources import find_sources
 from trocar._cli.failures import USAGE, fail
-from trocar._cli.output import show, size_text
-from trocar._history import FitEvent, History
+from trocar._result.history import FitEvent, History
 
+Pixels = NDArray[Any]
+_TEST_SHARE = 5
+_WHITE = 16
 SIDE = 96
 """Pixels to which the digits are enlarged for the pretrained model."""
 _RESNET = 'weights = "random:0"'
@@ -26,14 +31,43 @@ TRAIN_CONFIG = (
 )
 
 
+@dataclass(frozen=True)
+class Digits:
+    """Digits of scikit-learn, 1,797 in all: images (samples, 8, 8, 3) uint8 and labels 0 to 9."""
+
+    images: Pixels
+    labels: NDArray[np.int64]
+
+    def enlarged(self, factor: int) -> NDArray[np.float32]:
+        """Return them as float32 (samples, 3, 8 * factor, 8 * factor), about -1 to 1, each pixel a square."""
+        squares = self.images.repeat(factor, axis=1).repeat(factor, axis=2).transpose(0, 3, 1, 2)
+        return np.ascontiguousarray(squares / np.float32(127.5) - 1, dtype=np.float32)
+
+
+def load_digits() -> tuple[Digits, Digits]:
+    """Return the digits to train on and those to test on, in a fixed random order."""
+    from sklearn.datasets import load_digits as load  # an extra, and slow to import
+
+    values, labels = map(np.asarray, load(return_X_y=True))
+    order = np.random.default_rng(0).permutation(len(labels))
+    grey = np.round(values[order] * (255 / _WHITE)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    images, labels = grey.repeat(3, axis=3), labels[order].astype(np.int64)
+    first_test = len(labels) - len(labels) // _TEST_SHARE
+    return (
+        Digits(images[:first_test], labels[:first_test]),
+        Digits(images[first_test:], labels[first_test:]),
+    )
+
+
 def demo_train(
     out: Annotated[
-        Path, typer.Option(file_okay=False, help="Where results go; made if it is not there.")
+        Path,
+        typer.Option(metavar="FOLDER", file_okay=False, help="Folder for the results; created if missing."),
     ] = Path("demo-output"),
 ) -> None:
-    """Fine-tune on scikit-learn's handwritten digits, through a real server.
+    """Fine-tune on handwritten digits, through a real server.
 
-    First a new head on EfficientNet-Lite0, which was trained on ImageNet; then the whole of a resnet18 with
+    First a new head on EfficientNet-Lite0, pretrained on ImageNet; then all parameters of a resnet18 with
     random weights, with clamped gradients and saved tensors on disk.
     """
     if find_spec("sklearn") is None:
@@ -74,7 +108,7 @@ def _new_head(client: trocar.Client, train: Digits, test: Digits, out: Path) -> 
     typer.echo(f"model 'digits' is hosted: {share}")
     path = trainer.export(out / "digits.safetensors")
     typer.echo(f"{path}  {size_text(path.stat().st_size)}, its weights for plain PyTorch")
-    typer.echo(f"{out / 'training.png'}  what happened")
+    typer.echo(f"{out / 'training.png'}  the events of the training")
     trainer.close()
 
 

@@ -1,10 +1,10 @@
-"""Copies between host memory and the device of the models; on a CPU there is nothing to copy.
+"""Transfers: copies between host memory and the models' device; on a CPU there is nothing to copy.
 
-    payload = current().to_host(value)      # on the owner thread; its bytes may still be on their way
-    copies = current().take()               # what was begun, None where all is there
+    payload = current().to_host(value)      # on the owner thread; the copy may still be running
+    copies = current().take()               # copies that were begun, None where there are none
     await copies.arrived()                  # on the event loop: now the bytes may be read
 
-Work that does not take its copies is not done before they are: see `DeviceThread`.
+Work that does not take its copies ends only when they are done: see `DeviceThread`.
 """
 
 from trocar_server.engine.transfer.cuda import transfers_of

@@ -1,22 +1,21 @@
-"""Copies on two streams of a CUDA device.
+"""CUDA transfers: copies on two streams of a CUDA device.
 
-Written without a GPU at hand: nothing here has run on one yet. What it must do is in `CopyBackend`, and the
-tests have a backend that keeps exactly to that and no more.
+Written without a GPU at hand: nothing here has run on one yet. Its contract is
+`CopyBackend`; the tests have a backend of exactly that contract.
 """
 
 from functools import cached_property
 
 import torch
 
-from trocar_server.engine.transfer.pool import Event
+from trocar_server.config import PINNED_BYTES
+from trocar_server.engine.transfer.pinned_pool import Event
 from trocar_server.engine.transfer.seam import HOST, Transfers
 from trocar_server.engine.transfer.streams import StreamTransfers
 
-PINNED_BYTES = 512 << 20
-
 
 class CudaBackend:
-    """Copies on one stream for each direction, beside the stream that computes. Owner thread only."""
+    """Copies on one stream for each direction, beside the compute stream. Owner thread only."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -44,9 +43,9 @@ class CudaBackend:
         self._down.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._down):
             target.copy_(source, non_blocking=True)
-            # `blocking`: the thread that waits for it sleeps, and leaves its core to others.
+            # `blocking`: the waiting thread sleeps, and frees its core.
             event: Event = self._down.record_event(torch.cuda.Event(blocking=True))
-        # The allocator may give the memory to what the other stream does next, unless it knows of this one.
+        # Without this the allocator may reuse the memory on the compute stream before this copy is done.
         source.record_stream(self._down)
         return event
 
@@ -65,7 +64,7 @@ class CudaBackend:
     def hand_over(self, target: torch.Tensor, event: Event) -> None:
         """See `CopyBackend`."""
         if not isinstance(event, torch.cuda.Event):
-            raise TypeError("another backend began this copy")
+            raise TypeError("this copy belongs to another backend")
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(event)
         target.record_stream(computing)
@@ -76,11 +75,11 @@ class CudaBackend:
 
 
 def transfers_of(device: torch.device, pinned_bytes: int = PINNED_BYTES) -> Transfers:
-    """Return what copies for a device.
+    """Return the transfers of a device.
 
     Args:
         device: The models' device.
-        pinned_bytes: The most page-locked memory; without any every copy waits for its end.
+        pinned_bytes: The most page-locked memory; with 0 every copy is synchronous.
     """
     if device.type != "cuda":
         return HOST

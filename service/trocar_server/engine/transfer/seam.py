@@ -1,4 +1,4 @@
-"""What the engine asks of copies, and how that is done where tensors are in host memory already."""
+"""Copy backend: its interface, and the one for tensors that are in host memory already."""
 
 import asyncio
 import threading
@@ -9,24 +9,24 @@ from typing import Protocol
 
 import torch
 
-from trocar_server.engine.plan import Payload
+from trocar_server.engine.request.plan import Payload
 
 
 class Copies:
     """Copies to the host that were begun together.
 
     Args:
-        done: Ends when all are done, with the error of one that failed.
+        done: Completes when all copies are done, with the error of one that failed.
     """
 
     def __init__(self, done: "Future[None]") -> None:
         self._done = done
 
     async def arrived(self) -> None:
-        """Wait until the bytes may be read; who is cancelled meanwhile leaves nothing behind.
+        """Wait until the bytes may be read; safe to cancel.
 
         Raises:
-            Exception: What the device says of a copy that failed.
+            Exception: The device's error for a copy that failed.
         """
         await asyncio.wrap_future(self._done)
 
@@ -36,21 +36,21 @@ class Transfers(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Whether there are copies to the host that nobody took."""
+        """Whether there are copies to the host that were not taken."""
         ...
 
     def to_host(self, value: torch.Tensor) -> Payload:
         """Return the bytes of a dense value in row-major order.
 
-        They may be on their way: they are read when what `take` returns has arrived, not before. The value
-        may be dropped at once, but nobody may write into it.
+        The copy may still be running: read the bytes only when what `take` returns has arrived. The value
+        may be dropped at once, but must not be written to.
         """
         ...
 
     def to_device(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a tensor of host memory on the device, for whatever the device does from now on.
+        """Return a tensor of host memory on the device, for all later work of the device.
 
-        The memory that it was in may be used again at once.
+        Its host memory may be reused at once.
         """
         ...
 
@@ -59,28 +59,28 @@ class Transfers(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait for the copies to the host that nobody took."""
+        """Wait for the copies to the host that were not taken."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has computed what it was given; copies may still be on their way."""
+        """Wait until the device has finished its queued work; copies may still be running."""
         ...
 
     def close(self) -> None:
-        """End, when all copies are done."""
+        """Close, when all copies are done."""
         ...
 
 
 class HostTransfers:
-    """Tensors of a CPU: their bytes are where they are needed, and nothing is ever on its way.
+    """Transfers of a CPU: the bytes are on the host already, and no copy is ever pending.
 
-    Devices without streams, too: there every copy is done before the next line runs.
+    Also for devices without streams: there every copy is synchronous.
     """
 
     has_begun = False
 
     def to_host(self, value: torch.Tensor) -> Payload:
-        """See `Transfers`; without a copy where the bytes are in that order on the host already."""
+        """See `Transfers`; without a copy where the bytes are on the host in row-major order already."""
         return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
     def to_device(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

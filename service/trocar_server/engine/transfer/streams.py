@@ -1,4 +1,4 @@
-"""Copies beside what a device computes, through page-locked memory."""
+"""Asynchronous copies through page-locked memory, concurrent with the device's computation."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,32 +6,32 @@ from typing import Protocol
 
 import torch
 
-from trocar_server.engine.plan import Payload
-from trocar_server.engine.transfer.pool import Event, Piece, PinnedPool
+from trocar_server.engine.request.plan import Payload
+from trocar_server.engine.transfer.pinned_pool import Event, Piece, PinnedPool
 from trocar_server.engine.transfer.seam import HOST, Copies
 
 _LEAST_BYTES = 256 << 10
 """Below this waiting on another thread takes longer than the copy."""
 
 _CHUNK_BYTES = 4 << 20
-"""Inputs go to page-locked memory in such pieces: while one is on its way the next is laid out."""
+"""Inputs go to page-locked memory in chunks of this size: while one is copied the next is laid out."""
 
 
 class CopyBackend(Protocol):
-    """What a device can do; the copies of each direction are done in the order of the calls."""
+    """The copy operations of a device; copies of each direction are done in the order of the calls."""
 
     def allocate(self, byte_count: int) -> torch.Tensor:
-        """Return page-locked host memory, of single bytes."""
+        """Return page-locked host memory, as uint8."""
         ...
 
     def release(self) -> None:
-        """Unlock memory that `allocate` returned and nobody has any more."""
+        """Unlock memory from `allocate` that is no longer referenced."""
         ...
 
     def download(self, target: torch.Tensor, source: torch.Tensor) -> Event:
-        """Begin to copy to page-locked memory what the source will be when the present work is done.
+        """Begin to copy the source to page-locked memory, after the work queued so far.
 
-        The device keeps the memory of the source until then, whoever drops it.
+        The device keeps the source's memory until then, even if it is dropped.
         """
         ...
 
@@ -44,24 +44,24 @@ class CopyBackend(Protocol):
         ...
 
     def hand_over(self, target: torch.Tensor, event: Event) -> None:
-        """Let what the device does from now on wait for a copy, and use its target."""
+        """Let all later work of the device wait for a copy, and use its target."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has computed what it was given."""
+        """Wait until the device has finished its queued work."""
         ...
 
 
 class StreamTransfers:
     """See `Transfers`.
 
-    What is small, not on this device, or finds no page-locked memory is copied as `HostTransfers` does it.
+    Tensors that are small, on another device, or find no page-locked memory are copied as by `HostTransfers`.
 
     Args:
         device: The models' device.
-        backend: Copies.
+        backend: The device's copy operations.
         max_bytes: The most page-locked memory.
-        least_bytes: What is smaller is copied at once.
+        least_bytes: Smaller tensors are copied synchronously.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StreamTransfers:
         self._least_bytes = least_bytes
         self.pool = PinnedPool(max_bytes, backend.allocate, backend.release)
         self._begun: list[Event] = []
-        # One is enough: copies are done in the order in which they are waited for.
+        # One thread is enough: copies finish in the order in which they are awaited.
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix=f"copies-{device}")
 
     @property
@@ -86,7 +86,7 @@ class StreamTransfers:
         piece = self._piece(value.nbytes) if is_here else None
         if piece is None:
             return HOST.to_host(value)
-        with torch.inference_mode():  # in which values of every mode may be copied
+        with torch.inference_mode():  # allows copies of values of every mode
             source = _bytes(value.contiguous())
             try:
                 piece.event = self._backend.download(piece.memory[: value.nbytes], source)
@@ -97,7 +97,7 @@ class StreamTransfers:
         return self.pool.lend(piece, value.nbytes)
 
     def to_device(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """See `Transfers`; what is laid out in another order keeps that, on the plain way."""
+        """See `Transfers`; other memory layouts are kept, by a synchronous copy."""
         is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
         piece = self._piece(tensor.nbytes) if is_plain else None
         if piece is None:
@@ -133,7 +133,7 @@ class StreamTransfers:
         return self.pool.take(byte_count) if byte_count >= max(self._least_bytes, 1) else None
 
     def _staged(self, target: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> Event:
-        """Bring a tensor to its target through a piece; returns the event of the last copy."""
+        """Copy a tensor to its target through a piece; returns the event of the last copy."""
         given, wanted = _bytes(tensor), _bytes(target)
         for start in range(0, tensor.nbytes, _CHUNK_BYTES):
             part = slice(start, min(start + _CHUNK_BYTES, tensor.nbytes))

@@ -1,4 +1,4 @@
-"""What has been asked of each model over this protocol: counts and nanoseconds."""
+"""Request statistics of each model over this protocol: counts and nanoseconds."""
 
 import time
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from trocar_server.models import Entry, HostedModel
-from trocar_server.rpc.oip.messages import ModelStatistics
+from trocar_server.rpc.oip.oip_messages import ModelStatistics
 
 VERSION = "1"
 """The one version that every model has."""
@@ -15,7 +15,7 @@ VERSION = "1"
 
 @dataclass(frozen=True)
 class Spent:
-    """Where the time of one request went, in seconds."""
+    """Timings of one request, in seconds."""
 
     queue: float
     compute_input: float
@@ -84,7 +84,7 @@ class ModelCounters:
 class Counters:
     """The counts of all models since the server started. Belongs to one event loop.
 
-    Those of a model go with its entry in the catalogue.
+    Those of a model are removed with its entry in the catalogue.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One inference: a request in, the message of its reply out."""
+"""Inference: from a request to the message of its reply."""
 
 import asyncio
 import time
@@ -11,21 +11,22 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2
 from trocar_api.wire import WireError, split_field
 from trocar_server.config import Limits
-from trocar_server.engine.admission import MethodClass
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.plan import Payload, Payloads, Plan
-from trocar_server.engine.work import Prepared
+from trocar_server.engine.reply_cache import KeptReply
+from trocar_server.engine.request.plan import Payload, Plan
+from trocar_server.engine.run.call import Call
+from trocar_server.engine.schedule.admission import MethodClass, Reservation
 from trocar_server.errors import ServiceError, unknown
 from trocar_server.models import Entry, HostedModel, current_flow
-from trocar_server.rpc.fields import MAX_TEXT_CHARACTERS, invalid
+from trocar_server.rpc.codec.extract_requests import base_plan
+from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
+from trocar_server.rpc.codec.replies import Parts
 from trocar_server.rpc.oip.counters import VERSION, Counters, Spent
-from trocar_server.rpc.oip.messages import ModelInferRequest, ModelInferResponse
-from trocar_server.rpc.oip.outputs import Taps, read_outputs, write_outputs
-from trocar_server.rpc.oip.parameters import read_parameters
-from trocar_server.rpc.oip.replies import infer_parts
-from trocar_server.rpc.oip.tensors import read_inputs
-from trocar_server.rpc.replies import Parts
-from trocar_server.rpc.requests import base_plan
+from trocar_server.rpc.oip.inference_outputs import Taps, read_outputs, write_outputs
+from trocar_server.rpc.oip.inference_replies import infer_parts
+from trocar_server.rpc.oip.inference_tensors import read_inputs
+from trocar_server.rpc.oip.oip_messages import ModelInferRequest, ModelInferResponse
+from trocar_server.rpc.oip.request_parameters import read_parameters
 from trocar_server.telemetry import note_model, note_pass, phase
 
 _RAW_INPUTS = 7
@@ -35,12 +36,12 @@ _LARGE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Message:
-    """A `ModelInferRequest` as it came.
+    """A `ModelInferRequest` as received.
 
     Attributes:
         request: Without its `raw_input_contents`.
         raw: These, as views.
-        is_large: Whether reading it takes longer than other calls should wait.
+        is_large: Whether parsing it would block other calls for too long.
     """
 
     request: Any
@@ -49,8 +50,8 @@ class Message:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A request, read."""
+class _Inference:
+    """A parsed request."""
 
     plan: Plan
     payloads: list[Payload]
@@ -60,7 +61,7 @@ class _Asked:
 
 
 class Inference:
-    """Answers requests for inference, the same way whether they come alone or in a stream.
+    """Answers requests for inference, alone or in a stream.
 
     Args:
         engine: Runs them.
@@ -79,7 +80,7 @@ class Inference:
             deadline: Of the call, a time of `time.monotonic()` in seconds; the request's may be earlier.
 
         Raises:
-            ServiceError: Whatever is wrong with the request, and what stops a pass.
+            ServiceError: The request is invalid, or the pass was stopped.
         """
         request = message.request
         note_model(request.model_name)
@@ -97,22 +98,23 @@ class Inference:
             asked = await asyncio.to_thread(_read, message, hosted, engine.limits, deadline)
         else:
             asked = _read(message, hosted, engine.limits, deadline)
-        with engine.admission.admit(MethodClass.EXTRACT, current_flow()) as held:
-            held.reserve(sum(payload.nbytes for payload in asked.payloads), asked.batch)
-            with phase("check"):
-                held.reserve(await engine.checks.check(asked.plan, asked.deadline), asked.batch)
-            held.expect(engine.expected_s(asked.plan, asked.deadline))
-            with phase("prepare"):
-                prepared = await engine.prepare(asked.plan, Payloads(asked.payloads))
-            parts, spent = await self._run(message.request, asked, prepared, started)
+        with engine.admission.admit(MethodClass.EXTRACT, current_flow()) as reservation:
+            parts, spent = await self._run(message.request, asked, reservation, started)
         self._counters.of(entry).succeeded(asked.batch, spent)
         return parts
 
     async def _run(
-        self, request: Any, asked: _Asked, prepared: Prepared, started: float
+        self, request: Any, asked: _Inference, reservation: Reservation, started: float
     ) -> tuple[Parts, Spent]:
-        is_ready = time.perf_counter()
-        extraction = await self._engine.extract(prepared, asked.deadline)
+        byte_count = sum(payload.nbytes for payload in asked.payloads)
+
+        async def receive(reservation: Reservation) -> list[Payload]:
+            reservation.grow(byte_count)
+            return asked.payloads
+
+        call = Call(asked.plan, byte_count, receive, phase, asked.deadline)
+        extraction = await self._engine.serve(call, reservation)
+        assert not isinstance(extraction, KeptReply)  # only calls with a question are looked up
         note_pass(asked.plan, extraction)
         has_run = time.perf_counter()
         response = ModelInferResponse(model_name=request.model_name, model_version=VERSION, id=request.id)
@@ -120,11 +122,11 @@ class Inference:
         for name in ("numerics", "engine"):
             response.parameters[name].string_param = str(getattr(extraction.report, name))
         parts = infer_parts(response, payloads)
-        # What of the pass is neither waiting nor computing: making tensors of the inputs' bytes.
-        preparing = max(0.0, has_run - is_ready - extraction.queue_s - extraction.compute_s)
+        # The part that is neither waiting nor computing: tensors are made from the inputs' bytes.
+        preparing = max(0.0, has_run - started - extraction.queue_s - extraction.compute_s)
         spent = Spent(
             extraction.queue_s,
-            is_ready - started + preparing,
+            preparing,
             extraction.compute_s,
             time.perf_counter() - has_run,
             extraction.report.is_cached,
@@ -136,8 +138,8 @@ def read_infer_request(data: bytes) -> Message:
     """Split and parse a `ModelInferRequest`.
 
     Raises:
-        ServiceError: `INVALID_ARGUMENT`, the bytes are none; `REQUEST_TOO_LARGE`, there is too much beside
-            raw contents.
+        ServiceError: `INVALID_ARGUMENT`, the bytes are not such a message; `REQUEST_TOO_LARGE`, the part
+            besides raw contents is too large.
     """
     try:
         head, raw = split_field(data, _RAW_INPUTS)
@@ -153,16 +155,17 @@ def read_infer_request(data: bytes) -> Message:
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, problem) from None
 
 
-def _read(message: Message, hosted: HostedModel, limits: Limits, deadline: float | None) -> _Asked:
+def _read(message: Message, hosted: HostedModel, limits: Limits, deadline: float | None) -> _Inference:
     request = message.request
     if len(request.id) > MAX_TEXT_CHARACTERS:
         raise invalid("id", f"over {MAX_TEXT_CHARACTERS} characters")
-    parameters = read_parameters(request.parameters)
+    flag_names = [spec.name for spec in hosted.signature.inputs if spec.is_flag]
+    parameters = read_parameters(request.parameters, flag_names)
     if parameters.timeout_s is not None:
         own = time.monotonic() + parameters.timeout_s
         deadline = own if deadline is None else min(own, deadline)
     taps = read_outputs(request, limits)
-    # The request of our own service with the same meaning, so that both are checked alike.
+    # The equivalent request of our own service, so that both get the same checks.
     same = extraction_pb2.ExtractRequest(
         model_id=request.model_name,
         taps=[tapped.message for tapped in taps.tapped],
@@ -171,10 +174,11 @@ def _read(message: Message, hosted: HostedModel, limits: Limits, deadline: float
     plan = base_plan(same, limits)
     pairs = zip(plan.taps, taps.tapped, strict=True)
     named = tuple(replace(tap, takes_wide_unsigned=True, suffix=tapped.suffix) for tap, tapped in pairs)
-    inputs, payloads = read_inputs(request, message.raw, hosted, limits)
+    read = read_inputs(request, message.raw, hosted, limits)
     shape = request.inputs[0].shape
     batch = shape[0] if shape else 1
-    return _Asked(replace(plan, taps=named, inputs=inputs), payloads, taps, batch, deadline)
+    plan = replace(plan, taps=named, inputs=(*read.inputs, *parameters.flags), unprocessed=read.texts)
+    return _Inference(plan, read.payloads, taps, batch, deadline)
 
 
 def entry_of(engine: Engine, field: str, name: str, version: str) -> Entry:

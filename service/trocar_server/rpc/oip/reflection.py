@@ -1,4 +1,4 @@
-"""What reflection knows: our services from protobuf's default pool, and this protocol from its own."""
+"""Server reflection: our services from protobuf's default pool, this protocol's from its own."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from trocar_server.rpc.oip.messages import FILE
+from trocar_server.rpc.oip.oip_messages import FILE
 
 
 def pool_of(names: Iterable[str]) -> descriptor_pool.DescriptorPool:

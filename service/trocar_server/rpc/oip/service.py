@@ -13,19 +13,21 @@ from trocar_server import __version__
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import ModelState
-from trocar_server.rpc.ahead import ahead
-from trocar_server.rpc.fields import invalid
-from trocar_server.rpc.messages import deadline_of
-from trocar_server.rpc.oip import messages as oip
+from trocar_server.rpc.codec.fields import invalid
+from trocar_server.rpc.codec.replies import Parts, join_parts
+from trocar_server.rpc.codec.text import sendable
+from trocar_server.rpc.listen.health_service import HealthService
+from trocar_server.rpc.listen.registration import Handler, protobuf_handler
+from trocar_server.rpc.oip import oip_messages as oip
 from trocar_server.rpc.oip.counters import VERSION, Counters
 from trocar_server.rpc.oip.inference import Inference, Message, entry_of, read_infer_request
+from trocar_server.rpc.oip.inference_replies import stream_parts
 from trocar_server.rpc.oip.metadata import config, metadata
-from trocar_server.rpc.oip.replies import stream_parts
-from trocar_server.rpc.replies import Parts, join_parts
-from trocar_server.rpc.text import sendable
+from trocar_server.rpc.transfer.messages import CallContext, deadline_of
+from trocar_server.rpc.transfer.prefetch import prefetch
+from trocar_server.rpc.transfer.sending import send
 from trocar_server.telemetry import note_model, phase
 
-NAME: str = oip.SERVICE.full_name
 EXTENSIONS = ("model_repository", "model_configuration", "statistics", "parameters")
 NOT_OFFERED = (
     *(
@@ -42,34 +44,34 @@ _log = structlog.get_logger("trocar")
 
 
 class OpenInferenceService:
-    """Speaks the protocol for an engine; everything runs as in our own services, with the same limits.
+    """Servicer of the protocol for an engine; requests run as in our own services, with the same limits.
 
     Args:
         engine: Runs models.
-        health: Knows whether the server is ready.
+        health: Provides the readiness of the server.
     """
 
-    def __init__(self, engine: Engine, health: Any) -> None:
+    def __init__(self, engine: Engine, health: HealthService) -> None:
         self._engine = engine
         self._health = health
         self._counters = Counters()
         self._inference = Inference(engine, self._counters)
 
-    async def ServerLive(self, request: Any, context: Any) -> Any:
-        """Say that the server answers."""
+    async def ServerLive(self, request: Any, context: CallContext) -> Any:
+        """Report that the server is live."""
         return oip.ServerLiveResponse(live=True)
 
-    async def ServerReady(self, request: Any, context: Any) -> Any:
-        """Say whether the server is ready, as its health does."""
-        found = await self._health.Check(health_pb2.HealthCheckRequest(), context)
-        return oip.ServerReadyResponse(ready=found.status == health_pb2.HealthCheckResponse.SERVING)
+    async def ServerReady(self, request: Any, context: CallContext) -> Any:
+        """Whether the server is ready, equal to its health."""
+        is_ready = self._health.status() == health_pb2.HealthCheckResponse.SERVING
+        return oip.ServerReadyResponse(ready=is_ready)
 
-    async def ServerMetadata(self, request: Any, context: Any) -> Any:
-        """Return name, version and the parts of the protocol that are here."""
+    async def ServerMetadata(self, request: Any, context: CallContext) -> Any:
+        """Return name, version and the supported parts of the protocol."""
         return oip.ServerMetadataResponse(name="trocar", version=__version__, extensions=EXTENSIONS)
 
-    async def ModelReady(self, request: Any, context: Any) -> Any:
-        """Say whether a model is there and loaded."""
+    async def ModelReady(self, request: Any, context: CallContext) -> Any:
+        """Whether a model exists and is loaded."""
         try:
             entry = entry_of(self._engine, "name", request.name, request.version)
         except ServiceError as error:
@@ -78,32 +80,33 @@ class OpenInferenceService:
             return oip.ModelReadyResponse(ready=False)
         return oip.ModelReadyResponse(ready=entry.state is ModelState.LOADED)
 
-    async def ModelMetadata(self, request: Any, context: Any) -> Any:
+    async def ModelMetadata(self, request: Any, context: CallContext) -> Any:
         """Describe the inputs and outputs of a model."""
         entry_of(self._engine, "name", request.name, request.version)
         hosted = self._engine.catalogue.loaded(request.name)
         return metadata(hosted, await self._engine.checks.recording(request.name))
 
-    async def ModelConfig(self, request: Any, context: Any) -> Any:
+    async def ModelConfig(self, request: Any, context: CallContext) -> Any:
         """Describe a model in the terms of Triton's configuration."""
         entry_of(self._engine, "name", request.name, request.version)
         hosted = self._engine.catalogue.loaded(request.name)
         example = await self._engine.checks.recording(request.name)
         return oip.ModelConfigResponse(config=config(hosted, example, self._engine.limits))
 
-    async def ModelInfer(self, message: bytes, context: Any) -> Parts:
+    async def ModelInfer(self, message: bytes, context: CallContext) -> Parts:
         """Run one pass."""
         return await self._inference.infer(read_infer_request(message), deadline_of(context))
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> None:
+    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: CallContext) -> None:
         """Answer requests in their order; one that fails does not end the stream.
 
-        While a reply is sent the next pass runs. Who does not read his replies is not read from.
+        The next pass runs while a reply is sent. The server stops reading from a caller that does not read
+        its replies.
         """
-        async with aclosing(ahead(self._answers(requests, deadline_of(context)))) as answers:
+        async with aclosing(prefetch(self._answers(requests, deadline_of(context)))) as answers:
             async for parts in answers:
                 with phase("reply"):
-                    await context.write(parts)
+                    await send(context, [parts], self._engine.limits.stall_timeout_s)
 
     async def _answers(
         self, requests: AsyncIterator[bytes], deadline: float | None
@@ -123,7 +126,7 @@ class OpenInferenceService:
             problem = "the server failed on this request; its log has the details"
             return _failure(message.request, ServiceError(ErrorReason.INTERNAL, problem))
 
-    async def ModelStatistics(self, request: Any, context: Any) -> Any:
+    async def ModelStatistics(self, request: Any, context: CallContext) -> Any:
         """Return the counts of one model, or of all."""
         if request.name:
             entries = [entry_of(self._engine, "name", request.name, request.version)]
@@ -131,7 +134,7 @@ class OpenInferenceService:
             entries = self._engine.catalogue.entries()
         return oip.ModelStatisticsResponse(model_stats=map(self._counters.describe, entries))
 
-    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+    async def RepositoryIndex(self, request: Any, context: CallContext) -> Any:
         """List the catalogue."""
         _check_repository(request.repository_name)
         response = oip.RepositoryIndexResponse()
@@ -146,7 +149,7 @@ class OpenInferenceService:
                 )
         return response
 
-    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+    async def RepositoryModelLoad(self, request: Any, context: CallContext) -> Any:
         """Load a model of the catalogue, or a torchvision model by name; one that is loaded stays so."""
         _check_repository(request.repository_name)
         for name, parameter in request.parameters.items():
@@ -161,40 +164,31 @@ class OpenInferenceService:
         await self._engine.load(request.model_name)
         return oip.RepositoryModelLoadResponse()
 
-    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+    async def RepositoryModelUnload(self, request: Any, context: CallContext) -> Any:
         """Drop a model from memory."""
         _check_repository(request.repository_name)
         note_model(request.model_name)
         await self._engine.unload(request.model_name)
         return oip.RepositoryModelUnloadResponse()
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """Return the handler of every method; tensors go out without protobuf's copies."""
-        return grpc.method_handlers_generic_handler(
-            NAME, {method.name: self._method(method) for method in oip.SERVICE.methods}
+    def own_handlers(self) -> dict[str, Handler]:
+        """Handlers without protobuf's copies of tensors, and those of methods that are not offered."""
+        infer: Handler = grpc.unary_unary_rpc_method_handler(
+            self.ModelInfer, request_deserializer=None, response_serializer=join_parts
         )
-
-    def _method(self, method: Any) -> "grpc.RpcMethodHandler[Any, Any]":
-        if method.client_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                self.ModelStreamInfer, request_deserializer=None, response_serializer=join_parts
-            )
-        if method.name == "ModelInfer":
-            return grpc.unary_unary_rpc_method_handler(
-                self.ModelInfer, request_deserializer=None, response_serializer=join_parts
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            _not_offered if method.name in NOT_OFFERED else getattr(self, method.name),
-            request_deserializer=oip.message_class(method.input_type).FromString,
-            response_serializer=oip.message_class(method.output_type).SerializeToString,
+        stream: Handler = grpc.stream_stream_rpc_method_handler(
+            self.ModelStreamInfer, request_deserializer=None, response_serializer=join_parts
         )
+        methods = oip.SERVICE.methods_by_name
+        refused = {name: protobuf_handler(methods[name], _not_offered) for name in NOT_OFFERED}
+        return {**refused, "ModelInfer": infer, "ModelStreamInfer": stream}
 
 
-async def _not_offered(request: Any, context: Any) -> Any:
+async def _not_offered(request: Any, context: CallContext) -> Any:
     raise ServiceError(
         ErrorReason.UNIMPLEMENTED,
-        f"{type(request).DESCRIPTOR.name.removesuffix('Request')} is not offered: this server "
-        "takes no shared memory that clients name, and its traces and log are the operator's to set",
+        f"{type(request).DESCRIPTOR.name.removesuffix('Request')} is not offered: this server accepts "
+        "no shared memory regions of clients, and its traces and log are the operator's to set",
     )
 
 

@@ -1,4 +1,4 @@
-"""Data sets for training: kept durably, read in any order, made into batches.
+"""Data sets for training: durable storage, random access, batches.
 
 store = DatasetStore(data_dir / "datasets", max_bytes, max_pixels)
 library = DatasetLibrary(store, listed_folders(paths), max_pixels)
@@ -6,23 +6,23 @@ reader = library.open("alice", dataset_id)
 batch = to_batch(reader.load(indices), reader.info, hosted)
 """
 
-from trocar_server.training.datasets.batches import Augmentation, check_dataset, sample_seed, to_batch
-from trocar_server.training.datasets.form import (
-    ArrayForm,
+from trocar_server.training.datasets.batch_assembly import Augmentation, check_dataset, sample_seed, to_batch
+from trocar_server.training.datasets.dataset_schema import (
+    ArraySignature,
     DatasetInfo,
     Manifest,
-    SampleForm,
+    SampleSignature,
     Shard,
-    TargetForm,
+    TargetSignature,
 )
+from trocar_server.training.datasets.dataset_store import DatasetStore, Upload
 from trocar_server.training.datasets.incoming import IncomingShard
 from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.datasets.listed import ListedFolder, listed_folders
 from trocar_server.training.datasets.reader import DatasetReader, LoadedSamples, RawSample
-from trocar_server.training.datasets.store import DatasetStore, Upload
 
 __all__ = [
-    "ArrayForm",
+    "ArraySignature",
     "Augmentation",
     "DatasetInfo",
     "DatasetLibrary",
@@ -33,9 +33,9 @@ __all__ = [
     "LoadedSamples",
     "Manifest",
     "RawSample",
-    "SampleForm",
+    "SampleSignature",
     "Shard",
-    "TargetForm",
+    "TargetSignature",
     "Upload",
     "check_dataset",
     "listed_folders",

@@ -1,11 +1,10 @@
-"""Shards on their way in, and where they are kept.
+"""Incoming shards: receiving, checking and storing them.
 
-# Note: [One content, many owners]
-A shard lies in its owner's folder, and nothing is ever looked up anywhere else: what a caller may use is what
-he has sent. The same bytes of several owners are one file with several names, hard links: the first is in the
-pool, where a newcomer's bytes are compared with what is there before his copy is dropped. A name in the pool
-that is the only one left belongs to nobody and goes. Where a file system has no hard links every owner has
-his own copy.
+# Note: [Deduplicated shards]
+A shard is stored in its owner's folder, and looked up nowhere else: callers may use only what they have sent.
+Equal bytes of several owners are one file with several hard links, the first of them in the pool. A new
+upload is compared with the pooled file before its own copy is dropped. A pooled file without other links is
+unreferenced and is deleted. On a file system without hard links every owner has a copy.
 """
 
 import contextlib
@@ -16,25 +15,25 @@ from pathlib import Path
 from threading import Lock
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.durable import open_partial, sync_folder
 from trocar_server.errors import ServiceError
-from trocar_server.training.datasets.form import Shard
-from trocar_server.training.datasets.inspection import check_images, inspect
+from trocar_server.storage.durable import open_partial, sync_folder
+from trocar_server.training.datasets.dataset_schema import Shard
+from trocar_server.training.datasets.inspection import check_encoded, inspect
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class IncomingShard:
-    """A shard as it comes in; `close` leaves nothing of it but what was kept.
+    """A shard being received; `close` removes it unless it was kept.
 
-    Safe to call from several threads: one may close it while another still writes for a call that is gone.
+    Thread-safe: one thread may close it while another still writes for a cancelled call.
 
     Args:
-        folder: Where it is until it is whole.
-        shard: What it has to become.
+        folder: Folder of the partial file.
+        shard: Its description in the manifest.
 
     Raises:
-        OSError: No file can be made.
+        OSError: The file cannot be created.
     """
 
     def __init__(self, folder: Path, shard: Shard) -> None:
@@ -48,20 +47,20 @@ class IncomingShard:
         """Append bytes.
 
         Raises:
-            ServiceError: `DATASET_INVALID`, they are more than were announced.
-            OSError: The disk does not take them.
+            ServiceError: `DATASET_INVALID`, more bytes than announced.
+            OSError: The disk write failed.
         """
         with self._lock:
             self._size += len(data)
             if self._size > self.shard.byte_count:
-                raise self._wrong(f"more than the announced {self.shard.byte_count:,} bytes came")
+                raise self._wrong(f"more than the announced {self.shard.byte_count:,} bytes were received")
             self._digest.update(data)
             view = memoryview(data)
             while view:
                 view = view[os.write(self._open_descriptor(), view) :]
 
     def check(self, max_pixels: int) -> None:
-        """Compare it with what was announced, and look into it.
+        """Compare it with the manifest, and validate its contents.
 
         Raises:
             ServiceError: `DATASET_INVALID`.
@@ -69,23 +68,23 @@ class IncomingShard:
         """
         with self._lock:
             if self._size != self.shard.byte_count:
-                raise self._wrong(f"{self._size:,} of {self.shard.byte_count:,} bytes came")
+                raise self._wrong(f"{self._size:,} of {self.shard.byte_count:,} bytes were received")
             if self._digest.hexdigest() != self.shard.sha256:
-                raise self._wrong("its bytes have another sha256")
+                raise self._wrong("its sha256 does not match")
             count, _ = inspect(self._open_descriptor())
             if count != self.shard.sample_count:
                 raise self._wrong(f"it has {count:,} samples, {self.shard.sample_count:,} were announced")
-            check_images(self._open_descriptor(), max_pixels)
+            check_encoded(self._open_descriptor(), max_pixels)
 
     def keep(self, own: Path, pool: Path) -> None:
-        """Give it its place, durably; see Note: [One content, many owners].
+        """Move it to its final place, durably; see Note: [Deduplicated shards].
 
         Args:
-            own: Its name in its owner's folder.
-            pool: Its name among those of all owners.
+            own: Its path in its owner's folder.
+            pool: Its path in the pool.
 
         Raises:
-            OSError: It has no place.
+            OSError: Storing it failed.
         """
         with self._lock:
             if not is_whole(own, self.shard):
@@ -110,7 +109,7 @@ class IncomingShard:
             raise
 
     def close(self) -> None:
-        """Remove what was not kept."""
+        """Remove the partial file, unless it was kept."""
         with self._lock:
             if self._descriptor >= 0:
                 with contextlib.suppress(OSError):
@@ -126,15 +125,15 @@ class IncomingShard:
     def _wrong(self, problem: str) -> ServiceError:
         return ServiceError(
             ErrorReason.DATASET_INVALID,
-            f"shard {self.shard.sha256[:12]} is not as announced: {problem}; begin the upload again",
+            f"shard {self.shard.sha256[:12]} does not match the manifest: {problem}; begin the upload again",
         )
 
 
 def is_whole(path: Path, shard: Shard) -> bool:
-    """Tell whether a file is there and is this very shard; reads all of it.
+    """Whether a file exists and is exactly this shard; reads all of it.
 
     Raises:
-        OSError: It is there and cannot be read.
+        OSError: It exists and cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -146,14 +145,14 @@ def is_whole(path: Path, shard: Shard) -> bool:
 
 
 def drop_unused(pool: Path) -> None:
-    """Remove a name from the pool that is the only one of its file."""
+    """Remove a pooled file that has no other links."""
     with contextlib.suppress(OSError):
         if pool.stat().st_nlink == 1:
             pool.unlink()
 
 
 def _link(path: Path, pool: Path) -> None:
-    """Put a file into the pool, in place of one that is damaged; not where there are no hard links."""
+    """Link a file into the pool, replacing a damaged one; do nothing without hard link support."""
     pool.unlink(missing_ok=True)
     try:
         os.link(path, pool)

@@ -1,89 +1,134 @@
-"""What a shard holds, checked before anything relies on it: tensors, offsets, headers of images, labels."""
+"""Shard validation before use: tensors, offsets, image headers, texts, labels."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.decoding.headers import read_header as read_image_header
 from trocar_server.errors import ServiceError
-from trocar_server.models.images import check_image
-from trocar_server.training.datasets.form import MAX_LABELS, ArrayForm, SampleForm, TargetForm
-from trocar_server.training.datasets.header import ITEM_BYTES, Entry, invalid, read_header
+from trocar_server.storage.tensor_header import ITEM_BYTES, Entry, HeaderError, Limits, read_header
+from trocar_server.training.datasets.dataset_schema import (
+    MAX_LABELS,
+    ArraySignature,
+    SampleSignature,
+    TargetSignature,
+)
+from trocar_server.training.datasets.stored_text import parse_text
 
-INPUTS, IMAGES, OFFSETS, TARGETS = "inputs", "images", "offsets", "targets"
+INPUTS, IMAGES, TEXTS, OFFSETS, TARGETS = "inputs", "images", "texts", "offsets", "targets"
+_SAMPLES = (INPUTS, IMAGES, TEXTS)
 MAX_TARGETS = 64
 MAX_NAME_CHARACTERS = 64
-MAX_IMAGES = 65_536
-"""In one shard: each has a header to look at, some 50 microseconds."""
+MAX_ENCODED = 65_536
+"""Images or texts per shard: checking each takes some 50 microseconds."""
 
+DTYPES = ("float64", "int64", "float32", "int32", "float16", "bfloat16", "int16", "int8", "uint8", "bool")
+"""Dtypes of a shard's tensors."""
+
+_LIMITS = Limits(header_bytes=1 << 20, tensors=10_000, rank=8, dtypes=DTYPES)
 _PART_BYTES = 4 << 20
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
-def inspect(descriptor: int) -> tuple[int, SampleForm]:
-    """Return how many samples a shard has, and what they look like.
+def inspect(descriptor: int) -> tuple[int, SampleSignature]:
+    """Return the number and the signature of a shard's samples.
 
     Args:
         descriptor: The open file.
 
     Raises:
-        ServiceError: `DATASET_INVALID`, it is no shard of a data set.
+        ServiceError: `DATASET_INVALID`, it is not a valid shard.
         OSError: It cannot be read.
     """
-    entries = read_header(descriptor)
+    entries = shard_header(descriptor)
     count = sample_count_of(entries)
     inputs = None
     if INPUTS in entries:
-        inputs = ArrayForm(entries[INPUTS].dtype, entries[INPUTS].shape[1:])
+        inputs = ArraySignature(entries[INPUTS].dtype, entries[INPUTS].shape[1:])
     else:
         _check_offsets(descriptor, entries, count)
     targets = {
-        target_name(name): _target_form(descriptor, entry)
+        target_name(name): _target_signature(descriptor, entry)
         for name, entry in entries.items()
-        if name not in (INPUTS, IMAGES, OFFSETS)
+        if name not in (*_SAMPLES, OFFSETS)
     }
-    return count, SampleForm(inputs, targets)
+    return count, SampleSignature(inputs, targets, is_text=TEXTS in entries)
 
 
-def check_images(descriptor: int, max_pixels: int) -> None:
-    """Look at the header of every image of a shard; a shard of arrays has none.
+def shard_header(descriptor: int) -> dict[str, Entry]:
+    """Return the tensors of a shard by name; every byte belongs to exactly one of them.
 
     Raises:
-        ServiceError: `DATASET_INVALID`, one is none, is damaged in its header or has too many pixels.
+        ServiceError: `DATASET_INVALID`, the header is none, too large, or does not fit the file.
+        OSError: It cannot be read.
+    """
+    try:
+        return read_header(descriptor, _LIMITS).tensors
+    except HeaderError as error:
+        raise invalid(str(error)) from None
+
+
+def invalid(problem: str) -> ServiceError:
+    """Build the error for a file that is no shard."""
+    return ServiceError(ErrorReason.DATASET_INVALID, f"a shard is no such safetensors file: {problem}")
+
+
+def encoded_name(entries: Mapping[str, Entry]) -> str:
+    """Return the name of the tensor that holds images or texts; empty for a shard of arrays."""
+    return next((name for name in (IMAGES, TEXTS) if name in entries), "")
+
+
+def check_encoded(descriptor: int, max_pixels: int) -> None:
+    """Check the header of every image, or every text, of a shard; a shard of arrays has none.
+
+    Raises:
+        ServiceError: `DATASET_INVALID`, one is not an image, has a damaged header or too many pixels; or is
+            no text.
         OSError: The file cannot be read.
     """
-    entries = read_header(descriptor)
-    if IMAGES not in entries:
-        return
+    entries = shard_header(descriptor)
+    if name := encoded_name(entries):
+        is_text = name == TEXTS
+        check: Callable[[bytes], object]
+        check = parse_text if is_text else lambda data: read_image_header(data, max_pixels)
+        _check_each(descriptor, entries, entries[name], check, "text" if is_text else "image")
+
+
+def _check_each(
+    descriptor: int, entries: Mapping[str, Entry], entry: Entry, check: Callable[[bytes], object], what: str
+) -> None:
     offsets = read_offsets(descriptor, entries)
     for index in range(len(offsets) - 1):
-        data = read_exactly(descriptor, entries[IMAGES].start + int(offsets[index]), _length(offsets, index))
+        data = read_exactly(descriptor, entry.start + int(offsets[index]), _length(offsets, index))
         try:
-            check_image(data, max_pixels)
-        except ServiceError as error:
+            check(data)
+        except (ServiceError, ValueError) as error:
+            why = error.message if isinstance(error, ServiceError) else str(error)
             raise ServiceError(
-                ErrorReason.DATASET_INVALID, f"image {index} of a shard cannot be used: {error.message}"
+                ErrorReason.DATASET_INVALID, f"{what} {index} of a shard cannot be used: {why}"
             ) from None
 
 
 def sample_count_of(entries: Mapping[str, Entry]) -> int:
-    """Return how many samples a file has; its tensors are those that a shard has.
+    """Return the number of samples of a file, after checking the names of its tensors.
 
     Raises:
         ServiceError: `DATASET_INVALID`.
     """
-    if (INPUTS in entries) == (IMAGES in entries) or (IMAGES in entries) != (OFFSETS in entries):
-        raise invalid("it needs `inputs`, or `images` and `offsets`")
-    names = [target_name(name) for name in entries if name not in (INPUTS, IMAGES, OFFSETS)]
+    encoded = encoded_name(entries)
+    if sum(name in entries for name in _SAMPLES) != 1 or bool(encoded) != (OFFSETS in entries):
+        raise invalid("it needs `inputs`, or `images` and `offsets`, or `texts` and `offsets`")
+    names = [target_name(name) for name in entries if name not in (*_SAMPLES, OFFSETS)]
     if len(names) > MAX_TARGETS or ("" in names and len(names) > 1):
         raise invalid(f"it can have `targets` alone, or up to {MAX_TARGETS} of `targets.NAME`")
     for name, entry in entries.items():
-        if not entry.shape or (name != IMAGES and entry.row_bytes < 1):
+        if not entry.shape or (name != encoded and entry.row_bytes < 1):
             raise invalid(f"`{name}` needs a dimension of samples, and at least one value in each")
-    counts = {name: entry.shape[0] - (name == OFFSETS) for name, entry in entries.items() if name != IMAGES}
+    counts = {name: entry.shape[0] - (name == OFFSETS) for name, entry in entries.items() if name != encoded}
     if len(set(counts.values())) > 1 or min(counts.values()) < 1:
         shown = ", ".join(f"`{name}` for {count:,}" for name, count in list(counts.items())[:4])
         raise invalid(f"all tensors must be for the same number of samples, at least 1; it has {shown}")
@@ -91,39 +136,41 @@ def sample_count_of(entries: Mapping[str, Entry]) -> int:
 
 
 def target_name(key: str) -> str:
-    """Return the name of a target by that of its tensor.
+    """Return a target's name, given its tensor's name.
 
     Raises:
-        ServiceError: `DATASET_INVALID`, the tensor is none of a shard's.
+        ServiceError: `DATASET_INVALID`, a shard has no such tensor.
     """
     name = key.removeprefix(f"{TARGETS}.")
     if key == TARGETS:
         return ""
     if name == key or not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
         raise invalid(
-            f"{key[:80]!r} is none of its tensors; there are inputs, images, offsets, targets, targets.NAME"
+            f"{key[:80]!r} is not a tensor of a shard; available: inputs, images, texts, offsets, targets, "
+            "targets.NAME"
         )
     return name
 
 
-def joined(forms: Iterable[SampleForm]) -> SampleForm:
-    """Return the form of all samples of several shards.
+def joined(signatures: Iterable[SampleSignature]) -> SampleSignature:
+    """Return the common signature of the samples of several shards.
 
     Raises:
         ServiceError: `DATASET_INVALID`, they differ in more than the values of targets.
     """
-    found: SampleForm | None = None
-    for index, form in enumerate(forms):
+    found: SampleSignature | None = None
+    for index, signature in enumerate(signatures):
         if found is None:
-            found = form
+            found = signature
             continue
-        if found.inputs != form.inputs or _outlines(found) != _outlines(form):
+        is_alike = (found.inputs, found.is_text) == (signature.inputs, signature.is_text)
+        if not is_alike or _outlines(found) != _outlines(signature):
             raise ServiceError(
                 ErrorReason.DATASET_INVALID,
-                f"shard {index} has other tensors than those before it: names, dtypes and the shape of one "
+                f"shard {index} differs from the shards before it: names, dtypes and the shape of one "
                 "sample must be the same in all",
             )
-        merged = {name: _merged(target, form.targets[name]) for name, target in found.targets.items()}
+        merged = {name: _merged(target, signature.targets[name]) for name, target in found.targets.items()}
         found = replace(found, targets=merged)
     if found is None:
         raise ServiceError(ErrorReason.DATASET_INVALID, "a data set needs at least one shard")
@@ -131,16 +178,16 @@ def joined(forms: Iterable[SampleForm]) -> SampleForm:
 
 
 def read_offsets(descriptor: int, entries: Mapping[str, Entry]) -> NDArray[np.int64]:
-    """Return where images begin and end."""
+    """Return the offsets at which images or texts begin and end."""
     entry = entries[OFFSETS]
     return np.frombuffer(read_exactly(descriptor, entry.start, entry.byte_count), "<i8")
 
 
 def read_exactly(descriptor: int, start: int, byte_count: int) -> bytes:
-    """Read a stretch of a file.
+    """Read a byte range of a file.
 
     Raises:
-        ServiceError: `DATASET_CORRUPT`, the file ends before.
+        ServiceError: `DATASET_CORRUPT`, the file is too short.
         OSError: It cannot be read.
     """
     parts = []
@@ -149,7 +196,8 @@ def read_exactly(descriptor: int, start: int, byte_count: int) -> bytes:
         if not part:
             raise ServiceError(
                 ErrorReason.DATASET_CORRUPT,
-                "a shard of the data set is cut off; upload the data set again: only what is missing is sent",
+                "a shard of the data set is truncated; upload the data set again: only what is missing "
+                "is sent",
             )
         parts.append(part)
         start, byte_count = start + len(part), byte_count - len(part)
@@ -157,30 +205,31 @@ def read_exactly(descriptor: int, start: int, byte_count: int) -> bytes:
 
 
 def _check_offsets(descriptor: int, entries: Mapping[str, Entry], count: int) -> None:
-    images, offsets = entries[IMAGES], entries[OFFSETS]
+    name, offsets = encoded_name(entries), entries[OFFSETS]
+    encoded = entries[name]
     if (
-        images.dtype != "uint8"
-        or len(images.shape) != 1
+        encoded.dtype != "uint8"
+        or len(encoded.shape) != 1
         or offsets.dtype != "int64"
         or len(offsets.shape) != 1
     ):
-        raise invalid("`images` is uint8, `offsets` int64, and both have one dimension")
-    if count > MAX_IMAGES:
-        raise invalid(f"it has {count:,} images; {MAX_IMAGES:,} can be in one, make more shards")
+        raise invalid(f"`{name}` is uint8, `offsets` int64, and both have one dimension")
+    if count > MAX_ENCODED:
+        raise invalid(f"it has {count:,} {name}; {MAX_ENCODED:,} can be in one, make more shards")
     places = read_offsets(descriptor, entries)
     # Compared, not subtracted: differences of hostile values overflow.
-    if places[0] != 0 or places[count] != images.byte_count or not (places[:-1] < places[1:]).all():
-        raise invalid("`offsets` go from 0 to the number of bytes of `images` and grow with every image")
+    if places[0] != 0 or places[count] != encoded.byte_count or not (places[:-1] < places[1:]).all():
+        raise invalid(f"`offsets` go from 0 to the number of bytes of `{name}` and grow with every sample")
 
 
 def _length(offsets: NDArray[np.int64], index: int) -> int:
     return int(offsets[index + 1]) - int(offsets[index])
 
 
-def _target_form(descriptor: int, entry: Entry) -> TargetForm:
-    form = TargetForm(entry.dtype, entry.shape[1:])
+def _target_signature(descriptor: int, entry: Entry) -> TargetSignature:
+    signature = TargetSignature(entry.dtype, entry.shape[1:])
     if entry.dtype not in _INTEGERS:
-        return form
+        return signature
     low, high, labels = None, None, np.empty(0, np.int64)
     is_listed = True
     for part in _parts(descriptor, entry):
@@ -189,7 +238,7 @@ def _target_form(descriptor: int, entry: Entry) -> TargetForm:
         if is_listed:
             labels = np.union1d(labels, part.astype(np.int64))
             is_listed = len(labels) <= MAX_LABELS
-    return replace(form, low=low, high=high, labels=tuple(labels.tolist()) if is_listed else None)
+    return replace(signature, low=low, high=high, labels=tuple(labels.tolist()) if is_listed else None)
 
 
 def _parts(descriptor: int, entry: Entry) -> Iterator[NDArray[np.integer]]:
@@ -201,11 +250,11 @@ def _parts(descriptor: int, entry: Entry) -> Iterator[NDArray[np.integer]]:
         yield np.frombuffer(read_exactly(descriptor, start, size), dtype)
 
 
-def _outlines(form: SampleForm) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {name: (target.dtype, target.shape) for name, target in form.targets.items()}
+def _outlines(signature: SampleSignature) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (target.dtype, target.shape) for name, target in signature.targets.items()}
 
 
-def _merged(first: TargetForm, second: TargetForm) -> TargetForm:
+def _merged(first: TargetSignature, second: TargetSignature) -> TargetSignature:
     if first.low is None or second.low is None or first.high is None or second.high is None:
         return first
     labels = None

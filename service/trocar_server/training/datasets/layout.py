@@ -1,11 +1,11 @@
-"""Where things are in the folder of all data sets.
+"""Layout of the data set folder.
 
-    FOLDER/incoming/*.partial                                  shards on their way in
+    FOLDER/incoming/*.partial                                  shards being received
     FOLDER/pool/<sha256>                                       every content once
-    FOLDER/owners/<sha256 of the principal>/<id>.dataset       what is known of each data set
-    FOLDER/owners/<sha256 of the principal>/shards/<sha256>    what this principal has sent
+    FOLDER/owners/<sha256 of the principal>/<id>.dataset       one record per data set
+    FOLDER/owners/<sha256 of the principal>/shards/<sha256>    shards of this principal
 
-No text of a client becomes part of a path, but ids and sha256 that are nothing but hexadecimal digits.
+Of what clients send, only ids and sha256 of pure hexadecimal digits become part of a path.
 """
 
 import hashlib
@@ -17,20 +17,22 @@ from pathlib import Path
 import structlog
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.durable import sync_folder
 from trocar_server.errors import ServiceError
+from trocar_server.models import is_unproven
+from trocar_server.storage.disk_errors import storage_error
+from trocar_server.storage.durable import DamagedError, sync_folder
+from trocar_server.training.datasets.dataset_records import SUFFIX, Record, read_record
 from trocar_server.training.datasets.incoming import drop_unused
-from trocar_server.training.datasets.records import SUFFIX, DamagedRecordError, Record, read_record
 
-MAX_PRINCIPALS = 256
-"""Who have anything stored: without authentication, anybody can be as many as he likes."""
+MAX_UNPROVEN = 256
+"""The most principals with an unverified token that may store data; the limit affects only them."""
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _log = structlog.get_logger("trocar")
 
 
 class Layout:
-    """Names and contents of the folder. Methods may raise `OSError`; none takes a lock."""
+    """Paths and contents of the folder. Methods may raise `OSError`; none takes a lock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,81 +45,107 @@ class Layout:
         return self.owners / hashlib.sha256(principal.encode("utf-8", "surrogatepass")).hexdigest()
 
     def own(self, principal: str, sha256: str) -> Path:
-        """Return a principal's name of a shard."""
+        """Return a principal's path of a shard."""
         return self.owner(principal) / "shards" / sha256
 
     def pooled(self, sha256: str) -> Path:
-        """Return the name of a shard among those of all principals."""
+        """Return the path of a shard in the pool."""
         return self.pool / sha256
 
     def path(self, principal: str, dataset_id: str) -> Path:
-        """Return the file of a data set.
+        """Return the path of a data set's record.
 
         Raises:
-            ServiceError: `UNKNOWN_DATASET`, the id is none.
+            ServiceError: `UNKNOWN_DATASET`, the id is malformed.
         """
         if not _ID.fullmatch(dataset_id):
             raise unknown_dataset()
         return self.owner(principal) / f"{dataset_id}{SUFFIX}"
 
     def record(self, principal: str, dataset_id: str) -> Record:
-        """Return what is known of a data set.
+        """Return the record of a data set.
 
         Raises:
-            ServiceError: `UNKNOWN_DATASET` for what is absent or somebody else's; `DATASET_CORRUPT`.
+            ServiceError: `UNKNOWN_DATASET` if it is absent or another principal's; `DATASET_CORRUPT`.
         """
         try:
             record = read_record(self.path(principal, dataset_id))
         except FileNotFoundError:
             raise unknown_dataset() from None
-        except DamagedRecordError as error:
+        except DamagedError as error:
             raise damaged(str(error)) from None
         if (record.principal, record.dataset_id) != (principal, dataset_id):
-            raise damaged("its file is another's")
+            raise damaged("its file belongs to another data set")
         return record
 
     def records(self, principal: str) -> list[Record]:
-        """Return what is known of all data sets of a principal; damaged ones are logged and left out."""
+        """Return all readable records of a principal; see `unreadable` for the others."""
         found = []
         for path in sorted(self.owner(principal).glob(f"*{SUFFIX}")):
             try:
                 record = read_record(path)
             except FileNotFoundError:  # deleted meanwhile
                 continue
-            except DamagedRecordError as error:
+            except OSError as error:
+                _log.warning("a stored data set cannot be read", file=path.name, problem=error.strerror)
+                continue
+            except DamagedError as error:
                 _log.warning("a stored data set is damaged", file=path.name, problem=str(error))
                 continue
             if record.principal == principal:
                 found.append(record)
         return found
 
+    def unreadable(self, principal: str) -> dict[str, str]:
+        """Return the reasons why data sets of a principal cannot be read, by id."""
+        found = {}
+        for path in sorted(self.owner(principal).glob(f"*{SUFFIX}")):
+            dataset_id = path.name.removesuffix(SUFFIX)
+            try:
+                self.record(principal, dataset_id)
+            except ServiceError as error:
+                if error.reason is not ErrorReason.UNKNOWN_DATASET:  # deleted meanwhile, or a foreign file
+                    found[dataset_id] = error.message
+            except OSError as error:
+                found[dataset_id] = storage_error("data set", error).message
+        return found
+
     def make_folders(self, principal: str) -> None:
-        """Make the folders of a principal, durably.
+        """Create the folders of a principal, durably.
 
         Raises:
-            ServiceError: `STORAGE_UNAVAILABLE`, too many principals have something stored.
+            ServiceError: `STORAGE_UNAVAILABLE`, too many principals store data.
         """
         owner = self.owner(principal)
         if (owner / "shards").is_dir():
             return
         for folder in (self.folder, self.incoming, self.pool, self.owners):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not owner.is_dir() and sum(1 for _ in self.owners.iterdir()) >= MAX_PRINCIPALS:
+        is_new = is_unproven(principal) and not owner.is_dir()
+        if is_new and self._unproven_count() >= MAX_UNPROVEN:
             raise ServiceError(
                 ErrorReason.STORAGE_UNAVAILABLE,
-                f"data sets of {MAX_PRINCIPALS} callers are stored, the most there can be; ask the operator "
-                "to make room",
+                f"data sets of {MAX_UNPROVEN} unverified tokens are stored, the maximum; call without a "
+                "token, or ask the operator to free space",
             )
         for folder in (owner, owner / "shards"):
             folder.mkdir(mode=0o700, exist_ok=True)
         for folder in (owner, self.owners, self.folder, self.folder.parent):
             sync_folder(folder)
 
+    def _unproven_count(self) -> int:
+        """Count the owners with unverified tokens, according to their records."""
+        count = 0
+        for owner in self.owners.iterdir():
+            with suppress(DamagedError, OSError, StopIteration):
+                count += is_unproven(read_record(next(owner.glob(f"*{SUFFIX}"))).principal)
+        return count
+
     def drop_unused_shards(self, principal: str) -> None:
-        """Remove the principal's shards that nothing of his names; none where something cannot be read."""
+        """Remove the principal's unreferenced shards; none if any of the records cannot be read."""
         try:
             used = sizes(read_record(path) for path in self.owner(principal).glob(f"*{SUFFIX}"))
-        except DamagedRecordError:
+        except DamagedError:
             return
         for path in (self.owner(principal) / "shards").glob("*"):
             if path.name not in used:
@@ -125,26 +153,26 @@ class Layout:
                 drop_unused(self.pooled(path.name))
 
     def drop_empty_folders(self, principal: str) -> None:
-        """Remove the folders of a principal who has nothing stored."""
-        with suppress(OSError):  # there is something in them
+        """Remove the folders of a principal without data."""
+        with suppress(OSError):  # not empty
             (self.owner(principal) / "shards").rmdir()
             self.owner(principal).rmdir()
 
 
 def sizes(records: Iterable[Record]) -> dict[str, int]:
-    """Return the bytes of every content that records name."""
+    """Return byte counts by content hash, for all contents that the records name."""
     return {digest: size for record in records for digest, size in record.manifest.sizes().items()}
 
 
 def unknown_dataset() -> ServiceError:
-    """Build the error for what is absent or somebody else's: nobody can tell which."""
+    """Build the error for an absent or foreign data set: callers cannot distinguish these."""
     return ServiceError(
-        ErrorReason.UNKNOWN_DATASET, "you have no data set of this id; `datasets` lists those that you have"
+        ErrorReason.UNKNOWN_DATASET, "you have no data set with this id; `datasets` lists yours"
     )
 
 
 def damaged(problem: str) -> ServiceError:
-    """Build the error for a data set that is there and cannot be read."""
+    """Build the error for an existing data set that cannot be read."""
     return ServiceError(
         ErrorReason.DATASET_CORRUPT,
         f"the stored data set is damaged: {problem}; delete it and upload it again",

@@ -1,4 +1,4 @@
-"""Folders of class folders that the operator listed in the configuration."""
+"""Image folders (one folder per class) that the operator listed in the configuration."""
 
 import os
 import re
@@ -9,8 +9,8 @@ import numpy as np
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.training.datasets.form import DatasetInfo
-from trocar_server.training.datasets.sources import FolderSource
+from trocar_server.training.datasets.dataset_schema import DatasetInfo
+from trocar_server.training.datasets.sample_sources import FolderSource
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -19,21 +19,21 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class ListedFolder:
-    """One folder; its classes are its folders by name, its samples their images by relative path.
+    """One image folder: its subfolders are the classes by name, their images the samples by relative path.
 
-    Listed once, when it is made. Hidden files and folders are left out; links are the operator's business.
+    Scanned once, when created. Hidden files and folders are left out; links are the operator's business.
 
     Attributes:
-        info: What is known of it.
+        info: Its metadata.
         source: Its samples.
 
     Raises:
-        ServiceError: `INVALID_ARGUMENT`, the name is none or there is no image.
+        ServiceError: `INVALID_ARGUMENT`, the name is invalid or there is no image.
     """
 
     def __init__(self, name: str, root: Path) -> None:
         if not _NAME.fullmatch(name) or _ID.fullmatch(name):
-            raise _wrong(name, "the name is 1 to 63 of a-z, 0-9, '.', '_' and '-', and no id")
+            raise _wrong(name, "the name is 1 to 63 of a-z, 0-9, '.', '_' and '-', and not an id")
         categories, files, labels = _listed(name, root)
         self.source = FolderSource(root, files, np.array(labels, np.int64))
         self.info = DatasetInfo(
@@ -42,7 +42,7 @@ class ListedFolder:
             sample_count=len(files),
             byte_count=0,
             categories=categories,
-            form=self.source.form,
+            signature=self.source.signature,
             stored_at_s=0.0,
             is_listed=True,
         )
@@ -52,7 +52,7 @@ def listed_folders(paths: Mapping[str, Path]) -> dict[str, ListedFolder]:
     """Return the folders of the configuration by name.
 
     Raises:
-        ServiceError: `INVALID_ARGUMENT`, one of them is none.
+        ServiceError: `INVALID_ARGUMENT`, one of them is not a valid folder.
     """
     return {name: ListedFolder(name, path.expanduser()) for name, path in sorted(paths.items())}
 

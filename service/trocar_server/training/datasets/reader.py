@@ -1,8 +1,8 @@
-"""Samples of a data set, read and decoded outside of the thread that owns torch."""
+"""Data set reader: reads and decodes samples outside of torch's owner thread."""
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -12,53 +12,72 @@ import numpy as np
 from PIL import Image
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.decoding.pixels import decode_image
 from trocar_server.errors import ServiceError
-from trocar_server.models.images import decode_image
-from trocar_server.training.datasets.form import DatasetInfo
-from trocar_server.training.datasets.header import ITEM_BYTES
-from trocar_server.training.datasets.sources import Array, RawSamples, SampleSource
+from trocar_server.processing.inputs import TextEntry
+from trocar_server.storage.tensor_header import ITEM_BYTES
+from trocar_server.training.datasets.dataset_schema import DatasetInfo
+from trocar_server.training.datasets.sample_sources import (
+    MAX_LOADED_BYTES,
+    Array,
+    RawSamples,
+    SampleSource,
+    too_many,
+)
+from trocar_server.training.datasets.stored_text import parse_text
 
-MAX_LOADED_BYTES = 1 << 30
-"""Of the samples that are in memory at once, images decoded."""
+_CHARACTER_BYTES = 4
+
+Decode = Callable[[bytes, int], Image.Image]
+"""Decodes an image to RGB, given its bytes and the most pixels allowed; fails with a `ServiceError`."""
 
 
 @dataclass(frozen=True)
 class RawSample:
-    """One sample as it is stored."""
+    """One sample as stored."""
 
     inputs: Array | bytes
-    """An array, or an encoded image."""
+    """An array, or an encoded image or text."""
     targets: dict[str, Array]
     """By name."""
 
 
 @dataclass(frozen=True)
 class LoadedSamples:
-    """Some samples in memory, images decoded."""
+    """Several samples in memory, images decoded."""
 
     indices: tuple[int, ...]
-    """Which samples of the data set."""
-    inputs: Array | list[Image.Image]
-    """(samples, ...); or images of any size."""
+    """Indices of the samples in the data set."""
+    inputs: Array | list[Image.Image] | tuple[TextEntry, ...]
+    """(samples, ...); or images of any size; or texts."""
     targets: dict[str, Array]
     """(samples, ...) by name."""
 
+    @property
+    def byte_count(self) -> int:
+        """Bytes in memory, of texts about."""
+        return _byte_count(self.inputs) + sum(array.nbytes for array in self.targets.values())
+
 
 class DatasetReader:
-    """Reads a data set; any thread but the one that owns torch, for images take long.
+    """Reads a data set, on any thread but torch's owner thread, because decoding images takes long.
 
         reader = library.open("alice", dataset_id)
         for loaded in reader.load_ahead(batches):               # batches of indices
-            batch = to_batch(loaded, reader.info, hosted)       # this on the owner thread
+            batch = to_batch(loaded, reader.info, hosted)       # on the owner thread
 
     Args:
-        source: Where samples come from.
-        info: What is known of the data set.
-        max_pixels: Of one encoded image.
+        source: The source of samples.
+        info: Metadata of the data set.
+        max_pixels: The most pixels of one encoded image.
+        decode: Decodes an image; a server has processes for it (`engine.execute.image_decoder`).
     """
 
-    def __init__(self, source: SampleSource, info: DatasetInfo, max_pixels: int) -> None:
+    def __init__(
+        self, source: SampleSource, info: DatasetInfo, max_pixels: int, decode: Decode = decode_image
+    ) -> None:
         self.info = info
+        self._decode = decode
         self._source = source
         self._max_pixels = max_pixels
 
@@ -66,10 +85,10 @@ class DatasetReader:
         return len(self._source)
 
     def samples(self, indices: Sequence[int]) -> list[RawSample]:
-        """Return samples as they are stored, in the order asked for.
+        """Return samples as stored, in the order of the indices.
 
         Raises:
-            ServiceError: `DATASET_CORRUPT` or `STORAGE_UNAVAILABLE`; `FIT_INVALID`, they are too many.
+            ServiceError: `DATASET_CORRUPT` or `STORAGE_UNAVAILABLE`; `FIT_INVALID`, too many samples at once.
             IndexError: There is no such sample.
         """
         raw = self._read(indices)
@@ -79,37 +98,41 @@ class DatasetReader:
         ]
 
     def arrays(self, indices: Sequence[int]) -> dict[str, Array]:
-        """Return samples of arrays, stacked: `inputs`, and each target by its name, `targets` without one.
+        """Return array samples, stacked: `inputs`, and each target by its name, `targets` if it has none.
 
         Raises:
-            ServiceError: As `samples`; `DATASET_INVALID`, they are encoded images.
+            ServiceError: As `samples`; `DATASET_INVALID`, they are encoded images or texts.
             IndexError: There is no such sample.
         """
         raw = self._read(indices)
         if isinstance(raw.inputs, list):
             raise ServiceError(
-                ErrorReason.DATASET_INVALID, "the data set has encoded images; they make no array as they are"
+                ErrorReason.DATASET_INVALID,
+                "the data set has encoded images or texts; they cannot be returned as one array",
             )
         named = {name or "targets": array for name, array in raw.targets.items()}
         return {"inputs": raw.inputs, **named}
 
     def load(self, indices: Sequence[int]) -> LoadedSamples:
-        """Return samples with images decoded.
+        """Return samples with images decoded, and texts parsed.
 
         Raises:
-            ServiceError: As `samples`; `DATASET_INVALID`, an image does not decode.
+            ServiceError: As `samples`; `DATASET_INVALID`, an image does not decode, a text does not parse.
             IndexError: There is no such sample.
         """
         raw = self._read(indices)
-        inputs: Array | list[Image.Image]
-        inputs = self._decoded(raw) if isinstance(raw.inputs, list) else raw.inputs
+        inputs: Array | list[Image.Image] | tuple[TextEntry, ...]
+        if self._source.signature.is_text:
+            inputs = _parsed(raw)
+        else:
+            inputs = self._decoded(raw) if isinstance(raw.inputs, list) else raw.inputs
         return LoadedSamples(raw.indices, inputs, dict(raw.targets))
 
     def load_ahead(self, batches: Iterable[Sequence[int]], depth: int = 2) -> Iterator[LoadedSamples]:
-        """Load batches on a thread of its own, up to `depth` ahead of the one that is used.
+        """Prefetch batches on a background thread, up to `depth` ahead of the one in use.
 
         Raises:
-            ServiceError: As `load`, where the batch was due.
+            ServiceError: As `load`, raised when the failed batch is due.
         """
         waiting: deque[Future[LoadedSamples]] = deque()
         remaining = iter(batches)
@@ -127,24 +150,28 @@ class DatasetReader:
                     future.cancel()
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close the files."""
         self._source.close()
 
     def _read(self, indices: Sequence[int]) -> RawSamples:
-        form = self._source.form
-        sizes = [math.prod(part.shape) * ITEM_BYTES[part.dtype] for part in form.targets.values()]
-        if form.inputs is not None:
-            sizes.append(math.prod(form.inputs.shape) * ITEM_BYTES[form.inputs.dtype])
+        signature = self._source.signature
+        sizes = [math.prod(part.shape) * ITEM_BYTES[part.dtype] for part in signature.targets.values()]
+        if signature.inputs is not None:
+            sizes.append(math.prod(signature.inputs.shape) * ITEM_BYTES[signature.inputs.dtype])
         if sum(sizes) * len(indices) > MAX_LOADED_BYTES:
-            raise _too_many(len(indices))
+            raise too_many(len(indices))
         return self._source.read([int(index) for index in indices])
 
     def _decoded(self, raw: RawSamples) -> list[Image.Image]:
         decoded, byte_count = [], 0
         for index, data in zip(raw.indices, raw.inputs, strict=True):
             try:
-                image = decode_image(bytes(data), self._max_pixels)
+                image = self._decode(bytes(data), self._max_pixels)
             except ServiceError as error:
+                if (
+                    error.reason is ErrorReason.CANCELLED
+                ):  # the server is stopping: the sample is not at fault
+                    raise
                 raise ServiceError(
                     ErrorReason.DATASET_INVALID,
                     f"sample {index} of the data set cannot be used: {error.message}",
@@ -152,23 +179,38 @@ class DatasetReader:
                 ) from error
             byte_count += image.width * image.height * 3
             if byte_count > MAX_LOADED_BYTES:
-                raise _too_many(len(raw.indices))
+                raise too_many(len(raw.indices))
             decoded.append(image)
         return decoded
 
 
+def _byte_count(inputs: Array | list[Image.Image] | tuple[TextEntry, ...]) -> int:
+    if isinstance(inputs, list):
+        return sum(image.width * image.height * 3 for image in inputs)
+    if isinstance(inputs, tuple):
+        return sum(entry.character_count for entry in inputs) * _CHARACTER_BYTES
+    return int(inputs.nbytes)
+
+
+def _parsed(raw: RawSamples) -> tuple[TextEntry, ...]:
+    entries = []
+    for index, data in zip(raw.indices, raw.inputs, strict=True):
+        try:
+            entries.append(parse_text(bytes(data)))
+        except ValueError as error:
+            raise ServiceError(
+                ErrorReason.DATASET_INVALID,
+                f"sample {index} of the data set cannot be used: {error}",
+                sample=str(index),
+            ) from None
+    return tuple(entries)
+
+
 def as_pixels(inputs: Array) -> list[Image.Image]:
-    """Return the images of RGB pixels, uint8 (samples, height, width, 3)."""
+    """Return RGB pixels, uint8 (samples, height, width, 3), as images."""
     return [Image.fromarray(np.ascontiguousarray(pixels)) for pixels in inputs]
 
 
 def is_pixels(value: Any) -> bool:
-    """Tell whether a form or one sample is RGB pixels, which the model's preprocessing takes."""
+    """Whether a signature or one sample is RGB pixels, which the model's preprocessing takes."""
     return str(value.dtype) == "uint8" and len(value.shape) == 3 and value.shape[-1] == 3
-
-
-def _too_many(count: int) -> ServiceError:
-    return ServiceError(
-        ErrorReason.FIT_INVALID,
-        f"a batch of {count:,} samples has more than {MAX_LOADED_BYTES:,} bytes; make batch_size smaller",
-    )

@@ -1,33 +1,33 @@
-"""A shard of a data set that is on disk."""
+"""Stored shard: a data set's shard on disk."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.training.datasets.disk import disk_errors
-from trocar_server.training.datasets.form import Shard
+from trocar_server.storage.disk_errors import disk_errors
+from trocar_server.training.datasets.dataset_schema import Shard
 from trocar_server.training.datasets.incoming import drop_unused, is_whole
 
 
 @dataclass(frozen=True)
 class StoredShard:
-    """One shard of somebody's data set."""
+    """One shard of a principal's data set."""
 
     path: Path
-    """Where it is."""
+    """Path of the file."""
     shard: Shard
-    """What it has to be."""
+    """Its description in the manifest."""
     pooled: Path
-    """Its name among those of all principals."""
+    """Its path in the pool."""
 
     def check(self) -> None:
-        """Compare its bytes with its sha256. What is damaged is removed, so that it can be sent again.
+        """Compare its bytes with its sha256. A damaged file is removed, so that it can be uploaded again.
 
         Raises:
             ServiceError: `DATASET_CORRUPT` or `STORAGE_UNAVAILABLE`.
         """
-        with disk_errors():
+        with disk_errors("data set"):
             if is_whole(self.path, self.shard):
                 return
             self.path.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.transfer_devices import RUBBISH, LateBackend, late_transfers
+from tests.support.oracles.transfer_devices import RUBBISH, LateBackend, late_transfers
 from trocar_server.engine.transfer import StreamTransfers, current, transfers_of, using
 from trocar_server.engine.transfer.cuda import CudaBackend
 from trocar_server.engine.transfer.seam import HOST, Transfers

@@ -13,14 +13,13 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
-from tests.support.shards import image_shard, png, shard_of, upload
-from tests.support.tiny_models import Plain
+from tests.support.models.tiny_models import Plain
+from tests.support.wire.shards import image_shard, png, shard_of, upload
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, ModelSpec
 from trocar_server.models.families import Family
 from trocar_server.models.preprocessing import Preprocessor
-from trocar_server.training.batch import Batch
 from trocar_server.training.datasets import (
     DatasetLibrary,
     DatasetReader,
@@ -32,6 +31,7 @@ from trocar_server.training.datasets import (
 from trocar_server.training.datasets import (
     reader as reader_module,
 )
+from trocar_server.training.losses.batch import Batch
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((10, 3, 8, 8)).astype(np.float32)

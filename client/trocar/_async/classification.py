@@ -1,0 +1,181 @@
+"""Classification with asyncio: classes of samples by name, before and after edits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trocar._analysis.analysis_inputs import batches_of, sample_labels, unwrapped
+from trocar._analysis.analysis_taps import as_taps, with_output
+from trocar._analysis.comparison import ClassChangeCollector
+from trocar._analysis.diff import check_tolerance
+from trocar._analysis.diff_collector import DiffCollector
+from trocar._analysis.ordering import EVERYTHING
+from trocar._analysis.prediction import OUTPUT, PredictionCollector, check_activation, check_top, class_output
+from trocar._async.analysis_passes import executed, side_by_side
+from trocar._request.taps import tap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trocar._analysis.analysis_inputs import AsyncInputSet
+    from trocar._analysis.comparison import Comparison
+    from trocar._analysis.prediction import Activation, ClassOutput, Predictions
+    from trocar._async.extraction import AsyncExtraction
+    from trocar._async.models import AsyncModels
+    from trocar._request.edits import Edit
+    from trocar._request.execution import Numerics
+    from trocar._request.taps import Tap
+    from trocar._result.feature_maps import FeatureMaps
+
+
+class AsyncClassification:
+    """Classes of samples by name.
+
+    Args:
+        extraction: Makes the passes.
+        models: Describes the model: the names of its classes.
+    """
+
+    def __init__(self, extraction: AsyncExtraction, models: AsyncModels) -> None:
+        self._extraction = extraction
+        self._models = models
+
+    async def predict(
+        self,
+        model_id: str,
+        inputs: AsyncInputSet,
+        *,
+        top: int = 5,
+        activation: Activation = "softmax",
+        edits: str | Edit | Sequence[str | Edit] = (),
+        numerics: Numerics | None = None,
+        batch_size: int = 32,
+    ) -> Predictions:
+        """Return the best classes of each sample by name, with their scores.
+
+            found = await client.predict("resnet50", ["cat.jpg", "dog.jpg"])
+            found[0].name, found[0].score
+
+        Args:
+            model_id: The id of a loaded model that classifies: one output of shape (batch, classes), or one
+                that is called `logits`.
+            inputs: One input as in `extract`, a folder, a list of images or texts, an array, or an iterable
+                of batches; see the analysis page.
+            top: Number of classes for each sample; all where the model has fewer.
+            activation: How scores are computed from the model's output, in float64: "softmax" over the
+                classes, of which one is right; "sigmoid" of each, of which several may be; "none" for a model
+                whose output is probabilities already, or for the output as it is.
+            edits: What is changed on the way, as in `extract`.
+            numerics: As in `extract`.
+            batch_size: The most samples in one pass, where they do not come in batches.
+
+        Returns:
+            A row for each sample, best class first; prints as a table. Names are empty where the server
+            knows none.
+
+        Raises:
+            ValueError: The model's output is no scores of classes, the message says what it is; the output
+                is not finite; `top` is no positive number; or there are no inputs.
+            FileNotFoundError: There is no such file or folder.
+            TrocarError: What `extract` raises; a note says in which batch.
+        """
+        batches = batches_of(inputs, batch_size)
+        output = await self.output(model_id)
+        collector = PredictionCollector(output, top, activation)
+        async with self._extraction.extract_stream(
+            model_id, batches, output.selector, edits=edits, numerics=numerics
+        ) as stream:
+            async for result in stream:
+                (values,) = unwrapped(result, batches, model_id).values()
+                collector.add(values, sample_labels(batches, result.index))
+        return collector.result()
+
+    async def compare(  # noqa: PLR0913 - options of one analysis, by keyword
+        self,
+        model_id: str,
+        inputs: AsyncInputSet,
+        *,
+        edits: str | Edit | Sequence[str | Edit] = (),
+        other: str | None = None,
+        taps: str | Tap | Sequence[str | Tap] | None = None,
+        top: int = 5,
+        activation: Activation = "softmax",
+        tolerance: float = 1e-5,
+        batch_size: int = 32,
+    ) -> Comparison:
+        """Compare a model with itself after an edit, or with another model, on the same inputs.
+
+            found = await client.compare("resnet50", "photos/", edits=trocar.edit("layer3", "zero"))
+            found.changed                    # samples whose best class is another one
+            found["layer4"].relative_error
+
+        Args:
+            model_id: The id of a loaded model: before.
+            inputs: As in `predict`.
+            edits: What is changed after, as in `extract`.
+            other: Another model: after, with the edits if there are some. The same one when None.
+            taps: The values to compare; those of every module when None. All values travel: name some of a
+                large model.
+            top: Number of classes in `before` and `after` for each sample.
+            activation: As in `predict`.
+            tolerance: Relative error up to which feature maps count as equal.
+            batch_size: The most samples in one pass, where they do not come in batches.
+
+        Returns:
+            The differences of the values as in `diff`, the output among them, and what happened to the best
+            class of each sample; without classes where an output is no scores of classes, or is not finite.
+            Prints as tables and plots.
+
+        Raises:
+            ValueError: There is neither an edit nor another model, `tolerance` or `top` is out of range, or
+                there are no inputs.
+            FileNotFoundError: There is no such file or folder.
+            TrocarError: What `extract` raises; a note says in which batch of which model.
+        """
+        if not edits and other is None:
+            raise ValueError(
+                "compare needs a difference: edits=trocar.edit(...), or other= with another model"
+            )
+        limit, batches = check_tolerance(tolerance), batches_of(inputs, batch_size)
+        models = (model_id, other or model_id)
+        outputs, changes = await self._sides(models, top, activation)
+        at = [output.selector if output else OUTPUT for output in outputs]
+        order = await executed(self._extraction, model_id)
+        chosen = as_taps(taps) if taps is not None else [tap(EVERYTHING)] if order else []
+        taps_a = with_output(chosen, at[0]) if outputs[0] or not chosen else chosen
+        taps_b = None if at[0] == at[1] else [*chosen, tap(at[1])]
+        collector = DiffCollector(taps_a, taps_b)
+
+        def add(maps_a: FeatureMaps, maps_b: FeatureMaps) -> None:
+            labels = sample_labels(batches, collector.batch_count)
+            collector.add(maps_a, maps_b)
+            changes.add(maps_a.get(at[0]), maps_b.get(at[1]), labels)
+
+        await side_by_side(
+            self._extraction, models, batches, (collector.taps_a, collector.taps_b), add, ((), edits)
+        )
+        names = (model_id, f"{other or model_id}, edited" if edits else models[1])
+        return changes.result(collector.result(*names, limit, order))
+
+    async def _sides(
+        self, models: tuple[str, str], top: int, activation: Activation
+    ) -> tuple[tuple[ClassOutput | None, ClassOutput | None], ClassChangeCollector]:
+        """Return where the scores of both models are, and what collects their classes."""
+        check_top(top)
+        check_activation(activation)
+        try:
+            first = await self.output(models[0])
+            second = first if models[0] == models[1] else await self.output(models[1])
+            sides = [PredictionCollector(output, top, activation) for output in (first, second)]
+        except ValueError as error:
+            return (None, None), ClassChangeCollector(None, None, f"no classes are compared: {error}")
+        return (first, second), ClassChangeCollector(sides[0], sides[1])
+
+    async def output(self, model_id: str) -> ClassOutput:
+        """Return where a model's scores are.
+
+        Raises:
+            ValueError: Its output is no scores of classes.
+        """
+        model = await self._models.model(model_id)
+        return class_output(model, await self._extraction.plan(model_id, None, OUTPUT))

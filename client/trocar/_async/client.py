@@ -1,0 +1,191 @@
+"""The asyncio client, made of parts; `tools/generate_sync.py` generates the sync one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trocar._async.analyses import AsyncAnalyses
+from trocar._async.attributions import AsyncAttributions
+from trocar._async.classification import AsyncClassification
+from trocar._async.connection import AsyncConnection
+from trocar._async.datasets import AsyncDatasets
+from trocar._async.edit_store import AsyncEditStore
+from trocar._async.extraction import AsyncExtraction
+from trocar._async.gradients import AsyncGradients
+from trocar._async.models import AsyncModels
+from trocar._async.server import AsyncServer
+from trocar._async.trainers import AsyncTrainers
+from trocar._base.delegation import delegate
+from trocar._transport.channel import LOCAL, ConnectOptions, TlsOptions
+from trocar._transport.local import start_local
+from trocar._transport.settings import connect_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Any, Literal, Self
+
+    from trocar._transport.local import LocalModels, LocalServer
+
+
+def connect(  # noqa: PLR0913 - options of one connection, by keyword
+    target: str | None = None,
+    *,
+    timeout_s: float = 60.0,
+    token: str | None = None,
+    tls: TlsOptions | bool | None = None,
+    retries: int = 4,
+    shared_memory: bool | None = None,
+    compression: Literal["gzip"] | None = None,
+    cache: bool | None = None,
+    models: LocalModels | None = None,
+    options: Mapping[str, Any] | None = None,
+    profile: str | None = None,
+) -> AsyncClient:
+    """Return a client; the connection is made with the first call.
+
+        async with trocar.aio.connect("localhost:50051") as client:
+            maps = await client.extract("resnet50", images, taps=["layer4"])
+
+    With "local" there is no separate server: it runs in this process, for this client, until the client
+    is closed or dropped or the interpreter exits. `connect` then returns when its models are loaded.
+
+        client = trocar.aio.connect("local", models={"resnet50": "DEFAULT", "mine": my_module})
+
+    Args:
+        target: `host:port`, or any gRPC target such as "unix:/run/trocar.sock"; several servers as
+            "gpu1:50051,gpu2:50051", which are called in turn; or "local". The port is 50051 where none is
+            written, https:// means TLS. When None: `TROCAR_SERVER`, the profile's, or "localhost:50051".
+        timeout_s: Deadline of every call that names none, in seconds.
+        token: Sent as a bearer token; over plain text to this machine only. `TROCAR_TOKEN`, or the profile's
+            for the profile's own server, when None.
+        tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`. `TROCAR_CA`, or the
+            profile's, when None; False for plain text in any case.
+        retries: How often a call is tried again where the server cannot be reached, 0 to 4, with
+            a backoff from 0.1 to 2 seconds, within the deadline.
+        shared_memory: Whether inputs from 512 KiB and feature maps from 1 MiB on go through memory that
+            is shared with the server. None: where the target is a Unix socket and the server lends some;
+            see `transport`.
+            False: never. True: as None, and `ValueError` where the target is no Unix socket.
+        compression: "gzip" compresses every message, lossless, in both directions: for networks slower than
+            about 20 MB/s, and values that repeat. It takes the place of shared memory.
+        cache: Whether replies may come from the server's feature cache, where it has one. True also asks by
+            digest alone for what was sent before, which pays where the same inputs come again; False asks
+            for a pass each time; None leaves it to the server.
+        models: With "local", what to host: names such as ["resnet50", "vit_b_16=random:0"]; an `nn.Module` or
+            several, whose ids are the names of their classes in small letters; or a dict from
+            model id to the name of weights, to a table with the keys of `[models.ID]` in the configuration
+            file, to an `nn.Module`, or to {"module": ..., "input_shape": (3, 32, 32)}. A module shares its
+            weights with what is hosted and is not changed itself.
+        options: With "local", settings as in the configuration file: "device", "threads", "data_dir",
+            "cache_dir" and "limits". Without "data_dir" its trainers, data sets and stored edits are in a
+            private folder that is removed when the client is closed or the program ends.
+        profile: A profile of `~/.config/trocar/config.toml`, which `trocar login` makes; `TROCAR_PROFILE`, or
+            the current one, when None.
+
+    Raises:
+        ValueError: A value or an address is wrong, there is no such profile, a token would cross a network in
+            plain text, or `models`, `options` and `tls` do not go with the target.
+        FileNotFoundError: A file of `tls` is not there.
+        ServerUnavailableError: The target is "local" and the server is not installed.
+        ModelError: The target is "local" and a model cannot be loaded; see its subclasses.
+        NotFoundError: The target is "local" and a model or its weights have no such name.
+        InvalidArgumentError: The target is "local" and an option is wrong.
+    """
+    found = connect_settings(target, token, tls, profile)
+    chosen = ConnectOptions(
+        found.target, timeout_s, found.token, found.tls, retries, shared_memory, compression, cache
+    )
+    if target != LOCAL:
+        if models is not None or options is not None:
+            raise ValueError(f"models= and options= need the target {LOCAL!r} only, not with {target!r}")
+        return AsyncClient(chosen)
+    local = start_local(() if models is None else models, options)
+    return AsyncClient(replace(chosen, target=local.target), local)
+
+
+class AsyncClient:
+    """A connection to a Trocar server; made by `connect`.
+
+    Safe for concurrent calls. Every method that calls the server may raise, beside what it
+    lists, `ServerUnavailableError`, `DeadlineExceededError`, `PermissionDeniedError`,
+    `VersionSkewError` and `InternalServerError`; all are `TrocarError`.
+    """
+
+    def __init__(self, options: ConnectOptions, local: LocalServer | None = None) -> None:
+        self._connection = connection = AsyncConnection(options, local)
+        self._models = AsyncModels(connection)
+        self._server = AsyncServer(connection, self._models)
+        self._extraction = AsyncExtraction(connection)
+        self._gradients = AsyncGradients(connection, self._extraction)
+        self._edit_store = AsyncEditStore(connection)
+        self._analyses = AsyncAnalyses(self._extraction, self._gradients)
+        self._classification = AsyncClassification(self._extraction, self._models)
+        self._attributions = AsyncAttributions(self._extraction, self._models)
+        self._datasets = AsyncDatasets(connection)
+        self._trainers = AsyncTrainers(connection)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self._connection.options!r})"
+
+    @property
+    def transport(self) -> Literal["shared_memory", "chunks"]:
+        """Transport of large inputs and feature maps: memory shared with the server, or its socket."""
+        return self._connection.transport
+
+    close = delegate("_connection", AsyncConnection.close)
+    is_serving = delegate("_connection", AsyncConnection.is_serving)
+
+    wait_ready = delegate("_server", AsyncServer.wait_ready)
+    server_info = delegate("_server", AsyncServer.server_info)
+    drain = delegate("_server", AsyncServer.drain)
+    reload_config = delegate("_server", AsyncServer.reload_config)
+
+    models = delegate("_models", AsyncModels.models)
+    model = delegate("_models", AsyncModels.model)
+    modules = delegate("_models", AsyncModels.modules)
+    load = delegate("_models", AsyncModels.load)
+    unload = delegate("_models", AsyncModels.unload)
+
+    extract = delegate("_extraction", AsyncExtraction.extract)
+    extract_stream = delegate("_extraction", AsyncExtraction.extract_stream)
+    plan = delegate("_extraction", AsyncExtraction.plan)
+    shared_array = delegate("_extraction", AsyncExtraction.shared_array)
+
+    gradients = delegate("_gradients", AsyncGradients.gradients)
+
+    store_edits = delegate("_edit_store", AsyncEditStore.store_edits)
+    stored_edits = delegate("_edit_store", AsyncEditStore.stored_edits)
+    delete_edits = delegate("_edit_store", AsyncEditStore.delete_edits)
+
+    fid = delegate("_analyses", AsyncAnalyses.fid)
+    cka = delegate("_analyses", AsyncAnalyses.cka)
+    dead_channels = delegate("_analyses", AsyncAnalyses.dead_channels)
+    diff = delegate("_analyses", AsyncAnalyses.diff)
+    fit_pca = delegate("_analyses", AsyncAnalyses.fit_pca)
+    health = delegate("_analyses", AsyncAnalyses.health)
+
+    predict = delegate("_classification", AsyncClassification.predict)
+    compare = delegate("_classification", AsyncClassification.compare)
+
+    attribute = delegate("_attributions", AsyncAttributions.attribute)
+    grad_cam = delegate("_attributions", AsyncAttributions.grad_cam)
+
+    upload_dataset = delegate("_datasets", AsyncDatasets.upload_dataset)
+    datasets = delegate("_datasets", AsyncDatasets.datasets)
+    dataset = delegate("_datasets", AsyncDatasets.dataset)
+    delete_dataset = delegate("_datasets", AsyncDatasets.delete_dataset)
+
+    train = delegate("_trainers", AsyncTrainers.train)
+    trainer = delegate("_trainers", AsyncTrainers.trainer)
+    trainers = delegate("_trainers", AsyncTrainers.trainers)
+    unpublish = delegate("_trainers", AsyncTrainers.unpublish)

@@ -1,0 +1,251 @@
+"""Connection to a server, or to several: calls, retries, and exceptions for failures."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
+
+from trocar._async.members import AsyncMembers
+from trocar._async.sharing import AsyncSharing
+from trocar._base.concurrency import async_pause
+from trocar._transport.attempts import Attempts
+from trocar._transport.channel import (
+    AsyncChannel,
+    ConnectOptions,
+    check_timeout,
+    new_request_id,
+    open_async_channel,
+)
+from trocar._transport.exchange import AsyncExchange
+from trocar._transport.local import async_stop, stop_with
+from trocar._transport.rpc_errors import ClientClosedError, error_from_rpc
+from trocar._wire.digests import SentDigests
+from trocar_api.v1.dataset_pb2_grpc import DatasetServiceStub
+from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
+from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
+from trocar_api.v1.fit_pb2_grpc import FitServiceStub
+from trocar_api.v1.model_pb2_grpc import ModelServiceStub
+from trocar_api.v1.server_pb2_grpc import ServerServiceStub
+from trocar_api.v1.shared_memory_pb2_grpc import SharedMemoryServiceStub
+from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
+
+Result = TypeVar("Result")
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from typing import Literal
+
+    from trocar._transport.channel import (
+        AsyncMethod,
+        AsyncStream,
+        AsyncStreamStream,
+        AsyncUnaryStream,
+        Reply,
+        Request,
+    )
+    from trocar._transport.local import LocalServer
+    from trocar._wire.requests import ExtractCall
+
+_EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
+_EXTRACT_STREAM = "/trocar_api.v1.StreamService/ExtractStream"
+_HEALTH = "/grpc.health.v1.Health/Check"
+_SERVING = 1
+_TRAIN = "/trocar_api.v1.TrainerService/Train"
+
+
+class AsyncConnection:
+    """A channel to a server and the calls on it, shared by the parts of a client.
+
+        connection = AsyncConnection(options)
+        reply = await connection.call(connection.model_service.ListModels, request)
+
+    Of several servers it is one channel to all of them, and has a connection to each beside it.
+
+    Attributes:
+        options: Options of the connection.
+        sharing: Memory shared with the server.
+        sent_digests: Digests of what was sent before.
+    """
+
+    def __init__(self, options: ConnectOptions, local: LocalServer | None = None) -> None:
+        self.options = options
+        self._local = local
+        self._is_closed = False
+        if local is not None:
+            stop_with(self, local)
+        self._channel: AsyncChannel = open_async_channel(options)
+        self.sent_digests = SentDigests()
+        self.model_service = ModelServiceStub(self._channel)
+        self.edit_service = EditStoreServiceStub(self._channel)
+        self.dataset_service = DatasetServiceStub(self._channel)
+        self.extraction_service = ExtractionServiceStub(self._channel)
+        self.server_service = ServerServiceStub(self._channel)
+        self.trainer_service = TrainerServiceStub(self._channel)
+        self.fit_service = FitServiceStub(self._channel)
+        # No serialisers: chunks are built and read by hand, without protobuf's copies. A request
+        # of one message goes as a server-streaming call: the same bytes, 0.3 ms sooner.
+        self._extract_one: AsyncUnaryStream = self._channel.unary_stream(_EXTRACT, None, None)
+        self._extract_many: AsyncStreamStream = self._channel.stream_stream(_EXTRACT, None, None)
+        self._train_one: AsyncUnaryStream = self._channel.unary_stream(_TRAIN, None, None)
+        self._train_many: AsyncStreamStream = self._channel.stream_stream(_TRAIN, None, None)
+        self._extract_stream: AsyncStreamStream = self._channel.stream_stream(_EXTRACT_STREAM, None, None)
+        share = SharedMemoryServiceStub(self._channel).ShareMemory
+        opened = partial(AsyncExchange, share, options.metadata(new_request_id()))
+        self.sharing = AsyncSharing(opened if options.shares_memory else None)
+        self._members = AsyncMembers(options, AsyncConnection) if options.addresses else None
+
+    @property
+    def transport(self) -> Literal["shared_memory", "chunks"]:
+        """Transport of large inputs and feature maps: memory shared with the server, or its socket."""
+        return "shared_memory" if self.sharing.is_used else "chunks"
+
+    async def close(self) -> None:
+        """Close the connection; running calls are cancelled. A local server is stopped."""
+        self._is_closed = True
+        self.sharing.reset()
+        if self._members is not None:
+            await self._members.close()
+        await self._channel.close()
+        if self._local is not None:
+            await async_stop(self._local)
+
+    async def home(self) -> AsyncConnection:
+        """Return the connection to the server that stores new objects."""
+        return self if self._members is None else await self._members.home()
+
+    async def find(self, ask: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
+        """Call the server that has the named object; of several servers, one after the other."""
+        return await (ask(self) if self._members is None else self._members.find(ask))
+
+    async def everywhere(self, ask: Callable[[AsyncConnection], Awaitable[Result]]) -> list[Result]:
+        """Call every server."""
+        return [await ask(self)] if self._members is None else await self._members.everywhere(ask)
+
+    def check_one(self, call: str) -> None:
+        """Check that this is the connection to one server.
+
+        Raises:
+            ValueError: It is to several.
+        """
+        if self._members is not None:
+            raise ValueError(f"{call} is for one server; connect to that one alone")
+
+    async def is_serving(self, service: str = "", *, timeout_s: float | None = None) -> bool:
+        """Whether the server reports SERVING; needs no token and runs no model.
+
+        False while models are loaded after the start, and while the server stops.
+
+        Args:
+            service: One service by its full name, for example "trocar_api.v1.ModelService"; all when empty.
+            timeout_s: Overrides the client's timeout for this call, in seconds.
+
+        Raises:
+            ServerUnavailableError: No server answers.
+            NotFoundError: The server has no such service.
+        """
+        # On the wire these are the two messages of grpc.health.v1, whose stubs would be one more dependency.
+        check: AsyncMethod[StringValue, Int32Value] = self._channel.unary_unary(
+            _HEALTH, StringValue.SerializeToString, Int32Value.FromString
+        )
+        reply = await self.call(check, StringValue(value=service), timeout_s)
+        return reply.value == _SERVING
+
+    def extract(self, request: ExtractCall, request_id: str, timeout_s: float) -> AsyncStream:
+        """Open one attempt at an extraction."""
+        return self._open(self._extract_one, self._extract_many, request, request_id, timeout_s)
+
+    def train(self, request: ExtractCall, request_id: str, timeout_s: float) -> AsyncStream:
+        """Open one attempt at a batch of a trainer."""
+        return self._open(self._train_one, self._train_many, request, request_id, timeout_s)
+
+    def extract_stream(self, requests: AsyncIterator[bytes], request_id: str) -> AsyncStream:
+        """Open one attempt at a stream of batches."""
+        return self._begin(self._extract_stream, requests, metadata=self.options.metadata(request_id))
+
+    def _open(
+        self,
+        one: AsyncUnaryStream,
+        many: AsyncStreamStream,
+        request: ExtractCall,
+        request_id: str,
+        timeout_s: float,
+    ) -> AsyncStream:
+        metadata = self.options.metadata(request_id)
+        if request.fits_one_message:
+            return self._begin(one, request.message(), timeout=timeout_s, metadata=metadata)
+        return self._begin(many, request.messages(), timeout=timeout_s, metadata=metadata)
+
+    def _begin(self, method: Callable[..., Result], request: object, **options: object) -> Result:
+        """Begin a call on the channel, which another thread may close at any moment.
+
+        Raises:
+            ClientClosedError: The connection was closed.
+        """
+        self._check_open()
+        try:
+            return method(request, **options)
+        except ValueError:  # gRPC's own for a closed channel
+            self._check_open()
+            raise
+
+    async def call(
+        self,
+        method: AsyncMethod[Request, Reply],
+        request: Request,
+        timeout_s: float | None = None,
+        *,
+        wait_for_ready: bool = False,
+    ) -> Reply:
+        """Make a call of one message each way; gRPC retries it."""
+        request_id = new_request_id()
+        try:
+            return await self._begin(
+                method,
+                request,
+                timeout=self.timeout(timeout_s),
+                metadata=self.options.metadata(request_id),
+                wait_for_ready=wait_for_ready,
+            )
+        except grpc.RpcError as error:
+            raise self.converted(error, request_id) from error
+
+    async def resumed(
+        self, attempt: Callable[[str, float], Awaitable[Result]], timeout_s: float | None
+    ) -> Result:
+        """Make a call that the server applies once, with retries after a failure that may pass.
+
+        Args:
+            attempt: Makes one attempt, from the request's id and the seconds that are left.
+            timeout_s: For all attempts together, in seconds; the client's timeout when None.
+        """
+        attempts = Attempts(self.options.retries, self.timeout(timeout_s), resumes=True)
+        while True:
+            request_id = new_request_id()
+            try:
+                return await attempt(request_id, attempts.remaining_s)
+            except grpc.RpcError as error:
+                problem = self.converted(error, request_id)
+                pause_s = attempts.pause_after(problem, error)
+                if pause_s is None:
+                    raise problem from error
+            await async_pause(pause_s)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            target = self.options.target
+            raise ClientClosedError(
+                f"the client of {target} was closed; connect again, `client = trocar.connect({target!r})`, "
+                "and make the calls inside of its `with`"
+            )
+
+    def converted(self, error: grpc.RpcError, request_id: str) -> Exception:
+        """Return the exception of a failed call."""
+        options = self.options
+        return error_from_rpc(error, target=options.target, request_id=request_id, is_tls=bool(options.tls))
+
+    def timeout(self, timeout_s: float | None) -> float:
+        """Return the timeout of a call, in seconds; that of the connection when None."""
+        return self.options.timeout_s if timeout_s is None else check_timeout(timeout_s)

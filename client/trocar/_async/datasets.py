@@ -1,0 +1,183 @@
+"""Stored data sets for training on the server, with asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trocar._async.members import merged
+from trocar._base.concurrency import async_compute
+from trocar._base.tables import Listing
+from trocar._uploads.shards import SHARD_BYTES
+from trocar._uploads.upload_opening import opened_upload
+from trocar._uploads.upload_plan import UploadProgress
+from trocar._wire.stored_datasets import (
+    DATASET_COLUMNS,
+    StoredDataset,
+    begin_request,
+    is_dataset_id,
+    missing_shards,
+    shard_requests,
+    stored_dataset,
+)
+from trocar_api.v1 import dataset_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trocar._async.connection import AsyncConnection
+    from trocar._uploads.shards import Shard
+    from trocar._uploads.upload_plan import UploadPlan
+
+
+class AsyncDatasets:
+    """Data sets on the server: uploaded, listed, deleted."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def upload_dataset(
+        self,
+        source: object,
+        *,
+        targets: object = None,
+        name: str = "",
+        categories: Sequence[str] | None = None,
+        progress: Callable[[UploadProgress], object] | None = None,
+        shard_bytes: int | str = SHARD_BYTES,
+        timeout_s: float | None = None,
+    ) -> StoredDataset:
+        """Store samples and their targets on the server, to train on.
+
+            dataset = await client.upload_dataset((images, labels), name="digits")
+            dataset = await client.upload_dataset("flowers/")        # flowers/daisy/1.jpg, flowers/rose/7.jpg
+            dataset = await client.upload_dataset(torch_dataset)     # samples are (inputs, target)
+            dataset = await client.upload_dataset((texts, labels))   # lists; or "reviews.csv"
+
+        It belongs to its uploader, by token; others neither see nor use it. A broken connection is
+        reopened. An interrupted upload resumes when it is called again with the same source:
+        only missing shards are sent, and none if all of them are stored already.
+
+        Args:
+            source: Arrays, as (inputs, targets) or inputs alone, with samples in the first dimension; a
+                folder with one folder of JPEG, PNG or WebP files for each class, sent as they are; a `.npz`
+                file with `inputs` and `targets`; a torch Dataset or anything else with `__len__` and
+                `__getitem__`, whose samples are (inputs, target) or (inputs, {name: target}); a Hugging Face
+                dataset; or "torch:module:name" or "hf:name:split:column". Or texts, which the model's
+                tokenizer takes in each fit: a list of texts, pairs of texts or lists of token ids, as (texts,
+                labels) or alone; a `.csv`, `.jsonl` or `.parquet` file with the columns `text` (or
+                `sentence1` and `sentence2`) and `label`, or a Hugging Face dataset with these. Other inputs
+                are arrays of one dtype and shape, which the model takes as they are; uint8 (height, width,
+                3), images, paths or encoded bytes, which its preprocessing takes.
+            targets: With arrays and texts: one array, or a mapping of several by name; a list of labels for
+                each text labels its tokens. With a table or a Hugging Face dataset: the column to learn, or
+                several.
+            name: For people; made of the source when empty.
+            categories: Names of the classes by label; taken from the source when None, where it has any.
+            progress: Called as samples are read, possibly from another thread, and as shards are stored.
+            shard_bytes: Of samples that are sent, checked and stored at once, up to 255 MiB.
+            timeout_s: Deadline of each call, one for a shard, in seconds.
+
+        Raises:
+            SourceError: The source cannot be read, or its samples are not alike.
+            DatasetInvalidError: No data set can be made of it, for example since an image is damaged.
+            QuotaExceededError: It is more than you may store; see `datasets` and `delete_dataset`.
+            StorageFullError: The server's disk is full.
+            TypeError: Something in it cannot be stored, or `targets` do not go with it.
+            ValueError: It has no sample, or `shard_bytes` is out of range.
+        """
+        home = await self._connection.home()
+        report = progress or _ignore
+        with opened_upload(source, targets, name, categories, shard_bytes) as plan:
+            shards = await async_compute(_read, plan, report)
+            reply = await home.call(home.dataset_service.BeginUpload, begin_request(plan, shards), timeout_s)
+            missing = missing_shards(reply, shards)
+            sent, missing_bytes = 0, sum(shard.byte_count for shard in missing)
+            total = sum(shard.byte_count for shard in shards)
+            report(UploadProgress(plan.sample_count, plan.sample_count, sent, missing_bytes, total))
+            for shard in missing:
+                await _send_shard(home, reply.dataset_id, shard, timeout_s)
+                sent += shard.byte_count
+                report(UploadProgress(plan.sample_count, plan.sample_count, sent, missing_bytes, total))
+        request = dataset_pb2.CommitUploadRequest(dataset_id=reply.dataset_id)
+        committed = await home.call(home.dataset_service.CommitUpload, request, timeout_s)
+        return stored_dataset(committed.dataset)
+
+    async def datasets(self) -> list[StoredDataset]:
+        """Return the data sets to train on: the operator's, then your own, the oldest first."""
+
+        async def ask(one: AsyncConnection) -> list[StoredDataset]:
+            reply = await one.call(one.dataset_service.ListDatasets, dataset_pb2.ListDatasetsRequest())
+            return [stored_dataset(message) for message in reply.datasets]
+
+        found = merged(await self._connection.everywhere(ask), lambda dataset: dataset.dataset_id)
+        return Listing(found, DATASET_COLUMNS)
+
+    async def dataset(self, dataset_id: str) -> StoredDataset:
+        """Return one data set, categories included.
+
+        Args:
+            dataset_id: Its id, or the name of one that the operator listed.
+
+        Raises:
+            UnknownDatasetError: You have no data set of this id.
+        """
+        request = dataset_pb2.GetDatasetRequest(dataset_id=dataset_id)
+
+        async def ask(one: AsyncConnection) -> StoredDataset:
+            return stored_dataset((await one.call(one.dataset_service.GetDataset, request)).dataset)
+
+        return await self._connection.find(ask)
+
+    async def delete_dataset(self, dataset_id: str) -> None:
+        """Delete a data set of yours, or end an upload.
+
+        Args:
+            dataset_id: Its id.
+
+        Raises:
+            UnknownDatasetError: You have no data set of this id.
+            InvalidArgumentError: It is the operator's.
+        """
+        request = dataset_pb2.DeleteDatasetRequest(dataset_id=dataset_id)
+
+        async def ask(one: AsyncConnection) -> object:
+            return await one.call(one.dataset_service.DeleteDataset, request)
+
+        await self._connection.find(ask)
+
+    async def dataset_id(
+        self, source: object, on_upload: Callable[[UploadProgress], object] | None = None
+    ) -> str:
+        """Return the id of a data set on the server; any other source is uploaded first."""
+        if isinstance(source, StoredDataset):
+            return source.dataset_id
+        if isinstance(source, str) and is_dataset_id(source):
+            return source
+        return (await self.upload_dataset(source, progress=on_upload)).dataset_id
+
+
+async def _send_shard(
+    connection: AsyncConnection, dataset_id: str, shard: Shard, timeout_s: float | None
+) -> None:
+    """Send one shard, with retries after a broken connection."""
+    parts = await async_compute(shard.parts)
+
+    async def attempt(request_id: str, left_s: float) -> object:
+        requests, metadata = shard_requests(dataset_id, shard, parts), connection.options.metadata(request_id)
+        return await connection.dataset_service.UploadShard(requests, timeout=left_s, metadata=metadata)
+
+    await connection.resumed(attempt, timeout_s)
+
+
+def _read(plan: UploadPlan, report: Callable[[UploadProgress], object]) -> list[Shard]:
+    """Read every sample once and return the shards."""
+    shards, count = [], 0
+    for shard in plan.shards():
+        shards.append(shard)
+        count += shard.sample_count
+        report(UploadProgress(count, plan.sample_count))
+    return shards
+
+
+def _ignore(_: UploadProgress) -> None:
+    pass

@@ -1,0 +1,392 @@
+"""Extraction with asyncio: one pass, many passes, dry runs."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import grpc
+import numpy as np
+
+from trocar._async.stream import AsyncExtractStream
+from trocar._base.concurrency import async_compute, async_pause
+from trocar._request.execution import Execution
+from trocar._request.surgery import make_surgery
+from trocar._transport.attempts import Attempts
+from trocar._transport.channel import (
+    new_request_id,
+)
+from trocar._wire import from_wire
+from trocar._wire.digests import digests_of
+from trocar._wire.replies import ReplyAssembler
+from trocar._wire.requests import ExtractCall, PlainRequests, Start, extract_call, plan_request
+from trocar._wire.shared_calls import NOTHING
+from trocar._wire.stream_messages import StreamOptions
+from trocar.errors import NotCachedError, UnknownSegmentError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Hashable, Iterable, Mapping, Sequence
+
+    from trocar._async.connection import AsyncConnection
+    from trocar._base.tensors import Array
+    from trocar._request.edits import Edit
+    from trocar._request.execution import Numerics, Priority
+    from trocar._request.inputs import Inputs
+    from trocar._request.narrow import Wire
+    from trocar._request.objectives import Objective
+    from trocar._request.taps import Tap
+    from trocar._result.extraction_plan import ExtractionPlan
+    from trocar._result.feature_maps import FeatureMaps
+    from trocar._transport.channel import AsyncStream
+
+
+class AsyncExtraction:
+    """Extraction and streams of a model, and dry runs, over one connection."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+        self._plain = PlainRequests()
+
+    async def extract(  # noqa: PLR0913 - options of one call, by keyword
+        self,
+        model_id: str,
+        inputs: Inputs | None,
+        taps: str | Tap | Sequence[str | Tap],
+        *,
+        start_at: str | None = None,
+        start_shape: tuple[int, ...] | None = None,
+        edits: str | Edit | Sequence[str | Edit] = (),
+        of: Objective | None = None,
+        sources: Mapping[str, Inputs] | None = None,
+        numerics: Numerics | None = None,
+        merge: bool = True,
+        cache: bool | None = None,
+        priority: Priority = "normal",
+        out: Mapping[str, Array] | None = None,
+        timeout_s: float | None = None,
+        chunk_bytes: int | str | None = None,
+        wire: Wire | None = None,
+        adapter: str = "",
+    ) -> FeatureMaps:
+        """Run one forward pass and return the values of the tapped modules.
+
+            maps = await client.extract("resnet50", images, taps=["layer4", "avgpool"])
+            maps["layer4"]                   # numpy array (8, 2048, 7, 7)
+
+        Args:
+            model_id: The id of a loaded model, for example "resnet18".
+            inputs: What the model's forward takes:
+                an array or torch tensor, for example float32 (batch, channels, height, width), as
+                it is; or images, which the server preprocesses as the model's weights say: a path,
+                encoded bytes, a PIL image, a list of these, or uint8 pixels (height, width, 3) or
+                (batch, height, width, 3). A list of equally shaped arrays is stacked to a batch. A
+                tuple of arrays is positional arguments, a dict is keyword arguments.
+            taps: Selectors such as "layer4" or "layer*.0.relu@1", or `tap(...)` for statistics and
+                aliases. At least one.
+            start_at: Where the pass starts instead of at the model's input, for example "layer3" or
+                "layer4/in"; `inputs` is then the value there, one array, as an earlier `extract` gave
+                it. Bit-equal to the full pass.
+            start_shape: With `start_at`: the shape of the model's own input from which that value came; the
+                model's example input with the value's batch size when None.
+            edits: What is changed on the way, in this order: `edit(...)`, or names of stored edits. Taps see
+                changed values, unless the edit says `order="after"`.
+            of: What gradients are taken of, for taps with `gradient=True`, selectors such as
+                "layer4/grad_out", and edits of gradients; see `gradients`.
+            sources: Other inputs by name, from whose passes `edit(..., "swap", source=name)` takes values.
+            numerics: The loosest numbers that will do: "exact" (bit-equal to eager PyTorch), "fast" (float32,
+                a relative error of at most 1e-5) or "bf16" (a cosine of at least 0.9999); the model's default
+                when None. Until the server has a faster variant ready, and always with edits, gradients and
+                `start_at`, the pass is exact; `maps.execution` reports the numerics used.
+            merge: Whether the batch may run together with those of other calls; never when it is exact.
+            cache: Whether the reply may come from the server's feature cache, where it has one. The
+                connection's choice when None.
+            priority: "low", "normal" or "high": which of your own calls go first.
+            out: Arrays to fill instead of new ones, by feature map name; C-contiguous, writable, of
+                exactly the shape and dtype of the reply.
+            timeout_s: Overrides the client's timeout for this call, in seconds.
+            chunk_bytes: The most payload bytes in one message of the reply, or a text such as "512KiB";
+                1 MiB when None.
+            wire: "float16" or "bfloat16": what float32 inputs and feature maps are rounded to for the way;
+                they are float32 again at its end. Half of the bytes for slow networks; slower on one machine.
+            adapter: Name of one of your LoRA adapters on the model, of `trocar.lora(..., name="style")`; the
+                model alone when empty.
+
+        Returns:
+            The feature maps by name: by tap, and within a tap in execution order. A convolution's
+            value has shape (batch, channels, height, width), a transformer block's (batch, tokens,
+            width). bfloat16 values come as float32, exactly.
+
+        Raises:
+            UnknownModelError: The catalogue has no model of this id.
+            ModelNotLoadedError: It is not in memory; see `load`.
+            UnknownModuleError: A selector matches nothing; see `modules`.
+            ModuleNotCalledError: The pass never called one of the modules.
+            SelectorError: A selector is wrong in another way; see its subclasses.
+            StartNotPossibleError: What follows `start_at` needs more than that value.
+            EditError: An edit does not fit; see its subclasses.
+            ObjectiveError: There is no gradient of that; see its subclasses.
+            UnknownTrainerError: You have no adapter of this name on the model.
+            UnknownEditsError: You have stored no edits of this name for the model.
+            UnknownSourceError: A swap names none of `sources`.
+            InputRejectedError: The model cannot take the inputs.
+            InputError: The inputs are wrong in another way; see its subclasses.
+            RequestTooLargeError: The inputs exceed the server's limit.
+            ReplyTooLargeError: The feature maps would; nothing was computed.
+            ServerBusyError: No replica was free in time; the same call may succeed later.
+            BadReplyError: The reply was cut short or breaks the contract.
+            FileNotFoundError: A path of `inputs` does not exist.
+            TypeError: `inputs` holds something that cannot be sent, or an edit or `of` is none.
+            ValueError: Arrays of one list differ in shape, `out` does not fit the reply, an input is too
+                large for `wire="float16"`, or there are no such numerics, priority or wire.
+        """
+        chosen = self._connection.options.cache if cache is None else cache
+        key: Hashable = None
+        request, offset = None, 0.0
+        if edits == () and of is None and sources is None and start_shape is None and wire is None:
+            options = (
+                model_id,
+                start_at,
+                numerics,
+                merge,
+                chosen is not False,
+                priority,
+                chunk_bytes,
+                adapter,
+            )
+            key, request = self._plain.find(inputs, taps, options)
+        if request is None:
+            start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
+            execution = Execution(numerics, merge, chosen is not False, priority)
+            request = extract_call(
+                model_id, inputs, taps, chunk_bytes, start, surgery, execution, wire, adapter
+            )
+            self._plain.keep(key, inputs, request)
+            offset = surgery.objective_offset
+        reply = ReplyAssembler(model_id, out, objective_offset=offset, widens=wire is not None)
+        return await self.collect(request, reply, timeout_s, chosen)
+
+    async def collect(
+        self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None, cache: bool | None
+    ) -> FeatureMaps:
+        """Make a call and assemble its reply; by its digest alone if `cache` is true and that may suffice."""
+        if not (cache and request.payloads):
+            return await self._receive(request, reply, timeout_s)
+        started, digests = time.monotonic(), await async_compute(digests_of, request)
+        maps: FeatureMaps | None = None
+        if self._connection.sent_digests.is_worth_asking(digests):
+            with suppress(NotCachedError):
+                maps = await self._receive(ExtractCall(digests.question, []), reply, timeout_s)
+        if maps is None:
+            reply.restart()
+            left_s = max(1e-3, self._connection.timeout(timeout_s) - (time.monotonic() - started))
+            maps = await self._receive(request, reply, left_s)
+        self._connection.sent_digests.note(digests, maps.is_cached)
+        return maps
+
+    async def _receive(
+        self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None
+    ) -> FeatureMaps:
+        """Make a call, with retries after a broken connection or from a busy server, and return its reply."""
+        started = time.perf_counter()
+        connection, request_id, is_sharing = self._connection, new_request_id(), True
+        attempts = Attempts(connection.options.retries, connection.timeout(timeout_s))
+        while True:
+            borrowed = await connection.sharing.borrow(request, reply) if is_sharing else NOTHING
+            try:
+                await self._feed(borrowed.call or request, reply, request_id, attempts.remaining_s)
+            except grpc.RpcError as error:
+                borrowed.end(None)
+                problem = connection.converted(error, request_id)
+                if borrowed is not NOTHING and isinstance(problem, UnknownSegmentError):
+                    connection.sharing.reset()  # the server has been restarted
+                    is_sharing = False
+                elif (pause_s := attempts.pause_after(problem, error)) is not None:
+                    await async_pause(pause_s)
+                else:
+                    raise problem from error
+            except BaseException:
+                borrowed.end(None)
+                raise
+            else:
+                borrowed.end(reply)
+                connection.sharing.learn(request, reply)
+                maps = reply.finish()
+                maps.timing = replace(maps.timing, total_s=time.perf_counter() - started)
+                return maps
+            reply.restart()
+
+    async def _feed(
+        self, request: ExtractCall, reply: ReplyAssembler, request_id: str, timeout_s: float
+    ) -> None:
+        stream = self._connection.extract(request, request_id, timeout_s)
+        try:
+            async for message in stream:
+                reply.feed(message)
+        finally:
+            stream.cancel()  # ends the call if the loop was left early, without effect otherwise
+
+    async def shared_array(self, shape: Sequence[int], dtype: str = "float32") -> Array:
+        """Return an array in memory that is shared with the server, with unset values.
+
+            images = await client.shared_array((64, 3, 224, 224))
+            maps_out = await client.shared_array((64, 2048, 7, 7))
+            await client.extract("resnet50", images, taps="layer4", out={"layer4": maps_out})
+
+        As `inputs`, or as the one array of `out`, it is not copied on this side. Where the server lends no
+        memory it is an array like any other. Do not change it while a call uses it; one that failed may
+        change what is in `out` for a moment longer.
+
+        Args:
+            shape: The size of each dimension.
+            dtype: A NumPy dtype by name.
+
+        Raises:
+            ValueError: No array can have this shape.
+        """
+        numpy_dtype = np.empty(0, dtype).dtype
+        byte_count = math.prod(shape) * numpy_dtype.itemsize
+        found = await self._connection.sharing.array(byte_count) if byte_count > 0 else None
+        return np.empty(shape, numpy_dtype) if found is None else found.view(numpy_dtype).reshape(shape)
+
+    async def plan(  # noqa: PLR0913 - options of one call, by keyword
+        self,
+        model_id: str,
+        inputs: Inputs | tuple[int, ...] | None,
+        taps: str | Tap | Sequence[str | Tap],
+        *,
+        start_at: str | None = None,
+        start_shape: tuple[int, ...] | None = None,
+        edits: str | Edit | Sequence[str | Edit] = (),
+        of: Objective | None = None,
+        sources: Mapping[str, Inputs | tuple[int, ...]] | None = None,
+        adapter: str = "",
+        timeout_s: float | None = None,
+    ) -> ExtractionPlan:
+        """Return the outputs and resources of an `extract`, as a dry run; nothing is computed.
+
+            plan = await client.plan("resnet50", (8, 3, 224, 224), taps=["layer*"])
+            plan.reply_bytes
+
+        Args:
+            model_id: The id of a loaded model.
+            inputs: The shape of one float32 input, batch included, or what `extract` takes: only shapes and
+                dtypes of arrays and the number of images count, and nothing is sent. One example
+                input when None.
+            taps: As in `extract`.
+            start_at: As in `extract`.
+            start_shape: As in `extract`.
+            edits: As in `extract`.
+            of: As in `extract`.
+            sources: As in `extract`, or the shape of each.
+            adapter: As in `extract`.
+            timeout_s: Overrides the client's timeout for this call, in seconds.
+
+        Returns:
+            Names, shapes, dtypes and bytes of the feature maps, the memory that the pass needs, and where it
+            would stop. Prints as a table.
+
+        Raises:
+            TrocarError: What `extract` raises about the model, the taps, edits and objective, the shapes of
+                inputs and limits.
+        """
+        start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
+        request = plan_request(model_id, inputs, taps, start, surgery, adapter)
+        connection = self._connection
+        reply = await connection.call(connection.extraction_service.Plan, request, timeout_s)
+        return from_wire.extraction_plan(model_id, reply)
+
+    def extract_stream(  # noqa: PLR0913 - options of one call, by keyword
+        self,
+        model_id: str,
+        batches: AsyncIterable[Inputs] | Iterable[Inputs],
+        taps: str | Tap | Sequence[str | Tap],
+        *,
+        start_at: str | None = None,
+        start_shape: tuple[int, ...] | None = None,
+        edits: str | Edit | Sequence[str | Edit] = (),
+        of: Objective | None = None,
+        numerics: Numerics | None = None,
+        merge: bool = True,
+        cache: bool = True,
+        priority: Priority = "normal",
+        running_statistics: bool = False,
+        checkpoint: bytes | None = None,
+        checkpoint_interval: int = 16,
+        first_batch: int = 0,
+        window: int = 4,
+        timeout_s: float | None = None,
+        chunk_bytes: int | str | None = None,
+        wire: Wire | None = None,
+        adapter: str = "",
+    ) -> AsyncExtractStream:
+        """Run one pass for each of many batches in one call, and yield the results in order.
+
+            async with client.extract_stream("resnet50", batches, taps=["avgpool"]) as stream:
+                async for result in stream:
+                    result.maps["avgpool"]   # numpy array (batch, 2048, 1, 1)
+
+        The next batches are sent while the model works on this one. A batch that fails does so alone:
+        `result.error` says why. A broken connection is reopened, from the first batch without an answer.
+
+        Args:
+            model_id: The id of a loaded model.
+            batches: Each item is what `extract` takes as `inputs`. Taken one by one, a few ahead of the
+                results.
+            taps: As in `extract`.
+            start_at: As in `extract`.
+            start_shape: As in `extract`.
+            edits: As in `extract`, for every batch; without swaps from a source.
+            of: As in `extract`; labels are the same for every batch.
+            numerics: As in `extract`, for every batch.
+            merge: As in `extract`.
+            cache: As in `extract`.
+            priority: As in `extract`.
+            running_statistics: Whether statistics over "all" and over "channel" are taken over the whole
+                stream, and are in `stream.statistics` after the last result, instead of each batch's own.
+            checkpoint: Of an earlier stream with the same taps (`result.checkpoint`): its statistics
+                resume there. Send the batches behind that result.
+            checkpoint_interval: With running statistics: how many batches lie between two checkpoints, 1
+                to 1024. As many are kept, to be sent again after a broken connection.
+            first_batch: The index of the first batch, for a stream that goes on with earlier work.
+            window: Batches that may be sent and not yet answered, at least 1; this bounds the memory.
+            timeout_s: How long one batch may wait and compute, in seconds; the client's timeout when None.
+            chunk_bytes: As in `extract`.
+            wire: As in `extract`.
+            adapter: As in `extract`, for every batch.
+
+        Returns:
+            An iterator of `BatchResult`. While it runs it may raise what `extract` raises about the model or
+            the taps, and any exception of `batches`.
+
+        Raises:
+            ValueError: `window`, `first_batch` or `timeout_s` is out of range.
+        """
+        connection, request_id = self._connection, new_request_id()
+        options = StreamOptions(
+            model_id,
+            taps,
+            first_batch,
+            connection.timeout(timeout_s),
+            window,
+            connection.options.retries,
+            chunk_bytes,
+            Start(start_at, start_shape),
+            running_statistics,
+            checkpoint,
+            checkpoint_interval,
+            make_surgery(edits, of),
+            Execution(numerics, merge, cache, priority),
+            wire,
+            adapter,
+        )
+
+        def open_call(requests: AsyncIterator[bytes]) -> AsyncStream:
+            return connection.extract_stream(requests, request_id)
+
+        def converted(error: grpc.RpcError) -> Exception:
+            return connection.converted(error, request_id)
+
+        return AsyncExtractStream(open_call, converted, options, batches)

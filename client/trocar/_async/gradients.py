@@ -1,0 +1,110 @@
+"""Gradients with asyncio: one forward and one backward pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trocar._request.execution import Execution
+from trocar._request.objectives import as_objective
+from trocar._request.surgery import make_surgery
+from trocar._wire.replies import ReplyAssembler
+from trocar._wire.requests import extract_call, gradient_taps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trocar._async.connection import AsyncConnection
+    from trocar._async.extraction import AsyncExtraction
+    from trocar._base.tensors import Array
+    from trocar._request.edits import Edit
+    from trocar._request.inputs import Inputs
+    from trocar._request.narrow import Wire
+    from trocar._request.objectives import Objective
+    from trocar._request.taps import Tap
+    from trocar._result.feature_maps import FeatureMaps
+
+
+class AsyncGradients:
+    """Gradients at any place of a model.
+
+    Args:
+        connection: The connection.
+        extraction: Makes the calls.
+    """
+
+    def __init__(self, connection: AsyncConnection, extraction: AsyncExtraction) -> None:
+        self._options = connection.options
+        self._extraction = extraction
+
+    async def gradients(  # noqa: PLR0913 - options of one call, by keyword
+        self,
+        model_id: str,
+        inputs: Inputs | None,
+        *,
+        of: Objective,
+        at: str | Tap | Sequence[str | Tap] = "/in",
+        taps: str | Tap | Sequence[str | Tap] = (),
+        edits: str | Edit | Sequence[str | Edit] = (),
+        sources: Mapping[str, Inputs] | None = None,
+        out: Mapping[str, Array] | None = None,
+        timeout_s: float | None = None,
+        chunk_bytes: int | str | None = None,
+        wire: Wire | None = None,
+        adapter: str = "",
+    ) -> FeatureMaps:
+        """Run one forward and one backward pass and return gradients at any number of places.
+
+            grads = await client.gradients("resnet50", images, of=trocar.logit(207), at=["layer4", "/in"])
+            grads["layer4"]                  # numpy array (8, 2048, 7, 7), also as "layer4/grad_out"
+            grads.objective                  # the logits of class 207, summed over the samples
+
+        A gradient is named by its own port: "layer4/grad_out", "/grad_in", "fc/param_grad(weight)"; or by its
+        alias. The selector in `at` works as a key, too, where it stands for one gradient. Where `taps` has
+        collected a value of that very name, the key is the value, and the gradient goes by its name.
+        `grads.info[name].is_gradient` tells them apart.
+
+        Args:
+            model_id: The id of a loaded model.
+            inputs: As in `extract`. Of images, "/in" is what preprocessing made of them.
+            of: What gradients are taken of: `trocar.logit(207)`, `trocar.value(...)`, `trocar.loss(...)` and
+                their like, or a weighted sum of these.
+            at: Selectors of the values whose gradients are wanted: "layer4", "fc/in", "/in" (the model's own
+                input), "fc/param(weight)", "**/param(*)". `tap(...)` for statistics and reductions of a
+                gradient: `tap("layer4", stats="l2", values=False)`.
+            taps: Values of the same pass to collect beside them.
+            edits: As in `extract`; an edit of a port such as "relu@0/grad_out" changes the gradient on its
+                way.
+            sources: As in `extract`.
+            out: As in `extract`.
+            timeout_s: Overrides the client's timeout for this call, in seconds.
+            chunk_bytes: As in `extract`.
+            wire: As in `extract`; gradients lose as much as values.
+            adapter: As in `extract`.
+
+        Returns:
+            The gradients by name, each of its value's shape, then the values of `taps`.
+
+        Raises:
+            NotDifferentiableError: There is no gradient at a place, or it has no influence on the objective.
+            ObjectiveOutOfRangeError: The objective names a class that the model does not have.
+            ObjectiveRejectedError: The objective does not fit the values that it is made of.
+            TrocarError: What `extract` raises; a pass with gradients needs more memory.
+            TypeError: `of` is no objective.
+            ValueError: `at` is empty.
+        """
+        surgery, wanted = make_surgery(edits, as_objective(of), sources), gradient_taps(at, taps)
+        execution = Execution(cache=self._options.cache is not False)
+        request = extract_call(
+            model_id,
+            inputs,
+            wanted,
+            chunk_bytes,
+            surgery=surgery,
+            execution=execution,
+            wire=wire,
+            adapter=adapter,
+        )
+        reply = ReplyAssembler(
+            model_id, out, objective_offset=surgery.objective_offset, widens=wire is not None
+        )
+        return await self._extraction.collect(request, reply, timeout_s, self._options.cache)

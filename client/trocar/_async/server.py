@@ -1,0 +1,136 @@
+"""Server with asyncio: readiness, description, drain and reload."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from trocar._base.concurrency import async_pause
+from trocar._wire import from_wire
+from trocar.errors import DeadlineExceededError, ModelNotLoadedError, VersionSkewError
+from trocar_api.v1 import server_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trocar._async.connection import AsyncConnection
+    from trocar._async.models import AsyncModels
+    from trocar._base.types import DrainState, ServerInfo
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class AsyncServer:
+    """The server as its users and its operator see it.
+
+    Args:
+        connection: The connection.
+        models: Its models, for which `wait_ready` waits.
+    """
+
+    def __init__(self, connection: AsyncConnection, models: AsyncModels) -> None:
+        self._connection = connection
+        self._models = models
+
+    async def wait_ready(
+        self, timeout_s: float = 30.0, *, models: str | Sequence[str] | None = None
+    ) -> ServerInfo:
+        """Wait until the server answers and its models can be used.
+
+        Args:
+            timeout_s: The longest wait, in seconds; a first start may download weights.
+            models: Ids of the models to wait for. None for all: until the server serves and loads none any
+                more. One that failed is not waited for then; `models` lists it with the reason.
+
+        Returns:
+            What `server_info` returns. A server that is drained is not waited for.
+
+        Raises:
+            DeadlineExceededError: It did not answer, or the models were not loaded, in time.
+            ModelNotLoadedError: A model of `models` failed, with the reason, or was unloaded.
+            UnknownModelError: The server has no such model.
+        """
+        wanted = [models] if isinstance(models, str) else models
+        deadline = time.monotonic() + self._connection.timeout(timeout_s)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            request, left_s = server_pb2.GetServerInfoRequest(), deadline - time.monotonic()
+            if left_s <= 0:
+                raise DeadlineExceededError(f"the server did not load its models within {timeout_s} s")
+            reply = await self._connection.call(
+                self._connection.server_service.GetServerInfo, request, left_s, wait_for_ready=True
+            )
+            if reply.is_draining or await self._is_ready(wanted, left_s):
+                return from_wire.server_info(reply)
+            await async_pause(max(0.0, min(pause_s, deadline - time.monotonic())))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _is_ready(self, wanted: Sequence[str] | None, left_s: float) -> bool:
+        try:
+            is_serving = await self._connection.is_serving(timeout_s=left_s)
+        except VersionSkewError:  # a server without health checks, or a proxy before it that answers none
+            is_serving = True
+        found = {model.model_id: model for model in await self._models.models()}
+        if wanted is None:
+            return is_serving and all(model.state != "loading" for model in found.values())
+        for model_id in wanted:
+            model = found.get(model_id)
+            if model is None and not is_serving:
+                return False  # published models come after those of the configuration
+            if model is None:
+                model = await self._models.model(model_id)  # a trainer's id, or unknown: that call reports it
+            if model.state == "loading":
+                return False
+            if not model.is_loaded:
+                why = model.error_message or "it was unloaded; load it"
+                raise ModelNotLoadedError(f"model '{model_id}' is {model.state}: {why}")
+        return True
+
+    async def server_info(self) -> ServerInfo:
+        """Return the server's version, device and limits."""
+        reply = await self._connection.call(
+            self._connection.server_service.GetServerInfo, server_pb2.GetServerInfoRequest()
+        )
+        return from_wire.server_info(reply)
+
+    async def drain(self, *, undo: bool = False) -> DrainState:
+        """Drain the server, or resume service; for its operator.
+
+        Health reports NOT_SERVING and new work is rejected with `ServerDrainingError`. Running calls
+        finish; fits are saved and paused. Call again for the progress.
+
+        Args:
+            undo: Whether to resume service; the fits continue.
+
+        Raises:
+            ScopeMissingError: Your token does not have the scope admin.
+        """
+        self._connection.check_one("drain")
+        action = server_pb2.DRAIN_ACTION_UNDO if undo else server_pb2.DRAIN_ACTION_START
+        reply = await self._connection.call(
+            self._connection.server_service.Drain, server_pb2.DrainRequest(action=action)
+        )
+        return from_wire.drain_state(reply)
+
+    async def reload_config(self, *, timeout_s: float = 600.0) -> list[str]:
+        """Reload the server's configuration; for its operator.
+
+        Models, data sets, limits and whether tokens are required may change; running calls finish with the
+        configuration they began with. An invalid one changes nothing.
+
+        Args:
+            timeout_s: Deadline in seconds; new models are loaded before the reply.
+
+        Returns:
+            The changes, a line each.
+
+        Raises:
+            InvalidArgumentError: The configuration is wrong, or changes what only a restart can.
+            ModelError: A new model cannot be loaded; see `load`.
+            ScopeMissingError: Your token does not have the scope admin.
+        """
+        self._connection.check_one("reload_config")
+        reply = await self._connection.call(
+            self._connection.server_service.ReloadConfig, server_pb2.ReloadConfigRequest(), timeout_s
+        )
+        return list(reply.changes)

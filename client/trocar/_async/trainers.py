@@ -1,0 +1,149 @@
+"""Trainers with asyncio: create, look up, list."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from trocar._async.fits import AsyncTrainer
+from trocar._async.members import merged
+from trocar._base.delegation import taking
+from trocar._base.tables import Listing
+from trocar._request.training.trainer_parts import Lora
+from trocar._result.trainer_types import TRAINER_COLUMNS, trainer_info
+from trocar._transport.channel import new_request_id
+from trocar._wire.trainer_requests import TrainerOptions, trainer_spec
+from trocar_api.v1 import trainer_pb2 as pb
+
+if TYPE_CHECKING:
+    from trocar._async.connection import AsyncConnection
+    from trocar._result.trainer_types import TrainerInfo
+
+
+class AsyncTrainers:
+    """Fine-tuning on the server."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    @taking(TrainerOptions)
+    async def train(self, options: TrainerOptions) -> AsyncTrainer:  # noqa: D417 - its arguments are the fields
+        """Make a trainer from a hosted model; the model itself never changes.
+
+            trainer = await client.train(
+                "resnet18",
+                head=10,
+                trainable=["layer4", "fc"],
+                optimizer=trocar.adamw(lr=1e-3),
+                gradient_rules=[trocar.clamp("fc.*", -0.1, 0.1)],
+                saved_tensors=trocar.spool(budget_bytes=256 << 20),
+            )
+            (await trainer.step(images, labels)).loss
+
+        In plain torch: parameters outside of `trainable` have `requires_grad=False`. A module is
+        in train mode if it or, for one without parameters, its parent holds something trainable; batch norm
+        whose own parameters are frozen is in eval mode. The head is made after `torch.manual_seed(seed)`. On
+        a CPU the weights are bit-equal to those of the same steps in plain torch.
+
+        Args:
+            model_id: The id of a loaded model.
+            head: A new classifier: its number of classes, or `trocar.head(...)`; the model's own when None.
+            trainable: What is trained: modules (all of their parameters) and parameters by selector;
+                everything when empty. A new head always is.
+            losses: Terms of the loss: names or `trocar.loss_term(...)`; cross-entropy when empty.
+            optimizer: `trocar.sgd(...)`, `adam`, `adamw`, `rmsprop`, `adagrad`, `lbfgs`; SGD with a rate of
+                0.01 when None.
+            schedule: `trocar.schedule(...)`; constant rates when None.
+            gradient_rules: `trocar.clamp(...)`, `trocar.gradient_rule(...)`, in this order, before gradients
+                are accumulated.
+            saved_tensors: `trocar.spool(...)` or `trocar.host_memory()`; on the device when None.
+            regularizers: `trocar.regularizer(...)`, added to the loss.
+            train_mode: Modules that are in train mode though nothing of them is trained.
+            activation_checkpointing: Modules that are computed again in the backward pass, not saved.
+            clip_norm: The most Euclidean norm of all gradients together.
+            accumulation: Batches for each update; each counts for its share.
+            precision: "float32", or "bf16" for autocast.
+            ema_decay: Keeps a moving average of what is trained, which evaluation, extraction, export and
+                publishing use: average = decay * average + (1 - decay) * weight after each update.
+            seed: Of the head, of dropout and of the order of the data.
+            deterministic: Whether only deterministic algorithms are used.
+            on_nonfinite: Handling of a step whose loss or gradients are not finite: "fail" or "skip".
+            adapter: A LoRA adapter, trained in place of the model's parameters: a rank for every linear
+                layer, `trocar.lora(...)` or `trocar.lora_from(...)`; none when None.
+            ttl_s: Seconds after its last use at which it is closed; the server's own limit when None.
+            timeout_s: Overrides the client's timeout, in seconds.
+
+        Raises:
+            TrainerInvalidError: Something of this does not work; the message lists every problem.
+            UnknownModelError: The catalogue has no model of this id.
+            ModelNotLoadedError: It is not in memory; see `load`.
+            QuotaExceededError: You have as many trainers as you may.
+        """
+        request = pb.CreateTrainerRequest(spec=trainer_spec(options), request_id=new_request_id())
+        home = await self._connection.home()
+        reply = await home.call(home.trainer_service.CreateTrainer, request, options.timeout_s)
+        trainer = AsyncTrainer(home, reply.trainer.trainer_id)
+        trainer._newest = trainer_info(reply.trainer)
+        if isinstance(options.adapter, Lora) and options.adapter.folder is not None:
+            try:
+                await trainer.load_adapter(options.adapter.folder, timeout_s=options.timeout_s)
+            except BaseException:
+                await trainer.close()
+                raise
+        return trainer
+
+    async def trainer(self, trainer_id: str) -> AsyncTrainer:
+        """Return one of your trainers, for example after a restart of this program.
+
+        Warns with a `RuntimeWarning` if the server could not read its newest checkpoint and fell back to
+        an older one; see `TrainerInfo.skipped_checkpoints`.
+
+        Raises:
+            UnknownTrainerError: You have no trainer of this id.
+            CheckpointCorruptError: Its files on the server's disk are damaged.
+            StorageUnavailableError: The server's disk cannot be read.
+            ModelNotLoadedError: The model that it began with cannot be loaded.
+            UnknownModelError: The server does not have that model any more.
+        """
+
+        async def ask(one: AsyncConnection) -> AsyncTrainer:
+            found = AsyncTrainer(one, trainer_id)
+            info = await found.info()
+            if info.skipped_checkpoints:
+                warnings.warn("; ".join(info.notices), RuntimeWarning, stacklevel=2)
+            return found
+
+        return await self._connection.find(ask)
+
+    async def trainers(self) -> list[TrainerInfo]:
+        """Return your trainers, oldest first; of several servers, those that answer.
+
+        One that is on the server's disk and cannot be read is among them, last, with `problem`.
+
+        Raises:
+            StorageUnavailableError: The server cannot read its folder of trainers at all.
+        """
+
+        async def ask(one: AsyncConnection) -> list[TrainerInfo]:
+            reply = await one.call(one.trainer_service.ListTrainers, pb.ListTrainersRequest())
+            return [trainer_info(message) for message in reply.trainers]
+
+        found = merged(await self._connection.everywhere(ask), lambda info: info.trainer_id)
+        return Listing(sorted(found, key=lambda info: (bool(info.problem), info.created_at)), TRAINER_COLUMNS)
+
+    async def unpublish(self, model_id: str) -> None:
+        """Remove a model that you published, from memory and from the server's disk.
+
+        Args:
+            model_id: Its id.
+
+        Raises:
+            UnknownModelError: You published no model of this id.
+            ModelConflictError: A trainer needs it.
+        """
+        request = pb.UnpublishModelRequest(model_id=model_id)
+
+        async def ask(one: AsyncConnection) -> object:
+            return await one.call(one.trainer_service.UnpublishModel, request)
+
+        await self._connection.find(ask)

@@ -1,0 +1,74 @@
+"""Attribution inputs: one array, or images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from trocar._base.input_kinds import is_image, is_pixels
+from trocar._base.tensors import Array, as_numpy, check_sendable, float_array, is_array
+
+
+def array_input(inputs: object) -> Array | None:
+    """Return the model's input if it is given as an array; None for images.
+
+    Raises:
+        TypeError: It is several arguments, or neither an array nor images.
+    """
+    if isinstance(inputs, (tuple, Mapping)):
+        raise TypeError("attributions need a model with one input; pass one array, or images")
+    if isinstance(inputs, list):
+        if all(is_image(item) for item in inputs):
+            return None
+        return np.stack([_plain(item) for item in inputs])
+    if is_image(inputs) or (is_array(inputs) and is_pixels(inputs, ranks=(4,))):
+        return None
+    return _plain(inputs)
+
+
+def check_input(values: Array) -> Array:
+    """Return an input that can be attributed to.
+
+    Raises:
+        ValueError: There is no sample.
+    """
+    if not values.ndim or not len(values):
+        raise ValueError(f"the inputs have shape {values.shape}; pass at least one sample")
+    return values
+
+
+def check_float(values: Array, method: str) -> Array:
+    """Return a floating-point input, as interpolation and noise need.
+
+    Raises:
+        TypeError: It holds no floating-point numbers.
+    """
+    if values.dtype.kind != "f":
+        raise TypeError(f"{method} needs floating-point inputs, not {values.dtype}")
+    return values
+
+
+def baseline_array(baseline: object, inputs: Array) -> Array:
+    """Broadcast a baseline to the inputs, in their dtype.
+
+    Raises:
+        ValueError: It does not fit, or is not finite.
+    """
+    values = as_numpy(baseline) if is_array(baseline) else np.asarray(baseline)
+    if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+        raise ValueError("the baseline must be finite numbers")
+    try:
+        return np.broadcast_to(values.astype(inputs.dtype), inputs.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"a baseline of shape {values.shape} cannot be broadcast to inputs of shape {inputs.shape}"
+        ) from error
+
+
+def _plain(value: object) -> Array:
+    if not is_array(value):
+        raise TypeError(f"{type(value).__name__} cannot be an input; pass one array, or images")
+    array = float_array(value)
+    check_sendable(array, array.dtype.name)
+    return array

@@ -1,0 +1,163 @@
+"""Default place of an attribution: the last feature map with height and width before the pooling.
+
+| value                            | chosen                                                       |
+|----------------------------------|--------------------------------------------------------------|
+| (batch, channels, height, width) | the last one: "layer4" of a ResNet, "features" of a VGG       |
+| (batch, height, width, channels) | the same, with `channel_dim=-1`                               |
+| (batch, tokens, width)           | the last one before the last attention, as a grid of patches  |
+
+Outputs of pooling modules do not count: behind an adaptive pooling are as many positions as it was built for.
+Nor do values inside attention modules, of which some are maps of tokens by tokens. Behind the last attention
+of a ViT only the class token reaches the output: the gradient at all other tokens is zero there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trocar._base.names import few
+
+_MOST_OTHER_TOKENS = 8
+"""Tokens beside those of the patches: a class token, registers."""
+
+
+class Value(Protocol):
+    """The output of one call of a module; `FeatureMapInfo` is one."""
+
+    @property
+    def name(self) -> str:
+        """Its selector."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """The module's path."""
+        ...
+
+    @property
+    def type(self) -> str:
+        """The module's class name."""
+        ...
+
+    @property
+    def pick(self) -> str:
+        """The pick into a structured value."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Size of each dimension."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """A feature map and how it has height and width."""
+
+    at: str
+    """Its selector."""
+    channel_dim: int | None = None
+    """The dimension of the channels; None for the usual one."""
+    grid: tuple[int, int] | None = None
+    """Height and width in patches, of tokens; None for a square, or where there are no tokens."""
+
+
+def default_place(values: Sequence[Value], input_shape: tuple[int, ...]) -> Place:
+    """Return the last feature map with height and width before the pooling.
+
+    Args:
+        values: The outputs of every call of every module, as the calls end.
+        input_shape: Shape of the model's input, for images (batch, channels, height, width).
+
+    Raises:
+        ValueError: There is none; the message has places that may do.
+    """
+    attention = _attention_paths(values)
+    outside = [value for value in values if _counts(value, attention)]
+    maps = [value for value in outside if _has_positions(value, input_shape)]
+    grids = _grids(maps, input_shape)
+    before = _before_last_attention(outside, values, attention)
+    tokens = [value for value in before if _grid_of(value, grids, input_shape)]
+    if tokens and (not maps or outside.index(tokens[-1]) > outside.index(maps[-1])):
+        return Place(tokens[-1].name, grid=_grid_of(tokens[-1], grids, input_shape))
+    if not maps:
+        raise ValueError(_no_place([value for value in outside if len(value.shape) > 2]))
+    return Place(maps[-1].name, -1 if _is_channels_last(maps[-1].shape, input_shape) else None)
+
+
+def _counts(value: Value, attention: Sequence[str]) -> bool:
+    is_inside = any(_is_within(value.path, path) for path in attention)
+    return bool(value.path) and not value.pick and not is_inside and "pool" not in value.type.lower()
+
+
+def _attention_paths(values: Sequence[Value]) -> list[str]:
+    """Return the paths of attention modules, in the order in which they end; the model itself is none."""
+    names = ((value.path, value.type.lower()) for value in values)
+    return [path for path, kind in names if path and "attention" in kind and "pool" not in kind]
+
+
+def _before_last_attention(
+    outside: Sequence[Value], values: Sequence[Value], attention: Sequence[str]
+) -> Sequence[Value]:
+    """Return the values that are there when the last attention begins; all of them if there is none."""
+    if not attention:
+        return outside
+    begin = next(index for index, value in enumerate(values) if _is_within(value.path, attention[-1]))
+    earlier = {id(value) for value in values[:begin]}
+    return [value for value in outside if id(value) in earlier]
+
+
+def _is_within(path: str, ancestor: str) -> bool:
+    return path == ancestor or path.startswith(f"{ancestor}.")
+
+
+def _has_positions(value: Value, input_shape: tuple[int, ...]) -> bool:
+    """Whether a value has height and width of more than one position, and no more than the input."""
+    if len(value.shape) != 4 or len(input_shape) != 4 or value.shape[0] != input_shape[0]:
+        return False
+    height, width = _positions(value.shape, input_shape)
+    return min(height, width) > 1 and height <= input_shape[2] and width <= input_shape[3]
+
+
+def _positions(shape: tuple[int, ...], input_shape: tuple[int, ...]) -> tuple[int, int]:
+    return (shape[1], shape[2]) if _is_channels_last(shape, input_shape) else (shape[2], shape[3])
+
+
+def _is_channels_last(shape: tuple[int, ...], input_shape: tuple[int, ...]) -> bool:
+    """Whether the middle dimensions have the proportions of the input, and the last two have not."""
+    size = (input_shape[2], input_shape[3])
+    return _is_reduced((shape[1], shape[2]), size) and not _is_reduced((shape[2], shape[3]), size)
+
+
+def _is_reduced(positions: tuple[int, int], size: tuple[int, int]) -> bool:
+    """Whether height and width are those of the input divided by one stride, give or take a position."""
+    if min(positions) < 1 or positions[0] > size[0] or positions[1] > size[1]:
+        return False
+    stride = math.sqrt(size[0] * size[1] / (positions[0] * positions[1]))
+    return all(abs(count - whole / stride) <= 1 for count, whole in zip(positions, size, strict=True))
+
+
+def _grids(maps: Sequence[Value], input_shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return height and width of the maps, the last first: of a ViT its patches."""
+    return [_positions(value.shape, input_shape) for value in reversed(maps)]
+
+
+def _grid_of(
+    value: Value, grids: Sequence[tuple[int, int]], input_shape: tuple[int, ...]
+) -> tuple[int, int] | None:
+    """Return height and width of tokens (batch, tokens, width); None where they are no grid."""
+    if len(value.shape) != 3 or len(input_shape) != 4 or value.shape[0] != input_shape[0]:
+        return None
+    count, side = value.shape[1], math.isqrt(value.shape[1])
+    squares = [(side, side)] if side > 1 and count - side * side <= 1 else []
+    fitting = (grid for grid in (*grids, *squares) if 0 <= count - grid[0] * grid[1] <= _MOST_OTHER_TOKENS)
+    return next(fitting, None)
+
+
+def _no_place(values: Sequence[Value]) -> str:
+    shown = [f'at="{value.name}", of shape {value.shape}' for value in reversed(values)]
+    advice = f"values with positions: {few(shown)}" if shown else "no module has positions in its output"
+    return f"no module's output has height and width before a pooling; {advice}"

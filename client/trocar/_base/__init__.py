@@ -1,0 +1,1 @@
+"""Base of the client: errors, tensors, names."""

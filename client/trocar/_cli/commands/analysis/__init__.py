@@ -1,0 +1,1 @@
+"""Commands that analyse: attribution, gradient flow, distances, comparisons."""

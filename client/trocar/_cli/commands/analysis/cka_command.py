@@ -1,0 +1,55 @@
+"""`trocar cka`: similarity of the features of modules."""
+
+from typing import Annotated
+
+import typer
+
+from trocar import Client
+from trocar._cli.console import show_json, show_report
+from trocar._cli.options.arguments import AsJson, BatchSize, ModelId, Taps
+from trocar._cli.options.completion import complete_models, complete_modules
+from trocar._cli.options.input_sets import ImagesOrFolders, Plot, analysing, check_plot, read_set
+
+
+def cka(  # noqa: PLR0913 - one parameter for each option
+    client: Client,
+    model_id: ModelId,
+    images: ImagesOrFolders,
+    *,
+    tap: Taps,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            autocompletion=complete_models,
+            help="A second model, for the columns. Default: MODEL_ID itself.",
+        ),
+    ] = None,
+    other_tap: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SELECTOR",
+            autocompletion=complete_modules,
+            help="Selector for the columns, if not --tap; repeat for more.",
+        ),
+    ] = None,
+    debiased: Annotated[
+        bool, typer.Option("--debiased", help="Use the debiased estimator, for few samples.")
+    ] = False,
+    plot: Plot = None,
+    batch: BatchSize = 16,
+    as_json: AsJson = False,
+) -> None:
+    """Print the linear CKA between modules of one or two models."""
+    check_plot(plot)
+    samples = read_set(client, model_id, images)
+    with analysing(batch, **{model_id: samples}) as (inputs,):
+        result = client.cka(
+            model_id, inputs, tap, other=other, other_taps=other_tap or None, debiased=debiased
+        )
+    if as_json:
+        show_json(result)
+    else:
+        show_report(result)
+    if plot:
+        result.plot(plot)

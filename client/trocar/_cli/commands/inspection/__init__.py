@@ -1,0 +1,1 @@
+"""Commands that describe models and run passes: modules, feature maps, classes, gradients."""

@@ -1,0 +1,103 @@
+"""`trocar gradients`: gradients at modules, inputs and parameters."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trocar import Client, FeatureMaps
+from trocar._base.tables import size_text
+from trocar._cli.console import number_text, show, show_json
+from trocar._cli.failures import refuse
+from trocar._cli.options.arguments import AsJson, ModelId, parse_statistics
+from trocar._cli.options.completion import complete_modules
+from trocar._cli.options.edit_options import EditTexts, parse_edits
+from trocar._cli.options.execution_options import AdapterOption, FlagTexts, parse_flags
+from trocar._cli.options.input_sets import ImagesOrFolders
+from trocar._cli.options.objective_options import Labels, Of, read_objective
+from trocar._cli.options.one_pass import read_pass
+from trocar._cli.runs.statistics_view import StatisticsTable, overall_table
+from trocar._request.inputs import with_flags
+from trocar._request.taps import tap
+
+_SUFFIX = ".safetensors"
+
+
+def gradients(  # noqa: PLR0913 - options of a command
+    client: Client,
+    model_id: ModelId,
+    images: ImagesOrFolders,
+    at: Annotated[
+        list[str],
+        typer.Option(
+            metavar="SELECTOR",
+            autocompletion=complete_modules,
+            help="Selector, for example layer4, /in for the input or 'fc/param(weight)'; repeat for more.",
+        ),
+    ],
+    *,
+    of: Of = None,
+    labels: Labels = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="Save the gradients to a .safetensors file."),
+    ] = None,
+    stats: Annotated[
+        str, typer.Option(metavar="NAMES", help="Statistics to print.")
+    ] = "l2,absmax,zero_fraction",
+    edit: EditTexts = None,
+    adapter: AdapterOption = "",
+    flag: FlagTexts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print gradients at modules, the input and parameters.
+
+    One forward and one backward pass; all images are one batch. Without --out only statistics are sent.
+    """
+    names = parse_statistics(stats)
+    if not names and out is None:
+        refuse("--stats: name at least one statistic, or save the gradients with --out")
+    _check_out(out)
+    edits, flags, inputs = parse_edits(edit), parse_flags(flag), read_pass(client, model_id, images)
+    wanted = read_objective(client, model_id, inputs, of, labels)
+    taps = [tap(selector, stats=names, values=out is not None) for selector in at]
+    maps = client.gradients(
+        model_id, with_flags(inputs, flags), of=wanted.objective, at=taps, edits=edits, adapter=adapter
+    )
+    if out is not None:
+        _save(maps, out)
+    statistics = StatisticsTable(names)
+    statistics.add(maps)
+    if as_json:
+        show_json({"of": wanted.text, **_report(maps, out), "stats": statistics.values()})
+        return
+    show(overall_table(statistics))
+    if maps.objective is not None:
+        typer.echo(f"of {wanted.text} = {number_text(maps.objective)}")
+    if out is not None:
+        typer.echo(f"wrote {out} ({size_text(out.stat().st_size)})")
+
+
+def _check_out(out: Path | None) -> None:
+    if out is not None and out.suffix != _SUFFIX:
+        refuse(f"--out: {out.name!r} must end in {_SUFFIX}")
+    if out is not None and not out.parent.is_dir():
+        refuse(f"--out: no folder {out.parent}")
+
+
+def _save(maps: FeatureMaps, out: Path) -> None:
+    """Write the file, which appears when it is complete."""
+    partial = out.with_name(f"{out.name}.part")
+    try:
+        maps.save(partial)
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _report(maps: FeatureMaps, out: Path | None) -> dict[str, Any]:
+    return {
+        "objective": maps.objective,
+        "out": None if out is None else str(out),
+        "shapes": {name: entry.shape for name, entry in maps.info.items()},
+    }

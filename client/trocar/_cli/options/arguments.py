@@ -1,0 +1,78 @@
+"""Arguments and options shared by several commands."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from trocar._cli.failures import refuse
+from trocar._cli.options.completion import complete_models, complete_modules
+from trocar._request.taps import STATISTICS, Over, Tap, tap
+
+ModelId = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        autocompletion=complete_models,
+        help="The id of a loaded model; see `trocar models`.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Taps = Annotated[
+    list[str],
+    typer.Option(
+        "--tap",
+        metavar="SELECTOR",
+        autocompletion=complete_modules,
+        help="Selector to collect, for example layer4 or layer*.0.relu@1; repeat for more.",
+    ),
+]
+BatchSize = Annotated[int, typer.Option("--batch", metavar="NUMBER", min=1, help="Images per call.")]
+
+
+NUMBERS = tuple(name for name in STATISTICS if name not in ("quantiles", "histogram", "covariance"))
+"""The statistics that are one number for each group, as a table shows them."""
+
+
+def parse_statistics(text: str) -> tuple[str, ...]:
+    """Read `mean,std`.
+
+    Raises:
+        typer.BadParameter: An unknown name.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in STATISTICS]
+    if unknown:
+        refuse(f"--stats: no statistic {unknown[0]!r}; available: {', '.join(NUMBERS)}")
+    several = [name for name in names if name not in NUMBERS]
+    if several:
+        refuse(f"--stats: {several[0]} has more than one number per value; use trocar.tap in Python for it")
+    return names
+
+
+def statistics_taps(
+    selectors: Sequence[str], names: Sequence[str], *, values: bool, over: Over = "all"
+) -> list[Tap]:
+    """Return a tap with these statistics for each selector.
+
+    Raises:
+        typer.BadParameter: A statistic has no meaning with `over`.
+    """
+    try:
+        return [tap(selector, stats=names, values=values, over=over) for selector in selectors]
+    except ValueError as error:
+        refuse(f"--stats: {error}")
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """Read `8,3,224,224`.
+
+    Raises:
+        typer.BadParameter: It is no shape.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(int(size) for size in text.strip("() ").split(","))
+    except ValueError:
+        refuse(f"--input: {text!r} is not a shape; write for example 1,3,224,224")

@@ -1,0 +1,104 @@
+"""Connection options: the server's address and credentials, and a client made from them."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Concatenate
+
+import typer
+
+import trocar
+from trocar._cli.failures import refuse
+from trocar._cli.help_sections import CONNECT
+
+_option = functools.partial(typer.Option, rich_help_panel=CONNECT)
+
+
+def connected(command: Callable[Concatenate[trocar.Client, ...], None]) -> Callable[..., None]:
+    """Convert a function whose first parameter is a client to a command.
+
+        def unload(client: Client, model_id: str) -> None: ...
+
+        app.command()(connected(unload))     # trocar unload MODEL_ID --server ... --timeout ...
+
+    The command has the options of `_connect` in place of the client, which is closed at its end.
+    """
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    options = _options()
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        with client_of({option.name: given.pop(option.name) for option in options}) as client:
+            command(client, **given)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *options)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def client_of(given: Mapping[str, Any]) -> trocar.Client:
+    """Connect as the options of a command line say; options that are not given have their defaults.
+
+    Raises:
+        typer.BadParameter: They contradict each other, or an address is none.
+    """
+    names = [option.name for option in _options()]
+    return _connect(**{name: given[name] for name in names if name in given})
+
+
+def _options() -> list[inspect.Parameter]:
+    return list(inspect.signature(_connect, eval_str=True).parameters.values())
+
+
+def _connect(
+    server: Annotated[
+        str | None,
+        _option(
+            metavar="ADDRESS",
+            help="Address of the server: host, host:port, https://host or unix:/path. Default: "
+            "TROCAR_SERVER, the profile's, or localhost:50051.",
+        ),
+    ] = None,
+    timeout: Annotated[float, _option(metavar="SECONDS", help="Deadline of each call, in seconds.")] = 60.0,
+    token: Annotated[
+        str | None, _option(metavar="TOKEN", help="Bearer token. Default: TROCAR_TOKEN, or the profile's.")
+    ] = None,
+    tls: Annotated[bool, _option("--tls", help="Connect with TLS.")] = False,
+    ca: Annotated[
+        Path | None,
+        _option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="PEM file of the certificates to trust; implies --tls. Default: TROCAR_CA, or the "
+            "profile's.",
+        ),
+    ] = None,
+    cert: Annotated[
+        Path | None,
+        _option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="PEM file of the client certificate; implies --tls.",
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None, _option(metavar="FILE", exists=True, dir_okay=False, help="PEM file of its private key.")
+    ] = None,
+    profile: Annotated[
+        str | None,
+        _option(
+            metavar="NAME", help="Profile of `trocar config`. Default: TROCAR_PROFILE, or the current one."
+        ),
+    ] = None,
+) -> trocar.Client:
+    if (cert is None) != (key is None):
+        refuse("--cert and --key belong together")
+    options = trocar.TlsOptions(ca=ca, certificate=cert, key=key) if ca or cert else tls or None
+    try:
+        return trocar.connect(server, timeout_s=timeout, token=token, tls=options, profile=profile)
+    except ValueError as error:
+        refuse(str(error))

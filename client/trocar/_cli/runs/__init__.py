@@ -1,0 +1,1 @@
+"""Command runs, after their options are parsed."""

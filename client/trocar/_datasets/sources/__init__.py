@@ -1,1 +1,0 @@
-"""What there is to read; `opening.open_source` finds the right one."""

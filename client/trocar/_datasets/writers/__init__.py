@@ -1,1 +1,0 @@
-"""A whole shard to files, one module for each format; `formats.FORMATS` has them by name."""

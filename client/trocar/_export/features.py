@@ -1,0 +1,209 @@
+"""Features: an output read back as arrays over all shards, on disk until a row is read."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trocar._base.names import shortened, unknown_name
+from trocar._base.tables import first_lines, html_table
+from trocar._base.tensors import Array
+from trocar._export import manifest
+from trocar._export.open_shard import Failure
+from trocar._export.schema import Column, Schema
+from trocar._export.writers.formats import FORMATS
+from trocar._export.writers.shard_writer import ShardFormat
+from trocar.errors import OutputError
+
+
+def read_features(path: str | os.PathLike[str]) -> "Features":
+    """Open an output of `extract_dataset` or `trocar extract --out FOLDER`, complete or not.
+
+        features = trocar.read_features("features/")
+        features["layer4"].shape             # (50000, 512, 7, 7)
+        features["layer4"][1000:1010]        # numpy array (10, 512, 7, 7); only these rows are read
+        features.sample_keys[1000]           # 'n01443537/img_17.jpg'
+
+    Args:
+        path: The folder. Of a run that is not done, the complete shards are there.
+
+    Raises:
+        OutputError: It is no such folder, or the library of its format is missing.
+    """
+    root = Path(path)
+    found = manifest.load(root)
+    if found is None:
+        raise OutputError(f"{root} has no {manifest.NAME}; it is not an output of `trocar extract`")
+    return Features(root, found)
+
+
+class FeatureColumn:
+    """One feature map over all shards, with the most common operations of a NumPy array.
+
+    `column[5]`, `column[10:20]`, `column[[3, 1, 2]]` and `column[mask]` return NumPy arrays and read
+    only those rows; `np.asarray(column)` reads them all. A safetensors or .npy shard is mapped into
+    memory, never copied as a whole.
+
+    Attributes:
+        shape: The number of rows, and the shape of one.
+        dtype: The NumPy dtype.
+        parts: One array-like for each shard.
+    """
+
+    def __init__(self, column: Column, parts: Sequence[Any]) -> None:
+        self.parts = tuple(parts)
+        self._ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int64)
+        self._row_shape = column.row_shape
+        self.dtype = column.dtype
+        self.shape: tuple[int, ...] = (int(self._ends[-1]) if parts else 0, *column.row_shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: int | slice | Sequence[int] | Array) -> Array:
+        """Return rows as a NumPy array of your own.
+
+        Raises:
+            IndexError: There is no such row, or the key is no valid index.
+        """
+        if isinstance(rows, (int, np.integer)):
+            index = int(rows)
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"row {index} of {len(self)}")
+            index %= len(self)
+            row: Array = self._between(index, index + 1)[0]
+            return row
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step == 1:
+                return self._between(start, stop)
+            return self[np.arange(start, stop, step)]
+        wanted = np.asarray(rows)
+        if wanted.dtype == bool:
+            if wanted.shape != (len(self),):
+                raise IndexError(f"a mask of shape {wanted.shape} for {len(self)} rows")
+            wanted = np.flatnonzero(wanted)
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise IndexError("rows are chosen by an integer, a slice, or a list of integers or booleans")
+        out = np.empty((len(wanted), *self._row_shape), self.dtype)
+        for position, index in enumerate(wanted):
+            out[position] = self[int(index)]
+        return out
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[index] for index in range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return all rows, so that `np.asarray(column)` works."""
+        if copy is False:
+            raise ValueError("the rows are in several shards; only a copy can join them")
+        return self._between(0, len(self)).astype(dtype or self.dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"FeatureColumn(shape={self.shape}, dtype={self.dtype}, {len(self.parts)} shards)"
+
+    def _between(self, start: int, stop: int) -> Array:
+        out = np.empty((max(0, stop - start), *self._row_shape), self.dtype)
+        first = 0
+        for part, end in zip(self.parts, self._ends, strict=True):
+            low, high = max(start, first), min(stop, int(end))
+            if low < high:
+                out[low - start : high - start] = part[low - first : high - first]
+            first = int(end)
+        return out
+
+
+class Features(Mapping[str, FeatureColumn]):
+    """The feature maps of a data set by name; made by `read_features`.
+
+    Attributes:
+        sample_keys: The key of every row: relative path, key in the archive, or index.
+        failed: Samples that have no row, with the reason.
+        is_done: Whether the run is complete.
+        job: Description of the output: model, taps, source, batch, format.
+    """
+
+    def __init__(self, root: Path, found: manifest.Manifest) -> None:
+        self.root = root
+        self.job = found.job
+        self.is_done = found.is_done
+        self.failed: tuple[Failure, ...] = found.failed
+        self.sample_keys: list[str] = []
+        self._columns: dict[str, FeatureColumn] = {}
+        if found.schema is None:
+            return
+        format = _format(root, found.job)
+        parts: dict[str, list[Any]] = {column.name: [] for column in found.schema.columns}
+        for shard in found.shards:
+            if not shard.name:
+                continue
+            if not (root / shard.name).exists():
+                raise OutputError(f"{root / shard.name} is gone; run `trocar extract` again with --restart")
+            arrays, keys = _read(root / shard.name, format, found.schema, shard.row_count)
+            self.sample_keys += keys
+            for name, array in arrays.items():
+                parts[name].append(array)
+        self._columns = {
+            column.name: FeatureColumn(column, parts[column.name]) for column in found.schema.columns
+        }
+
+    def __getitem__(self, name: str) -> FeatureColumn:
+        """Return a feature map.
+
+        Raises:
+            KeyError: No feature map has this name.
+        """
+        if name not in self._columns:
+            raise unknown_name("feature map", name, self._columns)
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        state = "" if self.is_done else ", not done"
+        lines = [f"Features of {len(self.sample_keys)} samples in {self.root}{state}:"]
+        lines += [f"  {name}  {column.shape}  {column.dtype}" for name, column in self.items()]
+        return first_lines("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        """Show a row for each feature map in a notebook."""
+        rows = [(name, str(column.shape), str(column.dtype)) for name, column in self.items()]
+        state = "" if self.is_done else ", not done"
+        caption = f"{len(self.sample_keys):,} samples in {self.root}{state}"
+        return html_table(("feature map", "shape", "dtype"), rows, caption)
+
+
+def _format(root: Path, job: Mapping[str, Any]) -> ShardFormat:
+    name = job.get("format")
+    if not isinstance(name, str) or name not in FORMATS:
+        raise OutputError(f"{root} has shards of format {shortened(name)}; available: {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def _read(
+    path: Path, format: ShardFormat, schema: Schema, count: int
+) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """Open a shard and check it against the manifest.
+
+    Raises:
+        OutputError: It differs, or is damaged; or the format's library is missing.
+    """
+    format.need()
+    try:
+        arrays, keys = format.read(path, schema)
+        shapes = {column.name: tuple(arrays[column.name].shape) for column in schema.columns}
+    except Exception as error:  # each format's library has its own
+        raise OutputError(
+            f"{path} cannot be read ({type(error).__name__}: {shortened(error)}); use --restart to write "
+            "it again"
+        ) from error
+    odd = [column.name for column in schema.columns if shapes[column.name] != (count, *column.row_shape)]
+    if odd or len(keys) != count or not all(isinstance(key, str) for key in keys):
+        raise OutputError(f"{path} differs from {manifest.NAME}; use --restart to write it again")
+    return arrays, keys

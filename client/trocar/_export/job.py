@@ -1,0 +1,289 @@
+"""Export job: a data set through a model, into a folder of shards."""
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trocar._export.decoding import Decoder, Loaded, client_decoder, keep_encoded, load
+from trocar._export.description import describe
+from trocar._export.edit_descriptions import names_in
+from trocar._export.open_shard import Failure
+from trocar._export.options import FormatName, OnError, Options
+from trocar._export.output_folder import Output, open_output
+from trocar._export.prefetch import BATCHES_AHEAD, ReadAhead
+from trocar._export.results import Outcome, outcomes
+from trocar._export.rows import RowMaker
+from trocar._export.sample_batches import Batch, cut
+from trocar._export.writers.formats import FORMATS
+from trocar._extras import need, need_for_source
+from trocar._sources.sample import Sample, Source
+from trocar._sources.source_opening import Decode, open_source
+from trocar.errors import DatasetError, ModelNotLoadedError, SourceError, TrocarError
+
+if TYPE_CHECKING:
+    from trocar._request.edits import Edit
+    from trocar._request.execution import Numerics
+    from trocar._request.taps import Tap
+    from trocar._sync.client import Client
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a run."""
+
+    sample_count: int
+    """Samples that are done, those of earlier runs included."""
+    total: int | None
+    """Samples that there are; None when the source does not say."""
+    fraction: float | None
+    """The part of the source that is done, 0 to 1; None when the source does not say."""
+    failed_count: int
+
+
+@dataclass(frozen=True)
+class DatasetReport:
+    """Report of a run; made by `extract_dataset`."""
+
+    out: Path
+    """The folder."""
+    sample_count: int
+    """Samples of the source that are done, those of earlier runs included."""
+    row_count: int
+    """Rows of every feature map: samples that did not fail."""
+    resumed_at: int
+    """Samples that earlier runs had done."""
+    shard_count: int
+    byte_count: int
+    """Bytes of all shards."""
+    shapes: dict[str, tuple[int, ...]]
+    """The shape of every feature map over all shards."""
+    failed: tuple[Failure, ...]
+    """Samples without a row, with the reason; empty unless on_error="skip"."""
+    duration_s: float
+    """Seconds that this run took."""
+    notes: tuple[str, ...]
+    """What the source left out."""
+
+
+def extract_dataset(  # noqa: PLR0913 - choices that all have a default
+    client: "Client",
+    model_id: str,
+    source: object,
+    taps: "str | Tap | Sequence[str | Tap]",
+    out: str | os.PathLike[str],
+    *,
+    edits: "str | Edit | Sequence[str | Edit]" = (),
+    format: FormatName = "safetensors",
+    batch: int = 16,
+    shard_size: int = 10_000,
+    decode: Decode = "server",
+    on_error: OnError = "stop",
+    limit: int | None = None,
+    restart: bool = False,
+    timeout_s: float | None = None,
+    numerics: "Numerics" = "exact",
+    adapter: str = "",
+    flags: Mapping[str, bool | int | str] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> DatasetReport:
+    """Run an entire data set through a model and write feature maps into a folder of shards.
+
+        trocar.extract_dataset(client, "resnet50", "photos/", ["avgpool"], "features/")
+        features = trocar.read_features("features/")
+        features["avgpool"][:100]            # numpy array (100, 2048, 1, 1)
+
+    Called again after it was stopped in any way, it resumes with the batch after the last one on disk;
+    the files are the same as those of a run that was never stopped. Called again after it was done, it
+    does nothing. Memory use is a few batches, for any size of the data set.
+
+    Args:
+        client: A connected client.
+        model_id: The id of a loaded model.
+        source: A folder of images, image files, `.npy` files, WebDataset `.tar` shards,
+            "torch:package.module:name", "hf:name-or-path:split:column", or a list of these; or an
+            array, a torch dataset (map-style or iterable), a Hugging Face dataset, a list of images.
+        taps: As in `Client.extract`.
+        out: The folder to write to; created if missing.
+        edits: Edits of every pass, as in `Client.extract`; without swaps from a source. A run with
+            other edits does not resume in the same folder.
+        format: "safetensors", "zarr", "parquet" or "npy".
+        batch: Samples in one pass.
+        shard_size: The most samples in one shard.
+        decode: "server", or "client" to decode images here (needs Pillow): less work for the server,
+            more bytes to send, and every format that Pillow reads.
+        on_error: "stop", or "skip" to leave out samples that cannot be read or that the model does
+            not take. The batch of such a sample is sent again one by one.
+        limit: How many samples to take; all when None.
+        restart: Whether to delete the output in `out` and start over.
+        timeout_s: Overrides the client's timeout for each call, in seconds.
+        numerics: The loosest numbers that will do, as in `Client.extract`. With others than "exact" the last
+            digits depend on what the server has ready: two runs need not give the same files.
+        adapter: The name of one of your LoRA adapters on the model, as in `Client.extract`. A run with other
+            weights of the same adapter cannot be told apart; use a new folder after training.
+        flags: Flags of the model's forward by name, for every pass; see `trocar.flag`.
+        progress: Called after every batch.
+
+    Returns:
+        Counts, shapes and failures.
+
+    Raises:
+        MissingExtraError: The format, the source or decode="client" needs a library that is not installed;
+            nothing was requested of the server or written.
+        SourceError: The source, or with on_error="stop" a sample of it, cannot be read.
+        OutputError: `out` has other content, or the feature maps cannot be written as rows.
+        TrocarError: A call failed; see `Client.extract`. Completed work is kept.
+        UnknownEditsError: You have stored no edits of a name in `edits` for the model.
+        ValueError: An option is out of range.
+    """
+    changes = (edits,) if isinstance(edits, str) or not isinstance(edits, Sequence) else tuple(edits)
+    options = Options(
+        format,
+        batch,
+        shard_size,
+        decode,
+        on_error,
+        limit,
+        restart,
+        timeout_s,
+        changes,
+        numerics,
+        adapter,
+        dict(flags or {}),
+    )
+    listed = [taps] if not isinstance(taps, Sequence) or isinstance(taps, str) else list(taps)
+    return _Job(client, model_id, listed, options, progress or _silent).run(source, Path(out))
+
+
+class _Job:
+    """One run, with the state shared by its steps."""
+
+    def __init__(
+        self,
+        client: "Client",
+        model_id: str,
+        taps: "list[str | Tap]",
+        options: Options,
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._client = client
+        self._model_id = model_id
+        self._taps = taps
+        self._options = options
+        self._progress = progress
+
+    def run(self, given: object, out: Path) -> DatasetReport:
+        started = time.monotonic()
+        FORMATS[self._options.format].need()
+        for source in given if isinstance(given, (list, tuple)) else (given,):
+            need_for_source(source)
+        if self._options.decode == "client":
+            need('decode="client"', "datasets", "PIL.Image")
+        model = self._client.model(self._model_id)
+        if not model.is_loaded:
+            raise ModelNotLoadedError(
+                f"model '{model.model_id}' is {model.state}; load it first: trocar load {model.model_id}"
+            )
+        server = self._client.server_info()
+        options = self._options
+        if options.batch > server.limits.max_batch:
+            raise DatasetError(
+                f"a batch of {options.batch} exceeds the server's limit, {server.limits.max_batch}"
+            )
+        opened = open_source(given, decode=options.decode, sample_rank=len(model.input_shape))
+        decoder: Decoder = keep_encoded
+        if options.decode == "client":
+            decoder = client_decoder(server.limits.max_image_pixels)
+        stored = self._client.stored_edits(model.model_id) if names_in(options.edits) else ()
+        job = describe(model, server, self._taps, opened, options, stored)
+        with open_output(out, job, FORMATS[options.format], is_restart=options.is_restart) as output:
+            resumed_at = output.position
+            if not output.manifest.is_done:
+                self._fill(output, opened, decoder)
+            report = _report(output, opened, resumed_at)
+        return replace(report, duration_s=time.monotonic() - started)
+
+    def _fill(self, output: Output, source: Source, decoder: Decoder) -> None:
+        """Write every sample that is not on disk yet."""
+        total = _total(source, self._options.limit)
+        output.complete_if_full()
+        self._tell(output, None, total)
+        rows = RowMaker(self._client, self._model_id, self._taps, self._options, output)
+        try:
+            with (
+                self._batches(source, output.position, decoder) as batches,
+                closing(self._outcomes(batches)) as found,
+            ):
+                for outcome in found:
+                    output.append(rows.of(outcome))
+                    self._tell(output, outcome.batch.samples[-1].fraction, total)
+        except TrocarError as error:
+            if output.position:
+                error.add_note(f"{output.position} samples are done; run the same command again to resume")
+            raise
+        if not output.position:
+            raise SourceError("the source has no samples")
+        output.finish()
+
+    def _outcomes(self, batches: Iterator[Batch]) -> Generator[Outcome]:
+        options = self._options
+        return outcomes(
+            self._client,
+            self._model_id,
+            batches,
+            self._taps,
+            edits=options.edits,
+            numerics=options.numerics,
+            timeout_s=options.timeout_s,
+            adapter=options.adapter,
+            flags=options.flags,
+        )
+
+    def _tell(self, output: Output, fraction: float | None, total: int | None) -> None:
+        done = output.position
+        if self._options.limit is not None:
+            fraction = done / total if total else None
+        self._progress(Progress(done, total, fraction, output.failed_count))
+
+    @contextmanager
+    def _batches(self, source: Source, start: int, decoder: Decoder) -> Iterator[Iterator[Batch]]:
+        """Yield the batches from a sample on, read and decoded ahead."""
+        limit, size = self._options.limit, self._options.batch
+        numbered = enumerate(source.samples(start), start)
+        wanted = numbered if limit is None else islice(numbered, max(0, limit - start))
+
+        def work(item: tuple[int, Sample]) -> Loaded:
+            return load(*item, decoder)
+
+        with ReadAhead(wanted, work, depth=BATCHES_AHEAD * size) as loaded:
+            yield cut(loaded, size)
+
+
+def _report(output: Output, source: Source, resumed_at: int) -> DatasetReport:
+    known = output.manifest
+    columns = known.schema.columns if known.schema else ()
+    return DatasetReport(
+        out=output.root,
+        sample_count=known.sample_count,
+        row_count=known.row_count,
+        resumed_at=resumed_at,
+        shard_count=sum(1 for shard in known.shards if shard.name),
+        byte_count=known.byte_count,
+        shapes={column.name: (known.row_count, *column.row_shape) for column in columns},
+        failed=known.failed,
+        duration_s=0.0,
+        notes=source.notes,
+    )
+
+
+def _total(source: Source, limit: int | None) -> int | None:
+    known = [count for count in (source.count, limit) if count is not None]
+    return min(known) if known else None
+
+
+def _silent(progress: Progress) -> None:
+    """Show nothing."""

@@ -1,0 +1,259 @@
+"""Open shard: the shard in progress, on disk, from which a killed run resumes.
+
+One file of raw rows for each column, and a journal with one line of JSON for each batch:
+
+    {"shard": 3, "first": 30000}
+    {"schema": {...}}                                    only where the manifest has none yet
+    {"samples": 16, "keys": ["a.jpg", ...], "failed": [], "crc32": 2868579882}
+
+A batch counts when its line is complete and its rows have the checksum of the line. So neither a kill
+between two writes nor a power cut that lost some of them can be taken for finished work, and nothing
+has to be flushed to the disk until the shard is complete.
+"""
+
+import json
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trocar._base.tensors import Array, flat_bytes
+from trocar._export.schema import Schema
+
+FOLDER = "open-shard"
+_JOURNAL = "journal.jsonl"
+_READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sample that has no row."""
+
+    index: int
+    """Its place in the source, from 0."""
+    key: str
+    reason: str
+    """The stable reason, or the name of the exception's class."""
+    message: str
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "Failure":
+        """Read what `asdict` made.
+
+        Raises:
+            TypeError: It is something else.
+        """
+        failure = cls(**found)
+        texts = (failure.key, failure.reason, failure.message)
+        if type(failure.index) is not int or not all(isinstance(text, str) for text in texts):
+            raise TypeError("a sample that failed has an index, a key, a reason and a message")
+        return failure
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one batch."""
+
+    sample_count: int
+    """With those that failed."""
+    keys: Sequence[str]
+    """Of the samples that have a row."""
+    arrays: Mapping[str, Array]
+    """Rows by column; empty when every sample failed."""
+    failed: Sequence[Failure] = ()
+
+
+class OpenShard:
+    """Rows that are on disk, but not a shard yet.
+
+    Args:
+        root: The output's folder.
+        number: Index of the shard, from 0.
+        first: The index of its first sample.
+        schema: Schema of the rows; None before the first batch.
+    """
+
+    def __init__(self, root: Path, number: int, first: int, schema: Schema | None) -> None:
+        self._folder = root / FOLDER
+        self.number = number
+        self.first = first
+        self.schema = schema
+        self.sample_count = 0
+        self.keys: list[str] = []
+        self.failed: list[Failure] = []
+        self._journal: FileIO | None = None
+        self._columns: list[FileIO] = []
+
+    def open(self) -> None:
+        """Resume from disk, after the last complete batch; or begin."""
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / _JOURNAL
+        head = _line({"shard": self.number, "first": self.first})
+        kept = self._replay(path, head) if path.is_file() else 0
+        self._journal = _opened(path)
+        self._journal.truncate(kept)
+        if not kept:
+            _write(self._journal, head)
+        self._open_columns()
+        self._journal.seek(0, 2)
+
+    def start(self, schema: Schema) -> None:
+        """Record the schema, with the first batch of a run."""
+        self.schema = schema
+        _write(self._journal, _line({"schema": schema.to_json()}))
+        self._open_columns()
+
+    def append(self, rows: Rows) -> None:
+        """Add a batch: its rows first, then its line.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        checksum = 0
+        if rows.keys and self.schema is not None:
+            for column, file in zip(self.schema.columns, self._columns, strict=True):
+                data = flat_bytes(np.ascontiguousarray(rows.arrays[column.name])).data
+                checksum = zlib.crc32(data, checksum)
+                _write(file, data)
+        failed = [asdict(failure) for failure in rows.failed]
+        entry = {"samples": rows.sample_count, "keys": list(rows.keys), "failed": failed, "crc32": checksum}
+        _write(self._journal, _line(entry))
+        self._count(entry)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the rows by column, still on disk."""
+        assert self.schema is not None
+        found: dict[str, Array] = {}
+        for position, column in enumerate(self.schema.columns):
+            shape = (len(self.keys), *column.row_shape)
+            if column.row_bytes and self.keys:
+                path = self._column_path(position)
+                found[column.name] = np.memmap(path, column.dtype, "r", shape=shape)
+            else:
+                found[column.name] = np.empty(shape, column.dtype)  # an empty file cannot be mapped
+        return found
+
+    def close(self) -> None:
+        """Close the files; the batches are kept."""
+        for file in (*self._columns, self._journal):
+            if file is not None:
+                file.close()
+        self._columns, self._journal = [], None
+
+    def remove(self) -> None:
+        """Close, and delete the files."""
+        self.close()
+        remove_open_shard(self._folder.parent)
+
+    def _replay(self, path: Path, head: bytes) -> int:
+        """Load every complete batch; return the journal's bytes up to there."""
+        lines = path.read_bytes().splitlines(keepends=True)
+        if not lines or lines[0] != head:
+            return 0  # of a shard that was completed just before the kill
+        kept = len(head)
+        for line in lines[1:]:
+            if not self._takes(_parsed(line)):
+                break
+            kept += len(line)
+        return kept
+
+    def _takes(self, entry: dict[str, Any] | None) -> bool:
+        """Load one line of the journal; False if it is damaged, so that its batch is run again."""
+        if entry is None:
+            return False
+        try:
+            if "schema" in entry:
+                self.schema = Schema.from_json(entry["schema"])
+                return True
+            _check_entry(entry)
+            is_whole = bool(self._checksum(len(entry["keys"])) == entry["crc32"])
+            if is_whole:
+                self._count(entry)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            return False
+        return is_whole
+
+    def _checksum(self, count: int) -> int | None:
+        """Return the checksum of the next rows on disk; None if some are missing."""
+        checksum = 0
+        for position, column in enumerate(self.schema.columns if self.schema and count else ()):
+            path = self._column_path(position)
+            if not path.is_file():
+                return None
+            with path.open("rb") as file:
+                file.seek(len(self.keys) * column.row_bytes)
+                left = count * column.row_bytes
+                while left and (data := file.read(min(left, _READ_BYTES))):
+                    checksum = zlib.crc32(data, checksum)
+                    left -= len(data)
+            if left:
+                return None
+        return checksum
+
+    def _open_columns(self) -> None:
+        for position, column in enumerate(self.schema.columns if self.schema else ()):
+            file = _opened(self._column_path(position))
+            file.truncate(len(self.keys) * column.row_bytes)
+            file.seek(0, 2)
+            self._columns.append(file)
+
+    def _column_path(self, position: int) -> Path:
+        return self._folder / f"column-{position}.bin"
+
+    def _count(self, entry: Mapping[str, Any]) -> None:
+        failed = [Failure.from_json(failure) for failure in entry["failed"]]
+        self.sample_count += entry["samples"]
+        self.keys += entry["keys"]
+        self.failed += failed
+
+
+def remove_open_shard(root: Path) -> None:
+    """Delete a shard in progress; no effect if there is none."""
+    shutil.rmtree(root / FOLDER, ignore_errors=True)
+
+
+def _opened(path: Path) -> FileIO:
+    """Open for reading and writing, without a buffer: written data survives a kill."""
+    path.touch()
+    return FileIO(path, "r+")
+
+
+def _write(file: FileIO | None, data: bytes | memoryview) -> None:
+    assert file is not None
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    return json.dumps(entry).encode() + b"\n"
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _check_entry(entry: Mapping[str, Any]) -> None:
+    keys, failed = entry["keys"], entry["failed"]
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise TypeError("keys are texts")
+    if type(entry["samples"]) is not int or entry["samples"] != len(keys) + len(failed):
+        raise ValueError("every sample has a row or a reason")

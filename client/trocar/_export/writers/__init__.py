@@ -1,0 +1,1 @@
+"""Shard writers, one module for each format; `formats.FORMATS` has them by name."""

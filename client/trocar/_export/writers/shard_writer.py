@@ -1,0 +1,63 @@
+"""Shard writer: the protocol of every format."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trocar._base.tensors import Array
+from trocar._export.schema import Schema
+
+PIECE_BYTES = 8 << 20
+"""About how many bytes are in memory at once while a shard is written."""
+
+
+@dataclass(frozen=True)
+class ShardContent:
+    """Contents of one shard."""
+
+    schema: Schema
+    arrays: Mapping[str, Array]
+    """Rows by column, on disk."""
+    keys: Sequence[str]
+    """Of the samples, one for each row."""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Metadata of the files, as `FeatureMaps.save` writes it, and the keys."""
+        info = {
+            column.name: {**column.info, "shape": [len(self.keys), *column.row_shape]}
+            for column in self.schema.columns
+        }
+        return {
+            "trocar.model_id": self.schema.model_id,
+            "trocar.expansions": json.dumps(self.schema.expansions),
+            "trocar.info": json.dumps(info),
+            "trocar.images": json.dumps(list(self.keys)),
+        }
+
+
+@dataclass(frozen=True)
+class ShardFormat:
+    """File format: writing and reading of shards."""
+
+    name: str
+    suffix: str
+    """Of a shard's name; empty for a folder."""
+    write: Callable[[Path, ShardContent], None]
+    """Writes a file or folder that is not there yet."""
+    read: Callable[[Path, Schema], "tuple[Mapping[str, Any], Sequence[str]]"]
+    """Returns what can be sliced by rows, by column, and the keys."""
+    check: Callable[[Schema], None]
+    """Raises `OutputError` where a column cannot be written."""
+    need: Callable[[], None] = lambda: None
+    """Raises `MissingExtraError` where its library is not installed."""
+
+
+def pieces(array: Array, *, piece_bytes: int = PIECE_BYTES) -> Iterator[Array]:
+    """Split an array into blocks of rows, each of about `piece_bytes` and at least one row."""
+    row_bytes = max(1, array.nbytes // max(1, len(array)))
+    step = max(1, piece_bytes // row_bytes)
+    for start in range(0, len(array), step):
+        yield array[start : start + step]

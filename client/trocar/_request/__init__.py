@@ -1,0 +1,1 @@
+"""Requests: inputs, taps, edits, objectives, trainers."""

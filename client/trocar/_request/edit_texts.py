@@ -1,0 +1,118 @@
+"""Edit texts: the arguments of `trocar.edit`, read back from the message."""
+
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from trocar._base.tensors import DTYPE_NAMES
+from trocar_api.v1 import edit_pb2 as pb
+from trocar_api.v1 import reduction_pb2, tap_pb2, tensor_pb2
+
+_MOST_POSITIONS = 8
+
+_OPTION_NAMES = {
+    "keeps_norm": "keep_norm",
+    "is_absolute": "absolute",
+    "is_exact": "exact",
+    "selector": "at",
+}
+"""Names of options that differ from the wire's."""
+
+_AXIS_NAMES: dict[int, str] = {
+    reduction_pb2.AXIS_SAMPLES: "samples",
+    reduction_pb2.AXIS_CHANNELS: "channels",
+    reduction_pb2.AXIS_TOKENS: "tokens",
+}
+
+
+def edit_text(message: pb.Edit) -> str:
+    """Return an edit as it would be written, for example `edit('layer3', 'scale', 0.0, channels=[1, 2])`.
+
+    Arrays show as their dtype and shape.
+    """
+    kind = message.WhichOneof("operation")
+    if kind == "stored":
+        return repr(message.stored)
+    if kind is None:
+        return f"edit({message.selector!r}, an operation that this client does not know)"
+    words = [repr(message.selector or _path(message.parts)), repr(kind)]
+    words += _operation_words(getattr(message, kind))
+    words += _region_words(message.region)
+    if message.order == pb.EDIT_ORDER_AFTER_TAPS:
+        words.append("order='after'")
+    if message.HasField("channel_dim"):
+        words.append(f"channel_dim={message.channel_dim}")
+    return f"edit({', '.join(words)})"
+
+
+def index_text(index: reduction_pb2.IndexReduction) -> str:
+    """Return an index expression as it is written between brackets, for example `:, 3:8`."""
+    return ", ".join(_item_text(item) for item in index.items)
+
+
+def tensor_text(spec: tensor_pb2.TensorSpec) -> str:
+    """Return dtype and shape of an array, for example `<float32 (512,)>`."""
+    return f"<{DTYPE_NAMES.get(spec.dtype, 'unknown')} {tuple(spec.shape)}>"
+
+
+def _operation_words(operation: Message) -> list[str]:
+    if isinstance(operation, pb.Operand):
+        return [_value_text(operation)]
+    return [
+        f"{_OPTION_NAMES.get(field.name, field.name)}={_field_text(field, getattr(operation, field.name))}"
+        for field in operation.DESCRIPTOR.fields
+        if _is_said(field, operation)
+    ]
+
+
+def _is_said(field: Any, operation: Message) -> bool:
+    """Whether a field is set; a number without presence always is, a flag or a name when it is not empty."""
+    if field.has_presence:
+        return operation.HasField(field.name)
+    is_number = field.cpp_type in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_INT32)
+    return is_number or bool(getattr(operation, field.name))
+
+
+def _field_text(field: Any, value: Any) -> str:
+    if field.enum_type is None:
+        return _value_text(value)
+    names = {number: entry.name for number, entry in field.enum_type.values_by_number.items()}
+    prefix = names[0].removesuffix("UNSPECIFIED")
+    return repr(names.get(value, str(value)).removeprefix(prefix).lower())
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, pb.Operand):
+        return repr(value.constant) if value.HasField("constant") else tensor_text(value.tensor)
+    return tensor_text(value) if isinstance(value, tensor_pb2.TensorSpec) else repr(value)
+
+
+def _region_words(region: pb.EditRegion) -> list[str]:
+    words = [f"{_AXIS_NAMES.get(take.axis, 'unknown')}={_positions(take)}" for take in region.takes]
+    if region.HasField("index"):
+        words.append(f"index=np.s_[{index_text(region.index)}]")
+    if region.HasField("mask"):
+        words.append(f"mask={tensor_text(region.mask)}")
+    return words
+
+
+def _positions(take: reduction_pb2.TakeReduction) -> str:
+    shown = ", ".join(map(str, take.positions[:_MOST_POSITIONS]))
+    more = len(take.positions) - _MOST_POSITIONS
+    return f"[{shown}, ... {more:,} more]" if more > 0 else f"[{shown}]"
+
+
+def _item_text(item: reduction_pb2.IndexItem) -> str:
+    if item.HasField("position"):
+        return str(item.position)
+    if not item.HasField("slice"):
+        return "..."
+    start = str(item.slice.start) if item.slice.HasField("start") else ""
+    stop = str(item.slice.stop) if item.slice.HasField("stop") else ""
+    return f"{start}:{stop}:{item.slice.step}" if item.slice.HasField("step") else f"{start}:{stop}"
+
+
+def _path(parts: tap_pb2.SelectorParts) -> str:
+    """Return the path of a selector in parts, with its port; only for people to read."""
+    return f"{parts.path}/{parts.port}" if parts.port else parts.path

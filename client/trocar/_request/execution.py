@@ -1,0 +1,90 @@
+"""Execution: requested options of passes, and the options used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from trocar_api.enums import numbers
+from trocar_api.v1 import execution_pb2 as pb
+
+Numerics: TypeAlias = Literal["exact", "fast", "bf16"]
+Priority: TypeAlias = Literal["low", "normal", "high"]
+
+NUMERICS = numbers(pb.Numerics)
+_NAMES: dict[int, str] = {number: name for name, number in NUMERICS.items()}
+_PRIORITIES = numbers(pb.Priority)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Execution options of a call's passes; checked on construction.
+
+    Raises:
+        ValueError: There are no such numerics, or no such priority.
+    """
+
+    numerics: Numerics | None = None
+    """The loosest that will do; the model's default when None."""
+    merge: bool = True
+    """Whether a batch may run together with those of other calls."""
+    cache: bool = True
+    """Whether the reply may come from the server's feature cache, and go there."""
+    priority: Priority = "normal"
+    """Which of the caller's calls go first."""
+
+    def __post_init__(self) -> None:
+        if self.numerics is not None and self.numerics not in NUMERICS:
+            raise ValueError(f"numerics={self.numerics!r} must be one of {', '.join(map(repr, NUMERICS))}")
+        if self.priority not in _PRIORITIES:
+            raise ValueError(f"priority={self.priority!r} must be one of {', '.join(map(repr, _PRIORITIES))}")
+
+    def to_wire(self) -> pb.Execution | None:
+        """Return the message; None when nothing was said."""
+        if self == AS_USUAL:
+            return None
+        return pb.Execution(
+            numerics=pb.NUMERICS_UNSPECIFIED if self.numerics is None else NUMERICS[self.numerics],
+            merge=None if self.merge else False,
+            cache=None if self.cache else False,
+            priority=_PRIORITIES[self.priority] if self.priority != "normal" else pb.PRIORITY_UNSPECIFIED,
+        )
+
+
+AS_USUAL = Execution()
+"""What a caller who says nothing gets."""
+
+
+@dataclass(frozen=True)
+class ExecutionInfo:
+    """Execution options used by one pass."""
+
+    numerics: str = "exact"
+    """What the numbers are, at least as close as was asked for: "exact", "fast" or "bf16"."""
+    engine: str = "eager"
+    """What ran it: "eager", "torch", "openvino" or "cuda-graph"."""
+    row_count: int = 0
+    """The samples of the batch that it was run in, those of other calls included."""
+    is_cached: bool = False
+    """Whether nothing was computed: the reply came from the feature cache."""
+    asked: str = "exact"
+    """The loosest numbers that would have done: what the call asked for, or the model's default."""
+    reason: str = ""
+    """Why the numbers are closer than that: nothing faster is installed, not built yet, or does not keep the
+    promise for this model. Empty where they are not."""
+
+    @classmethod
+    def from_wire(cls, message: pb.ExecutionReport) -> ExecutionInfo:
+        """Read them from a reply; an older server sends none, and is exact."""
+        return cls(
+            _NAMES.get(message.numerics, "exact"),
+            message.engine or "eager",
+            message.row_count,
+            message.is_cached,
+            _NAMES.get(message.asked, "exact"),
+            message.reason,
+        )
+
+
+EAGER = ExecutionInfo()
+"""A pass of eager PyTorch."""

@@ -1,0 +1,245 @@
+"""Scores of objectives: classes, values, losses and gradients."""
+
+from collections.abc import Iterable
+from typing import Any, Literal, SupportsIndex, TypeAlias
+
+import numpy as np
+
+from trocar._base.tensors import DTYPE_NAMES, WireTensor, wire_numpy_dtype
+from trocar._request.inputs import ArrayLike
+from trocar._request.objectives import Objective, as_objective, objective_of
+from trocar._request.operands import (
+    Numbers,
+    OperandLike,
+    dimension,
+    integer,
+    number,
+    one_of,
+    spec,
+    tensor,
+    text,
+)
+from trocar._request.positions import IndexExpression, Positions
+from trocar._request.reductions import Reduction, Tokens, gather
+from trocar_api.enums import numbers
+from trocar_api.v1 import objective_pb2 as pb
+
+Classes: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
+"""One class for all samples, or one for each."""
+ReduceName = Literal["sum", "mean", "norm"]
+FunctionName = Literal["square", "abs", "log", "exp"]
+LossName = Literal["cross_entropy", "nll", "bce_with_logits", "mse", "l1", "smooth_l1", "kl_div"]
+
+AGGREGATES = numbers(pb.Aggregate)
+"""Wire aggregate by name."""
+
+FUNCTIONS = numbers(pb.ElementFunction)
+"""Wire function by name."""
+
+LOSSES = numbers(pb.LossKind)
+"""Wire loss by name."""
+
+_MOST_CLASSES_SHOWN = 4
+_INTEGERS = frozenset(("uint8", "int8", "int16", "int32", "int64"))
+
+
+def logit(classes: Classes, at: str | None = None) -> Objective:
+    """Take as objective the output of a class, summed over the samples.
+
+        trocar.logit(207)
+        trocar.logit([207, 281])                 # one class for each of two samples
+        trocar.logit(3, at='head["scores"]')
+
+    Args:
+        classes: One class for all samples or one for each, from 0.
+        at: The selector of the scores; the model's output when None. Classes are dimension 1, or the last of
+            (batch, tokens, classes); positions are summed.
+
+    Raises:
+        TypeError: A class is no whole number.
+        ValueError: A class is negative, or there is none.
+    """
+    return _class_score("logit", pb.CLASS_SCORE_KIND_LOGIT, classes, at)
+
+
+def probability(classes: Classes, at: str | None = None) -> Objective:
+    """Take as objective the probability of a class, softmax over the classes; see `logit`."""
+    return _class_score("probability", pb.CLASS_SCORE_KIND_PROBABILITY, classes, at)
+
+
+def log_probability(classes: Classes, at: str | None = None) -> Objective:
+    """Take as objective the logarithm of a class's probability; see `logit`."""
+    return _class_score("log_probability", pb.CLASS_SCORE_KIND_LOG_PROBABILITY, classes, at)
+
+
+def value(  # noqa: PLR0913 - one keyword for each thing that it can say
+    selector: str,
+    *,
+    reduce: ReduceName = "sum",
+    function: FunctionName | None = None,
+    samples: Positions | None = None,
+    channels: Positions | None = None,
+    tokens: Tokens | None = None,
+    index: IndexExpression | None = None,
+    reductions: Reduction | Iterable[Reduction] = (),
+    channel_dim: int | None = None,
+) -> Objective:
+    """Take as objective a sum, mean or norm of any value.
+
+        trocar.value("layer4", channels=[3], reduce="mean")
+        trocar.value("/out", function="square")             # the sum of squares
+
+    Args:
+        selector: One value.
+        reduce: "sum", "mean" or "norm", the Euclidean norm, over all elements.
+        function: What is done to each element before that: "square", "abs", "log" or "exp".
+        samples: Which samples, as in `tap`.
+        channels: Which channels, as in `tap`.
+        tokens: Which tokens, as in `tap`.
+        index: Which part, as in `tap`.
+        reductions: Further reductions, in order, such as `trocar.pool("avg")`; no `trocar.pca`.
+        channel_dim: Which dimension holds the channels, as in `tap`.
+
+    Raises:
+        TypeError: A reduction is none, or positions are no integers.
+        ValueError: An unknown name, or a reduction by principal components.
+    """
+    if isinstance(reduce, Reduction):
+        raise TypeError(f"reduce is one of {', '.join(AGGREGATES)}; {reduce!r} goes to reductions=")
+    chosen = gather(samples=samples, channels=channels, tokens=tokens, index=index, reduce=reductions)
+    if any(entry.tensors for entry in chosen):
+        raise ValueError("an objective cannot use pca; tap the components instead")
+    if channel_dim is not None and not chosen:
+        raise ValueError("channel_dim is only used with channels= and reductions")
+    said = {"reduce": None if reduce == "sum" else reduce, "function": function, "channel_dim": channel_dim}
+    message = pb.ValueScore(
+        selector=text("the selector", selector),
+        reductions=[entry.to_wire() for entry in chosen],
+        channel_dim=None if channel_dim is None else dimension("channel_dim", channel_dim),
+        function=_function(function),
+        aggregate=AGGREGATES[one_of("reduce", reduce, AGGREGATES)],
+    )
+    words = [repr(selector), *(f"{name}={what!r}" for name, what in said.items() if what is not None)]
+    words += [repr(entry) for entry in chosen]
+    return objective_of(pb.ObjectiveTerm(value_score=message), f"value({', '.join(words)})")
+
+
+def loss(
+    kind: LossName,
+    labels: OperandLike,
+    at: str | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Objective:
+    """Take as objective a loss of torch, with its defaults.
+
+        trocar.loss("cross_entropy", [207, 281])
+        trocar.loss("mse", target, at="decoder")
+
+    Args:
+        kind: "cross_entropy" and "nll" (of log probabilities) with class indices, -100 for one that is left
+            out; "cross_entropy" with probabilities, too; "bce_with_logits", "mse", "l1", "smooth_l1" and
+            "kl_div" (log probabilities against probabilities) with labels of the value's shape.
+        labels: The labels, as an array or lists.
+        at: The selector of the predictions; the model's output when None.
+        reduction: "mean" (of "kl_div" over the batch) or "sum".
+
+    Raises:
+        TypeError: The labels are no numbers, or no whole ones where they have to be.
+        ValueError: An unknown name, or labels that are NaN or infinite.
+    """
+    name = one_of("the loss", kind, LOSSES)
+    sent = _labels(name, labels)
+    message = pb.Loss(
+        kind=LOSSES[name],
+        selector=_optional_text("at", at),
+        labels=spec(sent),
+        is_sum=one_of("reduction", reduction, ("mean", "sum")) == "sum",
+    )
+    words = [repr(name), f"<{DTYPE_NAMES[sent.dtype]} {sent.shape}>"]
+    words += [f"at={at!r}"] if at is not None else []
+    words += ["reduction='sum'"] if message.is_sum else []
+    return objective_of(pb.ObjectiveTerm(loss=message), f"loss({', '.join(words)})", (sent,))
+
+
+def gradient_penalty(of: Objective, at: str | None = None, center: float = 0.0) -> Objective:
+    """Take as objective the mean over the samples of (|gradient| - center)^2: a second derivative.
+
+        trocar.loss("cross_entropy", labels) + 10 * trocar.gradient_penalty(trocar.value("/out"), center=1)
+
+    Args:
+        of: Of what the gradient is; without a penalty inside.
+        at: The selector of the value with respect to which it is; the model's first input when None.
+        center: 0 for the R1 penalty, 1 for the one of WGAN-GP.
+
+    Raises:
+        TypeError: `of` is no objective.
+        ValueError: There is a penalty inside, or `center` is not finite.
+    """
+    inner = as_objective(of)
+    if any(term.score.HasField("gradient_penalty") for term in inner.terms):
+        raise ValueError("a gradient_penalty cannot contain another: third derivatives are not supported")
+    message = pb.GradientPenalty(
+        of=inner.to_wire(), selector=_optional_text("at", at), center=number("center", center)
+    )
+    words = [repr(Objective(inner.terms))]  # without what was added, which has no gradient
+    words += [f"at={at!r}"] if at is not None else []
+    words += [f"center={message.center!r}"] if message.center else []
+    tensors = tuple(sent for term in inner.terms for sent in term.tensors)
+    return objective_of(
+        pb.ObjectiveTerm(gradient_penalty=message), f"gradient_penalty({', '.join(words)})", tensors
+    )
+
+
+def _class_score(name: str, kind: pb.ClassScoreKind.ValueType, classes: Classes, at: str | None) -> Objective:
+    chosen = _class_list(name, classes)
+    message = pb.ClassScore(selector=_optional_text("at", at), classes=chosen, kind=kind)
+    more = len(chosen) - _MOST_CLASSES_SHOWN
+    shown = ", ".join(map(str, chosen[:_MOST_CLASSES_SHOWN])) + (f", ... {more:,} more" if more > 0 else "")
+    words = [shown if len(chosen) == 1 else f"[{shown}]", *([f"at={at!r}"] if at is not None else [])]
+    return objective_of(pb.ObjectiveTerm(class_score=message), f"{name}({', '.join(words)})")
+
+
+def _class_list(name: str, classes: Any) -> list[int]:
+    if isinstance(classes, str):
+        raise TypeError(
+            f"{name} takes the number of a class, not {classes!r}; see `client.model(...).categories`"
+        )
+    rank = len(getattr(classes, "shape", ()))
+    if rank > 1:
+        raise TypeError(f"{name} takes one class or one for each sample, not an array of {rank} dimensions")
+    is_several = isinstance(classes, Iterable) and (rank == 1 or not hasattr(classes, "shape"))
+    chosen = [integer(f"{name}: a class", entry, low=0) for entry in (classes if is_several else [classes])]
+    if not chosen:
+        raise ValueError(f"{name} names no class")
+    return chosen
+
+
+def _labels(name: str, labels: ArrayLike | Numbers | float) -> WireTensor:
+    """Return labels in a dtype that fits the loss: class indices in int64, other whole numbers in float32."""
+    sent = tensor(f"{name}: labels", labels)
+    dtype = DTYPE_NAMES[sent.dtype]
+    takes_classes = name in ("cross_entropy", "nll")
+    if dtype.startswith("complex"):
+        raise TypeError(f"{name}: labels are real numbers, not {dtype}")
+    if name == "nll" and dtype not in _INTEGERS:
+        raise TypeError(f"nll: labels are integers, the indices of classes, not {dtype}")
+    if takes_classes and dtype == "bool":
+        raise TypeError(f"{name}: labels are class indices, not bool")
+    if takes_classes and dtype in _INTEGERS:
+        return _converted(sent, "int64")
+    return _converted(sent, "float32") if dtype in _INTEGERS or dtype == "bool" else sent
+
+
+def _converted(sent: WireTensor, dtype: str) -> WireTensor:
+    array = np.frombuffer(sent.payload, wire_numpy_dtype(DTYPE_NAMES[sent.dtype])).reshape(sent.shape)
+    return tensor("labels", array.astype(dtype))
+
+
+def _function(name: str | None) -> pb.ElementFunction.ValueType:
+    if name is None:
+        return pb.ELEMENT_FUNCTION_UNSPECIFIED
+    return FUNCTIONS[one_of("function", name, FUNCTIONS)]
+
+
+def _optional_text(label: str, value: str | None) -> str:
+    return "" if value is None else text(label, value)

@@ -1,0 +1,247 @@
+"""Parts of a trainer: heads, adapters, gradient rules, saved tensors. The server checks them all at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trocar._request.training.trainer_options import (
+    Selectors,
+    flag,
+    number,
+    options_to_wire,
+    selectors,
+    text,
+    whole,
+)
+from trocar_api.byte_sizes import byte_count
+from trocar_api.v1 import trainer_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Head:
+    """A new classifier; made by `head`."""
+
+    classes: int
+    hidden: tuple[int, ...] = ()
+    dropout: float = 0.0
+    init: str = "default"
+    bias: bool = True
+    path: str = ""
+    of: str = ""
+
+    def to_wire(self) -> pb.HeadSpec:
+        """Return the message."""
+        return pb.HeadSpec(
+            path=text("path", self.path),
+            classes=whole("classes", self.classes, bits=32),
+            hidden=[whole("hidden", width, bits=32) for width in self.hidden],
+            dropout=number("dropout", self.dropout),
+            init=text("init", self.init),
+            bias=flag("bias", self.bias),
+            of=text("of", self.of),
+        )
+
+
+def head(
+    classes: int,
+    *,
+    hidden: Sequence[int] = (),
+    dropout: float = 0.0,
+    init: str = "default",
+    bias: bool = True,
+    path: str = "",
+    of: str = "",
+) -> Head:
+    """Return a new classifier for `Client.train`.
+
+        client.train("resnet18", head=trocar.head(10, hidden=[256], dropout=0.1))
+        client.train("minilm", head=trocar.head(3, of="sentence"))
+
+    Args:
+        classes: Its outputs.
+        hidden: Widths of hidden layers, each followed by a ReLU; none for a single Linear.
+        dropout: Probability of dropout before each layer.
+        init: "default" (torch's own), "zeros", "normal" (deviation 0.01), "xavier" or "kaiming" (uniform).
+        bias: Whether its layers have biases.
+        path: The module that it takes the place of; the server finds the classifier when empty.
+        of: Adds the head behind a model of texts that has none: "sentence", on the vector of each text (its
+            sentence embedding, else its pooler's output, else the mean of its tokens), or "tokens", on the
+            last hidden states. The model returns `logits` then.
+    """
+    return Head(classes, tuple(hidden), dropout, init, bias, path, of)
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A LoRA adapter; made by `lora`."""
+
+    ranks: tuple[tuple[str, int], ...]
+    alpha: float | Mapping[str, float] = 8.0
+    dropout: float = 0.0
+    use_rslora: bool = False
+    folder: Path | None = None
+    """Folder of PEFT with its initial weights; None for new ones."""
+    name: str = ""
+
+    def to_wire(self) -> pb.LoraSpec:
+        """Return the message."""
+        own = self.alpha if isinstance(self.alpha, Mapping) else {}
+        unknown = sorted(own.keys() - {pattern for pattern, _ in self.ranks})
+        if unknown:
+            raise ValueError(f"alpha names {unknown[0]!r}, which has no rank")
+        entries = [
+            pb.LoraRankSpec(
+                selector=text("pattern", pattern),
+                rank=whole("rank", rank, bits=32),
+                alpha=number("alpha", own[pattern]) if pattern in own else None,
+            )
+            for pattern, rank in self.ranks
+        ]
+        alpha = None if isinstance(self.alpha, Mapping) else number("alpha", self.alpha)
+        return pb.LoraSpec(
+            ranks=entries,
+            alpha=alpha,
+            dropout=number("dropout", self.dropout),
+            use_rslora=flag("use_rslora", self.use_rslora),
+            name=text("name", self.name),
+        )
+
+
+def lora(
+    ranks: Mapping[str, int] | int = 8,
+    *,
+    alpha: float | Mapping[str, float] = 8.0,
+    dropout: float = 0.0,
+    use_rslora: bool = False,
+    name: str = "",
+) -> Lora:
+    """Return a LoRA adapter for `Client.train`, made by PEFT on the server.
+
+        adapter = trocar.lora({"*.q_proj": 16, "*.mlp.*": 8}, alpha=32)
+        client.train("gpt2", adapter=adapter, losses="causal_lm")
+
+    Args:
+        ranks: Rank by pattern; a layer has that of the first pattern that matches its path. `*` stands for
+            any text, dots included; without one the pattern is the path or its last components, and
+            after `^` the whole path. A number alone is the rank of every linear layer and convolution.
+        alpha: The update is multiplied by alpha / rank; a number, or numbers by pattern (8 for the others).
+        dropout: Probability of dropout before the adapter.
+        use_rslora: Whether the update is multiplied by alpha / sqrt(rank) instead.
+        name: What your calls call it, `client.extract(..., adapter="style")`: letters, digits and `._-`, at
+            most 64, once for each model.
+    """
+    chosen = {"*": ranks} if isinstance(ranks, int) else ranks
+    return Lora(tuple(chosen.items()), alpha, dropout, use_rslora, name=name)
+
+
+@dataclass(frozen=True)
+class GradientRule:
+    """A declared change to gradients; made by `clamp` or `gradient_rule`."""
+
+    selector: str | Sequence[str]
+    name: str
+    options: Mapping[str, object]
+    when: Literal["batch", "accumulated"] = "batch"
+
+    def to_wire(self) -> pb.GradientRuleSpec:
+        """Return the message."""
+        first, *more = selectors(self.selector, "selector") or ("",)
+        return pb.GradientRuleSpec(
+            selector=first,
+            name=text("name", self.name),
+            options=options_to_wire(self.options),
+            selectors=more,
+            when=None if self.when == "batch" else text("when", self.when),
+        )
+
+
+def gradient_rule(
+    selector: str | Sequence[str],
+    name: str,
+    *,
+    when: Literal["batch", "accumulated"] = "batch",
+    **options: object,
+) -> GradientRule:
+    """Return a change to gradients.
+
+        gradient_rule("layer4", "norm_limit", limit=1.0)                          # of each tensor
+        gradient_rule(["layer4", "fc"], "clip_norm_of_all", limit=1.0)            # of all together
+        gradient_rule("**", "zero_if", nonfinite=True, mode="any")                # drop a broken batch
+        gradient_rule("fc.*", "clamp", low=-1, high=1, when="accumulated")        # of the sum
+
+    Args:
+        selector: Parameters ("fc.*", "layer4", "fc.bias") or the gradient at a value ("layer4/grad_out"); a
+            list of these for several.
+        name: "clamp" (low, high), "scale" (factor), "zero", "noise" (std), "nan_to_num" (nan, posinf, neginf)
+            or "norm_limit" (limit: the most Euclidean norm of each tensor). Over the set of all parameters
+            selected: "clip_norm_of_all" (limit: the most norm of all together) and "zero_if": zeros for all
+            where a condition holds, a norm `above` or `below` a number or something `nonfinite`, with
+            mode="all" of all together, with mode="any" of one of them.
+        when: "batch": on the gradients of each backward pass; "accumulated": on the sum, each time that a
+            backward pass has added to it, as `register_post_accumulate_grad_hook` does. Parameters only.
+        **options: As said there.
+    """
+    return GradientRule(selector, name, options, when)
+
+
+def clamp(selector: str | Sequence[str], low: float | None = None, high: float | None = None) -> GradientRule:
+    """Return the rule that clamps each element of gradients: `clamp("fc.*", -0.1, 0.1)`. NaN stays NaN.
+
+    Args:
+        selector: As in `gradient_rule`.
+        low: The least value; no limit when None.
+        high: The largest value; no limit when None.
+    """
+    limits = {"low": low, "high": high}
+    options = {name: limit for name, limit in limits.items() if limit is not None}
+    return GradientRule(selector, "clamp", options)
+
+
+@dataclass(frozen=True)
+class SavedTensors:
+    """Storage of autograd's saved tensors; made by `spool` or `host_memory`."""
+
+    store: str
+    budget_bytes: int = 256 << 20
+    modules: tuple[str, ...] = ()
+    min_bytes: int = 32 << 10
+    store_dtype: str = ""
+
+    def to_wire(self) -> pb.SavedTensorsSpec:
+        """Return the message."""
+        return pb.SavedTensorsSpec(
+            store=self.store,
+            budget_bytes=whole("budget_bytes", self.budget_bytes),
+            modules=self.modules,
+            min_bytes=whole("min_bytes", self.min_bytes),
+            store_dtype=text("store_dtype", self.store_dtype),
+        )
+
+
+def spool(
+    budget_bytes: int | str = 256 << 20,
+    *,
+    modules: Selectors = (),
+    min_bytes: int | str = 32 << 10,
+    store_dtype: str = "",
+) -> SavedTensors:
+    """Keep autograd's saved tensors within a budget in memory, and the rest on the server's disk.
+
+    Args:
+        budget_bytes: The most bytes in memory, as a number or a text such as "256MiB".
+        modules: Only what these modules save; all when empty.
+        min_bytes: Smaller tensors stay in memory.
+        store_dtype: "bf16" or "int8" for less precision on disk; exact when empty.
+
+    Raises:
+        TypeError: A size is neither a whole number nor a text.
+        ValueError: A text is no size.
+    """
+    budget, least = byte_count(budget_bytes, "budget_bytes"), byte_count(min_bytes, "min_bytes")
+    return SavedTensors("spool", budget, tuple(selectors(modules, "modules")), least, store_dtype)
+
+
+def host_memory() -> SavedTensors:
+    """Keep autograd's saved tensors in the host's memory instead of the GPU's."""
+    return SavedTensors("host")

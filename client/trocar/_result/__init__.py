@@ -1,0 +1,1 @@
+"""Results: feature maps, statistics, histories."""

@@ -1,0 +1,341 @@
+"""Feature maps of one extraction: arrays by name, statistics, and the source of each."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from trocar._base.names import unknown_name
+from trocar._base.tables import MOST_ROWS, first_lines, html_fold, html_table
+from trocar._base.tensors import Array, dequantize
+from trocar._base.types import ServerTiming
+from trocar._request.execution import EAGER, ExecutionInfo
+from trocar._result.processed import ProcessedInput
+from trocar._result.statistics import Statistics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SHOWN_ROWS = 6
+"""Feature maps in the text of a cell; `print` shows more."""
+
+
+_TOKEN_RANK = 3
+
+
+@dataclass(frozen=True)
+class CastInfo:
+    """Cast of a feature map's values before they were sent."""
+
+    original_dtype: str
+    """What they were."""
+    scales: tuple[float, ...]
+    """Of int8: value = scale * sent; one, or one per channel. Empty otherwise."""
+    channel_dim: int | None
+    """The dimension of the scales, from 0, where there is one per channel."""
+    max_error: float
+    """The largest absolute difference between a finite value and what it is here; of int8, dequantized."""
+
+
+@dataclass(frozen=True)
+class FeatureMapInfo:
+    """Source, shape and dtype of one feature map; known even when its values were not sent."""
+
+    name: str
+    """The alias, or the selector that stands for this value alone."""
+    path: str
+    """The module's path; empty for the root."""
+    type: str
+    """The module's class name, for example "Bottleneck"."""
+    call_index: int
+    """Which call of the module in the pass, from 0."""
+    port: str
+    """Where at the module: "out", "in", "param(weight)" and so on; of gradients "grad_out" and so on."""
+    pick: str
+    """The pick into a structured value; empty for a plain tensor."""
+    shape: tuple[int, ...]
+    """Size of each dimension."""
+    dtype: str
+    """The dtype on the server; a "bfloat16" is a float32 array here."""
+    has_values: bool
+    """Whether the reply has the values."""
+    byte_count: int = 0
+    """Bytes of the values in the reply."""
+    companion_of: str = ""
+    """The feature map that this one accompanies, such as the indices of a top-k; empty otherwise."""
+    cast: CastInfo | None = None
+    """How the values were cast; None when they were not."""
+    token_positions: tuple[tuple[int, ...], ...] = ()
+    """Of `tokens=` as spans or roles: which tokens of each sample of the batch were chosen, without padding;
+    `maps.tokens.samples[i].tokens[position]` spells them."""
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is the gradient with respect to a value."""
+        return self.port.startswith(("grad_", "param_grad"))
+
+
+class FeatureMaps(Mapping[str, Array]):
+    """The feature maps of one pass: a read-only mapping from name to array.
+
+        maps = client.extract("resnet50", images, taps=["layer4", "layer*.0:Bottleneck"])
+        maps["layer4"]                       # numpy array (8, 2048, 7, 7)
+        torch.from_numpy(maps["layer4"])     # shares memory, as DLPack does
+        maps.expansions["layer*.0:Bottleneck"]   # the names that this selector became
+
+    A selector of the request that stands for exactly one value works as a key, too; the name of a feature
+    map comes first. Of `gradients(at="layer4")` the name is "layer4/grad_out", and `maps["layer4"]` is the
+    same unless the value itself was tapped, too. Arrays are writable and yours; bfloat16 values come as
+    float32, exactly.
+
+    Attributes:
+        stats: Statistics by name, for taps that asked for some.
+        info: Path, type, call, shape and dtype by name, also where the values stayed on the server.
+        expansions: The names that each selector of the request became, in execution order.
+        timing: Time breakdown: waiting, computing and, of a single call, the rest.
+        stopped_at: The module after which the pass was stopped; None when it ran to its end.
+        model_id: The model that ran.
+        objective: The value of the objective, where gradients were taken of one.
+        edit_expansions: The names of the values that each edit's selector became, stored edits included.
+        execution: Execution of the pass: numerics, engine, the samples of its batch.
+        processed: What the model's processor made of texts and sound, in the order of the inputs.
+    """
+
+    def __init__(  # noqa: PLR0913 - what one reply says, by keyword
+        self,
+        arrays: Mapping[str, Array],
+        *,
+        info: Mapping[str, FeatureMapInfo],
+        stats: Mapping[str, Statistics],
+        expansions: Mapping[str, tuple[str, ...]],
+        timing: ServerTiming,
+        stopped_at: str | None = None,
+        model_id: str = "",
+        objective: float | None = None,
+        edit_expansions: Mapping[str, tuple[str, ...]] | None = None,
+        execution: ExecutionInfo = EAGER,
+        processed: Sequence[ProcessedInput] = (),
+    ) -> None:
+        self._arrays = dict(arrays)
+        self.stats: Mapping[str, Statistics] = dict(stats)
+        self.info: Mapping[str, FeatureMapInfo] = dict(info)
+        self.expansions: Mapping[str, tuple[str, ...]] = dict(expansions)
+        self.timing = timing
+        self.stopped_at = stopped_at
+        self.model_id = model_id
+        self.objective = objective
+        self.edit_expansions: Mapping[str, tuple[str, ...]] = dict(edit_expansions or {})
+        self.execution = execution
+        self.processed: tuple[ProcessedInput, ...] = tuple(processed)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether nothing was computed: the reply came from the server's feature cache."""
+        return self.execution.is_cached
+
+    @property
+    def tokens(self) -> ProcessedInput:
+        """What the tokenizer made of the texts; of the first, where several inputs are texts.
+
+        Raises:
+            ValueError: No input was a text.
+        """
+        found = next((entry for entry in self.processed if entry.padded_length), None)
+        if found is None:
+            raise ValueError("there are no tokens: no input of this call was a text")
+        return found
+
+    def samples(self, name: str, axis: int | None = None) -> list[Array]:
+        """Return the values of a feature map sample by sample, without those of padding.
+
+            maps.samples("encoder.layer.3")      # a list of arrays (tokens, 384)
+
+        Of `tokens=` as spans or roles these are the chosen tokens of each sample.
+
+        Args:
+            name: Which feature map.
+            axis: The dimension of its tokens; the first behind the batch with the padded length when None.
+
+        Raises:
+            KeyError: As for `maps[name]`.
+            ValueError: No input was a text, or the values have no dimension for tokens.
+        """
+        tokens, values = self.tokens, self[name]
+        counts = [len(positions) for positions in self._info_of(name).token_positions]
+        if counts and values.ndim == _TOKEN_RANK and values.shape[:2] == (len(counts), max(counts)):
+            return [value[:count] for value, count in zip(values, counts, strict=True)]
+        along = tokens.token_axis(values.shape) if axis is None else axis % values.ndim
+        if not along or values.shape[along] != tokens.padded_length or len(values) != len(tokens.samples):
+            raise ValueError(f"dimension {along} of {name!r}, shape {values.shape}, has no tokens")
+        return [
+            np.compress(kept, value, axis=along - 1) for kept, value in zip(tokens.mask, values, strict=True)
+        ]
+
+    def span(self, name: str, start: int, stop: int, *, sample: int = 0, axis: int | None = None) -> Array:
+        """Return the values of the tokens that hold characters `start` to `stop` of one text.
+
+            text = "the cat sat"
+            maps.span("encoder.layer.3", text.index("cat"), text.index("cat") + 3)    # (tokens, 384)
+
+        Args:
+            name: Which feature map.
+            start: The first character, from 0; of a chat in `maps.tokens.samples[sample].rendered`.
+            stop: The character behind the last one.
+            sample: Which text.
+            axis: As for `samples`.
+
+        Raises:
+            KeyError: As for `maps[name]`.
+            ValueError: As for `samples`; no token holds one of these characters.
+        """
+        found = self.tokens.samples[sample]
+        places = [
+            place
+            for place, (begin, end) in enumerate(found.spans)
+            if begin < stop and start < end and not found.is_special[place]
+        ]
+        if not places:
+            raise ValueError(f"no token of text {sample} holds one of the characters {start} to {stop}")
+        along = self.tokens.token_axis(self[name].shape) if axis is None else axis % self[name].ndim
+        return np.take(self.samples(name, along)[sample], places, axis=along - 1)
+
+    def __getitem__(self, name: str) -> Array:
+        """Return the values of a feature map.
+
+        Raises:
+            KeyError: No feature map has this name, its values were not asked for, or the selector
+                stands for several; the message says which.
+        """
+        if name in self._arrays:
+            return self._arrays[name]
+        names = (name,) if name in self.info else self.expansions.get(name, ())
+        if len(names) > 1:
+            raise KeyError(f"{name!r} stands for {len(names)} feature maps: {', '.join(names)}")
+        if not names:
+            raise unknown_name("feature map", name, self.info)
+        if names[0] not in self._arrays:
+            raise KeyError(f"the values of {name!r} were not asked for (values=False); see .stats and .info")
+        return self._arrays[names[0]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other  # comparing arrays by value gives arrays, not a truth
+
+    __hash__ = None  # type: ignore[assignment]  # as for every class with an __eq__ of its own
+
+    def dequantized(self, name: str) -> Array:
+        """Return the values of a feature map as float32, where they came as int8; others as they are.
+
+        Args:
+            name: Which feature map.
+
+        Raises:
+            KeyError: As for `maps[name]`.
+        """
+        values = self[name]
+        cast = self._info_of(name).cast
+        if cast is None or not cast.scales:
+            return values
+        return dequantize(values, cast.scales, cast.channel_dim)
+
+    def _info_of(self, name: str) -> FeatureMapInfo:
+        return self.info[self.expansions.get(name, (name,))[0] if name not in self.info else name]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the arrays to a safetensors file, under their exact names.
+
+        The file's metadata holds, as JSON, what each selector became (`trocar.expansions`) and where
+        each array came from (`trocar.info`); where there were some, also what each edit's selector became
+        (`trocar.edit_expansions`), the value of the objective (`trocar.objective`) and what the processor
+        made of texts and sound (`trocar.processed`).
+
+        Args:
+            path: Where to write; an existing file is replaced.
+        """
+        info = {name: asdict(entry) for name, entry in self.info.items()}
+        metadata = {
+            "trocar.model_id": self.model_id,
+            "trocar.expansions": json.dumps(self.expansions),
+            "trocar.info": json.dumps(info),
+        }
+        if self.edit_expansions:
+            metadata["trocar.edit_expansions"] = json.dumps(self.edit_expansions)
+        if self.objective is not None:
+            metadata["trocar.objective"] = json.dumps(self.objective)
+        if self.processed:
+            metadata["trocar.processed"] = json.dumps([asdict(entry) for entry in self.processed])
+        target = Path(path)
+        target.touch()
+        mode = (
+            target.stat().st_mode
+        )  # safetensors makes a file for its owner only; this one follows the umask
+        save_file(self._arrays, target, metadata=metadata)
+        target.chmod(mode)
+
+    def plot(
+        self, name: str | None = None, *, channels: int = 16, path: str | os.PathLike[str] | None = None
+    ) -> "Figure":
+        """Draw one feature map of sample 0 as a picture.
+
+        A map of shape (batch, channels, height, width) becomes a grid of its first channels, each on
+        its own colour scale; (batch, tokens, width) becomes one image of tokens x width; (batch,
+        features) becomes a line.
+
+        Args:
+            name: Which feature map; the first when None.
+            channels: The most channels to draw.
+            path: Where to save the picture; the suffix says the format, for example ".png".
+
+        Returns:
+            The matplotlib figure. No display is needed.
+
+        Raises:
+            KeyError: No feature map of this name.
+            ValueError: There is nothing to draw, or the map's rank is not 2, 3 or 4.
+            ImportError: matplotlib is missing: pip install "trocar[plot]".
+        """
+        from trocar._result.plot import draw  # needs matplotlib, which is an extra
+
+        if name is None:
+            name = next(iter(self._arrays), None)
+        if name is None:
+            raise ValueError("there are no values to draw; every tap has values=False")
+        figure = draw(self[name], title=f"{self.model_id} {name}".strip(), channels=channels)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def __repr__(self) -> str:
+        return self._text(_SHOWN_ROWS)
+
+    def __str__(self) -> str:
+        return self._text(MOST_ROWS)
+
+    def _text(self, most: int) -> str:
+        rows = first_lines("\n".join("  " + "  ".join(row) for row in self._rows()), most)
+        title = f"FeatureMaps of {self.model_id or 'a model'}:"
+        return "\n".join([title, *([rows] if rows else []), f"  ({self.timing})"])
+
+    def _repr_html_(self) -> str:
+        """Show name, shape, dtype and size of each feature map in a notebook, statistics folded."""
+        table = html_table(
+            ("name", "shape", "dtype", "bytes"), self._rows(), f"{self.model_id} ({self.timing})"
+        )
+        shown = list(self.stats.items())[:MOST_ROWS]
+        return table + "".join(html_fold(f"statistics of {name}", one._repr_html_()) for name, one in shown)
+
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
+        for name, entry in self.info.items():
+            array = self._arrays.get(name)
+            size = "statistics only" if array is None else f"{array.nbytes:,}"
+            yield name, str(entry.shape), entry.dtype, size

@@ -1,0 +1,1 @@
+"""Sources of samples; `source_opening.open_source` opens the right one."""

@@ -1,0 +1,166 @@
+"""Image files: a list, or all of a folder."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trocar._base.input_kinds import IMAGE_SUFFIXES
+from trocar._sources.sample import MAX_SAMPLE_BYTES, Sample, Source
+from trocar.errors import SourceError
+
+SERVER_SUFFIXES = frozenset(IMAGE_SUFFIXES)
+"""What the server decodes."""
+CLIENT_SUFFIXES = SERVER_SUFFIXES | {".bmp", ".gif", ".tif", ".tiff", ".ppm"}
+"""What is taken from a folder when the client decodes."""
+
+
+def file_source(paths: Sequence[Path], name: str = "") -> Source:
+    """Return the source of these files; a key is the path as it was given.
+
+    Raises:
+        SourceError: A file does not exist.
+    """
+    entries = [(printable(str(path)), path) for path in paths]
+    return _source("files", name, entries)
+
+
+def folder_source(root: Path, suffixes: frozenset[str], *, prefix: str = "") -> Source:
+    """Return the source of all images below a folder, sorted by relative path.
+
+    Hidden files and folders are left out. Links to folders are not followed, and links to files only
+    if they stay inside.
+
+    Args:
+        root: The folder.
+        suffixes: Which files are images, in lower case.
+        prefix: Put before every key, a relative path.
+
+    Raises:
+        SourceError: There is no image.
+    """
+    found, notes = list_images(root, suffixes)
+    entries = [(printable(prefix + path.relative_to(root).as_posix()), path) for path in found]
+    return _source("folder", printable(str(root.resolve())), entries, notes)
+
+
+def list_images(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tuple[str, ...]]:
+    """List the images below a folder, sorted by relative path, and what was left out.
+
+    Raises:
+        SourceError: There is no image, or a folder cannot be listed.
+    """
+    images, others, outside = [], 0, 0
+    inside = root.resolve()
+    for folder, folders, names in os.walk(root, onerror=_fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(folder, name)
+            if name.startswith("."):
+                continue
+            if path.suffix.lower() not in suffixes:
+                others += 1
+            elif path.is_symlink() and not _is_inside(path, inside):
+                outside += 1
+            elif stat.S_ISREG(path.stat().st_mode):
+                images.append(path)
+            else:  # reading a pipe would block
+                others += 1
+    if not images:
+        raise SourceError(f"no image below {root}: {_advice(others, outside, suffixes)}")
+    left_out = [f"{others} of other types"] * bool(others)
+    left_out += [f"{outside} links to outside of it"] * bool(outside)
+    notes = (f"files left out below {root}: {', '.join(left_out)}",) if left_out else ()
+    return sorted(images, key=lambda path: path.relative_to(root).as_posix()), notes
+
+
+def _is_inside(link: Path, folder: Path) -> bool:
+    """Whether a link points into a folder; a broken one does not."""
+    try:
+        return link.resolve(strict=True).is_relative_to(folder)
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links
+        return False
+
+
+def printable(name: str) -> str:
+    """Return a name that is valid in JSON: bytes of a path that are no UTF-8 are escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file, up to a size limit.
+
+    Raises:
+        SourceError: It is.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        data = file.read(MAX_SAMPLE_BYTES + 1)
+    if len(data) > MAX_SAMPLE_BYTES:
+        raise SourceError(f"{path} has more than {MAX_SAMPLE_BYTES >> 20} MiB; it is too large for a sample")
+    return data
+
+
+def check_regular(path: Path) -> None:
+    """Reject paths that cannot be read twice: a folder, a pipe, a device.
+
+    Raises:
+        SourceError: It does not exist, or is no regular file.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links
+        raise SourceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if not stat.S_ISREG(mode):
+        raise SourceError(f"{path} is not a regular file; pipes and folders cannot be read here")
+
+
+def stat_fingerprint(entries: Iterable[tuple[str, Path]]) -> str:
+    """Hash names, sizes and modification times; nothing is read.
+
+    Raises:
+        SourceError: A file does not exist.
+    """
+    digest = hashlib.sha256()
+    for key, path in entries:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise SourceError(f"{path}: {error.strerror}") from error
+        digest.update(f"{key}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _source(kind: str, name: str, entries: Sequence[tuple[str, Path]], notes: tuple[str, ...] = ()) -> Source:
+    description: dict[str, Any] = {"kind": kind, "name": name, "count": len(entries)}
+    description["fingerprint"] = stat_fingerprint(entries)
+    return Source(description, _reader(entries), len(entries), notes)
+
+
+def _reader(entries: Sequence[tuple[str, Path]]) -> Callable[[int], Iterator[Sample]]:
+    def samples(start: int) -> Iterator[Sample]:
+        for index in range(start, len(entries)):
+            key, path = entries[index]
+            yield Sample(key, partial(read_file, path), (index + 1) / len(entries))
+
+    return samples
+
+
+def _advice(others: int, outside: int, suffixes: frozenset[str]) -> str:
+    kinds = ", ".join(sorted(suffixes))
+    if outside:
+        return f"{outside} links lead outside and are not followed; give their targets instead"
+    if others:
+        return (
+            f"none of its {others} files ends in {kinds}; --decode client takes more formats; give .npy "
+            "and .tar "
+            "files by path"
+        )
+    return f"it is empty; images end in {kinds}"
+
+
+def _fail(error: OSError) -> None:
+    raise SourceError(f"{error.filename}: {error.strerror}") from error

@@ -1,0 +1,81 @@
+"""Text tables: CSV files and JSON lines, one sample a row; and which columns are texts, which are targets."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trocar._base.names import few
+from trocar._sources.files import check_regular
+from trocar.errors import SourceError
+
+TABLE_SUFFIXES = (".csv", ".jsonl")
+"""Of files that are read without further libraries."""
+USUAL_TARGETS = ("label", "labels", "target", "fine_label", "ner_tags")
+"""Columns that are targets where none is named."""
+
+_SINGLE = ("text", "sentence", "input_ids")
+_PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"))
+
+Table = Mapping[str, Sequence[Any]]
+"""Columns by name, of one length."""
+
+
+def read_table(path: Path) -> Table:
+    """Read a CSV file with a header, or a file of JSON objects, one a line; UTF-8.
+
+    Raises:
+        SourceError: It is no such file, or its rows differ in their columns.
+    """
+    check_regular(path)
+    try:
+        rows = _csv_rows(path) if path.suffix.lower() == ".csv" else _json_rows(path)
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise SourceError(f"{path} is not readable: {error}") from error
+    if not rows:
+        raise SourceError(f"{path} has no rows")
+    names = list(rows[0])
+    for number, row in enumerate(rows, 1):
+        if set(row) != set(names) or None in row.values():
+            raise SourceError(f"{path}: row {number} has not the columns of the first, {few(names)}")
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def text_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the column of texts or token ids, or the two of pairs; empty where it is not clear."""
+    for pair in _PAIRS:
+        if set(pair) <= set(names):
+            return pair
+    found = [name for name in _SINGLE if name in names]
+    return (found[0],) if found else ()
+
+
+def target_columns(names: Sequence[str]) -> list[str]:
+    """Return the column of targets with a usual name, if there is one."""
+    return [name for name in USUAL_TARGETS if name in names][:1]
+
+
+def _csv_rows(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = [dict(row) for row in csv.DictReader(file)]
+    if any(None in row for row in rows):
+        raise ValueError("a row has more fields than the header")
+    labels = {name for name in (rows[0] if rows else ()) if all(_is_integer(row[name]) for row in rows)}
+    return [{name: int(value) if name in labels else value for name, value in row.items()} for row in rows]
+
+
+def _is_integer(text: object) -> bool:
+    return isinstance(text, str) and text.removeprefix("-").isdecimal() and len(text) < 20
+
+
+def _json_rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"line {number} is no JSON object")
+                rows.append(row)
+    return rows

@@ -1,0 +1,1 @@
+"""Channels, retries, shared memory and failures of calls."""

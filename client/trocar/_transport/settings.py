@@ -1,0 +1,88 @@
+"""Connection settings: what a caller leaves out, from the environment or a profile.
+
+| setting | argument  | environment     | profile          | else              |
+|---------|-----------|-----------------|------------------|-------------------|
+| server  | `target`  | `TROCAR_SERVER` | `server`         | `localhost:50051` |
+| token   | `token`   | `TROCAR_TOKEN`  | `token`          | none              |
+| TLS     | `tls`     | `TROCAR_CA`     | `ca`, `tls`, ... | none              |
+
+A profile counts as a whole, and only for its own server: its token never goes to another one. It is the one
+that is named (`profile`, `TROCAR_PROFILE`), or else the current one of the file.
+"""
+
+import os
+from dataclasses import dataclass
+
+from trocar._transport.channel import LOCAL, TlsOptions
+from trocar._transport.profiles import Profile, read_profiles
+from trocar._transport.targets import DEFAULT_TARGET, with_default_port
+
+SERVER, TOKEN, CA, PROFILE = "TROCAR_SERVER", "TROCAR_TOKEN", "TROCAR_CA", "TROCAR_PROFILE"
+
+
+@dataclass(frozen=True)
+class ConnectSettings:
+    """Server and credentials of a connection."""
+
+    target: str
+    token: str | None
+    tls: TlsOptions | bool | None
+    origin: str
+    """Where the server comes from, for people."""
+
+
+def connect_settings(
+    target: str | None = None,
+    token: str | None = None,
+    tls: TlsOptions | bool | None = None,
+    profile: str | None = None,
+) -> ConnectSettings:
+    """Return the settings of a connection; None stands for what the caller leaves out.
+
+    Raises:
+        ValueError: The address, a profile or the file of profiles is not valid, or there is no such profile.
+        OSError: The file of profiles cannot be read.
+    """
+    if target == LOCAL:
+        return ConnectSettings(LOCAL, token, tls, "given")
+    asked = target if target is not None else os.environ.get(SERVER) or None
+    origin = "given" if target is not None else SERVER if asked else "the default"
+    name = profile or os.environ.get(PROFILE)
+    chosen, chosen_name = _profile(name, is_needed=asked is None)
+    if asked is None and chosen is not None and chosen.server:
+        asked, origin = chosen.server, f"profile {chosen_name}"
+    address, wants_tls = with_default_port(asked if asked is not None else DEFAULT_TARGET)
+    if chosen is not None and (not chosen.server or with_default_port(chosen.server)[0] != address):
+        chosen = None  # another server's credentials
+    found_tls = tls if tls is not None else _tls(chosen)
+    if wants_tls is not None and found_tls is not None and bool(found_tls) != wants_tls:
+        scheme = "https://" if wants_tls else "http://"
+        raise ValueError(
+            f"{asked}: {scheme} says {'TLS' if wants_tls else 'plain text'}, and the other settings the "
+            "opposite; leave out one of them"
+        )
+    own_token = token or os.environ.get(TOKEN) or (chosen.token if chosen else None) or None
+    return ConnectSettings(address, own_token, found_tls if found_tls is not None else wants_tls, origin)
+
+
+def _profile(name: str | None, *, is_needed: bool) -> tuple[Profile | None, str]:
+    """Return the profile that is named, or else the current one, and its name."""
+    if name:
+        return read_profiles().get(name), name
+    try:
+        profiles = read_profiles()
+    except (ValueError, OSError):
+        if is_needed:
+            raise
+        return None, ""
+    return (profiles.get(profiles.current), profiles.current) if profiles.current else (None, "")
+
+
+def _tls(profile: Profile | None) -> TlsOptions | bool | None:
+    if ca := os.environ.get(CA):
+        return TlsOptions(ca=ca)
+    if profile is None:
+        return None
+    if profile.ca or profile.cert or profile.key:
+        return TlsOptions(profile.ca or None, profile.cert or None, profile.key or None)
+    return True if profile.tls else None

@@ -1,0 +1,104 @@
+"""Hugging Face shards: rows of a dataset, images as their encoded bytes, undecoded, texts, and labels."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trocar._base.token_labels import LEFT_OUT
+from trocar._request.texts import texts
+from trocar._sources.huggingface import encoded_value, input_column, is_image_feature
+from trocar._sources.text_tables import USUAL_TARGETS, target_columns, text_columns
+from trocar._uploads.object_shards import Row
+from trocar.errors import SourceError
+
+
+def huggingface_rows(
+    dataset: Any, column: str, targets: Sequence[str] | None
+) -> tuple[Iterator[Row], tuple[str, ...]]:
+    """Return the samples of a dataset, and the names of its classes.
+
+    Args:
+        dataset: A `datasets.Dataset`.
+        column: The column of model inputs, or two of pairs with a comma between; found automatically when
+            empty.
+        targets: Columns of targets; several go by their names. The one that holds class labels, or has a
+            usual name, when None.
+
+    Raises:
+        SourceError: A column is not there, or not clear.
+    """
+    sources = _text_columns(dataset, column)
+    chosen = sources[0] if sources else input_column(dataset, column, "the dataset")
+    names = _target_columns(dataset, chosen) if targets is None else list(targets)
+    missing = [name for name in names if name not in dataset.column_names]
+    if missing:
+        raise SourceError(
+            f"the dataset has no column {missing[0]!r}; available: {', '.join(dataset.column_names)}"
+        )
+    categories: tuple[str, ...] = ()
+    if len(names) == 1:
+        categories = tuple(getattr(dataset.features[names[0]], "names", None) or ())
+    if sources:
+        return _text_rows(dataset.select_columns([*sources, *names]), sources, names), categories
+    return _rows(_undecoded(dataset, [chosen, *names]), chosen, names), categories
+
+
+def _text_columns(dataset: Any, column: str) -> tuple[str, ...]:
+    """Return the column of texts or token ids, or two of pairs; empty where the inputs are something else."""
+    names: list[str] = list(dataset.column_names)
+    if any(is_image_feature(dataset.features[name]) for name in names):
+        return ()
+    if not column:
+        return text_columns([name for name in names if name not in USUAL_TARGETS])
+    given = tuple(column.split(","))
+    if not set(given) <= set(names):
+        return ()  # which the message of `input_column` names
+    are_texts = all(getattr(dataset.features[name], "dtype", "") == "string" for name in given)
+    return given if len(given) <= 2 and are_texts else ()
+
+
+def _text_rows(dataset: Any, sources: Sequence[str], targets: Sequence[str]) -> Iterator[Row]:
+    first = dataset[0]
+    longest = {name: max(map(len, dataset[name])) for name in targets if isinstance(first[name], list)}
+    for index in range(len(dataset)):
+        row = dataset[index]
+        values = [row[name] for name in sources]
+        try:
+            text = texts([values[0] if len(values) == 1 else tuple(values)])
+        except TypeError as error:
+            raise SourceError(f"sample {index}: {error}") from error
+        named = {name: _padded(row[name], longest.get(name)) for name in targets}
+        yield text, named[targets[0]] if len(targets) == 1 else named or None
+
+
+def _padded(value: Any, longest: int | None) -> Any:
+    """Return labels of tokens filled up to those of the longest text; other targets as they are."""
+    return value if longest is None else [*value, *[LEFT_OUT] * (longest - len(value))]
+
+
+def _target_columns(dataset: Any, inputs: str) -> list[str]:
+    names = [name for name in dataset.column_names if name != inputs]
+    labels = [name for name in names if type(dataset.features[name]).__name__ == "ClassLabel"]
+    found = labels if len(labels) == 1 else target_columns(names)
+    if not found and len(labels) > 1:
+        raise SourceError(f"name the target column, targets=...; available: {', '.join(labels)}")
+    return found
+
+
+def _undecoded(dataset: Any, names: Sequence[str]) -> Any:
+    """Return the columns: images for the model undecoded, what is no image as arrays."""
+    chosen = dataset.select_columns(list(names))
+    feature = dataset.features[names[0]]
+    if is_image_feature(feature):
+        return chosen.cast_column(names[0], type(feature)(decode=False))
+    return chosen.with_format("numpy")
+
+
+def _rows(dataset: Any, inputs: str, targets: Sequence[str]) -> Iterator[Row]:
+    for index in range(len(dataset)):
+        row = dataset[index]
+        try:
+            value = encoded_value(row[inputs])
+        except (SourceError, OSError) as error:
+            raise SourceError(f"sample {index}: {error}") from error
+        named = {name: row[name] for name in targets}
+        yield value, named[targets[0]] if len(targets) == 1 else named or None

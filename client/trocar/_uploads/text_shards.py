@@ -1,0 +1,131 @@
+"""Text shards: texts, pairs of texts and token ids, each as JSON; files of texts with their columns."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trocar._base.names import few
+from trocar._base.token_labels import padded_labels
+from trocar._request.texts import Texts, texts
+from trocar._sources.text_tables import read_table, target_columns, text_columns
+from trocar._uploads.array_shards import named_targets, target_tensor
+from trocar._uploads.shards import (
+    MAX_SHARD_SAMPLES,
+    Parts,
+    Shard,
+    Tensor,
+    make_shard,
+    target_key,
+    text_parts,
+)
+from trocar._uploads.upload_plan import UploadPlan
+from trocar.errors import SourceError
+from trocar_api.v1 import extraction_pb2 as pb
+
+
+def text_plan(given: Texts, targets: object, name: str, shard_bytes: int) -> UploadPlan:
+    """Return the plan of texts in memory.
+
+    Args:
+        given: One for each sample.
+        targets: As in `array_plan`; lists of labels of different lengths, one for each token, are filled up
+            with -100.
+        name: Name of the data set.
+        shard_bytes: Of one shard.
+
+    Raises:
+        TypeError: A sample is a chat, or there are options; a target cannot be stored.
+        ValueError: Texts and targets are not for the same number of samples.
+    """
+    encoded = encoded_texts(given)
+    tensors, categories = target_tensors(targets)
+    for target, tensor in tensors.items():
+        if not tensor.array.ndim or len(tensor.array) != len(encoded):
+            count = len(tensor.array) if tensor.array.ndim else 1
+            raise ValueError(f"there are {len(encoded)} texts, and {target} for {count}; each text has one")
+    return UploadPlan(name, categories, len(encoded), partial(_shards, encoded, tensors, shard_bytes))
+
+
+def table_plan(path: Path, columns: Sequence[str] | None, name: str, shard_bytes: int) -> UploadPlan:
+    """Return the plan of a CSV file or a file of JSON lines.
+
+    Args:
+        path: The file.
+        columns: Columns of targets, several by their names; the one with a usual name when None.
+        name: Name of the data set.
+        shard_bytes: Of one shard.
+
+    Raises:
+        SourceError: It is not readable, or a column is not there, or not clear.
+        TypeError, ValueError: As `text_plan`.
+    """
+    table = read_table(path)
+    chosen = target_columns(list(table)) if columns is None else list(columns)
+    missing = [column for column in chosen if column not in table]
+    sources = text_columns([column for column in table if column not in chosen])
+    if missing or not sources:
+        wanted = f"column {missing[0]!r}" if missing else "column `text`, nor `sentence1` and `sentence2`"
+        raise SourceError(f"{path} has no {wanted}; available: {few(list(table))}")
+    values = [table[column] for column in sources]
+    samples: list[Any] = list(values[0] if len(values) == 1 else zip(*values, strict=True))
+    targets: Any = table[chosen[0]] if len(chosen) == 1 else {column: table[column] for column in chosen}
+    return text_plan(texts(samples), targets or None, name, shard_bytes)
+
+
+def encoded_texts(given: Texts) -> list[bytes]:
+    """Return texts as the server stores them.
+
+    Raises:
+        TypeError: A sample is a chat, or there are options, which belong to a fit.
+    """
+    if given != Texts(given.entries):
+        raise TypeError("a data set has texts without options; give `max_tokens` and `truncate` to the fit")
+    return [_encoded(entry) for entry in given.entries]
+
+
+def target_tensors(targets: object) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return targets by the names of their tensors, and the categories where they were texts.
+
+    Raises:
+        TypeError: They cannot be stored.
+    """
+    found: dict[str, Tensor] = {}
+    categories: tuple[str, ...] = ()
+    for name, values in named_targets(targets).items():
+        labels = padded_labels(values)
+        tensor, names = target_tensor(values if labels is None else labels, name)
+        found[target_key(name)], categories = tensor, names or categories
+    return found, categories
+
+
+def _encoded(entry: pb.TextEntry) -> bytes:
+    kind = entry.WhichOneof("form")
+    value: Any
+    if kind == "text":
+        value = entry.text
+    elif kind == "pair":
+        value = [entry.pair.first, entry.pair.second]
+    elif kind == "token_ids":
+        value = list(entry.token_ids.ids)
+    else:
+        raise TypeError("a data set has texts, pairs of texts and token ids, no chats")
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _shards(texts: Sequence[bytes], tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterator[Shard]:
+    row_bytes = sum(tensor.array.nbytes for tensor in tensors.values()) // len(texts)
+    start, size = 0, 0
+    for index, text in enumerate(texts):
+        is_full = size + len(text) + row_bytes > shard_bytes or index - start == MAX_SHARD_SAMPLES
+        if index > start and is_full:
+            yield make_shard(partial(_build, texts, tensors, start, index), index - start)
+            start, size = index, 0
+        size += len(text) + row_bytes
+    yield make_shard(partial(_build, texts, tensors, start, len(texts)), len(texts) - start)
+
+
+def _build(texts: Sequence[bytes], tensors: Mapping[str, Tensor], start: int, stop: int) -> Parts:
+    rows = {name: Tensor(tensor.dtype, tensor.array[start:stop]) for name, tensor in tensors.items()}
+    return text_parts(texts[start:stop], rows)

@@ -1,0 +1,120 @@
+"""Server lifecycle for operators: drain and configuration reload."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.app.access import authorizer_of
+from trocar_server.app.features import features
+from trocar_server.app.reloading import Reload
+from trocar_server.app.server_id import ServerId
+from trocar_server.config import ServerConfig
+from trocar_server.engine.engine import Engine
+from trocar_server.errors import ServiceError
+from trocar_server.rpc.call.authorization import ReplaceableAuthorizer
+from trocar_server.rpc.call.drain import DrainSwitch
+from trocar_server.rpc.server import RpcServer
+from trocar_server.rpc.services.operator import DrainState, Feature
+from trocar_server.training.datasets import DatasetLibrary
+from trocar_server.training.fit.fitting import Fits
+from trocar_server.training.trainers import Trainers
+
+
+@dataclass
+class Lifecycle:
+    """Drains a server and reloads its configuration; see `rpc.services.operator.Operator`.
+
+    Attributes:
+        own_id: The id of its data directory.
+        config: The active configuration.
+        reread: Reads the configuration again; None without a configuration file, as in a local server.
+        rpc: Set when the server listens.
+        drain_switch: Drain state, which decides whether calls are accepted.
+    """
+
+    own_id: ServerId
+    config: ServerConfig
+    data_dir: Path
+    engine: Engine
+    datasets: DatasetLibrary
+    trainers: Trainers
+    fits: Fits
+    authorizer: ReplaceableAuthorizer
+    log: Any
+    reread: Callable[[], ServerConfig] | None = None
+    rpc: RpcServer | None = None
+    drain_switch: DrainSwitch = field(default_factory=DrainSwitch)
+    _checking: "asyncio.Task[None] | None" = None
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def begin(self, rpc: RpcServer) -> None:
+        """Start supervision of a listening server: calls end when their caller loses authorization."""
+        self.rpc = rpc
+        self._checking = asyncio.create_task(rpc.running.keep_checking())
+
+    def stop(self) -> None:
+        """Stop supervision."""
+        if self._checking is not None:
+            self._checking.cancel()
+
+    @property
+    def server_id(self) -> str:
+        """The id of the data directory."""
+        return self.own_id.value
+
+    def features(self) -> Sequence[Feature]:
+        """The server's features, with the reason for each that is off."""
+        return features(self.config, self.engine, self.trainers, self.own_id)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new work is refused."""
+        return self.drain_switch.is_draining
+
+    async def drain(self, is_wanted: bool | None) -> DrainState:
+        """Start draining, accept work again, or do neither (None); returns the drain state."""
+        async with self._one_at_a_time:
+            if is_wanted is not None and is_wanted != self.drain_switch.is_draining:
+                self.drain_switch.is_draining = is_wanted
+                self.log.info("runs empty" if is_wanted else "accepts work again")
+                await self._set_health()
+                if is_wanted:
+                    await self.fits.hold_all()
+                else:
+                    self.fits.let_go_on()
+            running = self.rpc.running.work_count if self.rpc else 0
+            return DrainState(self.drain_switch.is_draining, running, self.fits.paused_count)
+
+    async def reload(self) -> Sequence[str]:
+        """Reload the configuration; returns the changes.
+
+        Raises:
+            ServiceError: The configuration is invalid; nothing has changed.
+        """
+        if self.reread is None:
+            raise ServiceError(
+                ErrorReason.INVALID_ARGUMENT,
+                "this server has no configuration file to reload; it was started from flags or Python",
+            )
+        async with self._one_at_a_time:
+            try:
+                changes = await self._reload(self.reread)
+            except ServiceError as error:
+                self.log.error("reload failed: the old configuration stays in effect", problem=error.message)
+                raise
+            self.log.info("configuration reloaded", changes="; ".join(changes) or "none")
+            return changes
+
+    async def _reload(self, reread: Callable[[], ServerConfig]) -> list[str]:
+        new = await asyncio.to_thread(reread)
+        authorizer = authorizer_of(new, self.data_dir, self.log)
+        changes = await Reload(self.config, new, self.engine, self.datasets).apply()
+        self.authorizer.current, self.config = authorizer, new
+        return changes
+
+    async def _set_health(self) -> None:
+        if self.rpc is not None:
+            await self.rpc.set_serving(not self.drain_switch.is_draining)

@@ -1,0 +1,278 @@
+"""Edit store: the folder of all stored lists.
+
+    FOLDER/<sha256 of the principal>/<sha256 of model and name>.edits
+
+No client text becomes part of a path.
+"""
+
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import structlog
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.edit_store.files import SUFFIX, Head, StoredEntry, decoded, encoded, head_of
+from trocar_server.errors import ServiceError, unknown
+from trocar_server.storage.disk_errors import disk_errors
+from trocar_server.storage.durable import DamagedError, remove_partial, sync_folder, write_durably
+
+MAX_LISTS = 256
+"""Of one principal."""
+MAX_BYTES = 64 << 20
+"""Of all lists of one principal."""
+MAX_DESCRIPTION_BYTES = 8 << 20
+"""Of the descriptions of all lists of one principal: they travel in one message."""
+MAX_UNPROVEN = 256
+"""Limit of principals with unverified tokens that have lists: one client can create any
+number of these. They exclude only each other, never callers without a token or with a name."""
+
+_SHOWN_CHARACTERS, _SHOWN_NAMES = 80, 20
+_UNPROVEN = re.compile(r"[0-9a-f]{64}")
+"""The hash of a token; no name that is granted anything looks like it, see `auth.grants.check_name`."""
+
+_log = structlog.get_logger("trocar")
+
+
+@dataclass(frozen=True)
+class UnreadableEntry:
+    """A list that cannot be read; model and name are empty where its file does not say them any more."""
+
+    model_id: str
+    name: str
+    problem: str
+
+
+class EditStore:
+    """Keeps lists of edits in a folder, which is made with the first of them.
+
+        store = EditStore(data_dir / "edits")
+        store.put("alice", "resnet18", "ablate-3", description, tensors)
+
+    Every method may block on the disk: not for the event loop. All are safe to call from several threads.
+    Two servers may share a folder; only the limits then hold for each of them alone.
+
+    Args:
+        folder: The folder.
+        clock: Returns the seconds since 1970.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._lock = Lock()  # for check-then-write
+
+    def put(
+        self,
+        principal: str,
+        model_id: str,
+        name: str,
+        description: bytes,
+        tensors: bytes = b"",
+        *,
+        is_replacing: bool = False,
+    ) -> StoredEntry:
+        """Store a list, durably: on return it is stored, on an error the previous one remains.
+
+        Raises:
+            ServiceError: `EDITS_EXIST` when there is one and it is not to be replaced, `REQUEST_TOO_LARGE`
+                when the principal has too much, `EDITS_UNAVAILABLE` when the disk does not take it.
+        """
+        entry = StoredEntry(principal, model_id, name, self._clock(), description, tensors)
+        content, path = encoded(entry), self._path(principal, model_id, name)
+        with self._lock, disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
+            if path.exists() and not is_replacing:
+                raise ServiceError(
+                    ErrorReason.EDITS_EXIST,
+                    f"edits '{name}' of model '{model_id}' already exist; replace or delete them, or choose "
+                    "another name",
+                )
+            self._check_room(path, entry, len(content))
+            self._make_folder(path.parent, principal)
+            write_durably(path, content)
+        return entry
+
+    def get(self, principal: str, model_id: str, name: str) -> StoredEntry:
+        """Return one list.
+
+        Raises:
+            ServiceError: `UNKNOWN_EDITS`, with near names of the principal's own; `EDITS_CORRUPT` when the
+                file is damaged, `EDITS_UNAVAILABLE` when it cannot be read.
+        """
+        with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
+            try:
+                entry = decoded(self._path(principal, model_id, name).read_bytes())
+                if (entry.principal, entry.model_id, entry.name) != (principal, model_id, name):
+                    raise DamagedError("it belongs to another list of edits")
+                return entry
+            except FileNotFoundError:
+                raise self._unknown(principal, model_id, name) from None
+            except DamagedError as error:
+                raise corrupt(model_id, name, str(error)) from None
+
+    def entries(self, principal: str, model_id: str = "") -> list[StoredEntry]:
+        """Return the principal's lists by model and name; see `unreadable` for the others.
+
+        Args:
+            principal: The owner.
+            model_id: Only those for this model; all when empty.
+
+        Raises:
+            ServiceError: `EDITS_UNAVAILABLE`.
+        """
+        found = []
+        with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
+            for path in self._files(principal):
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    entry = _entry_or_none(path)
+                    if entry and entry.principal == principal and model_id in ("", entry.model_id):
+                        found.append(entry)
+        return sorted(found, key=lambda entry: (entry.model_id, entry.name))
+
+    def unreadable(self, principal: str) -> list[UnreadableEntry]:
+        """Return the principal's lists that cannot be read, with what their files still say.
+
+        Raises:
+            ServiceError: `EDITS_UNAVAILABLE`, not even the folder can be read.
+        """
+        found = []
+        with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
+            paths = self._files(principal)
+        for path in paths:
+            try:
+                entry = decoded(path.read_bytes())
+                problem = "" if entry.principal == principal else "it belongs to another list of edits"
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+            except DamagedError as error:
+                problem = str(error)
+            except OSError as error:
+                problem = f"the disk cannot read them ({error.strerror})"
+            if problem:
+                head = _head_or_none(path)
+                known = (head.model_id, head.name) if head and path == self._path(*_key(head)) else ("", "")
+                found.append(UnreadableEntry(*known, problem))
+        return found
+
+    def delete(self, principal: str, model_id: str, name: str) -> None:
+        """Delete a list, damaged or not.
+
+        Raises:
+            ServiceError: `UNKNOWN_EDITS` or `EDITS_UNAVAILABLE`.
+        """
+        path = self._path(principal, model_id, name)
+        with self._lock, disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                raise self._unknown(principal, model_id, name) from None
+            sync_folder(path.parent)
+            with suppress(OSError):  # there is something else in it
+                path.parent.rmdir()
+
+    def clean(self) -> None:
+        """Remove partial files of killed servers; a running one may share the folder."""
+        with suppress(OSError):
+            for folder in self._folder.glob("*"):
+                remove_partial(folder)
+
+    def _path(self, principal: str, model_id: str, name: str) -> Path:
+        return self._folder / _digest(principal) / f"{_digest(model_id, name)}{SUFFIX}"
+
+    def _files(self, principal: str) -> list[Path]:
+        return sorted((self._folder / _digest(principal)).glob(f"*{SUFFIX}"))
+
+    def _unknown(self, principal: str, model_id: str, name: str) -> ServiceError:
+        """Error for a list that is absent or another principal's: callers cannot tell which."""
+        heads = [_head_or_none(path) for path in self._files(principal)]
+        names = [
+            head.name for head in heads if head and (head.principal, head.model_id) == (principal, model_id)
+        ]
+        model = f"model '{model_id[:_SHOWN_CHARACTERS]}'"
+        advice = f"for {model}: {', '.join(sorted(names)[:_SHOWN_NAMES])}"
+        none = f"none are stored for {model}"
+        shown = name[:_SHOWN_CHARACTERS]
+        return unknown(ErrorReason.UNKNOWN_EDITS, "stored edits", shown, names, advice if names else none)
+
+    def _check_room(self, path: Path, entry: StoredEntry, byte_count: int) -> None:
+        """Refuse a list that exceeds the principal's limits together with its other lists."""
+        others = [other for other in self._files(entry.principal) if other != path]
+        if len(others) >= MAX_LISTS:
+            raise _too_much(f"{len(others)} lists of edits are stored, the maximum")
+        total = byte_count + sum(other.stat().st_size for other in others)
+        if total > MAX_BYTES:
+            raise _too_much(f"your stored edits would be {total:,} bytes, the limit is {MAX_BYTES:,}")
+        heads = (_head_or_none(other) for other in others)
+        described = len(entry.description) + sum(head.description_bytes for head in heads if head)
+        if described > MAX_DESCRIPTION_BYTES:
+            raise _too_much(
+                f"your stored edits would be {described:,} bytes without their tensors, the limit is "
+                f"{MAX_DESCRIPTION_BYTES:,}"
+            )
+
+    def _make_folder(self, folder: Path, principal: str) -> None:
+        if folder.is_dir():
+            return
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _UNPROVEN.fullmatch(principal) and self._unproven_count() >= MAX_UNPROVEN:
+            raise ServiceError(
+                ErrorReason.EDITS_UNAVAILABLE,
+                f"edits of {MAX_UNPROVEN} unverified tokens are stored, the maximum; call without a token, "
+                "or ask the operator to free space",
+            )
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(self._folder)
+
+    def _unproven_count(self) -> int:
+        """Count folders of callers with unverified tokens, by their files' heads."""
+        firsts = (next(iter(folder.glob(f"*{SUFFIX}")), None) for folder in self._folder.iterdir())
+        heads = (_head_or_none(path) for path in firsts if path is not None)
+        return sum(head is not None and bool(_UNPROVEN.fullmatch(head.principal)) for head in heads)
+
+
+def corrupt(model_id: str, name: str, problem: str) -> ServiceError:
+    """Error for a stored list that cannot be read."""
+    return ServiceError(
+        ErrorReason.EDITS_CORRUPT,
+        f"the stored edits '{name}' of model '{model_id}' are damaged: {problem}; store them again, "
+        "or delete them",
+    )
+
+
+def _entry_or_none(path: Path) -> StoredEntry | None:
+    try:
+        return decoded(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        _log.warning("stored edits cannot be read", file=path.name, problem=error.strerror)
+        return None
+    except DamagedError as error:
+        _log.warning("stored edits are damaged", file=path.name, problem=str(error))
+        return None
+
+
+def _head_or_none(path: Path) -> Head | None:
+    try:
+        return head_of(path)
+    except (DamagedError, OSError):
+        return None
+
+
+def _key(head: Head) -> tuple[str, str, str]:
+    return head.principal, head.model_id, head.name
+
+
+def _digest(*texts: str) -> str:
+    """Return the hash of texts; their lengths keep them apart."""
+    joined = "\0".join(f"{len(text)}:{text}" for text in texts)
+    return hashlib.sha256(joined.encode()).hexdigest()
+
+
+def _too_much(problem: str) -> ServiceError:
+    return ServiceError(ErrorReason.REQUEST_TOO_LARGE, f"{problem}; delete some first")

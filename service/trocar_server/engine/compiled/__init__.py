@@ -1,0 +1,1 @@
+"""Compiled variants of frequent passes."""

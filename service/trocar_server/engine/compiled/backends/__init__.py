@@ -1,0 +1,1 @@
+"""Backends for passes without edits or gradients: faster than eager PyTorch, within promised numerics."""

@@ -1,0 +1,103 @@
+"""Build worker: compiles variants in a process of its own.
+
+    python -m trocar_server.engine.compiled.backends.build_worker
+
+torch.export and torch.fx change torch while they run and take seconds, and a second thread that calls
+torch slows every pass of the first. So the server builds in another process, which reads one job from its
+standard input, pickled by the server itself, and writes one line of JSON.
+"""
+
+import ctypes
+import json
+import os
+import pickle
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trocar_server.engine.compiled.backends.recipe import Recipe
+
+_PR_SET_PDEATHSIG = 1
+"""From <linux/prctl.h>."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A build job.
+
+    Attributes:
+        spec: The `ModelSpec` of the model.
+        data_dir: Folder of the weights.
+        recipe: The values wanted of a pass.
+        folder: Output folder; it exists.
+        with_openvino: Whether to convert for OpenVINO.
+    """
+
+    spec: Any
+    data_dir: Path
+    recipe: Recipe
+    folder: Path
+    with_openvino: bool
+
+
+@dataclass(frozen=True)
+class Built:
+    """The result of a build job.
+
+    Attributes:
+        pairs: Batch norms that can be folded.
+        has_graph: Whether there are files for OpenVINO.
+        problem: The reason why not, in one line.
+    """
+
+    pairs: tuple[tuple[str, str], ...] = ()
+    has_graph: bool = False
+    problem: str = ""
+
+
+def build(job: Job) -> Built:
+    """Run a build job."""
+    import torch
+
+    from trocar_server.engine.compiled.backends.conversion import convert
+    from trocar_server.engine.compiled.backends.folding import find_pairs
+    from trocar_server.models import load_model
+
+    hosted = load_model(job.spec, torch.device("cpu"), job.data_dir)
+    pairs = tuple(find_pairs(hosted.module))
+    if not job.with_openvino:
+        return Built(pairs)
+    try:
+        convert(hosted.module, job.recipe, job.folder)
+    except Exception as error:  # noqa: BLE001 - torch.export and OpenVINO raise anything
+        return Built(pairs, problem=f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"[:300])
+    return Built(pairs, has_graph=True)
+
+
+def _dies_with(parent: int) -> bool:
+    """Let the kernel end this process when its parent dies for any reason; False if it is dead already.
+
+    Linux only; elsewhere a build whose server was killed runs to its end.
+    """
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def main() -> None:
+    """Run the job on standard input; the only argument is the id of the parent process."""
+    if not _dies_with(int(sys.argv[1])):
+        return
+    # Unless this cannot be imported, OpenVINO's converter reports to Google Analytics and writes to ~/intel.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    job: Job = pickle.load(sys.stdin.buffer)
+    output, sys.stdout = sys.stdout, sys.stderr  # keep prints of libraries out of the result
+    built = build(job)
+    json.dump({"pairs": built.pairs, "has_graph": built.has_graph, "problem": built.problem}, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Graph runner: passes recorded for each recurring batch size, and replayed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from trocar_server.engine.compiled.backends.graphs import GraphApi, Values
+from trocar_server.engine.compiled.backends.recipe import Recipe, copied
+from trocar_server.engine.request.numerics import Numerics
+from trocar_server.surgery import Collector, TapSession
+
+MOST_GRAPHS = 8
+"""The most batch sizes that one runner records: each keeps the memory of a full pass."""
+
+_MOST_COUNTED = 64
+
+_Signature = tuple[tuple[torch.Size, torch.dtype], ...]
+
+
+class Pass(Protocol):
+    """A pass that can be recorded."""
+
+    numerics: Numerics
+
+    def run(self, arguments: Sequence[torch.Tensor]) -> Values:
+        """Run one pass; returns its values by name."""
+        ...
+
+
+class PlainPass:
+    """The eager pass on its own module tree: the same kernels, so the same bits.
+
+    Args:
+        tree: A copy of the model's tree; its weights are shared.
+        recipe: The values wanted.
+        numerics: The numerics that it is reported as.
+    """
+
+    def __init__(self, tree: nn.Module, recipe: Recipe, numerics: Numerics) -> None:
+        self.numerics = numerics
+        self._tree = tree
+        self._recipe = recipe
+
+    def run(self, arguments: Sequence[torch.Tensor]) -> Values:
+        """See `Pass`."""
+        collector = Collector()
+        with torch.inference_mode(), TapSession(self._tree, self._recipe.targets, collector):
+            self._tree(*arguments)
+        return {name: collector.values[name] for name in self._recipe.names}
+
+
+class CannotRecordError(Exception):
+    """No signature of a pass could be recorded, so there is no gain."""
+
+
+class GraphRunner:
+    """Replays a pass. Owner thread only.
+
+    An argument signature is recorded on its second call. The recording is used if a replay is bit-equal to
+    the pass itself on those arguments. All other calls run the pass directly.
+
+    Args:
+        inner: The pass.
+        graphs: Records it.
+        most_graphs: The most signatures recorded; the first that come twice.
+    """
+
+    engine = "cuda-graph"
+
+    def __init__(self, inner: Pass, graphs: GraphApi, most_graphs: int = MOST_GRAPHS) -> None:
+        self.numerics = inner.numerics
+        self._inner = inner
+        self._graphs = graphs
+        self._most_graphs = most_graphs
+        self._replays: dict[_Signature, _Replay] = {}
+        self._seen: set[_Signature] = set()
+        """Signatures seen once."""
+        self._refused: set[_Signature] = set()
+        """Signatures that cannot be recorded."""
+
+    @property
+    def graph_count(self) -> int:
+        """Number of recorded signatures."""
+        return len(self._replays)
+
+    def run(self, arguments: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Run one pass; the values are the caller's own.
+
+        Raises:
+            CannotRecordError: The first signature that came twice cannot be recorded.
+        """
+        signature = tuple((argument.shape, argument.dtype) for argument in arguments)
+        with torch.inference_mode():
+            replay = self._replays.get(signature)
+            if replay is None and self._is_due(signature):
+                replay = self._recorded(signature, arguments)
+            return self._inner.run(arguments) if replay is None else replay(arguments)
+
+    def _is_due(self, signature: _Signature) -> bool:
+        if signature in self._refused or len(self._replays) + len(self._refused) >= self._most_graphs:
+            return False
+        if signature in self._seen:
+            return True
+        if len(self._seen) >= _MOST_COUNTED:
+            self._seen.clear()
+        self._seen.add(signature)
+        return False
+
+    def _recorded(self, signature: _Signature, arguments: Sequence[torch.Tensor]) -> "_Replay | None":
+        """Record a signature; None where that fails or the replay differs from the pass."""
+        problem = "a replay gives other bits"
+        try:
+            replay = _Replay(self._graphs, self._inner.run, arguments)
+            if _same_bits(self._inner.run(copied(arguments)), replay(arguments)):
+                self._replays[signature] = replay
+                return replay
+        except Exception as error:  # noqa: BLE001 - torch may raise anything here
+            problem = f"{type(error).__name__}: {error}"[:300]
+        self._refused.add(signature)
+        if self._replays:
+            return None
+        raise CannotRecordError(problem)
+
+
+class _Replay:
+    """One recording, and the memory that it reads its arguments from."""
+
+    def __init__(
+        self,
+        graphs: GraphApi,
+        run: Callable[[Sequence[torch.Tensor]], Values],
+        arguments: Sequence[torch.Tensor],
+    ) -> None:
+        self._given = copied(arguments)
+        self._graph = graphs.capture(lambda: run(self._given))
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> Values:
+        for own, given in zip(self._given, arguments, strict=True):
+            own.copy_(given)
+        self._graph.replay()
+        # The next replay overwrites these.
+        return {name: value.clone() for name, value in self._graph.values.items()}
+
+
+def _same_bits(expected: Values, found: Values) -> bool:
+    return expected.keys() == found.keys() and all(
+        value.shape == found[name].shape
+        and value.dtype == found[name].dtype
+        and torch.equal(_bytes(value), _bytes(found[name]))
+        for name, value in expected.items()
+    )
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return value.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,160 @@
+"""Compiled pass: a group of calls run on a compiled variant. Owner thread only."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trocar_server.config import Limits
+from trocar_server.engine.compiled.backends.candidates import Runner
+from trocar_server.engine.execute.arguments import build_arguments, signature_of
+from trocar_server.engine.execute.collecting import Collected
+from trocar_server.engine.host.deployment import Deployment
+from trocar_server.engine.resolve.planner import Resolved, check_byte_count
+from trocar_server.engine.run.extraction import ExecutionReport, Extraction, collected_names
+from trocar_server.engine.run.forward_pass import PassResult, domain_errors, finish_pass
+from trocar_server.engine.run.operand_tensors import OperandTensors
+from trocar_server.engine.run.preview import stop_path
+from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
+from trocar_server.engine.run.stream_statistics import StreamStatistics
+from trocar_server.engine.transfer import current
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import PassGuard, Recording
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledCall:
+    """One call in a group.
+
+    Attributes:
+        prepared: The checked plan and its inputs.
+        guard: Stops the pass on cancellation or deadline.
+        statistics: Accumulates the statistics of a stream.
+        asked_at: Arrival time, as `time.perf_counter()` in seconds.
+        flow: The flow that is charged.
+    """
+
+    prepared: Prepared
+    guard: PassGuard
+    statistics: StreamStatistics | None
+    asked_at: float
+    flow: str
+
+
+class NotCompiledError(Exception):
+    """A call cannot run on the compiled pass; it runs eagerly instead."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    call: CompiledCall
+    arguments: list[torch.Tensor]
+    operands: OperandTensors
+    resolved: Resolved
+    recording: Recording
+
+    @property
+    def rows(self) -> int:
+        return self.arguments[0].shape[0]
+
+
+def run_group(
+    deployment: Deployment, runner: Runner, calls: Sequence[CompiledCall], limits: Limits
+) -> list[Extraction | BaseException]:
+    """Run calls together; each gets its own extraction, or its own error."""
+    started = time.perf_counter()
+    found: list[_Ready | BaseException] = [_caught(deployment, call, limits) for call in calls]
+    ready = [entry for entry in found if isinstance(entry, _Ready)]
+    values = _values(runner, ready)
+    outcomes: list[Extraction | BaseException] = []
+    parts = iter(values)
+    for entry in found:
+        outcome = (
+            entry
+            if isinstance(entry, BaseException)
+            else _finished(
+                deployment, runner, entry, next(parts), sum(other.rows for other in ready), started, limits
+            )
+        )
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _caught(deployment: Deployment, call: CompiledCall, limits: Limits) -> _Ready | BaseException:
+    try:
+        with domain_errors(deployment.hosted):
+            return _ready(deployment, call, limits)
+    except ServiceError as error:
+        return error
+
+
+def _ready(deployment: Deployment, call: CompiledCall, limits: Limits) -> _Ready | BaseException:
+    """Make a call's tensors; `NotCompiledError` where their signature is not the compiled one."""
+    call.guard.check()
+    plan, payloads = call.prepared.plan, call.prepared.payloads
+    arguments = build_arguments(
+        deployment.hosted, plan.inputs, payloads.inputs, call.prepared.images, call.guard
+    )
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    if len(tensors) != len(arguments):
+        return NotCompiledError("the model takes lists")
+    recording, resolved = call.prepared.checked.recording, call.prepared.checked.resolved
+    if recording is None or resolved is None:  # images, which tell their size when they are decoded
+        signature = signature_of([""] * len(arguments), arguments)
+        recording = deployment.record(signature, call.guard)
+        resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, NO_SOURCES)
+    if not recording.is_symbolic:
+        return NotCompiledError("the model reads its data")
+    return _Ready(call, tensors, OperandTensors.of(deployment, plan, payloads), resolved, recording)
+
+
+def _values(runner: Runner, ready: Sequence[_Ready]) -> list[Mapping[str, torch.Tensor]]:
+    """Run the pass, merged where the values can be split again."""
+    if not ready:
+        return []
+    with torch.inference_mode():
+        if len(ready) == 1:
+            return [runner.run(ready[0].arguments)]
+        rows = [entry.rows for entry in ready]
+        joined = [torch.cat(columns) for columns in zip(*(entry.arguments for entry in ready), strict=True)]
+        together = runner.run(joined)
+        if any(value.dim() == 0 or value.shape[0] != sum(rows) for value in together.values()):
+            return [runner.run(entry.arguments) for entry in ready]
+        parts = {name: value.split(rows) for name, value in together.items()}
+        return [{name: found[i] for name, found in parts.items()} for i in range(len(rows))]
+
+
+def _finished(
+    deployment: Deployment,
+    runner: Runner,
+    entry: _Ready,
+    values: Mapping[str, torch.Tensor],
+    row_count: int,
+    started: float,
+    limits: Limits,
+) -> Extraction | BaseException:
+    try:
+        with domain_errors(deployment.hosted), torch.inference_mode():
+            result = _reduced(entry, values, started)
+            check_byte_count(result.byte_count, limits.max_reply_bytes)
+            maps = entry.call.statistics.add(result) if entry.call.statistics else result.feature_maps
+    except ServiceError as error:
+        return error
+    return Extraction(
+        maps,
+        collected_names(entry.resolved, result),
+        result.stopped_at,
+        started - entry.call.asked_at,
+        result.compute_s,
+        report=ExecutionReport(runner.numerics, runner.engine, row_count),
+        depth=1.0 if result.stopped_at is None else entry.resolved.depth,
+        copies=current().take(),
+    )
+
+
+def _reduced(entry: _Ready, values: Mapping[str, torch.Tensor], started: float) -> PassResult:
+    targets = entry.resolved.targets
+    # Where the eager pass would have stopped: later modules are not computed here either.
+    collected = Collected(dict(values), stop_path([target.target for target in targets], entry.recording))
+    return finish_pass(collected, targets, entry.call.guard, entry.operands.taps, started)

@@ -1,0 +1,107 @@
+"""Compiled variant of a pass, and its state."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum, unique
+
+from trocar_server.engine.compiled.backends.candidates import Candidate, Runner
+from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe
+from trocar_server.engine.compiled.backends.variant_folder import VariantFolder
+from trocar_server.engine.compiled.compiled_pass import CompiledCall
+from trocar_server.engine.compiled.group_sizes import GroupSizes
+from trocar_server.engine.execute.arguments import predicted_signature, signature_of_batch
+from trocar_server.engine.host.deployment import Deployment
+from trocar_server.engine.request.numerics import Numerics
+from trocar_server.engine.request.plan import ImageInput, Plan, Signature, batch_size
+from trocar_server.engine.run.extraction import Extraction
+from trocar_server.engine.schedule.merging import MergingQueue
+
+
+@unique
+class State(StrEnum):
+    """State of a compiled variant."""
+
+    COUNTING = "counting"
+    """Not requested often enough."""
+    BUILDING = "building"
+    """Another process builds it."""
+    CANDIDATE = "candidate"
+    """A runner exists, not yet tried on a real batch."""
+    TRYING = "trying"
+    """It is being tried."""
+    READY = "ready"
+    """Calls run on it."""
+    REFUSED = "refused"
+    """Nothing faster keeps the promise."""
+
+
+@dataclass(eq=False)
+class Variant:
+    """One compiled variant: values of one model, for inputs of one row shape, within some numerics."""
+
+    deployment: Deployment
+    recipe: Recipe
+    numerics: Numerics
+    """The loosest that its callers accept."""
+    queue: MergingQueue[CompiledCall, Extraction]
+    sizes: GroupSizes
+    asked_count: int = 0
+    state: State = State.COUNTING
+    runner: Runner | None = None
+    """Runs its calls once it is ready; before that, the runner to try."""
+    ways: Iterator[Candidate] = field(default_factory=lambda: iter(()))
+    """The candidates to try after that."""
+    folder: VariantFolder | None = None
+    """Folder of the built files, as long as a candidate may need them."""
+    group_count: int = 0
+    problems: list[str] = field(default_factory=list)
+    """The reasons why tried candidates were rejected."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls run on it."""
+        return self.state is State.READY
+
+    def give_up(self) -> None:
+        """Release everything; its calls run eagerly from now on."""
+        self.state, self.runner, self.ways = State.REFUSED, None, iter(())
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove built files; a runner has already mapped those that it needs."""
+        if self.folder is not None:
+            self.folder.cleanup()
+            self.folder = None
+
+
+def rows_of(plan: Plan) -> int:
+    """Return the number of samples in a plan's batch; 0 where it has none."""
+    return batch_size(plan.inputs) or 0
+
+
+def looks_only(plan: Plan) -> bool:
+    """Whether a plan has no edits and needs no gradient: all others always run eagerly."""
+    return not (plan.edits or plan.objective or plan.sources or plan.start_at)
+
+
+def argument_specs(deployment: Deployment, plan: Plan) -> tuple[ArgumentSpec, ...] | None:
+    """Return the row shapes of a plan's arguments; None where there are none or they are not known."""
+    if (
+        deployment.is_live
+        or deployment.hosted.takes_list
+        or not plan.inputs
+        or any(e.name for e in plan.inputs)
+    ):
+        return None
+    signature = plan_signature(deployment, plan)
+    rows = rows_of(plan)
+    if rows < 1 or any(not entry.shapes[0] or entry.shapes[0][0] != rows for entry in signature):
+        return None
+    return tuple(ArgumentSpec(entry.dtype, entry.shapes[0][1:]) for entry in signature)
+
+
+def plan_signature(deployment: Deployment, plan: Plan) -> Signature:
+    """Return the signature of a plan's arguments; for images, that of the example input with as many rows."""
+    if not any(isinstance(entry, ImageInput) for entry in plan.inputs):
+        return predicted_signature(deployment.hosted, plan.inputs) or ()
+    return signature_of_batch(deployment.hosted, rows_of(plan), deployment.example_dtype)

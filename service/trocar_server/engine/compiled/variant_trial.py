@@ -1,0 +1,101 @@
+"""Variant trial: a compiled pass compared with eager on a real batch. Owner thread only."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+from trocar_server.engine.compiled.backends.candidates import Runner
+from trocar_server.engine.compiled.backends.recipe import Recipe, copied
+from trocar_server.engine.execute.arguments import build_arguments
+from trocar_server.engine.execute.collecting import PassSpec, collect
+from trocar_server.engine.request.numerics import Numerics, keeps_promise, worst_deviation
+from trocar_server.engine.run.run_plan import Prepared
+from trocar_server.engine.schedule.lease import Replica
+from trocar_server.engine.transfer import current
+from trocar_server.models import HostedModel
+from trocar_server.surgery import PassGuard
+
+Values = TypeVar("Values", bound=Mapping[str, torch.Tensor])
+
+
+def problem_of(
+    runner: Runner,
+    recipe: Recipe,
+    hosted: HostedModel,
+    prepared: Prepared,
+    replica: Replica,
+    min_gain: float,
+) -> str:
+    """Return the reason why a runner is rejected; empty when it is accepted.
+
+    Its values must be close to the eager ones, for the batch alone and with other rows appended, which must
+    not change them; and its pass must be faster.
+
+    Args:
+        runner: The runner on trial.
+        recipe: The values that it computes.
+        hosted: The model.
+        prepared: A call with the batch.
+        replica: Leased by the caller.
+        min_gain: Required speed-up as a factor; 0 for none.
+    """
+    given = build_arguments(hosted, prepared.plan.inputs, prepared.payloads.inputs, prepared.images)
+    arguments = [argument for argument in given if isinstance(argument, torch.Tensor)]
+    if tuple(tuple(argument.shape[1:]) for argument in arguments) != _row_shapes(recipe):
+        return "the batch has another signature than expected"
+    with torch.inference_mode():
+        expected, eager_s = _fastest(lambda given: _eager(replica, recipe, given), arguments, 2)
+        runner.run(copied(arguments))  # the first pass of a signature compiles its kernels
+        found, taken_s = _fastest(runner.run, arguments, 3)
+        share = worst_deviation(runner.numerics, expected, found)
+        if not keeps_promise(share):
+            return f"{share:.3g} of the deviation that '{runner.numerics}' allows"
+        if taken_s * min_gain > eager_s:
+            return f"it takes {taken_s * 1e3:.3g} ms, eager {eager_s * 1e3:.3g}"
+        if runner.numerics is Numerics.EXACT:  # never merged: another batch size has other bits
+            return ""
+        return _problem_with_company(runner, recipe, arguments, found)
+
+
+def _problem_with_company(
+    runner: Runner, recipe: Recipe, arguments: Sequence[torch.Tensor], alone: Mapping[str, torch.Tensor]
+) -> str:
+    """Run the batch with other rows appended: where values have rows, the first ones must not change."""
+    rows = arguments[0].shape[0]
+    other = [torch.cat([argument, argument.flip(0).roll(1, -1)]) for argument in arguments]
+    found = runner.run(other)
+    if any(value.dim() == 0 or value.shape[0] != 2 * rows for value in found.values()):
+        return ""  # such values are never merged
+    share = worst_deviation(runner.numerics, alone, {name: value[:rows] for name, value in found.items()})
+    return "" if keeps_promise(share) else "rows of a batch change each other"
+
+
+def _eager(replica: Replica, recipe: Recipe, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return collect(replica.module, (arguments, {}), PassSpec(recipe.targets), PassGuard()).values
+
+
+Run = Callable[[Sequence[torch.Tensor]], Values]
+
+
+def _fastest(run: Run[Values], arguments: Sequence[torch.Tensor], count: int) -> tuple[Values, float]:
+    """Return the values of the last run, and the seconds of the shortest: it is the least disturbed."""
+    values, best_s = _timed(run, arguments)
+    for _ in range(count - 1):
+        values, seconds = _timed(run, arguments)
+        best_s = min(best_s, seconds)
+    return values, best_s
+
+
+def _timed(run: Run[Values], arguments: Sequence[torch.Tensor]) -> tuple[Values, float]:
+    given = copied(arguments)  # a model may write into its own input
+    current().synchronize()  # a GPU runs asynchronously
+    started = time.perf_counter()
+    values = run(given)
+    current().synchronize()
+    return values, time.perf_counter() - started
+
+
+def _row_shapes(recipe: Recipe) -> tuple[tuple[int, ...], ...]:
+    return tuple(spec.row_shape for spec in recipe.arguments)

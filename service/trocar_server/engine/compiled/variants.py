@@ -1,0 +1,274 @@
+"""Compiled variants of frequent passes: built in another process, compared with eager, then used.
+
+A call never waits for a build. It runs eagerly until the compiled variant of its values, row shape and
+numerics has been built in another process and has kept its promise on a real batch.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from trocar_server.config import EngineConfig, Limits
+from trocar_server.engine.compiled.backends.availability import available_numerics
+from trocar_server.engine.compiled.backends.builds import build_apart
+from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, is_compilable
+from trocar_server.engine.compiled.compiled_pass import CompiledCall, NotCompiledError, run_group
+from trocar_server.engine.compiled.group_sizes import GroupSizes
+from trocar_server.engine.compiled.variant import (
+    State,
+    Variant,
+    argument_specs,
+    looks_only,
+    plan_signature,
+    rows_of,
+)
+from trocar_server.engine.compiled.variant_building import Build, VariantBuilder
+from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.host.deployment import Deployment
+from trocar_server.engine.request.numerics import Numerics
+from trocar_server.engine.request.plan import Plan, row_count
+from trocar_server.engine.run.extraction import Extraction
+from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
+from trocar_server.engine.run.stream_statistics import StreamStatistics
+from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.engine.schedule.merging import MergingQueue
+from trocar_server.models import current_flow
+from trocar_server.surgery import PassGuard
+
+_KEYS_KEPT = 512
+_CHECK_AGAIN_AFTER = 1024
+"""Groups after which a variant is compared with eager again, on the next batch."""
+
+_Key = tuple[object, ...]
+
+
+class CompiledVariants:
+    """The compiled variants of an engine's models. Every method belongs to one event loop.
+
+    Args:
+        owner: The thread that calls torch.
+        config: When to build, and how many.
+        limits: Limits of a call.
+        data_dir: Folder of the weights.
+        build: Builds in another process.
+        log: Logger; one line for each variant used or rejected; structlog's logger `trocar` when None.
+    """
+
+    def __init__(
+        self,
+        owner: DeviceThread,
+        config: EngineConfig,
+        limits: Limits,
+        data_dir: Path,
+        build: Build = build_apart,
+        log: Any = None,
+    ) -> None:
+        self._owner = owner
+        self._config = config
+        self._limits = limits
+        self.builder = VariantBuilder(owner, config, data_dir, build, log or structlog.get_logger("trocar"))
+        self.evicted_count = 0
+        self._by_key: OrderedDict[_Key, Variant | None] = OrderedDict()
+        self._variants: OrderedDict[_Key, Variant] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def is_eager(self, checked: CheckedPlan) -> bool:
+        """Whether a checked plan can only run eagerly, and asks for nothing else."""
+        return self.asked(checked) is Numerics.EXACT and not self.builder.keeps_bits(checked.deployment)
+
+    def find(self, checked: CheckedPlan) -> Variant | None:
+        """Return the variant for a checked plan, ready or not; None where only eager is possible."""
+        deployment, plan, numerics = checked.deployment, checked.plan, self.asked(checked)
+        if not self._config.compile_after or not looks_only(plan):
+            return None
+        arguments = argument_specs(deployment, plan)
+        if arguments is None:
+            return None
+        key = (id(deployment), plan.taps, arguments, numerics)
+        if key not in self._by_key:
+            self._by_key[key] = self._make(deployment, plan, arguments, numerics)
+            if len(self._by_key) > _KEYS_KEPT:
+                self._by_key.popitem(last=False)
+        return self._by_key[key]
+
+    def asked(self, checked: CheckedPlan) -> Numerics:
+        """Return the loosest numerics that a plan's caller accepts."""
+        numerics = checked.plan.execution.numerics
+        return numerics or Numerics(checked.deployment.hosted.spec.numerics or self._config.numerics)
+
+    def why_exact(self, checked: CheckedPlan, variant: Variant | None) -> str:
+        """Return why a plan that accepts looser numerics runs eagerly; empty where it accepts none."""
+        deployment, plan, asked = checked.deployment, checked.plan, self.asked(checked)
+        if asked is Numerics.EXACT:
+            return ""
+        if not looks_only(plan):
+            return "passes with edits, gradients, sources or start_at always run exactly"
+        if variant is None:
+            lacking = self.availability(deployment)[asked] if not self._config.compile_after else None
+            return lacking or "a pass with such inputs or taps cannot be compiled"
+        if variant.state is State.COUNTING:
+            wait = f"a compiled pass is built after {self._config.compile_after} such calls"
+        elif variant.state is State.REFUSED:
+            wait = (
+                f"no compiled pass qualified ({'; '.join(variant.problems) or 'no backend could be tried'})"
+            )
+        else:
+            wait = "a compiled pass is being built and tested"
+        return "; ".join(filter(None, (wait, self.availability(deployment)[asked])))
+
+    def availability(self, deployment: Deployment) -> Mapping[Numerics, str | None]:
+        """Return, for each numerics, None, or why passes of a model that ask for it are likely exact."""
+        config, compiles = self._config, bool(self._config.compile_after)
+        return available_numerics(deployment.hosted.device, compiles=compiles, uses_openvino=config.openvino)
+
+    async def extract(
+        self,
+        variant: Variant,
+        prepared: Prepared,
+        deadline: float | None,
+        statistics: StreamStatistics | None,
+    ) -> Extraction:
+        """Run one call on a ready variant, merged with others where that is faster.
+
+        Raises:
+            NotCompiledError: It has to run eagerly instead.
+            ServiceError: The call's own error.
+        """
+        self._variants.move_to_end(_key(variant))
+        guard = PassGuard(deadline)
+        call = CompiledCall(prepared, guard, statistics, time.perf_counter(), current_flow())
+        plan = prepared.plan
+        try:
+            execution = plan.execution
+            # Another batch size has other last bits.
+            may_merge = execution.merge and variant.numerics is not Numerics.EXACT
+            found = await variant.queue.submit(
+                call, rows_of(plan), may_merge=may_merge, priority=execution.priority
+            )
+            return replace(found, report=replace(found.report, asked=variant.numerics, reason=_why(variant)))
+        except asyncio.CancelledError:
+            guard.cancel()
+            raise
+
+    def was_asked(self, variant: Variant, prepared: Prepared) -> None:
+        """Count a call that ran eagerly; build or try its variant when due."""
+        variant.asked_count += 1
+        if variant.state is State.COUNTING and variant.asked_count >= self._config.compile_after:
+            variant.state = State.BUILDING
+            self._start(self.builder.build(variant))
+        elif variant.state is State.CANDIDATE:
+            variant.state = State.TRYING
+            self._start(self.builder.attempt(variant, prepared))
+
+    def forget(self, deployment: Deployment) -> None:
+        """Drop the variants of a model that is unloaded."""
+        for variant in [variant for variant in self._variants.values() if variant.deployment is deployment]:
+            self._drop(variant)
+        # Ids of objects are reused: no entry may remain under this one.
+        for key in [key for key in self._by_key if key[0] == id(deployment)]:
+            del self._by_key[key]
+
+    async def settled(self) -> None:
+        """Wait until no background task is running."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Cancel background tasks, and drop every variant."""
+        for task in self._tasks:
+            task.cancel()
+        await self.settled()
+        for variant in list(self._variants.values()):
+            self._drop(variant)
+
+    def variants(self) -> Sequence[Variant]:
+        """Return every variant, for reports."""
+        return list(self._variants.values())
+
+    def _make(
+        self, deployment: Deployment, plan: Plan, arguments: tuple[ArgumentSpec, ...], numerics: Numerics
+    ) -> Variant | None:
+        """Find or create the variant of a plan; None where it cannot be compiled."""
+        signature = plan_signature(deployment, plan)
+        recording = deployment.recorded(signature)
+        if recording is None or not recording.is_symbolic:
+            return None
+        resolved = deployment.resolve(plan, signature, recording, self._limits.max_reply_bytes, NO_SOURCES)
+        targets = {entry.target.name: entry.target for entry in resolved.targets}
+        if not is_compilable(list(targets.values())):
+            return None
+        variant = self._new_variant(deployment, Recipe(arguments, tuple(targets.values())), numerics)
+        variant = self._variants.setdefault(_key(variant), variant)
+        if len(self._variants) > self._config.max_compiled:
+            self._drop(next(iter(self._variants.values())))
+            self.evicted_count += 1
+        return variant
+
+    def _new_variant(self, deployment: Deployment, recipe: Recipe, numerics: Numerics) -> Variant:
+        sizes = GroupSizes(self._config.merge_max_rows, self._config.merge_max_s)
+
+        async def run(calls: Sequence[CompiledCall]) -> Sequence[Extraction | BaseException]:
+            return await self._run(variant, calls)
+
+        queue = MergingQueue(run, sizes.limit, self._limits.max_queue)
+        variant = Variant(deployment, recipe, numerics, queue, sizes)
+        return variant
+
+    async def _run(
+        self, variant: Variant, calls: Sequence[CompiledCall]
+    ) -> Sequence[Extraction | BaseException]:
+        runner = variant.runner
+        if runner is None or not variant.is_ready:
+            return [NotCompiledError() for _ in calls]
+        started = time.perf_counter()
+        try:
+            group = partial(run_group, variant.deployment, runner, calls, self._limits)
+            outcomes = await self._owner.run(group, shares=_shares(calls))
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            self.builder.give_up(variant, f"it failed with {type(error).__name__}: {error}"[:300])
+            return [NotCompiledError() for _ in calls]
+        variant.sizes.record(
+            sum(rows_of(call.prepared.plan) for call in calls), time.perf_counter() - started
+        )
+        variant.group_count += 1
+        if variant.group_count % _CHECK_AGAIN_AFTER == 0:
+            self._start(self.builder.check_again(variant, calls[0].prepared))
+        return outcomes
+
+    def _drop(self, variant: Variant) -> None:
+        variant.give_up()
+        del self._variants[_key(variant)]
+        for key in [key for key, other in self._by_key.items() if other is variant]:
+            del self._by_key[key]
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _why(variant: Variant) -> str:
+    """Return why a variant runs in stricter numerics than allowed; empty where it does not."""
+    if variant.runner is None or variant.runner.numerics is variant.numerics:
+        return ""
+    return f"{variant.numerics} exceeds its tolerance or is no faster ({'; '.join(variant.problems)})"
+
+
+def _shares(calls: Sequence[CompiledCall]) -> dict[str, float]:
+    """Return each flow's share of a group's rows."""
+    rows = [row_count(call.prepared.plan.inputs) for call in calls]
+    shares: dict[str, float] = {}
+    for call, count in zip(calls, rows, strict=True):
+        shares[call.flow] = shares.get(call.flow, 0.0) + count / sum(rows)
+    return shares
+
+
+def _key(variant: Variant) -> _Key:
+    return id(variant.deployment), variant.recipe, variant.numerics

@@ -1,0 +1,1 @@
+"""Execution of one forward and backward pass: arguments, collection, scores."""

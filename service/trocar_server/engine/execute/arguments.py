@@ -1,0 +1,441 @@
+"""Model arguments from the bytes of a call. Tensors are made on the owner thread."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from PIL import Image
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.config import Limits
+from trocar_server.decoding.headers import ImageHeader, read_header
+from trocar_server.decoding.pixels import image_from_pixels
+from trocar_server.engine.execute.image_decoder import ImageDecoder, in_order
+from trocar_server.engine.request.plan import (
+    ArgumentInput,
+    Flag,
+    FlagInput,
+    ImageInput,
+    ImageSpec,
+    Payload,
+    Signature,
+    TensorInput,
+    TensorListInput,
+    TensorSignature,
+    payload_count,
+)
+from trocar_server.engine.transfer import current
+from trocar_server.errors import ServiceError
+from trocar_server.models import Family, HostedModel
+from trocar_server.models.image_rules import Size
+from trocar_server.models.inputs import IMAGES
+from trocar_server.models.preprocessing import too_many
+from trocar_server.surgery import PassGuard
+from trocar_server.tensors.reductions import dtype_name
+
+Argument = torch.Tensor | list[torch.Tensor] | Flag
+
+_LEAST_ROOM_BYTES = 64 << 20
+_IMAGE_NAMES = frozenset({"images", "image"})
+"""Names of images in transformers' processors."""
+
+
+def has_images(inputs: Sequence[ArgumentInput]) -> bool:
+    """Whether any argument is images."""
+    return any(isinstance(entry, ImageInput) for entry in inputs)
+
+
+def predicted_signature(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> Signature | None:
+    """Return the arguments' signature where it is known before any image is decoded."""
+    if has_images(inputs):
+        return None
+    return tuple(_tensor_signature(hosted, entry) for entry in inputs if not isinstance(entry, ImageInput))
+
+
+def _tensor_signature(
+    hosted: HostedModel, entry: TensorInput | TensorListInput | FlagInput
+) -> TensorSignature:
+    if isinstance(entry, FlagInput):
+        return TensorSignature.of_flag(entry.name, entry.value)
+    _check_dtype(hosted, entry)
+    dtype = _dtype_for(hosted, entry.model_dtype)
+    if isinstance(entry, TensorListInput):
+        return TensorSignature(entry.name, dtype, entry.shapes, is_list=True)
+    if hosted.takes_list and entry.shape:
+        return TensorSignature(entry.name, dtype, (entry.shape[1:],) * entry.shape[0], is_list=True)
+    return TensorSignature(entry.name, dtype, (entry.shape,))
+
+
+def check_tensors(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:
+    """Refuse tensors that the model cannot take, as far as that is known without a pass.
+
+    Raises:
+        ServiceError: `INPUT_REJECTED`.
+    """
+    check_lists(hosted, inputs)
+    check_named(hosted, inputs)
+    for entry in inputs:
+        if isinstance(entry, (TensorInput, TensorListInput)):
+            _check_dtype(hosted, entry)
+
+
+def check_named(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:
+    """Refuse inputs that are not those of the model's signature, where it is known.
+
+    Raises:
+        ServiceError: `INPUT_REJECTED`.
+    """
+    hosted.signature.check_flags(
+        [(entry.name, entry.value) for entry in inputs if isinstance(entry, FlagInput)]
+    )
+    if hosted.known_signature is not None and not any(isinstance(entry, TensorListInput) for entry in inputs):
+        given = [
+            (entry.name, entry.model_dtype, entry.shape)
+            if isinstance(entry, TensorInput)
+            else (entry.name, None, ())
+            for entry in inputs
+            if not isinstance(entry, FlagInput)
+        ]
+        hosted.known_signature.check(given)
+
+
+def _dtype_for(hosted: HostedModel, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that an input is converted to: float32 becomes a 16-bit model's compute dtype.
+
+    NumPy has no bfloat16, so many callers can only send float32 to such a model.
+    """
+    if dtype is torch.float32 and hosted.dtype in (torch.float16, torch.bfloat16):
+        return hosted.dtype
+    return dtype
+
+
+def _check_dtype(hosted: HostedModel, entry: TensorInput | TensorListInput) -> None:
+    """Refuse a float of another width: torch's own error comes late and names no remedy.
+
+    Other dtypes are left to custom models; torchvision's models take floats only.
+    """
+    dtype = _dtype_for(hosted, entry.model_dtype)
+    is_judged = dtype.is_floating_point or hosted.family is not Family.CUSTOM
+    if is_judged and hosted.dtype is not None and dtype != hosted.dtype:
+        shapes = entry.shapes if isinstance(entry, TensorListInput) else (entry.shape,)
+        advice = input_advice(hosted, dtype, shapes[0])
+        raise ServiceError(
+            ErrorReason.INPUT_REJECTED,
+            f"the input is {dtype_name(dtype)}, model '{hosted.spec.model_id}' computes in "
+            f"{dtype_name(hosted.dtype)}; convert it first: {advice}",
+        )
+
+
+def input_advice(hosted: HostedModel, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """Return a line of NumPy that converts an array to what the model takes; empty where none is known."""
+    wanted = hosted.dtype or torch.float32
+    name = "float32" if wanted is torch.bfloat16 else dtype_name(wanted)  # NumPy has no bfloat16
+    order = _channel_order(hosted, shape)
+    if dtype is torch.uint8 and order == "first" and hosted.preprocessing is not None:
+        axes = "0, 2, 3, 1" if len(shape) == 4 else "1, 2, 0"
+        return f"`array.transpose({axes})`, as pixels have their channels last; the server preprocesses them"
+    line, first = "array", []
+    if order == "last":
+        line += f".transpose({'0, 3, 1, 2' if len(shape) == 4 else '2, 0, 1'})"
+        first.append("channels")
+    if (shape == hosted.input_shape or (order and len(shape) == 3)) and not hosted.takes_list:
+        line += "[np.newaxis]"
+        first.append("the batch")
+    if dtype is torch.uint8:
+        line += f'.astype("{name}") / 255'
+    elif dtype.is_complex:
+        line += f'.real.astype("{name}")'
+    elif _dtype_for(hosted, dtype) != wanted:
+        line += f'.astype("{name}")'
+    if line == "array":
+        return ""
+    reason = f", as {' and '.join(first)} come{'s' if first == ['the batch'] else ''} first" if first else ""
+    return f"`{line}`{reason}"
+
+
+def _channel_order(hosted: HostedModel, shape: tuple[int, ...]) -> str:
+    """Return the position of an image's channels: first, last, or "" where that is ambiguous."""
+    if len(hosted.input_shape) != 3 or len(shape) not in (3, 4):
+        return ""
+    is_first, is_last = (size == hosted.input_shape[0] for size in (shape[-3], shape[-1]))
+    return "" if is_first == is_last else "first" if is_first else "last"
+
+
+def signature_of_batch(hosted: HostedModel, batch: int, dtype: torch.dtype) -> Signature:
+    """Return the signature of a batch like the model's example input."""
+    if hosted.known_signature is not None:
+        return signature_of(hosted.example_names, list(hosted.example_inputs(batch)))
+    if hosted.takes_list:
+        return (TensorSignature("", dtype, (hosted.input_shape,) * batch, is_list=True),)
+    entry = TensorSignature("", dtype, ((batch, *hosted.input_shape),))
+    return (entry,) * len(hosted.example_inputs())
+
+
+def signature_of(names: Sequence[str], arguments: Sequence[Argument]) -> Signature:
+    """Return the signature of existing arguments."""
+    found = []
+    for name, argument in zip(names, arguments, strict=True):
+        if isinstance(argument, Flag):
+            found.append(TensorSignature.of_flag(name, argument))
+            continue
+        tensors = argument if isinstance(argument, list) else [argument]
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        found.append(TensorSignature(name, tensors[0].dtype, shapes, is_list=isinstance(argument, list)))
+    return tuple(found)
+
+
+async def decode_images(
+    hosted: HostedModel,
+    inputs: Sequence[ArgumentInput],
+    payloads: Sequence[Payload],
+    limits: Limits,
+    decoder: ImageDecoder,
+    reserve: Callable[[int, int], None],
+) -> list[list[Image.Image]]:
+    """Decode the images of each argument; tensors give an empty list. Needs no torch.
+
+    Before any is decoded, all headers are read, and the bytes of decoded and prepared images are counted.
+
+    Args:
+        hosted: The model, for its preprocessing.
+        inputs: The arguments.
+        payloads: Their bytes.
+        limits: Limits of a call.
+        decoder: Decodes them.
+        reserve: Reserves bytes for a number of images, before these are decoded.
+
+    Raises:
+        ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position; `SERVER_BUSY`,
+            there is no memory for the decoded images.
+    """
+    decoded: list[list[Image.Image]] = []
+    remaining = iter(payloads)
+    for entry in inputs:
+        own = list(islice(remaining, payload_count(entry)))
+        if not isinstance(entry, ImageInput):
+            decoded.append([])
+            continue
+        image_specs = entry.images
+        headers = await decoder.aside(lambda f=image_specs, p=own: _headers(f, p, limits.max_image_pixels))  # type: ignore[misc]
+        sizes = [
+            (image_spec.height, image_spec.width) if header is None else (header.height, header.width)
+            for image_spec, header in zip(image_specs, headers, strict=True)
+        ]
+        reserve(_made_bytes(hosted, sizes, limits.max_request_bytes), len(image_specs))
+        decoded.append(await _decoded(headers, image_specs, own, limits.max_image_pixels, decoder))
+    return decoded
+
+
+def _headers(
+    image_specs: Sequence[ImageSpec], payloads: Sequence[Payload], max_pixels: int
+) -> list[ImageHeader | None]:
+    """Read the header of each encoded image; raw pixels have none."""
+    headers: list[ImageHeader | None] = []
+    for index, (image_spec, payload) in enumerate(zip(image_specs, payloads, strict=True)):
+        with _naming(index):
+            headers.append(None if image_spec.height else read_header(payload.tobytes(), max_pixels))
+    return headers
+
+
+def _made_bytes(hosted: HostedModel, sizes: Sequence[Size | None], max_bytes: int) -> int:
+    """Return the bytes of images as decoded and as prepared; a lower bound for images without a size.
+
+    Raises:
+        ServiceError: `IMAGE_TOO_LARGE`.
+    """
+    room_bytes = max(max_bytes, _LEAST_ROOM_BYTES)
+    decoded_bytes = 0
+    for index, size in enumerate(sizes):
+        decoded_bytes += 0 if size is None else size[0] * size[1] * 3
+        if decoded_bytes > room_bytes:
+            raise too_many(index, room_bytes)
+    assert hosted.preprocessing is not None  # refused before: see check_images
+    prepared = hosted.preprocessing.prepared_size(sizes)
+    if prepared.batch_bytes > room_bytes:
+        raise too_many(len(sizes) * room_bytes // prepared.batch_bytes, room_bytes)
+    return decoded_bytes * 4 // 3 + prepared.byte_count
+
+
+async def _decoded(
+    headers: Sequence[ImageHeader | None],
+    image_specs: Sequence[ImageSpec],
+    payloads: Sequence[Payload],
+    max_pixels: int,
+    decoder: ImageDecoder,
+) -> list[Image.Image]:
+    async def one(index: int) -> Image.Image:
+        header, image_spec, payload = headers[index], image_specs[index], payloads[index]
+        with _naming(index):
+            if header is not None:
+                return await decoder.decode(payload.data, header, max_pixels)
+            return await decoder.aside(
+                lambda: image_from_pixels(image_spec.height, image_spec.width, payload.data)
+            )
+
+    return await in_order(one(index) for index in range(len(image_specs)))
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """Add the image's position to errors."""
+    try:
+        yield
+    except ServiceError as error:
+        details = {**error.details, "image": str(index)}
+        raise ServiceError(error.reason, f"image {index}: {error.message}", **details) from error
+
+
+def build_arguments(
+    hosted: HostedModel,
+    inputs: Sequence[ArgumentInput],
+    payloads: Sequence[Payload],
+    images: Sequence[list[Image.Image]],
+    guard: PassGuard | None = None,
+    *,
+    is_start: bool = False,
+) -> list[Argument]:
+    """Make the model's arguments on its device. Owner thread only.
+
+    Args:
+        hosted: The model.
+        inputs: The arguments.
+        payloads: Their bytes.
+        images: The decoded images of each argument.
+        guard: Aborts between images.
+        is_start: Whether they are a value within the model, which is not converted.
+
+    Raises:
+        PassAborted: The guard stopped it; it is checked before each image.
+    """
+    remaining = iter(payloads)
+    return [
+        _argument(hosted, entry, position, remaining, _while_allowed(decoded, guard), is_start=is_start)
+        for position, (entry, decoded) in enumerate(zip(inputs, images, strict=True))
+    ]
+
+
+def _while_allowed(images: list[Image.Image], guard: PassGuard | None) -> Iterator[Image.Image]:
+    for image in images:
+        if guard is not None:
+            guard.check()
+        yield image
+
+
+def _argument(
+    hosted: HostedModel,
+    entry: ArgumentInput,
+    position: int,
+    payloads: Iterator[Payload],
+    images: Iterator[Image.Image],
+    *,
+    is_start: bool,
+) -> Argument:
+    if isinstance(entry, FlagInput):
+        return entry.value
+    if not isinstance(entry, ImageInput):
+        # Rounded twice where it was sent as float16 or bfloat16; float32 keeps the value that was sent.
+        sent_as = entry.model_dtype
+        dtype, to_device = sent_as if is_start else _dtype_for(hosted, sent_as), current().to_device
+        known, tensors = None if is_start else hosted.known_signature, []
+        for shape in entry.shapes if isinstance(entry, TensorListInput) else (entry.shape,):
+            tensor = tensor_of(entry.dtype, shape, next(payloads))
+            if known is not None:
+                known.check_values(entry.name, position, tensor)
+            tensors.append(to_device(tensor, hosted.device).to(sent_as).to(dtype))
+        if isinstance(entry, TensorListInput):
+            return tensors
+        return list(tensors[0].unbind()) if hosted.takes_list else tensors[0]
+    for _ in entry.images:
+        next(payloads)
+    assert hosted.preprocessing is not None  # refused before: see check_images
+    batch = hosted.preprocessing(images)
+    if isinstance(batch, list):
+        return [_prepared(hosted, image) for image in batch]
+    return _prepared(hosted, batch)
+
+
+def _prepared(hosted: HostedModel, values: torch.Tensor) -> torch.Tensor:
+    return current().to_device(values, hosted.device).to(_dtype_for(hosted, values.dtype))
+
+
+def tensor_of(dtype: torch.dtype, shape: tuple[int, ...], payload: Payload) -> torch.Tensor:
+    """View a payload as a tensor."""
+    if not payload.size:  # torch does not view it as another dtype
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(payload).view(dtype).reshape(shape)
+
+
+def check_lists(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:
+    """Refuse samples of different sizes for a model that takes one batch.
+
+    Raises:
+        ServiceError: `INPUT_REJECTED`.
+    """
+    if hosted.takes_list:
+        return
+    for entry in inputs:
+        if isinstance(entry, TensorListInput):
+            shapes = list(dict.fromkeys(entry.shapes))
+            found = " and ".join(map(str, shapes[:2])) + (f" and {len(shapes) - 2} more" * (len(shapes) > 2))
+            raise ServiceError(
+                ErrorReason.INPUT_REJECTED,
+                f"the arrays of the list have shapes {found}, and model '{hosted.spec.model_id}' takes one "
+                "batch; bring them to one shape and pass `np.stack(arrays)`, or send them one by one, as "
+                "batches of 1",
+            )
+
+
+def with_named_images(hosted: HostedModel, inputs: tuple[ArgumentInput, ...]) -> tuple[ArgumentInput, ...]:
+    """Give images without a name, or of the name `images`, the name that the model has for them.
+
+    In most signatures of texts and images the first position is that of the token ids.
+    """
+    signature = hosted.known_signature
+    if signature is None or signature.image_channels is None or not has_images(inputs):
+        return inputs
+    own = {spec.name for spec in signature.inputs}
+    return tuple(
+        replace(entry, name=IMAGES)
+        if isinstance(entry, ImageInput) and entry.name in {"", *_IMAGE_NAMES} - own
+        else entry
+        for entry in inputs
+    )
+
+
+def _no_preprocessing(hosted: HostedModel) -> ServiceError:
+    model = f"model '{hosted.spec.model_id}'"
+    if hosted.why_no_images:
+        message = f"the image processor of {model} {hosted.why_no_images}, which this server does not do"
+    else:
+        message = f"{model} has no preprocessing for images"
+    signature = hosted.known_signature
+    if signature is not None and signature.image_channels is not None:
+        shape = next(str(spec) for spec in signature.inputs if spec.name == IMAGES)
+        return ServiceError(
+            ErrorReason.NO_PREPROCESSING, f"{message}; prepare them and send the array {shape}"
+        )
+    return ServiceError(
+        ErrorReason.NO_PREPROCESSING,
+        f"{message}; send an array of shape (batch, {', '.join(map(str, hosted.input_shape))})",
+    )
+
+
+def check_images(hosted: HostedModel, inputs: Sequence[ArgumentInput], limits: Limits) -> int:
+    """Refuse images for a model that has no preprocessing, and those that would become too large.
+
+    Returns:
+        The bytes of the decoded images, as far as known before they are received.
+
+    Raises:
+        ServiceError: `NO_PREPROCESSING` or `IMAGE_TOO_LARGE`.
+    """
+    given = [entry.images for entry in inputs if isinstance(entry, ImageInput)]
+    if given and hosted.preprocessing is None:
+        raise _no_preprocessing(hosted)
+    sizes = [
+        [(image_spec.height, image_spec.width) if image_spec.height else None for image_spec in image_specs]
+        for image_specs in given
+    ]
+    return sum(_made_bytes(hosted, each, limits.max_request_bytes) for each in sizes)

@@ -1,0 +1,224 @@
+"""Collection: one forward pass, and one backward pass for gradients; hooks are always removed."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.execute.scoring import objective_value
+from trocar_server.engine.request.objective import Objective
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import (
+    Collector,
+    FunctionSession,
+    GradientSession,
+    NodeSession,
+    PassGuard,
+    StartSession,
+    Surgery,
+    Target,
+    TracedGraph,
+    ValueMissingError,
+    differentiable,
+    graphs_end_here,
+    independent,
+    operate,
+)
+
+Arguments = tuple[Sequence[object], Mapping[str, object]]
+"""Positional and keyword arguments of a forward."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The objective of one pass, with its labels and the names of its values."""
+
+    objective: Objective
+    values: tuple[Target, ...]
+    anchors: tuple[str, ...]
+    labels: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class PassSpec:
+    """Specification of one pass: values, edits and objective.
+
+    Attributes:
+        targets: The values of the forward pass to collect, parameters among them.
+        surgery: Edits and gradients.
+        scoring: The objective, where gradients are wanted.
+        start: Where the pass starts, if not at the arguments, which then have no data.
+        graph: The model's traced graph, when its nodes are wanted: it runs separately, beside the pass.
+        due: The names of the edited values that the pass must reach.
+        calls: Required number of calls by module; the pass then runs to its end.
+        due_gradients: The names of edited gradients; one of each set must be computed.
+    """
+
+    targets: Sequence[Target]
+    surgery: Surgery = field(default_factory=Surgery)
+    scoring: Scoring | None = None
+    start: StartSession | None = None
+    graph: TracedGraph | None = None
+    due: frozenset[str] = frozenset()
+    due_gradients: tuple[frozenset[str], ...] = ()
+    calls: Mapping[str, int] = field(default_factory=dict)
+
+    def of_kind(self, kind: str) -> list[Target]:
+        """Return the targets of one kind."""
+        return [target for target in self.targets if target.kind == kind]
+
+    @cached_property
+    def has_functions(self) -> bool:
+        """Whether values of functions are collected or edited."""
+        edits = (*self.surgery.before, *self.surgery.after)
+        return any(target.kind == "fn" for target in (*self.targets, *(edit.target for edit in edits)))
+
+    @cached_property
+    def of_modules(self) -> list[Target]:
+        """The targets in modules, and parameters."""
+        return self.of_kind("module")
+
+    @cached_property
+    def of_graph(self) -> list[Target]:
+        """The targets in the traced graph."""
+        return self.of_kind("fx")
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Values collected in one pass.
+
+    Attributes:
+        values: Values and gradients by the name of their target.
+        stopped_at: Where it ended because nothing more was wanted, or None.
+        objective: The value of the objective, or None.
+    """
+
+    values: dict[str, torch.Tensor]
+    stopped_at: str | None = None
+    objective: float | None = None
+
+
+def collect(module: nn.Module, arguments: Arguments, pass_spec: PassSpec, guard: PassGuard) -> Collected:
+    """Run one pass of a replica. Owner thread only, in `inference_mode` where no gradients are wanted.
+
+    Raises:
+        StartMixedError: A module after the start needs a value from before it.
+        CallsDifferError: Modules were called more or less often than `PassSpec.calls` requires.
+        ServiceError: `NOT_DIFFERENTIABLE`, and errors of the objective; `MODULE_NOT_CALLED`, an
+            edit's module was not called: the model's control flow depends on its data.
+        Exception: Any error of the model; see `domain_errors`.
+    """
+    if pass_spec.scoring is not None:
+        return _with_gradients(module, arguments, pass_spec, pass_spec.scoring, guard)
+    collector = Collector(ends_pass=not pass_spec.calls)
+    with ExitStack() as contexts:
+        if pass_spec.calls:
+            contexts.enter_context(_counting(module, pass_spec.calls))
+        contexts.enter_context(guard.watching(module))
+        if pass_spec.start is not None:
+            contexts.enter_context(pass_spec.start)
+        if pass_spec.has_functions:
+            calls = FunctionSession(
+                pass_spec.of_kind("fn"), collector, guard, *pass_spec.surgery.of_kind("fn")
+            )
+            contexts.enter_context(operate(module, pass_spec.surgery, pass_spec.of_modules, collector))
+            contexts.enter_context(calls)
+        else:
+            contexts.enter_context(operate(module, pass_spec.surgery, pass_spec.of_modules, collector))
+        if collector.is_pending:
+            module(*arguments[0], **arguments[1])
+    _check_edits(pass_spec, collector)
+    of_graph = pass_spec.of_graph
+    if pass_spec.graph is None or not of_graph:
+        return Collected(collector.values, collector.stopped_at)
+    nodes = NodeSession(pass_spec.graph, of_graph)
+    with guard.watching(module):
+        nodes.run(module, *arguments, guard)
+    return Collected({**collector.values, **nodes.values}, collector.stopped_at or nodes.stopped_at)
+
+
+def _with_gradients(
+    module: nn.Module, arguments: Arguments, pass_spec: PassSpec, scoring: Scoring, guard: PassGuard
+) -> Collected:
+    collector = Collector(ends_pass=not pass_spec.calls)
+    targets = [*pass_spec.of_kind("module"), *scoring.values]
+    with ExitStack() as contexts:
+        contexts.enter_context(graphs_end_here(module))
+        contexts.enter_context(torch.enable_grad())
+        contexts.enter_context(_kernels(scoring.objective))
+        operation = operate(module, pass_spec.surgery, targets, collector, guard)
+        calls = FunctionSession(pass_spec.of_kind("fn"), collector, guard, *pass_spec.surgery.of_kind("fn"))
+        counting = _counting(module, pass_spec.calls)
+        with counting, guard.watching(module), operation as gradients, calls, differentiable():
+            module(*arguments[0], **arguments[1])
+        assert gradients is not None  # an objective comes with gradients
+        _check_edits(pass_spec, collector)
+        score = _score(collector.values, scoring, gradients)
+        gradients.backward(score)
+    for due in pass_spec.due_gradients:
+        if not due & gradients.edited:
+            raise independent(sorted(due))
+    names = [target.name for target in pass_spec.targets if target.name in collector.values]
+    values = {name: collector.values[name].detach() for name in names}
+    number = None if score.is_meta else float(score.detach())  # a meta pass has no numbers
+    return Collected({**values, **gradients.values}, collector.stopped_at, number)
+
+
+class CallsDifferError(Exception):
+    """A module was called more or less often than in the recorded pass: the argument is its path."""
+
+
+@contextmanager
+def _counting(module: nn.Module, expected: Mapping[str, int]) -> Iterator[None]:
+    """Compare the number of calls of modules inside the context with the expected ones.
+
+    Raises:
+        CallsDifferError: They differ, and the context ended without another error.
+    """
+    counts: Counter[str] = Counter()
+    with ExitStack() as hooks:
+        for path in expected:
+            handle = module.get_submodule(path).register_forward_pre_hook(partial(_count, counts, path))
+            hooks.callback(handle.remove)
+        yield
+    for path, count in expected.items():
+        if counts[path] != count:
+            raise CallsDifferError(path)
+
+
+def _count(counts: Counter[str], path: str, *_: object) -> None:
+    counts[path] += 1
+
+
+def _check_edits(pass_spec: PassSpec, collector: Collector) -> None:
+    """Refuse the result of a pass that did not reach an edit; the caller would not notice."""
+    missing = sorted(pass_spec.due - collector.edited)
+    if missing:
+        raise ServiceError(
+            ErrorReason.MODULE_NOT_CALLED,
+            f"'{missing[0]}' was not called in this pass, so it was not edited: which modules run depends "
+            "on the data",
+            name=missing[0],
+        )
+
+
+def _score(values: Mapping[str, torch.Tensor], scoring: Scoring, gradients: GradientSession) -> torch.Tensor:
+    missing = next((target.name for target in scoring.values if target.name not in values), None)
+    if missing is not None:
+        raise ValueMissingError(missing)
+    chosen = [values[target.name] for target in scoring.values]
+    return objective_value(scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient)
+
+
+def _kernels(objective: Objective) -> AbstractContextManager[object]:
+    """Fused attention has no second derivative (torch 2.14), so a penalty uses the math kernel."""
+    if not objective.needs_second_derivative:
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)

@@ -1,0 +1,250 @@
+"""Processor: texts and sound become a model's arguments, in separate processes. Belongs to one event loop.
+
+# Note: [Who tokenizes]
+Tokenizers, chat templates and feature extractors come with the model, and their regular expressions and
+templates may take forever on some text. So they run in worker processes, as decoders of images do: a
+deadline, a cancellation, a stop or `max_processing_s` kills them.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.config import Limits
+from trocar_server.decoding.process import WorkerProcess
+from trocar_server.engine.execute.worker_pool import WorkerPool
+from trocar_server.engine.request.plan import ArgumentInput, Payload, TensorInput
+from trocar_server.errors import ServiceError
+from trocar_server.models import HostedModel, current_flow, set_flow
+from trocar_server.processing.exchange import Made, Takes, extract_features, tokenize
+from trocar_server.processing.folder import has_feature_extractor, has_tokenizer, processor_digest
+from trocar_server.processing.inputs import (
+    AudioInput,
+    ProcessedInput,
+    ProcessorInput,
+    TextInput,
+    check_characters,
+)
+
+_WORKER = "trocar_server.processing.worker"
+_TEXT_PROCESSES = 2
+_AUDIO_PROCESSES = 1
+_QUANTUM = 1 << 16
+_SMALL_CHARACTERS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Processed:
+    """Inputs of a pass after processing: tensors and images alone, with their payloads."""
+
+    inputs: tuple[ArgumentInput, ...]
+    payloads: list[Payload]
+    made: tuple[ProcessedInput, ...]
+    byte_count: int
+    """Bytes of the payloads that the processor made."""
+
+
+class Processor:
+    """Runs models' processors in separate processes.
+
+    processor = Processor()
+    processed = await processor.process(hosted, plan.inputs, plan.unprocessed, payloads, limits)
+    processor.stop()
+    """
+
+    def __init__(self) -> None:
+        self._texts = WorkerPool(lambda: WorkerProcess(_WORKER, "text"), _TEXT_PROCESSES, _QUANTUM, _stopping)
+        self._audio = WorkerPool(
+            lambda: WorkerProcess(_WORKER, "audio"), _AUDIO_PROCESSES, _QUANTUM, _stopping
+        )
+        self._digests: dict[Path, bytes] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the running processes."""
+        return [*self._texts.pids, *self._audio.pids]
+
+    def stop(self) -> None:
+        """Kill every process; pending calls fail, and nothing is processed afterwards."""
+        self._texts.stop()
+        self._audio.stop()
+
+    async def process(
+        self,
+        hosted: HostedModel,
+        inputs: Sequence[ArgumentInput],
+        unprocessed: Sequence[ProcessorInput],
+        payloads: Sequence[Payload],
+        limits: Limits,
+    ) -> Processed:
+        """Turn texts and sound into arguments of the model.
+
+        Args:
+            hosted: The model.
+            inputs: Its other inputs.
+            unprocessed: The texts and sound.
+            payloads: Those of all inputs.
+            limits: Limits of a call.
+
+        Raises:
+            ServiceError: `NO_PREPROCESSING`, the model takes no texts or no sound; `INPUT_REJECTED`,
+                `REQUEST_TOO_LARGE`, naming the sample where it is one; `CANCELLED`, the server stops.
+        """
+        takes = _takes(hosted, unprocessed)
+        digest = await self._digest(takes.folder)
+        rest, found = list(inputs), list(_of_others(unprocessed, payloads))
+        described: list[ProcessedInput] = []
+        byte_count = 0
+        for given in unprocessed:
+            made = await self._made(given, takes, payloads, limits)
+            _check_vocabulary(hosted.module, made)
+            names = tuple(_argument_name(given.name, name) for name in made.arrays)
+            _check_names(rest, names)
+            for name, array in zip(names, made.arrays.values(), strict=True):
+                rest.append(TensorInput(name, torch.from_numpy(array[:0]).dtype, array.shape))
+                found.append(array.reshape(-1).view(np.uint8))
+                byte_count += array.nbytes
+            described.append(
+                ProcessedInput(given.name, made.samples, names, digest, made.padded_length, made.pads_left)
+            )
+        return Processed(tuple(rest), found, tuple(described), byte_count)
+
+    def process_from_thread(
+        self, hosted: HostedModel, given: TextInput, limits: Limits, flow: str
+    ) -> Processed:
+        """Process texts from a thread other than the event loop's, blocking; see `attach`.
+
+        Args:
+            hosted: The model.
+            given: The texts.
+            limits: Limits of a call.
+            flow: The flow that is charged.
+
+        Raises:
+            ServiceError: As `process`; `REQUEST_TOO_LARGE`, there are too many characters.
+        """
+        check_characters([given], limits)
+        if self._loop is None or self._texts.is_stopped:
+            raise _stopping()
+
+        async def process() -> Processed:
+            set_flow(flow)
+            return await self.process(hosted, (), (given,), (), limits)
+
+        return asyncio.run_coroutine_threadsafe(process(), self._loop).result()
+
+    def attach(self) -> None:
+        """Serve other threads too, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+
+    async def _digest(self, folder: Path) -> bytes:
+        if folder not in self._digests:
+            self._digests[folder] = await asyncio.to_thread(processor_digest, folder)
+        return self._digests[folder]
+
+    async def _made(
+        self, given: ProcessorInput, takes: Takes, payloads: Sequence[Payload], limits: Limits
+    ) -> Made:
+        flow, timeout_s = current_flow(), limits.max_processing_s
+        try:
+            if isinstance(given, TextInput):
+                cost = sum(entry.character_count for entry in given.entries)
+                return await self._texts.run(
+                    lambda process: tokenize(process, given, takes, limits),
+                    cost,
+                    flow,
+                    timeout_s,
+                    is_small=cost <= _SMALL_CHARACTERS,
+                )
+            own = [payload.data for payload in payloads[_places(given)]]
+            return await self._audio.run(
+                lambda process: extract_features(process, given, own, takes, limits),
+                sum(clip.byte_count for clip in given.clips),
+                flow,
+                timeout_s,
+                is_small=False,
+            )
+        except TimeoutError:
+            raise ServiceError(
+                ErrorReason.INPUT_REJECTED,
+                f"the model's tokenizer or feature extractor takes longer than {timeout_s:g} s over these "
+                "inputs; send fewer or shorter ones",
+            ) from None
+
+
+def _takes(hosted: HostedModel, unprocessed: Sequence[ProcessorInput]) -> Takes:
+    folder = hosted.processor_folder
+    for given in unprocessed:
+        is_text = isinstance(given, TextInput)
+        if folder is None or not (has_tokenizer if is_text else has_feature_extractor)(folder):
+            what = "tokenizer, so it takes no texts" if is_text else "feature extractor, so it takes no sound"
+            images = "images or " if hosted.preprocessing is not None else ""
+            raise ServiceError(
+                ErrorReason.NO_PREPROCESSING,
+                f"model '{hosted.spec.model_id}' has no {what}; send {images}an array of shape (batch, "
+                f"{', '.join(map(str, hosted.input_shape))})",
+            )
+    assert folder is not None  # there is at least one
+    config = getattr(hosted.module, "config", None)
+    count = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    is_count = isinstance(count, int) and count > 0
+    return Takes(folder, _argument_names(hosted.module), count if is_count else None)
+
+
+def _argument_names(module: nn.Module) -> frozenset[str] | None:
+    """Return the names that a model's forward takes; None where it takes any."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters)
+
+
+def _argument_name(prefix: str, name: str) -> str:
+    return f"decoder_{name}" if prefix else name
+
+
+def _check_names(inputs: Sequence[ArgumentInput], names: Sequence[str]) -> None:
+    for entry in inputs:
+        if entry.name in names:
+            raise ServiceError(
+                ErrorReason.INPUT_REJECTED,
+                f"'{entry.name}' is given, and texts or sound become it too; send one or the other",
+            )
+
+
+def _check_vocabulary(module: nn.Module, made: Made) -> None:
+    config = getattr(module, "config", None)
+    size = getattr(getattr(config, "text_config", config), "vocab_size", None)
+    ids = made.arrays.get("input_ids")
+    if ids is not None and isinstance(size, int) and int(ids.max()) >= size:
+        raise ServiceError(
+            ErrorReason.INPUT_REJECTED,
+            f"the tokenizer made the token id {int(ids.max())}, the model's vocabulary ends with {size - 1}",
+        )
+
+
+def _places(given: AudioInput) -> slice:
+    return slice(given.first_payload, given.first_payload + len(given.clips))
+
+
+def _of_others(unprocessed: Sequence[ProcessorInput], payloads: Sequence[Payload]) -> Sequence[Payload]:
+    """Return the payloads of tensors and images."""
+    taken = {
+        index
+        for given in unprocessed
+        if isinstance(given, AudioInput)
+        for index in range(len(payloads))[_places(given)]
+    }
+    return [payload for index, payload in enumerate(payloads) if index not in taken]
+
+
+def _stopping() -> ServiceError:
+    return ServiceError(ErrorReason.CANCELLED, "the server stops: the inputs were not processed")

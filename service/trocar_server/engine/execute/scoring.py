@@ -1,0 +1,208 @@
+"""Scoring: an objective's number from the values of a pass. See `engine.request.objective` for the words.
+
+Losses are torch's own (`torch.nn.functional`). Everything is computed in the values' dtype, half floats in
+float32.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.request.objective import (
+    Aggregate,
+    ClassScore,
+    ElementFunction,
+    GradientPenalty,
+    Loss,
+    LossKind,
+    Objective,
+    Score,
+    ScoreKind,
+    ValueScore,
+)
+from trocar_server.errors import ServiceError, first_line
+from trocar_server.tensors.losses import LOSSES
+from trocar_server.tensors.reductions import reduce_value
+
+GradientOf = Callable[[torch.Tensor, str], torch.Tensor]
+"""Returns the differentiable gradient of a number with respect to the value of this name."""
+
+IGNORED_LABEL = -100
+"""The label that `cross_entropy` and `nll_loss` ignore."""
+
+
+def objective_value(
+    objective: Objective,
+    values: Sequence[torch.Tensor],
+    labels: Sequence[torch.Tensor],
+    anchors: Sequence[str] = (),
+    gradient: GradientOf | None = None,
+) -> torch.Tensor:
+    """Return the number of an objective.
+
+    Args:
+        objective: The objective.
+        values: The values of `Objective.selectors`, in order.
+        labels: The tensors of `Objective.operands`, in order.
+        anchors: The names of the values of its penalties, in order.
+        gradient: Computes the penalties' gradients.
+
+    Raises:
+        ServiceError: `OBJECTIVE_OUT_OF_RANGE` or `OBJECTIVE_REJECTED`.
+    """
+    return _sum(objective, iter(values), iter(labels), iter(anchors), gradient)
+
+
+def _sum(
+    objective: Objective,
+    values: Iterator[torch.Tensor],
+    labels: Iterator[torch.Tensor],
+    anchors: Iterator[str],
+    gradient: GradientOf | None,
+) -> torch.Tensor:
+    total: torch.Tensor | None = None
+    for term in objective.terms:
+        if isinstance(term.score, GradientPenalty):
+            inner = _sum(term.score.of, values, labels, anchors, None)
+            number = _penalty(term.score, inner, next(anchors), gradient)
+        else:
+            number = _score(term.score, _wide(next(values)), labels)
+        total = term.weight * number if total is None else total + term.weight * number
+    assert total is not None  # an objective has a term
+    return total
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    if not value.is_floating_point():
+        dtype = str(value.dtype).removeprefix("torch.")
+        raise _rejected(f"it is made of a value of {dtype}, and only floats have gradients")
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def _score(score: Score, value: torch.Tensor, labels: Iterator[torch.Tensor]) -> torch.Tensor:
+    if isinstance(score, ClassScore):
+        return _class_score(score, value)
+    if isinstance(score, ValueScore):
+        return _value_score(score, value)
+    assert isinstance(score, Loss)
+    return _loss(score, value, next(labels))
+
+
+def _class_score(score: ClassScore, value: torch.Tensor) -> torch.Tensor:
+    if value.dim() < 2:
+        raise _rejected(
+            f"classes are a dimension behind the samples; the value has shape {tuple(value.shape)}"
+        )
+    dim = value.dim() - 1 if value.dim() == 3 else 1
+    batch, count = value.shape[0], value.shape[dim]
+    check_classes(score.classes, batch, count)
+    if score.kind is ScoreKind.PROBABILITY:
+        value = value.softmax(dim)
+    elif score.kind is ScoreKind.LOG_PROBABILITY:
+        value = value.log_softmax(dim)
+    if len(set(score.classes)) == 1:
+        return value.select(dim, score.classes[0]).sum()
+    classes = torch.tensor(score.classes, device=value.device)
+    rows = torch.arange(batch, device=value.device)
+    return value.movedim(dim, 1)[rows, classes].sum()
+
+
+def check_classes(classes: Sequence[int], batch: int, count: int) -> None:
+    """Check classes against a number of samples and of classes.
+
+    Raises:
+        ServiceError: `OBJECTIVE_OUT_OF_RANGE`, or `OBJECTIVE_REJECTED` for a wrong number of them.
+    """
+    if len(classes) not in (1, batch):
+        raise _rejected(f"{len(classes)} classes for {batch} samples; give one for all, or one for each")
+    wrong = next((index for index in classes if not 0 <= index < count), None)
+    if wrong is not None:
+        raise _out_of_range(wrong, count)
+
+
+def _value_score(score: ValueScore, value: torch.Tensor) -> torch.Tensor:
+    if score.reductions:
+        reduction = reduce_value(value, score.reductions, score.channel_dim)
+        value = reduction.value if reduction.mask is None else reduction.value[reduction.mask]
+    functions: dict[ElementFunction, Callable[[torch.Tensor], torch.Tensor]] = {
+        ElementFunction.IDENTITY: lambda x: x,
+        ElementFunction.SQUARE: torch.square,
+        ElementFunction.ABS: torch.abs,
+        ElementFunction.LOG: torch.log,
+        ElementFunction.EXP: torch.exp,
+    }
+    aggregates: dict[Aggregate, Callable[[torch.Tensor], torch.Tensor]] = {
+        Aggregate.SUM: torch.sum,
+        Aggregate.MEAN: torch.mean,
+        Aggregate.NORM: torch.linalg.vector_norm,
+    }
+    return aggregates[score.aggregate](functions[score.function](value))
+
+
+def _loss(score: Loss, value: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    labels = _fitting_labels(score, value, labels)
+    mean = "batchmean" if score.kind is LossKind.KL_DIV else "mean"
+    try:
+        return LOSSES[score.kind].compute(value, labels, reduction="sum" if score.is_sum else mean)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise _rejected(
+            f"{score.kind} of a value of shape {tuple(value.shape)} and labels of shape "
+            f"{tuple(labels.shape)}: {first_line(error)}"
+        ) from None
+
+
+def _fitting_labels(score: Loss, value: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return labels in the dtype that the loss requires."""
+    shape = tuple(value.shape)
+    if LOSSES[score.kind].takes_indices and not labels.is_floating_point():
+        expected = (*shape[:1], *shape[2:])
+        if len(shape) < 2 or tuple(labels.shape) != expected:
+            raise _rejected(f"{score.kind}: class labels of shape {tuple(labels.shape)}; expected {expected}")
+        check_labels(labels, shape[1])
+        return labels.long()
+    if score.kind is LossKind.NLL:
+        raise _rejected("nll: labels are class indices, of an integer dtype")
+    if tuple(labels.shape) != shape:
+        raise _rejected(f"{score.kind}: labels of shape {tuple(labels.shape)}; the value has shape {shape}")
+    return labels.to(value.dtype)
+
+
+def check_labels(labels: torch.Tensor, count: int) -> None:
+    """Check class labels, where they have data.
+
+    Raises:
+        ServiceError: `OBJECTIVE_OUT_OF_RANGE`.
+    """
+    if labels.is_meta:
+        return
+    wrong = labels[(labels != IGNORED_LABEL) & ((labels < 0) | (labels >= count))]
+    if wrong.numel():
+        raise _out_of_range(int(wrong.flatten()[0]), count)
+
+
+def _penalty(
+    score: GradientPenalty, inner: torch.Tensor, anchor: str, gradient: GradientOf | None
+) -> torch.Tensor:
+    if gradient is None:  # a check without a graph
+        return inner.new_zeros(())
+    found = gradient(inner, anchor)
+    if not found.dim():
+        raise _rejected("a gradient penalty needs a value with samples")
+    rows = found.flatten(1) if found.dim() > 1 else found[:, None]
+    if not score.center:  # no square root: its derivative at 0 is infinite
+        return rows.square().sum(dim=1).mean()
+    norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return (norms - score.center).square().mean()
+
+
+def _out_of_range(index: int, count: int) -> ServiceError:
+    return ServiceError(
+        ErrorReason.OBJECTIVE_OUT_OF_RANGE,
+        f"objective: no class {index}; the value has {count} classes, 0 to {count - 1}",
+        class_count=str(count),
+    )
+
+
+def _rejected(problem: str) -> ServiceError:
+    return ServiceError(ErrorReason.OBJECTIVE_REJECTED, f"objective: {problem}")

@@ -1,0 +1,1 @@
+"""Deployments: a loaded model with its replicas and recorded passes."""

@@ -1,0 +1,168 @@
+"""Predicted recordings of a model: for sizes that no pass was recorded on.
+
+A model that is recorded on a second signature of one kind gets a symbolic recording for that kind, which
+predicts the recordings of further sizes. See Note: [Symbolic recording].
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from trocar_server.engine.host.recordings import Recorder, made_arguments
+from trocar_server.engine.request.plan import Signature, TensorSignature
+from trocar_server.models import make_meta_replica
+from trocar_server.surgery import PassAborted, PassGuard, Recording
+from trocar_server.surgery.recording.symbolic import Shapes, SymbolicRecording, record_symbolic
+
+_ATTEMPTS = (2, 4, 16, 64)
+"""Recordings of one kind of signature after which a symbolic one is tried: a model may have several paths."""
+_KINDS_KEPT = 32
+_LIMIT_S = 5.0
+"""The most time of a symbolic recording: other passes wait for it."""
+_CHANGES: tuple[Callable[[int], int], ...] = (lambda size: 2 * size + 1, lambda size: size + 1)
+
+_Kind = tuple[object, ...]
+
+
+@dataclass
+class Predictions:
+    """Predicts recordings of one model.
+
+    Attributes:
+        recorder: Records its meta passes.
+        attempt_count: Symbolic recordings that were tried.
+    """
+
+    recorder: Recorder
+    attempt_count: int = 0
+    _symbolic: dict[_Kind, tuple[SymbolicRecording, ...]] = field(default_factory=dict)
+    _recorded: Counter[_Kind] = field(default_factory=Counter)
+
+    def find(self, signature: Signature) -> Recording | None:
+        """Return the predicted recording of a signature; None where none is certain."""
+        known = self._symbolic.get(_kind(signature), ()) if self._symbolic else ()
+        found = (symbolic.recording(_shapes(signature)) for symbolic in known)
+        return next((recording for recording in found if recording is not None), None)
+
+    def has(self, signature: Signature) -> bool:
+        """Whether recordings of such signatures are predicted."""
+        return bool(self._symbolic) and _kind(signature) in self._symbolic
+
+    def note(self, signature: Signature, recording: Recording) -> bool:
+        """Count a recorded pass. Owner thread only.
+
+        Returns:
+            Whether it is time for `extend`.
+        """
+        kind = _kind(signature)
+        if not recording.is_symbolic or (kind not in self._recorded and len(self._recorded) >= _KINDS_KEPT):
+            return False
+        self._recorded[kind] += 1
+        return self._recorded[kind] in _ATTEMPTS
+
+    def extend(self, signature: Signature, recording: Recording) -> None:
+        """Make a symbolic recording of the path that a signature takes. Owner thread only; takes seconds.
+
+        It is kept if it predicts this recording and those of two neighbours.
+
+        Args:
+            signature: Of a recorded pass.
+            recording: Its recording, with the model's stages.
+        """
+        if self.find(signature) is not None:
+            return
+        self.attempt_count += 1
+        with suppress(Exception, PassAborted):  # anything, or too slow: passes are then recorded as before
+            called = made_arguments(signature, "meta", 0)
+            module = make_meta_replica(self.recorder.hosted.module)
+            with PassGuard(time.monotonic() + _LIMIT_S).watching(module):
+                symbolic = record_symbolic(module, *called)
+            if self._is_right(symbolic, signature, recording):
+                named = replace(symbolic, template=replace(symbolic.template, stages=recording.stages))
+                kind = _kind(signature)
+                self._symbolic = {**self._symbolic, kind: (*self._symbolic.get(kind, ()), named)}
+
+    def drop(self, signature: Signature) -> None:
+        """Stop predicting signatures of one kind: a pass differed from its prediction."""
+        kind = _kind(signature)
+        self._symbolic = {known: found for known, found in self._symbolic.items() if known != kind}
+        self._recorded[kind] = _ATTEMPTS[-1]
+
+    def _is_right(self, symbolic: SymbolicRecording, signature: Signature, recording: Recording) -> bool:
+        if not _is_same(symbolic.recording(_shapes(signature)), recording):
+            return False
+        neighbours = list(_neighbours(symbolic, signature))
+        for near in neighbours:
+            if not _is_same(symbolic.recording(_shapes(near)), self.recorder.record(near, (), PassGuard())):
+                return False
+        return bool(neighbours)
+
+
+def _is_same(predicted: Recording | None, recorded: Recording) -> bool:
+    """Whether a prediction equals a recorded pass: order, calls, shapes, strides, writes and bytes."""
+    return predicted is not None and (
+        predicted.peak_bytes == recorded.peak_bytes
+        and predicted.is_symbolic == recorded.is_symbolic
+        and list(predicted.modules.items()) == list(recorded.modules.items())
+    )
+
+
+def _neighbours(symbolic: SymbolicRecording, signature: Signature) -> Iterator[Signature]:
+    """Yield signatures of the same path with other sizes, each of which varies where it may."""
+    for change in _CHANGES:
+        near = _moved(symbolic, signature, change)
+        if near != signature:
+            yield near
+
+
+def _moved(symbolic: SymbolicRecording, signature: Signature, change: Callable[[int], int]) -> Signature:
+    """Change each size as far as the path stays the same."""
+    near = signature
+    sizes = [size for shape in _shapes(signature) for size in shape]
+
+    def equal_to(wanted: int) -> Callable[[int, int], int]:
+        return lambda _, size: change(size) if size == wanted else size
+
+    def only_at(wanted: int) -> Callable[[int, int], int]:
+        return lambda position, size: change(size) if position == wanted else size
+
+    for size in dict.fromkeys(sizes):  # some have to be equal, as tokens and their mask: they change together
+        changed = _resized(near, equal_to(size))
+        near = changed if symbolic.holds(_shapes(changed)) else near
+    for position in range(len(sizes)) if near == signature else ():
+        changed = _resized(near, only_at(position))
+        near = changed if symbolic.holds(_shapes(changed)) else near
+    return near
+
+
+def _resized(signature: Signature, resize: Callable[[int, int], int]) -> Signature:
+    """Return a signature with other sizes, from their position among all sizes and the old size."""
+    position = iter(range(sum(len(shape) for entry in signature for shape in entry.shapes)))
+
+    def resized(entry: TensorSignature) -> TensorSignature:
+        shapes = tuple(tuple(resize(next(position), size) for size in shape) for shape in entry.shapes)
+        return replace(entry, shapes=shapes)
+
+    return tuple(resized(entry) for entry in signature)
+
+
+def _kind(signature: Signature) -> _Kind:
+    """Return what symbolic sizes don't cover: names, dtypes, flags, ranks, and which sizes are 0 or 1."""
+    return tuple(
+        (
+            entry.name,
+            entry.dtype,
+            entry.is_list,
+            entry.flag,
+            *(tuple(min(size, 2) for size in s) for s in entry.shapes),
+        )
+        for entry in signature
+    )
+
+
+def _shapes(signature: Signature) -> Shapes:
+    """Return the shapes in the order of the call: positional arguments, then keyword arguments."""
+    ordered = (*(e for e in signature if not e.name), *(e for e in signature if e.name))
+    return [shape for entry in ordered for shape in entry.shapes]

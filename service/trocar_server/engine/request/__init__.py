@@ -1,0 +1,1 @@
+"""Checked requests as plain data, free of protobuf and torch modules."""

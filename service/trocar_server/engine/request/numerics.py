@@ -1,0 +1,74 @@
+"""Numerics: how close results must be to eager PyTorch, and the check."""
+
+from collections.abc import Mapping
+from enum import StrEnum, unique
+
+import torch
+
+
+@unique
+class Numerics(StrEnum):
+    """Numerics that a caller accepts, and those of a pass; from the strictest to the loosest."""
+
+    EXACT = "exact"
+    """Bit-equal to eager PyTorch for the same batch."""
+    FAST = "fast"
+    """float32 with sums in another order: a relative error of at most 1e-5."""
+    BF16 = "bf16"
+    """Computed in bfloat16: a cosine of at least 0.9999."""
+
+
+MAX_RELATIVE_ERROR = 1e-5
+"""Of `FAST`: the norm of the difference over the norm of the value, for each feature map."""
+
+MIN_COSINE = 0.9999
+"""Of `BF16`: between a feature map and the eager one, both flattened."""
+
+_MARGIN = 1.25
+"""A backend must be better by this factor on the trial batch: other batches differ a little."""
+
+
+def deviation(numerics: Numerics, expected: torch.Tensor, found: torch.Tensor) -> float:
+    """Return the deviation from the expected values, as a share of the promised maximum: 1 is just kept.
+
+    NaN and infinities must be in the same places. Calls torch: owner thread only.
+
+    Args:
+        numerics: The promise.
+        expected: The eager value.
+        found: Another backend's value. Another shape or dtype counts as infinitely far.
+    """
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return float("inf")
+    if numerics is Numerics.EXACT or not expected.is_floating_point():
+        return 0.0 if torch.equal(expected, found) else float("inf")
+    finite = torch.isfinite(expected)
+    if not torch.equal(finite, torch.isfinite(found)):
+        return float("inf")
+    if not finite.all():
+        expected, found = expected[finite], found[finite]
+    return _of_finite(numerics, expected.double().flatten(), found.double().flatten())
+
+
+def _of_finite(numerics: Numerics, expected: torch.Tensor, found: torch.Tensor) -> float:
+    size = float(expected.norm())
+    if size == 0.0:
+        return 0.0 if not found.any() else float("inf")
+    if numerics is Numerics.FAST:
+        return float((expected - found).norm()) / size / MAX_RELATIVE_ERROR
+    cosine = float(expected @ found) / (size * max(float(found.norm()), torch.finfo(torch.float64).tiny))
+    return max(0.0, 1.0 - cosine) / (1.0 - MIN_COSINE)
+
+
+def worst_deviation(
+    numerics: Numerics, expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]
+) -> float:
+    """Return the largest deviation of any value; infinite when names differ."""
+    if expected.keys() != found.keys():
+        return float("inf")
+    return max((deviation(numerics, expected[name], found[name]) for name in expected), default=0.0)
+
+
+def keeps_promise(share: float) -> bool:
+    """Whether a deviation on one batch is small enough to expect the promise of other batches."""
+    return share * _MARGIN <= 1.0

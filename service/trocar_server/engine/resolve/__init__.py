@@ -1,0 +1,1 @@
+"""Resolution of a request against one model: targets, edits, outputs, memory."""

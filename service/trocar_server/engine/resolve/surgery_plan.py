@@ -1,0 +1,232 @@
+"""Surgery plan: a plan's edits and objective, resolved for inputs of one signature."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.execute.collecting import Scoring
+from trocar_server.engine.execute.scoring import objective_value
+from trocar_server.engine.request.objective import GradientPenalty, Objective
+from trocar_server.engine.request.plan import EditRequest
+from trocar_server.engine.resolve.differentiable import check_float
+from trocar_server.engine.resolve.edit_resolution import Expansions, PlannedEdit, plan_edits
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import (
+    EditTarget,
+    GradientPoint,
+    Recording,
+    Selector,
+    Skips,
+    Surgery,
+    Target,
+    resolve,
+)
+from trocar_server.surgery.resolution.values import Value
+from trocar_server.tensors.edits import Skip
+
+Sources = Mapping[str, Recording | None]
+"""Recordings of the passes on other inputs, by name; None where not known yet."""
+
+
+@dataclass(frozen=True)
+class SurgeryPlan:
+    """Edits and objective of one request, resolved.
+
+    Attributes:
+        edits: The edited values.
+        expansions: The names that each edit's selector expanded to.
+        objective: The number whose gradients are taken.
+        scored: The values that the objective is computed from, in the order of its selectors.
+        anchors: The values of its penalties.
+    """
+
+    edits: tuple[PlannedEdit, ...] = ()
+    expansions: Expansions = ()
+    objective: Objective | None = None
+    scored: tuple[Value, ...] = ()
+    anchors: tuple[Value, ...] = ()
+    actual: Callable[[Target], Target] = field(default=lambda target: target, compare=False)
+    """Returns a target under its call in the pass with skips; raises where it is inside a skipped module."""
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there are no edits and no objective."""
+        return not self.edits and self.objective is None
+
+    @cached_property
+    def scored_targets(self) -> tuple[Target, ...]:
+        """The values that the objective is computed from, under separate names."""
+        return tuple(
+            replace(self.actual(target), name=f"objective {index}: {target.name}")
+            for index, (target, _) in enumerate(self.scored)
+        )
+
+    def targets(self) -> Iterable[Target]:
+        """Return every target used in the forward pass: edits, values that swaps take, the objective."""
+        yield from (entry.target for entry in self.edits)
+        yield from (entry.swap.target for entry in self.edits if entry.swap and not entry.swap.source)
+        yield from (target for target, _ in (*self.scored, *self.anchors))
+
+    def source_targets(self, source: str) -> list[Target]:
+        """Return the values that swaps take from the pass on other inputs, each named by its key."""
+        swaps = {entry.swap.key: entry.swap for entry in self.edits if entry.swap}
+        return [replace(s.target, name=key, clone=True) for key, s in swaps.items() if s.source == source]
+
+    @property
+    def due_gradients(self) -> tuple[frozenset[str], ...]:
+        """The names of the edited gradients, a set for each edit."""
+        of_edits: dict[int, set[str]] = {}
+        for entry in self.edits:
+            if entry.target.is_gradient:
+                of_edits.setdefault(entry.position, set()).add(entry.target.name)
+        return tuple(map(frozenset, of_edits.values()))
+
+    @property
+    def extra_bytes(self) -> int:
+        """The peak bytes of edits: one at a time, except parameters and swaps, which add up."""
+        kept = [e.leaf.byte_count for e in self.edits if e.swap or e.target.parameter is not None]
+        return sum(kept) + max((entry.byte_count for entry in self.edits), default=0)
+
+    def scoring(self, labels: Sequence[torch.Tensor]) -> Scoring | None:
+        """Return the objective with its labels and value names; None without an objective."""
+        if self.objective is None:
+            return None
+        names = tuple(target.name for target, _ in self.anchors)
+        return Scoring(self.objective, self.scored_targets, names, tuple(labels))
+
+    def bound(
+        self,
+        gradients: Sequence[Target],
+        operands: Sequence[Sequence[torch.Tensor]],
+        found: Mapping[str, torch.Tensor],
+    ) -> Surgery:
+        """Return the surgery of one pass.
+
+        Args:
+            gradients: The gradients to collect.
+            operands: The tensors of each edit request, by its position.
+            found: Values for swaps from other passes.
+        """
+        forward = [entry for entry in self.edits if not entry.target.is_gradient]
+        backward = [entry for entry in self.edits if entry.target.is_gradient]
+        inner = {e.swap.key: e.swap.target for e in forward if e.swap and not e.swap.source}
+        collected = [GradientPoint(self.actual(target)) for target in gradients]
+        edited = [
+            GradientPoint(self.actual(e.target), self._edit_target(e, operands), e.request.is_after_taps)
+            for e in backward
+        ]
+        return Surgery(
+            before=tuple(self._edit_target(e, operands) for e in forward if not e.request.is_after_taps),
+            after=tuple(self._edit_target(e, operands) for e in forward if e.request.is_after_taps),
+            points=(*collected, *edited),
+            anchors=tuple(self.actual(target) for target, _ in self.anchors),
+            inner=tuple(replace(self.actual(target), clone=True) for target in inner.values()),
+            found=found,
+        )
+
+    def _edit_target(self, entry: PlannedEdit, operands: Sequence[Sequence[torch.Tensor]]) -> EditTarget:
+        return EditTarget(
+            self.actual(entry.target),
+            entry.request.edit,
+            tuple(operands[entry.position]) if operands else (),
+            entry.call_input,
+            entry.swap.key if entry.swap else "",
+            entry.position,
+        )
+
+
+NO_SURGERY = SurgeryPlan()
+
+
+def plan_surgery(
+    edits: Sequence[EditRequest], objective: Objective | None, recording: Recording, sources: Sources
+) -> SurgeryPlan:
+    """Resolve and check edits and an objective.
+
+    Raises:
+        ServiceError: See `plan_edits`; `OBJECTIVE_REJECTED`, `OBJECTIVE_OUT_OF_RANGE`, a selector's error.
+    """
+    if not edits and objective is None:
+        return NO_SURGERY
+    planned, expansions = plan_edits(edits, recording, sources)
+    skipped = [entry.target for entry in planned if isinstance(entry.request.edit.operation, Skip)]
+    skips = Skips(skipped, recording)
+    if skipped:
+        planned, expansions = _that_happen(planned, expansions, skips)
+    scored, anchors = _scored(objective, recording) if objective else ((), ())
+    found = SurgeryPlan(planned, expansions, objective, scored, anchors, skips.actual)
+    for target in found.targets():
+        found.actual(target)
+    return found
+
+
+def _that_happen(
+    planned: Sequence[PlannedEdit], expansions: Expansions, skips: Skips
+) -> tuple[tuple[PlannedEdit, ...], Expansions]:
+    """Leave out of patterns the values inside skipped modules.
+
+    Raises:
+        ServiceError: `MODULE_NOT_CALLED`, all matches of a pattern are.
+    """
+    found: list[PlannedEdit] = []
+    names: list[tuple[str, tuple[str, ...]]] = []
+    for position, (text, _) in enumerate(expansions):
+        entries = [entry for entry in planned if entry.position == position]
+        happening = [entry for entry in entries if not skips.is_inside(entry.target)]
+        if not happening or not entries[0].request.selector.is_plural:
+            happening = entries  # refused like any other target
+        found += happening
+        names.append((text, tuple(entry.target.name for entry in happening)))
+    return tuple(found), tuple(names)
+
+
+def _scored(objective: Objective, recording: Recording) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    """Return the values of an objective and the anchors of its penalties, checked without data."""
+    scored = tuple(_one_value(selector, recording) for selector in objective.selectors)
+    penalties = [term.score for term in objective.terms if isinstance(term.score, GradientPenalty)]
+    anchors = tuple(_one_value(penalty.selector, recording) for penalty in penalties)
+    for target, leaf in anchors:
+        check_float(target, leaf)
+    empty = [_empty(leaf.shape or (), leaf.dtype or torch.float32) for _, leaf in scored]
+    labels = [_empty(spec.shape, spec.dtype) for spec in objective.operands]
+    objective_value(objective, empty, labels, [target.name for target, _ in anchors])
+    return scored, anchors
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _one_value(selector: Selector, recording: Recording) -> Value:
+    (values,) = resolve([selector], recording)
+    ((target, leaf), *more) = values
+    if more or target.kind != "module" or selector.parameter is not None:
+        raise ServiceError(
+            ErrorReason.OBJECTIVE_REJECTED,
+            f"objective: '{selector.text}' stands for {len(values)} values, for example '{target.name}'; it "
+            "is made of single values of modules",
+            selector=selector.text,
+        )
+    return target, leaf
+
+
+def that_run(values: Sequence[Value], selector: Selector, surgery: SurgeryPlan) -> list[Value]:
+    """Return the values that are not inside skipped modules.
+
+    Raises:
+        ServiceError: `MODULE_NOT_CALLED`, all are inside, or an exact selector's value is.
+    """
+    found: list[Value] = []
+    problem: ServiceError | None = None
+    for value in values:
+        try:
+            surgery.actual(value[0])
+            found.append(value)
+        except ServiceError as error:
+            problem = error
+    if problem is not None and not (found and selector.is_plural):
+        raise problem
+    return found

@@ -1,0 +1,1 @@
+"""Plan execution on the owner thread, and its results."""

@@ -1,0 +1,270 @@
+"""Request checks before anything is computed. Every method belongs to one event loop."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.config import Limits
+from trocar_server.engine.execute.arguments import (
+    check_images,
+    check_lists,
+    check_named,
+    predicted_signature,
+    with_named_images,
+)
+from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.host.deployment import Deployment, RecordedSource, RecordedSources
+from trocar_server.engine.host.recordings import DataNeededError, MadeDataRefusedError
+from trocar_server.engine.request.plan import EditRequest, Plan, Signature
+from trocar_server.engine.resolve.planner import Resolved, resolve_taps
+from trocar_server.engine.resolve.surgery_plan import NO_SURGERY, plan_surgery
+from trocar_server.engine.resolve.text_spans import refuse_spans
+from trocar_server.engine.run.forward_pass import domain_errors
+from trocar_server.engine.run.preview import Preview, assumed_signature, make_preview
+from trocar_server.engine.run.run_plan import known_signature, resolve_plan, resolve_with_meta_pass
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import PassGuard, Recording
+
+Result = TypeVar("Result")
+
+_KNOWN_BEFORE_INPUTS = (
+    ErrorReason.UNKNOWN_MODULE,
+    ErrorReason.INVALID_SELECTOR,
+    ErrorReason.EDIT_NOT_REACHED,
+)
+"""Errors of a tap that do not depend on the inputs."""
+
+
+class Run(Protocol):
+    """Runs work that checks the guard on the owner thread; see `Engine.run`."""
+
+    def __call__(
+        self, work: Callable[[], Result], guard: PassGuard, deadline: float | None
+    ) -> Awaitable[Result]:
+        """Run it and return its result."""
+        ...
+
+
+class Checks:
+    """Checks and describes requests by recorded passes.
+
+    Args:
+        deployment_of: Returns a loaded model by its id.
+        limits: Returns the current limits of a call.
+        run: Runs recordings on the owner thread.
+        later: Queues work for the owner thread that nobody waits for.
+    """
+
+    def __init__(
+        self,
+        deployment_of: Callable[[str], Deployment],
+        limits: Callable[[], Limits],
+        run: Run,
+        later: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._later = later
+        self._deployment_of = deployment_of
+        self._limits = limits
+        self._run = run
+
+    async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
+        """Return a recorded pass, on the model's example input or on inputs of a given signature."""
+        deployment = self._deployment_of(model_id)
+        return deployment.example if signature is None else await self._record(deployment, signature)
+
+    async def preview(self, plan: Plan, deadline: float | None = None) -> Preview:
+        """Return what a plan would return and need; nothing is computed.
+
+        Raises:
+            ServiceError: As `check` does.
+        """
+        deployment = self._deployment_of(plan.model_id)
+        refuse_spans(plan)
+        plan = _with_named_images(deployment, plan)
+        images_bytes = check_images(deployment.hosted, plan.inputs, self._limits())
+        check_lists(deployment.hosted, plan.inputs)
+        if plan.inputs and plan.start_at is None:
+            check_named(deployment.hosted, plan.inputs)
+        signature = known_signature(deployment, plan) or assumed_signature(deployment, plan.inputs)
+        recording = await self._record(deployment, signature, plan, deadline)
+        recorded_sources = await self._recorded_sources(deployment, plan, deadline)
+        resolved, _ = resolve_plan(deployment, plan, signature, recording, self._limits(), recorded_sources)
+        resolved = await self._after_meta_pass(
+            deployment, plan, resolved, signature, recorded_sources, deadline
+        )
+        return make_preview(resolved, recording, resolved.memory_bytes(signature) + images_bytes)
+
+    async def check_taps(self, plan: Plan) -> None:
+        """Check a stream's taps and edits against the model's example input, before any batch is received.
+
+        Raises:
+            ServiceError: Any error that can be found without inputs.
+        """
+        deployment = self._deployment_of(plan.model_id)
+        try:
+            self._resolve_example(plan, await self._example(deployment, plan))
+        except ServiceError as error:
+            if error.reason in _KNOWN_BEFORE_INPUTS and not deployment.may_differ(error):
+                raise
+
+    async def check(self, plan: Plan, deadline: float | None = None) -> CheckedPlan:
+        """Check a plan before the bytes of its inputs are received.
+
+        Args:
+            plan: The plan.
+            deadline: A time of `time.monotonic()` in seconds, or None.
+
+        Raises:
+            ServiceError: Any error that can be found without the inputs.
+        """
+        deployment, limits = self._deployment_of(plan.model_id), self._limits()
+        refuse_spans(plan)
+        plan = _with_named_images(deployment, plan)
+        unresolved = CheckedPlan(plan, deployment, limits)
+        check_images(deployment.hosted, plan.inputs, limits)
+        check_lists(deployment.hosted, plan.inputs)
+        if plan.start_at is None:
+            check_named(deployment.hosted, plan.inputs)
+        signature = known_signature(deployment, plan)
+        if signature is None:
+            if not plan.has_flags:  # another pass than the example's
+                self._resolve_example(plan, await self._example(deployment, plan, deadline))
+            return unresolved
+        try:
+            recording = await self._record(deployment, signature, plan, deadline)
+            recorded_sources = await self._recorded_sources(deployment, plan, deadline)
+        except MadeDataRefusedError:  # the caller's own data may be accepted
+            return unresolved
+        try:
+            resolved, _ = resolve_plan(deployment, plan, signature, recording, limits, recorded_sources)
+            resolved = await self._after_meta_pass(
+                deployment, plan, resolved, signature, recorded_sources, deadline
+            )
+        except ServiceError as error:
+            if not deployment.may_differ(error, recording):
+                raise
+            return unresolved
+        return CheckedPlan(plan, deployment, limits, signature, recording, resolved)
+
+    async def check_edits(self, model_id: str, edits: Sequence[EditRequest]) -> None:
+        """Check edits against a model's example input, for any later request.
+
+        Raises:
+            ServiceError: Any error of theirs that does not depend on the inputs.
+        """
+        deployment = self._deployment_of(model_id)
+        plan = Plan(model_id, (), (), 0, edits=tuple(edits))
+        try:
+            plan_surgery(edits, None, await self._example(deployment, plan), {})
+        except ServiceError as error:
+            if not deployment.may_differ(error) and error.reason is not ErrorReason.EDIT_SHAPE_MISMATCH:
+                raise
+
+    async def _example(self, deployment: Deployment, plan: Plan, deadline: float | None = None) -> Recording:
+        """Return a recorded pass on the example input, with the nodes and functions that the taps need."""
+        if not deployment.kinds(plan.taps, plan.edits):
+            return deployment.example
+        return await self._record(deployment, deployment.example_signature, plan, deadline)
+
+    def _resolve_example(self, plan: Plan, recording: Recording) -> None:
+        unknown = {source.name: None for source in plan.sources}
+        surgery = plan_surgery(plan.edits, None, recording, unknown)
+        if plan.objective is not None:  # what it scores, and with that the reach, comes with the labels
+            surgery = NO_SURGERY
+        resolve_taps(plan.taps, recording, self._limits().max_reply_bytes, surgery)
+
+    async def _recorded_sources(
+        self, deployment: Deployment, plan: Plan, deadline: float | None
+    ) -> RecordedSources:
+        """Return the signatures of the sources' inputs, with recordings where the signatures are known."""
+        found: dict[str, RecordedSource] = {}
+        for source in plan.sources:
+            check_images(deployment.hosted, source.inputs, self._limits())
+            check_lists(deployment.hosted, source.inputs)
+            check_named(deployment.hosted, source.inputs)
+            signature = predicted_signature(deployment.hosted, source.inputs)
+            recording = await self._record(deployment, signature, None, deadline) if signature else None
+            found[source.name] = RecordedSource(signature, recording)
+        return found
+
+    async def _after_meta_pass(
+        self,
+        deployment: Deployment,
+        plan: Plan,
+        resolved: Resolved,
+        signature: Signature,
+        recorded_sources: RecordedSources,
+        deadline: float | None,
+    ) -> Resolved:
+        if not resolved.needs_meta_pass:
+            return resolved
+        guard = PassGuard(deadline)
+
+        def run_meta_pass() -> Resolved:
+            with domain_errors(deployment.hosted):
+                return resolve_with_meta_pass(
+                    deployment, plan, resolved, signature, self._limits(), recorded_sources, guard
+                )
+
+        return await self._run(run_meta_pass, guard, deadline)
+
+    async def _record(
+        self,
+        deployment: Deployment,
+        signature: Signature,
+        plan: Plan | None = None,
+        deadline: float | None = None,
+    ) -> Recording:
+        kinds = deployment.kinds(plan.taps, plan.edits) if plan else frozenset[str]()
+        found = deployment.recorded(signature, kinds)
+        if found is None:
+            found = await self._recorded_now(deployment, signature, kinds, plan, deadline)
+            if deployment.may_extend:
+                self._later(deployment.extend_predictions)
+        return found
+
+    async def _recorded_now(
+        self,
+        deployment: Deployment,
+        signature: Signature,
+        kinds: frozenset[str],
+        plan: Plan | None,
+        deadline: float | None,
+    ) -> Recording:
+        def check(recording: Recording) -> None:
+            if recording.is_symbolic and plan and not plan.edits:  # other data may take another branch
+                resolve_taps(plan.taps, recording, self._limits().max_reply_bytes)
+
+        guard = PassGuard(deadline)
+
+        def record(*, may_use_data: bool) -> Recording:
+            with domain_errors(deployment.hosted, passes=(DataNeededError,)):
+                return deployment.record(signature, guard, kinds, check, may_use_data=may_use_data)
+
+        if not deployment.needs_data(signature):
+            with suppress(DataNeededError):
+                return await self._run(partial(record, may_use_data=False), guard, deadline)
+        # A real pass, so it waits in the model's queue like any other.
+        async with deployment.pool.lease(deadline, rows=_rows(signature)):
+            return await self._run(partial(record, may_use_data=True), guard, deadline)
+
+
+def _with_named_images(deployment: Deployment, plan: Plan) -> Plan:
+    """Name the images of a plan and of its sources; the very plan where there are none."""
+    named = partial(with_named_images, deployment.hosted)
+    inputs = named(plan.inputs)
+    sources = tuple(replace(source, inputs=named(source.inputs)) for source in plan.sources)
+    if inputs == plan.inputs and sources == plan.sources:
+        return plan
+    return replace(plan, inputs=inputs, sources=sources)
+
+
+def _rows(signature: Signature) -> int:
+    """Return the number of samples of a signature, as far as its shapes tell."""
+    first = next(iter(signature), None)
+    if first is None or first.is_list:
+        return len(first.shapes) if first else 1
+    return max(1, first.shapes[0][0]) if first.shapes[0] else 1

@@ -1,0 +1,121 @@
+"""Extraction: the result of one plan."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from trocar_server.engine.request.numerics import Numerics
+from trocar_server.engine.request.plan import Plan, batch_size
+from trocar_server.engine.resolve.edit_resolution import Expansions
+from trocar_server.engine.resolve.planner import Resolved
+from trocar_server.engine.run.forward_pass import FeatureMap, PassResult
+from trocar_server.engine.transfer import Copies
+from trocar_server.processing.inputs import ProcessedInput
+
+EAGER = "eager"
+"""The backend name of unmodified PyTorch."""
+
+
+@dataclass(frozen=True)
+class ExecutionReport:
+    """Execution report of a pass.
+
+    Attributes:
+        numerics: Numerics of the values, at least as strict as requested.
+        engine: The backend that ran it.
+        row_count: Samples of the batch that it was run in, those of other calls included; 0 where unknown.
+        is_cached: Whether nothing was computed.
+        asked: The loosest numerics that the caller accepts, or the model's default.
+        reason: Why it is stricter than that; empty where it is not.
+    """
+
+    numerics: Numerics = Numerics.EXACT
+    engine: str = EAGER
+    row_count: int = 0
+    is_cached: bool = False
+    asked: Numerics = Numerics.EXACT
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Result of one plan."""
+
+    feature_maps: tuple[FeatureMap, ...]
+    expansions: tuple[tuple[str, ...], ...]
+    stopped_at: str | None
+    queue_s: float
+    compute_s: float
+    edit_expansions: Expansions = ()
+    objective_value: float | None = None
+    report: ExecutionReport = field(default_factory=ExecutionReport)
+    has_drawn: bool = False
+    """Whether the pass drew from torch's random generators: then the reply is not cached. Checked only for
+    models whose replies may be cached at all."""
+    depth: float | None = None
+    """The share of a full pass's calls that ran, from 0 to 1; None where not known."""
+    copies: Copies | None = None
+    """Pending copies of the values to the host, or None; `Engine.extract` waits for them."""
+
+    processed: tuple[ProcessedInput, ...] = ()
+    """What the model's processor made of texts and sound."""
+
+    @cached_property
+    def payloads(self) -> tuple[memoryview, ...]:
+        """The values of the reply."""
+        return tuple([found.values.data for found in self.feature_maps if found.values is not None])
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the values of the reply."""
+        return sum([payload.nbytes for payload in self.payloads])
+
+
+def extraction_of(
+    plan: Plan,
+    resolved: Resolved,
+    result: PassResult,
+    feature_maps: tuple[FeatureMap, ...],
+    queue_s: float,
+    copies: Copies | None,
+) -> Extraction:
+    """Return the result of an eager pass.
+
+    Args:
+        plan: The request.
+        resolved: What it meant for the model.
+        result: Of the pass.
+        feature_maps: To return; without those that were added to the statistics of a stream.
+        queue_s: Seconds of waiting for a replica.
+        copies: Pending copies to the host.
+    """
+    return Extraction(
+        feature_maps,
+        collected_names(resolved, result),
+        result.stopped_at,
+        queue_s,
+        result.compute_s,
+        resolved.surgery.expansions,
+        result.objective,
+        ExecutionReport(row_count=batch_size(plan.inputs) or 0),
+        result.has_drawn,
+        _depth(plan, resolved, result),
+        copies,
+    )
+
+
+def collected_names(resolved: Resolved, result: PassResult) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each tap's collected values.
+
+    A pattern may match values that got no gradient; these are left out.
+    """
+    if not resolved.is_plural:  # each selector stands for values that are collected or an error
+        return resolved.expansions
+    names = {found.output.name for found in result.feature_maps}
+    return tuple(tuple(name for name in expansion if name in names) for expansion in resolved.expansions)
+
+
+def _depth(plan: Plan, resolved: Resolved, result: PassResult) -> float | None:
+    """Return the share of a full pass's calls that ran, None for a pass that started in the middle."""
+    if plan.start_at is not None:
+        return None
+    return 1.0 if result.stopped_at is None else resolved.depth

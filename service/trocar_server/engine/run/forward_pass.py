@@ -1,0 +1,305 @@
+"""Forward pass and the processing of its values on the device. Owner thread only."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.execute.collecting import Arguments, CallsDifferError, Collected, PassSpec, collect
+from trocar_server.engine.host.deployment import input_rejected
+from trocar_server.engine.request.plan import Payload
+from trocar_server.engine.resolve.tap_outputs import COVARIANCE, Output, TapTarget, companion_output
+from trocar_server.engine.schedule.lease import Replica
+from trocar_server.engine.transfer import current
+from trocar_server.errors import ServiceError, first_line
+from trocar_server.models import HostedModel
+from trocar_server.surgery import (
+    PassAborted,
+    PassGuard,
+    StartMixedError,
+    ValueMissingError,
+    independent,
+)
+from trocar_server.tensors.reductions import CastValue, Reduced, cast_value, reduce_value
+from trocar_server.tensors.reductions.padding import NO_PADDING, Padding, unpadded
+from trocar_server.tensors.stats import Accumulator, Scope, StatisticsResult
+
+Operands = Sequence[Sequence[torch.Tensor]]
+"""Tensors sent with a request, for each tap."""
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """One collected value.
+
+    Attributes:
+        output: Its description.
+        values: Its bytes in row-major order, or None when only statistics were wanted. Not to be read before
+            the copies of its pass have arrived; in an `Extraction` from the engine they have.
+        statistics: The requested statistics, or None.
+    """
+
+    output: Output
+    values: Payload | None = None
+    statistics: StatisticsResult | None = None
+    cast: CastValue | None = None
+    """How the values were cast, or None."""
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """Result of one pass: collected values, where it stopped and how long it took."""
+
+    feature_maps: tuple[FeatureMap, ...]
+    taken: Mapping[str, Accumulator]
+    """By feature map, the accumulator of its statistics."""
+    stopped_at: str | None
+    compute_s: float
+    objective: float | None = None
+    has_drawn: bool = False
+    """Whether it drew from torch's random generators, so that another pass would differ; checked only for
+    models whose replies may be cached at all."""
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all values."""
+        return sum([found.values.nbytes for found in self.feature_maps if found.values is not None])
+
+
+def run_pass(
+    replica: Replica,
+    arguments: Arguments,
+    targets: Sequence[TapTarget],
+    pass_spec: PassSpec,
+    guard: PassGuard,
+    operands: Operands = (),
+) -> PassResult:
+    """Run the model until the last needed call, then backward, and reduce the collected values.
+
+    Args:
+        replica: Leased by the caller.
+        arguments: Positional and keyword arguments of the forward.
+        targets: The values and gradients to collect.
+        pass_spec: Edits, objective and start of the pass.
+        guard: Aborts the pass.
+        operands: For each tap, by position: the operands of its reductions.
+
+    Raises:
+        StartMixedError: A module after the start needs a value from before it.
+        CallsDifferError: The request has to be resolved on a recording of its own data.
+        ServiceError: `MODULE_NOT_CALLED` when the model did not call a tapped module on this input,
+            `NOT_DIFFERENTIABLE` when a value got no gradient.
+        Exception: Any error of the model; see `domain_errors`.
+    """
+    started = time.perf_counter()
+    with torch.inference_mode() if pass_spec.scoring is None else torch.no_grad():
+        collected = collect(replica.module, arguments, pass_spec, guard)
+        _check_data(collected.values)
+        values = _apart(collected.values, targets) if replica.is_live else collected.values
+        needs_padding = any(not entry.tap.is_plain for entry in targets)
+        padding = Padding.of(arguments[1]) if needs_padding else NO_PADDING
+        collected = replace(collected, values=values)
+        return finish_pass(collected, targets, guard, operands, started, padding)
+
+
+def finish_pass(
+    collected: Collected,
+    targets: Sequence[TapTarget],
+    guard: PassGuard,
+    operands: Operands,
+    started: float,
+    padding: Padding = NO_PADDING,
+) -> PassResult:
+    """Reduce a pass's collected values and copy the requested ones to the host.
+
+    The copies may still be running when this returns, and the next pass may begin: see `Transfers`.
+
+    Args:
+        collected: The collected values.
+        targets: The requested values.
+        guard: Aborts the reductions.
+        operands: For each tap, by position: the operands of its reductions.
+        started: When the pass began, as `time.perf_counter()` in seconds.
+        padding: Of the pass's inputs.
+
+    Raises:
+        ServiceError: As `run_pass` does for values.
+    """
+    values = collected.values
+    finished = [
+        _finish(target, values, operands, guard, padding)
+        for target in targets
+        if not _is_left_out(target, values)
+    ]
+    feature_maps = tuple(found for entry in finished for found in entry.feature_maps)
+    taken = {entry.feature_maps[0].output.name: entry.taken for entry in finished if entry.taken}
+    current().synchronize()  # so that errors and time are attributed to this pass
+    compute_s = time.perf_counter() - started
+    return PassResult(feature_maps, taken, collected.stopped_at, compute_s, collected.objective)
+
+
+def _apart(values: Mapping[str, torch.Tensor], targets: Sequence[TapTarget]) -> dict[str, torch.Tensor]:
+    """Copy parameters, which may change while the reply is being sent."""
+    names = {entry.target.name for entry in targets if entry.target.parameter is not None}
+    return {name: value.clone() if name in names else value for name, value in values.items()}
+
+
+def _is_left_out(target: TapTarget, values: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a pattern names it and the objective does not depend on it."""
+    is_missing = target.target.is_gradient and target.target.name not in values
+    return is_missing and target.tap.selector.is_plural
+
+
+@contextmanager
+def domain_errors(
+    hosted: HostedModel, needed_bytes: int = 0, *, passes: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Convert errors of torch, a model or a guard inside the context to domain errors.
+
+    Args:
+        hosted: The model.
+        needed_bytes: Estimated memory of the pass, for the out-of-memory message; 0 if unknown.
+        passes: Exceptions that are not converted.
+
+    Raises:
+        ServiceError: `DEADLINE_EXCEEDED`, `CANCELLED`, `OUT_OF_MEMORY` or `INPUT_REJECTED`.
+    """
+    problem: ServiceError
+    try:
+        yield
+        return
+    except ServiceError:
+        raise
+    except PassAborted as stop:
+        problem = _aborted(stop.reason)
+    except ValueMissingError as missing:
+        problem = ServiceError(
+            ErrorReason.UNKNOWN_PICK,
+            f"'{missing.args[0]}' was not computed for these inputs: which modules run depends on the data",
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:  # the first is a RuntimeError: caught before
+        problem = _out_of_memory(error, needed_bytes)
+    except Exception as error:
+        if isinstance(error, (CallsDifferError, *passes)):
+            raise
+        is_memory = "can't allocate memory" in str(error)
+        problem = _out_of_memory(error, needed_bytes) if is_memory else input_rejected(hosted, error)
+    # Raised here, and not above, where it would keep the frames of the failed pass, and so its values, alive.
+    raise problem
+
+
+def _check_data(values: Mapping[str, torch.Tensor]) -> None:
+    for name, value in values.items():
+        if value.is_meta:  # computed beside the start, from values before it
+            raise StartMixedError(name)
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """Result of one value: its feature maps and accumulator."""
+
+    feature_maps: tuple[FeatureMap, ...]
+    taken: Accumulator | None
+
+
+def _finish(
+    target: TapTarget,
+    values: Mapping[str, torch.Tensor],
+    operands: Operands,
+    guard: PassGuard,
+    padding: Padding,
+) -> _Finished:
+    """Reduce one value on the device and copy the requested parts to the host."""
+    guard.check()
+    name, tap = target.target.name, target.tap
+    if name not in values and target.target.is_gradient:
+        raise independent([name])
+    if name not in values:
+        raise ServiceError(
+            ErrorReason.MODULE_NOT_CALLED,
+            f"'{name}' was not called in this pass: which modules run depends on the data",
+        )
+    if tap.is_plain:
+        value = values[name]
+        output = Output(name, target, tuple(value.shape), value.dtype, tap.values)
+        return _Finished((FeatureMap(output, _bytes_of(name, value)),), None)
+    with target.named_errors():
+        reduced = _reduced(target, values[name], operands, guard, padding)
+        taken = _taken(target, reduced)
+        cast = cast_value(reduced.value, tap.cast, reduced.channel_dim) if tap.cast else None
+    sent = cast.value if cast else reduced.value
+    main = Output(name, target, tuple(sent.shape), sent.dtype, tap.values)
+    result = taken.result() if taken else None
+    found = [FeatureMap(main, _bytes_of(name, sent) if tap.values else None, result, cast)]
+    companions = dict(reduced.companions) if tap.values else {}
+    return _Finished((*found, *_companions(main, companions, result)), taken)
+
+
+def _taken(target: TapTarget, reduced: Reduced) -> Accumulator | None:
+    if not target.tap.statistics:
+        return None
+    accumulator = target.accumulator()
+    for part in unpadded(reduced.value, reduced.mask, by_sample=target.tap.scope is Scope.SAMPLE):
+        accumulator.update(part)
+    return accumulator
+
+
+def _companions(
+    main: Output, values: Mapping[str, torch.Tensor], result: StatisticsResult | None
+) -> Iterator[FeatureMap]:
+    for role, value in values.items():
+        output = companion_output(main, role, tuple(value.shape), value.dtype)
+        yield FeatureMap(output, _bytes_of(output.name, value))
+    if result is not None and result.covariance is not None:
+        yield covariance_map(main, result.covariance)
+
+
+def covariance_map(main: Output, matrix: torch.Tensor) -> FeatureMap:
+    """Return the covariance matrix of a feature map as its companion."""
+    output = companion_output(main, COVARIANCE, tuple(matrix.shape), matrix.dtype)
+    return FeatureMap(output, _bytes_of(output.name, matrix))
+
+
+def _reduced(
+    target: TapTarget, value: torch.Tensor, operands: Operands, guard: PassGuard, padding: Padding
+) -> Reduced:
+    tap = target.tap
+    is_of_pass = target.target.kind == "module" and target.target.parameter is None
+    is_masked = is_of_pass and not tap.includes_padding
+    mask = padding.of_value(target.target.path, value) if is_masked else None
+    if not (tap.reductions or tap.cast):
+        return Reduced(value, mask=mask if tap.channel_dim in (None, 2, -1) else None)
+    own = operands[target.tap_index] if operands else ()
+    return reduce_value(value, tap.reductions, tap.channel_dim, own, guard.check, mask)
+
+
+def _bytes_of(name: str, value: torch.Tensor) -> Payload:
+    """Return the values in row-major order as bytes on the host, without a copy where they are that already.
+
+    The copy may still be running: see `Transfers.to_host`.
+    """
+    if value.layout != torch.strided or value.is_quantized:
+        kind = "quantised" if value.is_quantized else str(value.layout).removeprefix("torch.")
+        raise ServiceError(
+            ErrorReason.NOT_A_TENSOR, f"'{name}' is a {kind} tensor; only dense ones can be returned"
+        )
+    return current().to_host(value.resolve_conj().resolve_neg())
+
+
+def _aborted(reason: ErrorReason) -> ServiceError:
+    what = "the deadline passed" if reason is ErrorReason.DEADLINE_EXCEEDED else "the call was cancelled"
+    return ServiceError(reason, f"{what}; the pass was stopped")
+
+
+def _out_of_memory(error: BaseException, needed_bytes: int) -> ServiceError:
+    needed = f"; the pass needs about {needed_bytes:,} bytes" if needed_bytes else ""
+    facts = {"needed_bytes": str(needed_bytes)} if needed_bytes else {}
+    return ServiceError(
+        ErrorReason.OUT_OF_MEMORY,
+        f"the device has too little memory: {first_line(error)}{needed}; use a smaller batch, or ask for "
+        "fewer or earlier taps",
+        **facts,
+    )

@@ -1,0 +1,328 @@
+"""Plan run on the owner thread: arguments, recording, resolution, the pass."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from PIL import Image
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.config import Limits
+from trocar_server.engine.execute.arguments import (
+    Argument,
+    build_arguments,
+    predicted_signature,
+    signature_of,
+)
+from trocar_server.engine.execute.collecting import CallsDifferError
+from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.host.deployment import Deployment, RecordedSources
+from trocar_server.engine.host.gradient_meta_pass import make_pass_spec
+from trocar_server.engine.host.recordings import Called
+from trocar_server.engine.host.repeatable import watching_draws
+from trocar_server.engine.request.plan import Payloads, Plan, Signature, split_arguments
+from trocar_server.engine.resolve.pass_memory import check_memory
+from trocar_server.engine.resolve.planner import Resolved, check_byte_count, resolve_taps
+from trocar_server.engine.resolve.surgery_plan import plan_surgery
+from trocar_server.engine.run.forward_pass import PassResult, domain_errors, run_pass
+from trocar_server.engine.run.operand_tensors import NO_OPERANDS, OperandTensors, check_dtypes
+from trocar_server.engine.run.source_passes import SourcePass, found_values
+from trocar_server.engine.run.start_value import (
+    Start,
+    check_after_start,
+    find_start,
+    needs_data,
+    needs_more,
+    start_signature,
+)
+from trocar_server.engine.schedule.device_memory import give_back_cache, keeps_memory
+from trocar_server.engine.schedule.lease import Replica
+from trocar_server.errors import ServiceError, first_line
+from trocar_server.models import make_replica
+from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession, laid_out
+
+NO_SOURCES: RecordedSources = {}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked plan and its inputs, with images decoded."""
+
+    checked: CheckedPlan
+    payloads: Payloads
+    images: Sequence[list[Image.Image]]
+    source_images: Sequence[Sequence[list[Image.Image]]] = ()
+    """The images of each source's arguments."""
+    made_bytes: int = 0
+    """Bytes reserved for images as decoded and as prepared."""
+
+    @property
+    def plan(self) -> Plan:
+        """The request."""
+        return self.checked.plan
+
+
+def known_signature(deployment: Deployment, plan: Plan) -> Signature | None:
+    """Return the input signature of a full pass, where it is known before any image is decoded.
+
+    Raises:
+        ServiceError: The inputs do not fit the model, or no pass can start where the plan says.
+    """
+    if plan.start_at is not None:
+        return start_signature(deployment, plan, plan.start_at)
+    if not plan.inputs:  # only parameters are wanted
+        return deployment.example_signature
+    return predicted_signature(deployment.hosted, plan.inputs)
+
+
+def resolve_plan(
+    deployment: Deployment,
+    plan: Plan,
+    signature: Signature,
+    recording: Recording,
+    limits: Limits,
+    sources: RecordedSources = NO_SOURCES,
+) -> tuple[Resolved, Start | None]:
+    """Check a plan against a recorded pass on inputs of its signature.
+
+    Raises:
+        ServiceError: Any error of its taps, edits, objective, start or the size of its reply.
+    """
+    resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, sources)
+    check_memory(resolved.memory_bytes(signature), limits.max_pass_bytes)
+    if plan.start_at is None:
+        return resolved, None
+    start = find_start(plan, plan.start_at, signature, recording)
+    check_after_start(resolved, start, plan.start_at, recording)
+    return resolved, start
+
+
+def resolve_with_meta_pass(
+    deployment: Deployment,
+    plan: Plan,
+    resolved: Resolved,
+    signature: Signature,
+    limits: Limits,
+    sources: RecordedSources,
+    guard: PassGuard,
+) -> Resolved:
+    """Check memory and available gradients by a gradient meta pass. Owner thread only.
+
+    Raises:
+        ServiceError: `PASS_TOO_LARGE`, or an error of the objective.
+    """
+    resolved = deployment.run_meta_pass(plan, resolved, signature, sources, guard)
+    check_memory(resolved.memory_bytes(signature), limits.max_pass_bytes)
+    return resolved
+
+
+def run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[Resolved, PassResult]:
+    """Run the passes of a plan's sources, then its own, on a leased replica. Owner thread only.
+
+    A pass that runs out of GPU memory is retried once after the allocator has released its cache, which is
+    often fragmented.
+
+    Raises:
+        ServiceError: Any error of the request, and any reason to stop a pass.
+    """
+    deployment = prepared.checked.deployment
+    if not deployment.is_repeatable:  # its replies are never cached, so draws do not matter
+        return _run_again_without_memory(replica, prepared, guard)
+    with watching_draws(deployment.hosted.device) as draws:
+        resolved, result = _run_again_without_memory(replica, prepared, guard)
+    return resolved, replace(result, has_drawn=draws.has_drawn)
+
+
+def _run_again_without_memory(
+    replica: Replica, prepared: Prepared, guard: PassGuard
+) -> tuple[Resolved, PassResult]:
+    """Run a pass; retry once where the device was out of memory and has unused memory cached."""
+    device = prepared.checked.deployment.hosted.device
+    try:
+        return _run_plan(replica, prepared, guard)
+    except ServiceError as error:
+        if error.reason is not ErrorReason.OUT_OF_MEMORY or not keeps_memory(device):
+            raise
+    give_back_cache(device)
+    return _run_plan(replica, prepared, guard)
+
+
+def _run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[Resolved, PassResult]:
+    checked = prepared.checked
+    plan, deployment, payloads = checked.plan, checked.deployment, prepared.payloads
+    with domain_errors(deployment.hosted, checked.memory_bytes):
+        guard.check()
+        is_start = plan.start_at is not None
+        arguments = build_arguments(
+            deployment.hosted, plan.inputs, payloads.inputs, prepared.images, guard, is_start=is_start
+        )
+        operands = OperandTensors.of(deployment, plan, payloads) if checked.has_operands else NO_OPERANDS
+        sources = [
+            SourcePass.of(deployment, source, payloads.sources[i], prepared.source_images[i], guard)
+            for i, source in enumerate(plan.sources)
+        ]
+        ready = _Ready(checked, replica, arguments, operands, sources, guard)
+        resolved, result = _run_from_start(ready) if is_start else _run_resolved(ready)
+    check_byte_count(result.byte_count, checked.limits.max_reply_bytes)  # the size may depend on the data
+    return resolved, result
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """Everything that one pass needs, on the device."""
+
+    checked: CheckedPlan
+    replica: Replica
+    arguments: list[Argument]
+    operands: OperandTensors
+    sources: Sequence[SourcePass]
+    guard: PassGuard
+
+    @cached_property
+    def called(self) -> Called:
+        """Positional and keyword arguments."""
+        if self.checked.is_positional:
+            return self.arguments, {}
+        return split_arguments(self.checked.argument_names, self.arguments)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Of the arguments."""
+        checked = self.checked
+        if checked.signature is not None:
+            return checked.signature
+        names = checked.argument_names
+        return signature_of(names, self.arguments) if names else checked.deployment.example_signature
+
+    @cached_property
+    def recorded_sources(self) -> RecordedSources:
+        """Signatures and recordings of the sources' inputs."""
+        return {source.name: source.recorded for source in self.sources}
+
+
+def _run_resolved(ready: _Ready) -> tuple[Resolved, PassResult]:
+    """Run a plan as resolved; where its calls differ, as resolved on a recording of its own data.
+
+    Raises:
+        ServiceError: See `resolve_plan`; `AMBIGUOUS_CALL`, the calls of modules vary for the same data.
+    """
+    with suppress(CallsDifferError):
+        resolved = _resolved(ready)
+        if resolved is not None and resolved.is_counted:
+            return _run(ready, resolved)
+    resolved = _resolve_own(ready)
+    try:
+        return _run(ready, resolved)
+    except CallsDifferError as differs:
+        raise ServiceError(
+            ErrorReason.AMBIGUOUS_CALL,
+            f"'{differs}' is called more often in one pass than in the next on the same data; name the call, "
+            f"for example '{differs}@0'",
+            name=str(differs),
+        ) from None
+
+
+def _resolved(ready: _Ready) -> Resolved | None:
+    """Return what a plan means by its signature's recording; None where the data may change that.
+
+    Raises:
+        ServiceError: See `resolve_plan`.
+    """
+    checked = ready.checked
+    if checked.resolved is not None and not ready.sources:
+        return checked.resolved
+    deployment, plan, recording = checked.deployment, checked.plan, None
+    try:
+        recording = deployment.record(ready.signature, ready.guard, deployment.kinds(plan.taps, plan.edits))
+        return resolve_plan(
+            deployment, plan, ready.signature, recording, checked.limits, ready.recorded_sources
+        )[0]
+    except ServiceError as error:
+        if not deployment.may_differ(error, recording):
+            raise
+        return None
+
+
+def _run(ready: _Ready, resolved: Resolved) -> tuple[Resolved, PassResult]:
+    """Run the pass of a resolved plan, and compare what it collected with what was predicted."""
+    resolved, result = _run_pass(ready, resolved)
+    deployment, signature = ready.checked.deployment, ready.signature
+    if deployment.predictions.has(signature) and _differs(resolved, result):
+        deployment.pass_differed(signature)
+    return resolved, result
+
+
+def _run_pass(ready: _Ready, resolved: Resolved) -> tuple[Resolved, PassResult]:
+    checked, replica, guard = ready.checked, ready.replica, ready.guard
+    if resolved is checked.resolved and checked.pass_spec is not None:
+        pass_spec = checked.pass_spec
+        return resolved, run_pass(
+            replica, ready.called, resolved.targets, pass_spec, guard, ready.operands.taps
+        )
+    deployment, signature = checked.deployment, ready.signature
+    resolved = resolve_with_meta_pass(
+        deployment, checked.plan, resolved, signature, checked.limits, ready.recorded_sources, guard
+    )
+    check_dtypes(resolved, ready.operands)
+    found = found_values(replica, resolved, ready.sources, guard)
+    pass_spec = make_pass_spec(resolved, ready.operands.edits, ready.operands.objective, found)
+    if checked.is_traced:
+        pass_spec = replace(pass_spec, graph=deployment.recorder.graph())
+    with domain_errors(deployment.hosted, resolved.memory_bytes(signature)):
+        return resolved, run_pass(
+            replica, ready.called, resolved.targets, pass_spec, guard, ready.operands.taps
+        )
+
+
+def _differs(resolved: Resolved, result: PassResult) -> bool:
+    """Whether a collected value has another shape than predicted."""
+    predicted = {output.name: output.shape for entry in resolved.targets for output in entry.outputs}
+    return any(predicted.get(found.output.name) != tuple(found.output.shape) for found in result.feature_maps)
+
+
+def _resolve_own(ready: _Ready) -> Resolved:
+    """Resolve a plan on a recording of its own data."""
+    checked, deployment, plan = ready.checked, ready.checked.deployment, ready.checked.plan
+    recording = deployment.record_data(ready.called, ready.guard, deployment.kinds(plan.taps, plan.edits))
+    recordings = {name: recorded.recording for name, recorded in ready.recorded_sources.items()}
+    surgery = plan_surgery(plan.edits, plan.objective, recording, recordings)
+    resolved = resolve_taps(plan.taps, recording, checked.limits.max_reply_bytes, surgery)
+    check_memory(resolved.memory_bytes(ready.signature), checked.limits.max_pass_bytes)
+    return resolved
+
+
+def _run_from_start(ready: _Ready) -> tuple[Resolved, PassResult]:
+    """Run the part of a pass after a given value."""
+    checked, guard, operands = ready.checked, ready.guard, ready.operands
+    deployment, plan, (value,) = checked.deployment, checked.plan, ready.arguments
+    at = plan.start_at
+    assert at is not None
+    signature = start_signature(deployment, plan, at)
+    assert isinstance(value, torch.Tensor)
+    assert deployment.meta is not None  # models without one, and those that take lists, are refused before
+    recording = deployment.record(signature, guard, deployment.kinds(plan.taps, plan.edits))
+    resolved, start = resolve_plan(
+        deployment, plan, signature, recording, checked.limits, ready.recorded_sources
+    )
+    assert start is not None
+    called = split_arguments([entry.name for entry in signature], [entry.make("meta") for entry in signature])
+    check_dtypes(resolved, operands)
+    found = found_values(ready.replica, resolved, ready.sources, guard)
+    pass_spec = make_pass_spec(resolved, operands.edits, operands.objective, found)
+    # The state of this one, partly without data, is dropped with it.
+    passing = replace(ready.replica, module=make_replica(ready.replica.module))
+    session: StartSession | None = None
+    try:
+        session = StartSession(passing.module, start.target, laid_out(value, start.strides))
+        pass_spec = replace(pass_spec, start=session)
+        return resolved, run_pass(passing, called, resolved.targets, pass_spec, guard, operands.taps)
+    except StartMixedError as mixed:
+        raise needs_more(at, str(mixed)) from None
+    except ServiceError:
+        raise
+    except Exception as error:
+        if session is not None and session.has_begun:
+            raise
+        raise needs_data(at, first_line(error)) from None

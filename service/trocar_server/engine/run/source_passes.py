@@ -1,0 +1,67 @@
+"""Source passes: passes on other inputs, run first on the same replica, whose values swaps use."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from PIL import Image
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.execute.arguments import build_arguments, signature_of
+from trocar_server.engine.execute.collecting import Arguments, PassSpec, collect
+from trocar_server.engine.host.deployment import Deployment, RecordedSource
+from trocar_server.engine.request.plan import Payload, SourceInputs, split_arguments
+from trocar_server.engine.resolve.planner import Resolved
+from trocar_server.engine.schedule.lease import Replica
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import PassGuard
+
+
+@dataclass(frozen=True)
+class SourcePass:
+    """One source: its arguments, and a recorded pass on them."""
+
+    name: str
+    arguments: Arguments
+    recorded: RecordedSource
+
+    @classmethod
+    def of(
+        cls,
+        deployment: Deployment,
+        source: SourceInputs,
+        payloads: Sequence[Payload],
+        images: Sequence[list[Image.Image]],
+        guard: PassGuard,
+    ) -> Self:
+        """Make the arguments of a source and record a pass on them. Owner thread only."""
+        names = [entry.name for entry in source.inputs]
+        arguments = build_arguments(deployment.hosted, source.inputs, payloads, images, guard)
+        signature = signature_of(names, arguments)
+        called = split_arguments(names, arguments)
+        return cls(source.name, called, RecordedSource(signature, deployment.record(signature, guard)))
+
+
+def found_values(
+    replica: Replica, resolved: Resolved, sources: Sequence[SourcePass], guard: PassGuard
+) -> dict[str, torch.Tensor]:
+    """Run a pass without edits for each source that swaps use, and return the values by key.
+
+    Raises:
+        ServiceError: `MODULE_NOT_CALLED`, the model does not call the module on a source's data.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for source in sources:
+        targets = resolved.surgery.source_targets(source.name)
+        if not targets:
+            continue
+        with torch.no_grad():  # not inference mode: autograd may save these values for the backward pass
+            found |= collect(replica.module, source.arguments, PassSpec(targets), guard).values
+        missing = [target.name for target in targets if target.name not in found]
+        if missing:
+            raise ServiceError(
+                ErrorReason.MODULE_NOT_CALLED,
+                f"'{missing[0]}' was not called: which modules run depends on the data",
+            )
+    return found

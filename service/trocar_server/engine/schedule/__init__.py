@@ -1,0 +1,1 @@
+"""Scheduling: admission, fair queues, leases, the owner thread."""

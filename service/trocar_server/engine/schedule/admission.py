@@ -1,0 +1,280 @@
+"""Admission: budgets in bytes and in seconds of computing, per caller and in total.
+
+Bytes are those of inputs and of reply values. Input bytes are checked when they are announced and reserved as
+they arrive, so a caller who announces and waits reserves nothing; reply bytes are reserved before they are
+computed. All are released when freed or when the call ends. Seconds are the estimated time of admitted work
+that is not done yet. Calls never wait here: one that does not fit is refused at once, with the size that
+would fit and a retry delay. Read-only and control methods reserve nothing and are always admitted.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum, unique
+from pathlib import Path
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.config import Limits
+from trocar_server.errors import ServiceError, busy
+
+_MEMORY_SHARE = 0.5
+_PRINCIPAL_SHARE = 0.5
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@unique
+class MethodClass(StrEnum):
+    """Kind of work of a call."""
+
+    EXTRACT = "extract"
+    STREAM = "stream"
+    GRADIENTS = "gradients"
+    TRAIN = "train"
+    DATA = "data"
+
+
+_CLASS_SHARES = {
+    MethodClass.EXTRACT: 0.75,
+    MethodClass.STREAM: 0.75,
+    MethodClass.GRADIENTS: 0.75,
+    MethodClass.TRAIN: 0.5,
+    MethodClass.DATA: 0.25,
+}
+"""Largest share of all bytes for each class, so that no class can starve the others."""
+
+
+@dataclass
+class _Budget:
+    """The part of a budget that is taken."""
+
+    byte_count: int = 0
+    seconds: float = 0.0
+    calls: int = 0
+
+
+@dataclass(eq=False)
+class Reservation:
+    """Reservation of one call in the budgets; released when its context ends."""
+
+    kind: MethodClass
+    flow: str
+    _admission: "Admission"
+    _budgets: "tuple[_Budget, _Budget, _Budget]"
+    """Of its class, of its flow and of all calls."""
+    byte_count: int = 0
+    seconds: float = 0.0
+
+    def reserve(self, byte_count: int, rows: int = 1, *, is_alone: bool = False) -> None:
+        """Reserve bytes.
+
+        Args:
+            byte_count: Number of bytes.
+            rows: Number of their samples, for the error to state how many would fit.
+            is_alone: Whether they are needed without those that the call has reserved already, as for the
+                batches of a stream.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, they do not fit now; `REQUEST_TOO_LARGE`, they never will.
+        """
+        self._admission.check_bytes(self, byte_count, rows, 0 if is_alone else self.byte_count)
+        self.add(byte_count)
+
+    def check(self, byte_count: int, rows: int = 1, *, is_alone: bool = False) -> None:
+        """Refuse announced bytes that would not fit now; reserves none, as they may never arrive.
+
+        Raises:
+            ServiceError: As `reserve` does.
+        """
+        self._admission.check_bytes(self, byte_count, rows, 0 if is_alone else self.byte_count)
+
+    def grow(self, byte_count: int) -> None:
+        """Reserve bytes that arrived, which were checked when they were announced.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, other calls have reserved the room meanwhile.
+        """
+        self._admission.check_growth(self, byte_count)
+        self.add(byte_count)
+
+    def add(self, byte_count: int) -> None:
+        """Reserve bytes that exist already, or release some when negative; never refused."""
+        self.byte_count += byte_count
+        for budget in self._budgets:
+            budget.byte_count += byte_count
+
+    def expect(self, seconds: float) -> None:
+        """Reserve seconds of computing.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, too many are reserved.
+        """
+        self._admission.check_seconds(self, seconds)
+        self._add_seconds(seconds)
+
+    def check_seconds(self, seconds: float) -> None:
+        """Refuse seconds of computing that would be too many now; reserves none.
+
+        Raises:
+            ServiceError: As `expect` does.
+        """
+        self._admission.check_seconds(self, seconds)
+
+    def computed(self) -> None:
+        """Release the seconds: the work is done."""
+        self._add_seconds(-self.seconds)
+
+    def _add_seconds(self, seconds: float) -> None:
+        self.seconds += seconds
+        for budget in self._budgets:
+            budget.seconds = max(0.0, budget.seconds + seconds)
+
+    def free_bytes(self, class_limit: int, limits: Limits) -> int:
+        """Return the bytes that still fit its budgets; negative where limits were lowered meanwhile."""
+        of_class, of_flow, of_all = self._budgets
+        return min(
+            limits.max_principal_bytes - of_flow.byte_count,
+            class_limit - of_class.byte_count,
+            limits.max_pending_bytes - of_all.byte_count,
+        )
+
+    def begin(self) -> None:
+        """Count the call in its budgets."""
+        for budget in self._budgets:
+            budget.calls += 1
+
+    def end(self) -> None:
+        """Release everything."""
+        self.computed()
+        self.add(-self.byte_count)
+        for budget in self._budgets:
+            budget.calls -= 1
+            if not budget.calls:  # reset: sums of floats drift
+                budget.seconds = 0.0
+
+
+@dataclass
+class Admission:
+    """Admission of calls. Belongs to one event loop.
+
+        with admission.admit(MethodClass.EXTRACT, flow) as reservation:
+            reservation.reserve(602_112)
+            reservation.expect(0.02)
+            ...
+
+    Args:
+        limits: The budgets, `max_pending_...` and `max_principal_...`, without zeros; see `with_budgets`.
+    """
+
+    limits: Limits
+    _total: _Budget = field(default_factory=_Budget)
+    _flows: dict[str, _Budget] = field(default_factory=dict)
+    _classes: dict[MethodClass, _Budget] = field(
+        default_factory=lambda: {kind: _Budget() for kind in MethodClass}
+    )
+
+    @contextmanager
+    def admit(self, kind: MethodClass, flow: str) -> Iterator[Reservation]:
+        """Admit a call, with nothing reserved yet; its reservation is released when the context ends."""
+        own = self._flows.setdefault(flow, _Budget())
+        reservation = Reservation(kind, flow, self, (self._classes[kind], own, self._total))
+        reservation.begin()
+        try:
+            yield reservation
+        finally:
+            reservation.end()
+            if not own.calls:
+                del self._flows[flow]
+
+    def reserved(self, flow: str | None = None, kind: MethodClass | None = None) -> tuple[int, float, int]:
+        """Return reserved bytes, seconds and calls: of a flow, of a class, or of all."""
+        found = self._total
+        if flow is not None:
+            found = self._flows.get(flow, _Budget())
+        elif kind is not None:
+            found = self._classes[kind]
+        return found.byte_count, found.seconds, found.calls
+
+    def check_bytes(self, reservation: Reservation, byte_count: int, rows: int, before: int) -> None:
+        """Refuse bytes that do not fit beside those reserved before; see `Reservation.reserve`."""
+        whole = before + byte_count
+        of_class = self.class_bytes(reservation.kind)
+        most = min(self.limits.max_principal_bytes, of_class, self.limits.max_pending_bytes)
+        if whole > most:
+            raise ServiceError(
+                ErrorReason.REQUEST_TOO_LARGE,
+                f"inputs and reply take {whole:,} bytes together, and one caller may "
+                f"have {most:,} at once; send {_batch(most, whole, rows)}",
+                byte_count=str(whole),
+                limit=str(most),
+            )
+        free = reservation.free_bytes(of_class, self.limits)
+        if byte_count > free:
+            raise self._busy(
+                reservation,
+                f"the call needs {byte_count:,} bytes and {max(0, free):,} are free for it; "
+                f"send {_batch(free + before, whole, rows)}",
+                free_bytes=str(max(0, free)),
+                fitting_rows=str(_fitting(free + before, whole, rows)),
+            )
+
+    def check_growth(self, reservation: Reservation, byte_count: int) -> None:
+        """Refuse arrived bytes when other calls have reserved the room meanwhile."""
+        free = reservation.free_bytes(self.class_bytes(reservation.kind), self.limits)
+        if byte_count > free:
+            raise self._busy(
+                reservation,
+                f"the inputs received no longer fit, {max(0, free):,} bytes are free for them",
+                free_bytes=str(max(0, free)),
+            )
+
+    def check_seconds(self, reservation: Reservation, seconds: float) -> None:
+        """Refuse work that would have to wait too long; a caller without waiting work is admitted."""
+        own, total = self._flows[reservation.flow], self._total
+        if own.seconds and own.seconds + seconds > self.limits.max_principal_s:
+            taken, limit, whose = own.seconds, self.limits.max_principal_s, "your calls"
+        elif own.seconds and total.seconds + seconds > self.limits.max_pending_s:
+            taken, limit, whose = total.seconds, self.limits.max_pending_s, "all calls"
+        else:
+            return
+        raise self._busy(
+            reservation,
+            f"{whose} that were admitted need about {taken:.3g} s already, and this one {seconds:.3g} s, "
+            f"of {limit:.6g} s; wait for some of them to end",
+        )
+
+    def class_bytes(self, kind: MethodClass) -> int:
+        """Return the most bytes for all calls of a class."""
+        return int(self.limits.max_pending_bytes * _CLASS_SHARES[kind])
+
+    def _busy(self, reservation: Reservation, problem: str, **facts: str) -> ServiceError:
+        """Return `SERVER_BUSY`; the retry delay is the mean remaining time of an admitted call."""
+        wait_s = self._total.seconds / max(1, self._total.calls)
+        return busy(f"{problem}; or try again later", wait_s or None, method_class=reservation.kind, **facts)
+
+
+def with_budgets(limits: Limits, memory: Callable[[], int] | None = None) -> Limits:
+    """Return the limits with zeros replaced by shares of the host's memory."""
+    total = limits.max_pending_bytes or int((memory or host_memory)() * _MEMORY_SHARE)
+    own = limits.max_principal_bytes or int(total * _PRINCIPAL_SHARE)
+    return limits.model_copy(update={"max_pending_bytes": total, "max_principal_bytes": min(own, total)})
+
+
+def host_memory(container_limit: Path = _CONTAINER_LIMIT) -> int:
+    """Return the memory of this machine in bytes, or the container's limit where that is lower."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = container_limit.read_text().strip()
+    except OSError:
+        return machine
+    return min(machine, int(limit)) if limit.isdecimal() else machine
+
+
+def _fitting(free: int, byte_count: int, rows: int) -> int:
+    return max(0, free) * rows // max(1, byte_count)
+
+
+def _batch(free: int, byte_count: int, rows: int) -> str:
+    """Return a phrase with the batch size that would fit."""
+    count = _fitting(free, byte_count, rows)
+    return f"a batch of {count} at most" if count else "less"

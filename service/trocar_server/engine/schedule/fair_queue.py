@@ -1,0 +1,228 @@
+"""Fair queue between flows: deficit round robin by cost. Plain data, bound to no thread or loop.
+
+# Note: [Deficit round robin]
+Waiting flows form a circle. The flow whose turn it is takes items while its credit is above zero; each item
+is charged its full cost, so an expensive one leaves a debt. Then the next flow has its turn, and the previous
+one gets one quantum of credit, which pays off debts: over time all waiting flows get the same cost, for any
+mix of items. A flow with a debt keeps its place in the circle when it has no waiting item left; otherwise a
+flow that sends one expensive item at a time would never pay. Credit above zero is not kept.
+
+That is round robin with the deficit paid afterwards: an expensive item of a flow that has waited need not
+wait for many rounds, and the cost of an item need only be known when it is done (`charge`).
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Generic, TypeVar
+
+from trocar_server.engine.request.priority import Priority
+
+Item = TypeVar("Item")
+_HIGHEST_FIRST = tuple(reversed(Priority))
+_NO_ITEMS: tuple[tuple[()], ...] = ((),) * len(_HIGHEST_FIRST)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Handle of a waiting item, for its removal."""
+
+    number: int
+    flow: str
+    priority: Priority
+    cost: float
+
+
+@dataclass
+class _Flow(Generic[Item]):
+    credit: float
+    is_spent: bool = False
+    """Whether its turn is over, even if it gets a refund before the next."""
+    lines: dict[Priority, "OrderedDict[int, tuple[Ticket, Item]]"] = field(
+        default_factory=lambda: dict(zip(_HIGHEST_FIRST, map(OrderedDict, _NO_ITEMS), strict=True))
+    )
+    count: int = 0
+    cost: float = 0.0
+
+    def first(self) -> "OrderedDict[int, tuple[Ticket, Item]]":
+        """Return the queue whose head is next."""
+        for line in self.lines.values():
+            if line:
+                return line
+        raise IndexError("the queue is empty")
+
+    def last(self) -> Ticket:
+        """Return the ticket that would be served last."""
+        line = next(line for line in reversed(self.lines.values()) if line)
+        return next(reversed(line.values()))[0]
+
+
+class FairQueue(Generic[Item]):
+    """Queue of items of several flows, served so that every flow gets its share.
+
+        line: FairQueue[str] = FairQueue(quantum=1.0)
+        ticket = line.push("work", flow="alice", cost=0.3)
+        line.remove(ticket)                     # true: it was still there
+        line.pop()
+
+    Within a flow, items of a higher priority go first, and equal ones in order of arrival. Every
+    operation except `place_for` and `cost_before` takes constant time on average.
+
+    Args:
+        quantum: The credit of each flow per round; the cost of a typical item keeps turns short and few.
+
+    Attributes:
+        quantum: May be changed at any time.
+    """
+
+    def __init__(self, quantum: float) -> None:
+        self.quantum = quantum
+        self._circle: OrderedDict[str, _Flow[Item]] = OrderedDict()
+        self._numbers = count()
+        self._count = 0
+        self._cost = 0.0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def cost(self) -> float:
+        """The total cost of all items."""
+        return self._cost
+
+    def push(self, item: Item, flow: str, cost: float = 0.0, priority: Priority = Priority.NORMAL) -> Ticket:
+        """Add an item at the end of its flow's queue."""
+        own = self._circle.get(flow)
+        if own is None:
+            own = self._circle[flow] = _Flow(self.quantum)
+        ticket = Ticket(next(self._numbers), flow, priority, cost)
+        own.lines[priority][ticket.number] = (ticket, item)
+        self._add(own, 1, cost)
+        return ticket
+
+    def head(self) -> Item | None:
+        """Return the next item without removing it; None where the queue is empty."""
+        if not self._count:
+            return None
+        return next(iter(self._turn().first().values()))[1]
+
+    def pop(self) -> Item:
+        """Remove and return the next item.
+
+        Raises:
+            IndexError: The queue is empty.
+        """
+        if not self._count:
+            raise IndexError("the queue is empty")
+        own = self._turn()
+        _, (ticket, item) = own.first().popitem(last=False)
+        self._add(own, -1, -ticket.cost)
+        own.credit -= ticket.cost
+        own.is_spent = own.credit <= 0
+        self._drop(ticket.flow, own)
+        return item
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Remove an abandoned item, at no cost; false where it is gone already."""
+        own = self._circle.get(ticket.flow)
+        if own is None or own.lines[ticket.priority].pop(ticket.number, None) is None:
+            return False
+        self._add(own, -1, -ticket.cost)
+        self._drop(ticket.flow, own)
+        return True
+
+    def charge(self, flow: str, cost: float) -> None:
+        """Charge a flow for finished work, or refund it when negative."""
+        own = self._circle.get(flow)
+        if own is None:
+            if cost <= 0:
+                return
+            own = self._circle[flow] = _Flow(self.quantum)
+        own.credit = min(own.credit - cost, self.quantum)
+        self._drop(flow, own)
+
+    def forget(self) -> None:
+        """Cancel all debts of flows that have nothing waiting: there was no contention."""
+        for flow, own in tuple(self._circle.items()):
+            if not own.count:
+                del self._circle[flow]
+
+    def count_of(self, flow: str) -> int:
+        """Return the number of a flow's waiting items."""
+        own = self._circle.get(flow)
+        return own.count if own else 0
+
+    def place_for(self, flow: str) -> Ticket | None:
+        """Return the ticket that an item of a flow replaces in a full queue; None where there is none.
+
+        The last one of the flow with the most items, if that flow still has at least as many afterwards.
+        """
+        own = max(self._circle.values(), key=lambda other: other.count, default=None)
+        if own is None or own.count <= self.count_of(flow) + 1:
+            return None
+        return own.last()
+
+    def item(self, ticket: Ticket) -> Item | None:
+        """Return the waiting item of a ticket; None where it is gone."""
+        own = self._circle.get(ticket.flow)
+        found = own.lines[ticket.priority].get(ticket.number) if own else None
+        return found[1] if found else None
+
+    def cost_before(self, flow: str, cost: float, priority: Priority = Priority.NORMAL) -> float:
+        """Return about the cost that is served before an item that would arrive now.
+
+        All waiting items of its own flow with its priority or a higher one; of each other flow the same cost,
+        or all that it has.
+        """
+        own = self._circle.get(flow)
+        lines = own.lines.items() if own else ()
+        of_own = sum(ticket.cost for of, line in lines if of >= priority for ticket, _ in line.values())
+        debt = max(0.0, -own.credit) if own else 0.0
+        share = of_own + debt + cost
+        others = (other.cost for name, other in self._circle.items() if name != flow)
+        return of_own + sum(min(each, share) for each in others)
+
+    def flows(self) -> Iterator[tuple[str, int]]:
+        """Yield every flow with its number of waiting items, flows that only have debts included."""
+        for flow, own in self._circle.items():
+            yield flow, own.count
+
+    def _turn(self) -> _Flow[Item]:
+        """Advance the circle to the next flow that has both credit and items."""
+        visits = 0
+        while True:
+            flow, own = next(iter(self._circle.items()))
+            if own.credit > 0 and not own.is_spent and own.count:
+                return own
+            own.credit = min(own.credit + self.quantum, self.quantum)
+            own.is_spent = False
+            self._circle.move_to_end(flow)
+            self._drop(flow, own)
+            visits += 1
+            if visits >= len(self._circle):
+                self._skip_rounds()
+                visits = 0
+
+    def _skip_rounds(self) -> None:
+        """Advance at once by the rounds in which every flow would be skipped."""
+        richest = max(own.credit for own in self._circle.values() if own.count)
+        rounds = math.floor(-richest / self.quantum)
+        if richest > 0 or rounds <= 0:
+            return
+        for flow, own in list(self._circle.items()):
+            own.credit = min(own.credit + rounds * self.quantum, self.quantum)
+            self._drop(flow, own)
+
+    def _add(self, own: _Flow[Item], items: int, cost: float) -> None:
+        own.count += items
+        self._count += items
+        # Sums of floats drift: where nothing waits, nothing costs.
+        own.cost = own.cost + cost if own.count else 0.0
+        self._cost = self._cost + cost if self._count else 0.0
+
+    def _drop(self, flow: str, own: _Flow[Item]) -> None:
+        """Remove a flow that has neither items nor debts."""
+        if not own.count and own.credit > 0:
+            del self._circle[flow]

@@ -1,0 +1,249 @@
+"""Replica leases: one pass at a time on each replica, fair between callers."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from torch import nn
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.request.priority import Priority
+from trocar_server.engine.schedule.fair_queue import FairQueue, Ticket
+from trocar_server.engine.schedule.pass_throughput import PassThroughput
+from trocar_server.errors import ServiceError, busy
+from trocar_server.models import current_flow
+
+# The wait for a replica ends before the call's deadline, or "busy" would show as a deadline error.
+_WAIT_SHARE = 0.9
+_LEAST_COST_S = 1e-6
+_Turn = asyncio.Future["Replica"]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A module tree over the model's weights, without hooks while it is not leased."""
+
+    module: nn.Module
+    is_live: bool = False
+    """Whether its weights change between passes."""
+
+
+@dataclass(frozen=True)
+class LeaseRequest:
+    """Request for a lease.
+
+    Attributes:
+        flow: The flow that is charged; see `current_flow`.
+        rows: Samples of the batch, from which its time is estimated.
+        priority: Order among the flow's own calls.
+    """
+
+    flow: str
+    rows: int = 1
+    priority: Priority = Priority.NORMAL
+
+
+class ReplicaPool:
+    """Lends the replicas of one model.
+
+        async with pool.lease(deadline, rows=8) as replica:
+            ...
+
+    When calls wait, every flow gets the same share of the time, and within a flow the first call goes first;
+    see `FairQueue`. A full queue admits a call of a flow with few calls in place of the last one of the flow
+    with the most, which is then refused.
+
+    Args:
+        replicas: The replicas to lease.
+        max_queue: The most waiting calls; one more is refused at once.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], max_queue: int) -> None:
+        self._free = deque(replicas)
+        self._line: FairQueue[_Turn] = FairQueue(PassThroughput().seconds())
+        self._ends: dict[int, float] = {}
+        """By lease, its expected end, as a time of `time.monotonic()`."""
+        self._count = len(replicas)
+        self._max_queue = max_queue
+        self._is_closed = False
+        self._at_rest: asyncio.Event = asyncio.Event()
+        self.throughput = PassThroughput()
+
+    @property
+    def free(self) -> Sequence[Replica]:
+        """The replicas that no call leases, next first."""
+        return tuple(self._free)
+
+    @property
+    def leased_count(self) -> int:
+        """Number of replicas leased now."""
+        return self._count - len(self._free)
+
+    @property
+    def count(self) -> int:
+        """Number of replicas."""
+        return self._count
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of calls that wait for a replica."""
+        return len(self._line)
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        deadline: float | None,
+        *,
+        rows: int = 1,
+        priority: Priority = Priority.NORMAL,
+        flow: str | None = None,
+    ) -> AsyncIterator[Replica]:
+        """Lease a replica until the context ends.
+
+        Args:
+            deadline: The call's, as a time of `time.monotonic()` in seconds; None waits without
+                limit.
+            rows: Samples of the batch; the cost is estimated from the model's throughput so far.
+            priority: Order among the flow's own calls.
+            flow: The flow that is charged; that of the current call when None.
+
+        Raises:
+            ServiceError: `SERVER_BUSY` when the queue is full, no replica was free in time, or none is
+                expected to be; `MODEL_NOT_LOADED` when the pool was drained.
+        """
+        request = LeaseRequest(current_flow() if flow is None else flow, rows, priority)
+        cost = max(self.throughput.seconds(rows), _LEAST_COST_S)
+        replica = await self._take(request, cost, deadline)
+        started = time.monotonic()
+        self._ends[id(request)] = started + cost
+        is_whole = False
+        try:
+            yield replica
+            is_whole = True
+        finally:
+            del self._ends[id(request)]
+            took_s = time.monotonic() - started
+            if is_whole:
+                self.throughput.observe(rows, took_s)
+            self._line.charge(request.flow, took_s - cost)
+            self._give_back(replica)
+
+    def check(self, deadline: float | None, rows: int = 1, priority: Priority = Priority.NORMAL) -> None:
+        """Refuse a call that `lease` would refuse now, before its bytes are received; reserves nothing.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, as `lease`.
+        """
+        if not self._free:
+            request = LeaseRequest(current_flow(), rows, priority)
+            self._refuse_late(request, _patience(deadline))
+            self._place_for(request)
+
+    async def drain(self) -> None:
+        """Refuse new calls, serve the waiting ones, and return when every replica is returned."""
+        self._is_closed = True
+        self._rest()
+        await self._at_rest.wait()
+
+    def wait_s(self, request: LeaseRequest) -> float:
+        """Return about how long a call would wait if it arrived now, in seconds."""
+        if self._free:
+            return 0.0
+        now = time.monotonic()
+        running = sum(max(0.0, end - now) for end in self._ends.values())
+        cost = self.throughput.seconds(request.rows)
+        return (running + self._line.cost_before(request.flow, cost, request.priority)) / self._count
+
+    async def _take(self, request: LeaseRequest, cost: float, deadline: float | None) -> Replica:
+        if self._is_closed:
+            raise ServiceError(ErrorReason.MODEL_NOT_LOADED, "the model was unloaded; load it first")
+        if self._free:
+            self._line.charge(request.flow, cost)
+            return self._free.popleft()
+        patience_s = _patience(deadline)
+        self._refuse_late(request, patience_s)
+        self._make_room(request)
+        try:
+            return await self._next(request, cost, patience_s)
+        except TimeoutError:
+            raise self._busy(request, f"no replica was free within {patience_s:.3g} s") from None
+
+    def _refuse_late(self, request: LeaseRequest, patience_s: float | None) -> None:
+        expected_s = self.wait_s(request)
+        if patience_s is not None and self.throughput.is_known and expected_s > patience_s:
+            raise self._busy(
+                request,
+                f"about {expected_s:.3g} s of work come before this call, which can wait {patience_s:.3g} s",
+            )
+
+    def _place_for(self, request: LeaseRequest) -> Ticket | None:
+        """Return the ticket that a call would replace in a full queue: the last of the flow with the most.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, there is none.
+        """
+        if len(self._line) < self._max_queue:
+            return None
+        last = self._line.place_for(request.flow)
+        if last is None:
+            raise self._busy(request, f"{len(self._line)} calls already wait for this model")
+        return last
+
+    def _make_room(self, request: LeaseRequest) -> None:
+        last = self._place_for(request)
+        turn = self._line.item(last) if last else None
+        if last is None or turn is None:
+            return
+        self._line.remove(last)
+        if not turn.done():
+            problem = (
+                f"{self._max_queue} calls wait for this model, most of them yours; others share the queue"
+            )
+            turn.set_exception(self._busy(LeaseRequest(last.flow, priority=last.priority), problem))
+
+    async def _next(self, request: LeaseRequest, cost: float, patience_s: float | None) -> Replica:
+        """Wait in the queue for a replica."""
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        ticket = self._line.push(turn, request.flow, cost, request.priority)
+        try:
+            async with asyncio.timeout(patience_s):
+                return await turn
+        except BaseException:
+            if not self._line.remove(ticket):
+                self._return(turn, request.flow, cost)
+            self._rest()
+            raise
+
+    def _return(self, turn: _Turn, flow: str, cost: float) -> None:
+        """Return a replica that was assigned just when the wait ended."""
+        if turn.cancelled():
+            self._line.charge(flow, -cost)
+        elif turn.exception() is None:
+            self._line.charge(flow, -cost)
+            self._give_back(turn.result())
+
+    def _give_back(self, replica: Replica) -> None:
+        while self._line:
+            self._line.quantum = self._line.cost / len(self._line)
+            turn = self._line.pop()
+            if not turn.done():
+                turn.set_result(replica)
+                return
+        self._free.append(replica)
+        self._line.forget()
+        self._rest()
+
+    def _rest(self) -> None:
+        if self._is_closed and not self._line and len(self._free) == self._count:
+            self._at_rest.set()
+
+    def _busy(self, request: LeaseRequest, problem: str) -> ServiceError:
+        return busy(f"{problem}; try again later", self.wait_s(request))
+
+
+def _patience(deadline: float | None) -> float | None:
+    """Return how long a call can wait, in seconds."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic()) * _WAIT_SHARE

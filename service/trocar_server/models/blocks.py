@@ -1,0 +1,137 @@
+"""Stages of blocks: `embed`, `layer[k]`, `attn[k]`, `mlp[k]`, `hidden[k]`, `norm`, `head` as selectors.
+
+    block_stages(model)["attn[0]"]                   # encoder.layer.0.attention.output.dense, of BERT
+
+# Note: [What a block's stages are]
+`layer[k]` is the output of block k. `attn[k]` and `mlp[k]` are what its attention and its feed-forward part
+add to the residual stream, before it is added (BERT's and T5's too, where a module within does that).
+`hidden[k]` is `hidden_states[k]` of transformers: `hidden[0]` the input of the first block, `hidden[k]` the
+output of block k - 1, and the last one that after the final norm, where there is one; but before it in those
+that transformers marks with `tie_last_hidden_states=False`: ViT, DINOv2, CLIP, SigLIP, wav2vec2.
+Encoder-decoders and models of two towers have the names with `encoder.`, `decoder.`, `text.`, `vision.` in
+front. A negative number counts from the last.
+"""
+
+from collections.abc import Iterator
+from inspect import getclosurevars
+from typing import Any
+
+from torch import nn
+
+_LISTS = ("layers", "layer", "block", "blocks", "h")
+_ATTENTION = (
+    "attention.output.dense",
+    "layer.0.SelfAttention",
+    "self_attn",
+    "self_attention",
+    "attention",
+    "attn",
+)
+_FEED_FORWARD = (
+    "layer.2.DenseReluDense",
+    "layer.1.DenseReluDense",
+    "mlp",
+    "feed_forward",
+    "ffn",
+    "block_sparse_moe",
+    "fc2",
+    "output.dense",
+)
+_FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "layer_norm", "layernorm", "post_layernorm")
+_EMBEDDINGS = ("embeddings", "embed_tokens", "wte", "patch_embed", "shared", "feature_projection")
+_HEADS = ("lm_head", "classifier", "score", "cls", "qa_outputs", "proj_out", "head", "projector")
+_TOWERS = {"text_model": "text.", "vision_model": "vision.", "encoder": "encoder.", "decoder": "decoder."}
+
+
+def block_stages(model: nn.Module) -> dict[str, str]:
+    """Return the selectors of a model's blocks by stage name; empty for a model without blocks."""
+    towers = list(_towers(model))
+    stages: dict[str, str] = {}
+    for path in towers:
+        prefix = _tower_name(path) if len(towers) > 1 else ""
+        stages |= {f"{prefix}{name}": selector for name, selector in _tower_stages(model, path).items()}
+    if towers:
+        head = next((name for name in _HEADS if isinstance(getattr(model, name, None), nn.Module)), "")
+        stages |= {"head": head, "penultimate": f"{head}/in"} if head else {}
+    return stages
+
+
+def _towers(model: nn.Module) -> Iterator[str]:
+    """Yield the paths of the lists of blocks: modules with an attention part, outside any other block."""
+    found: list[str] = []
+    for path, part in model.named_modules():
+        if not isinstance(part, nn.ModuleList | nn.Sequential) or path.rpartition(".")[2] not in _LISTS:
+            continue
+        if not len(part) or any(path.startswith(f"{other}.") for other in found):
+            continue
+        if _child(part[0], _ATTENTION):
+            found.append(path)
+            yield path
+
+
+def _tower_name(path: str) -> str:
+    return next((name for part in path.split(".") if (name := _TOWERS.get(part))), "")
+
+
+def _tower_stages(model: nn.Module, path: str) -> dict[str, str]:
+    blocks = model.get_submodule(path)
+    last = len(list(blocks.children())) - 1
+    stages: dict[str, str] = {}
+    if embed := _beside(model, path, _EMBEDDINGS):
+        stages["embed"] = embed
+    for index, block in enumerate(blocks.children()):
+        layer = f"{path}.{index}"
+        attention, feed_forward = _child(block, _ATTENTION), _child(block, _FEED_FORWARD)
+        stages |= {
+            f"layer[{index}]": layer,
+            f"hidden[{index}]": f"{path}.{index - 1}" if index else f"{layer}/in[0]",
+        }
+        stages |= {f"attn[{index}]": f"{layer}.{attention}"} if attention else {}
+        stages |= {f"mlp[{index}]": f"{layer}.{feed_forward}"} if feed_forward else {}
+    norm = _norm_after(model, path)
+    stages |= {"norm": norm} if norm else {}
+    is_normed = norm and _ties_last(model, path)
+    stages[f"hidden[{last + 1}]"] = norm if is_normed else f"{path}.{last}"
+    return stages
+
+
+def _child(block: nn.Module, names: tuple[str, ...]) -> str:
+    """Return the first path that a block has."""
+    modules = {path for path, _ in block.named_modules()}
+    return next((name for name in names if name in modules), "")
+
+
+def _beside(model: nn.Module, path: str, names: tuple[str, ...]) -> str:
+    """Return the nearest module of one of the names, beside the blocks or further out."""
+    parts = path.split(".")[:-1]
+    for length in range(len(parts), -1, -1):
+        around = ".".join(parts[:length])
+        parent = model.get_submodule(around)
+        for name in names:
+            if isinstance(getattr(parent, name, None), nn.Module):
+                return f"{around}.{name}" if around else name
+    return ""
+
+
+def _norm_after(model: nn.Module, path: str) -> str:
+    """Return the norm behind the last block; a list's neighbour with that role, or its parent's."""
+    norm = _beside(model, path, _FINAL_NORMS)
+    tower = path.rpartition(".")[0].partition(".")[0]
+    return (
+        norm
+        if not norm or "." not in path or norm.startswith(tower) or tower in ("encoder", "transformer")
+        else ""
+    )
+
+
+def _ties_last(model: nn.Module, path: str) -> bool:
+    """Whether transformers replaces the last hidden state with the value after the norm; see the Note."""
+    parts = path.split(".")[:-1]
+    for length in range(len(parts), -1, -1):
+        forward: Any = type(model.get_submodule(".".join(parts[:length]))).forward
+        while forward is not None:  # through the decorators
+            given = getclosurevars(forward).nonlocals if forward.__closure__ else {}
+            if "tie_last_hidden_states" in given:
+                return bool(given["tie_last_hidden_states"])
+            forward = getattr(forward, "__wrapped__", None)
+    return True

@@ -1,0 +1,163 @@
+"""transformers' models, built from a checked folder: by the class that its configuration names, or by task.
+
+    module = build(open_folder(path), "", {}, torch.bfloat16, weights=True)
+
+transformers is imported here and nowhere else in the server, late: it takes seconds.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.models.huggingface.folder import ModelFolder, check_weights
+from trocar_server.models.huggingface.pooling import add_pooling
+from trocar_server.models.huggingface.quiet import quietly
+from trocar_server.models.source import invalid
+
+TASKS = {
+    "audio-classification": "AutoModelForAudioClassification",
+    "automatic-speech-recognition": "AutoModelForSpeechSeq2Seq",
+    "ctc": "AutoModelForCTC",
+    "depth-estimation": "AutoModelForDepthEstimation",
+    "feature-extraction": "AutoModel",
+    "fill-mask": "AutoModelForMaskedLM",
+    "image-classification": "AutoModelForImageClassification",
+    "image-segmentation": "AutoModelForSemanticSegmentation",
+    "image-text-to-text": "AutoModelForImageTextToText",
+    "multiple-choice": "AutoModelForMultipleChoice",
+    "object-detection": "AutoModelForObjectDetection",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "text-classification": "AutoModelForSequenceClassification",
+    "text-generation": "AutoModelForCausalLM",
+    "text2text-generation": "AutoModelForSeq2SeqLM",
+    "token-classification": "AutoModelForTokenClassification",
+    "zero-shot-image-classification": "AutoModelForZeroShotImageClassification",
+}
+"""transformers' class for each task, under the Hub's names of tasks."""
+
+_LISTED_COUNT = 10
+
+
+def build(
+    folder: ModelFolder, task: str, options: Mapping[str, Any], dtype: torch.dtype | None, *, weights: bool
+) -> nn.Module:
+    """Build a model, with the folder's weights or with initial ones.
+
+    Initial values are what `torch.manual_seed` and the class's own constructor give.
+
+    Args:
+        folder: The checked folder.
+        task: A key of `TASKS` or the name of a class; empty for the configuration's `architectures`.
+        options: Entries of the configuration to replace.
+        dtype: Of the weights; as the folder says when None (float32 for initial ones).
+        weights: Whether to load the folder's.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`; `WEIGHTS_MISMATCH`, the file lacks parameters of this class.
+    """
+    if weights:
+        check_weights(folder)
+    with quietly():
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(
+            folder.path, local_files_only=True, trust_remote_code=False, **options
+        )
+        chosen = _class_for(transformers, folder, task, config)
+        config = _own_config(chosen, config)
+        if weights:
+            module = _loaded(chosen, folder.path, config, dtype)
+        elif hasattr(chosen, "from_config"):
+            module = chosen.from_config(config, dtype=dtype or torch.float32, trust_remote_code=False)
+        else:
+            module = chosen(config).to(dtype or torch.float32)
+        if chosen is transformers.AutoModel or not task:
+            add_pooling(module, folder, weights)
+    # Keys and values for later tokens: no pass of ours continues another.
+    _without_cache(module)
+    return module
+
+
+def _class_for(transformers: Any, folder: ModelFolder, task: str, config: Any) -> Any:
+    """Return transformers' class: of a task, of a name, or of the configuration."""
+    if task in TASKS:
+        return getattr(transformers, TASKS[task])
+    names = [task] if task else config.architectures or []
+    if not names:
+        return transformers.AutoModel
+    chosen = getattr(transformers, str(names[0]), None)
+    if isinstance(chosen, type) and issubclass(chosen, transformers.PreTrainedModel):
+        return chosen
+    raise invalid(
+        f"'{folder.path.name}': transformers {transformers.__version__} has no model '{str(names[0])[:80]}'; "
+        f"name a class, or a task after '#': {', '.join(TASKS)}"
+    )
+
+
+def _own_config(chosen: Any, config: Any) -> Any:
+    """Return the part of a configuration that a class takes: one tower of CLIP has that of the tower.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, the configuration has parts, and none is of this class.
+    """
+    own = getattr(chosen, "config_class", None)
+    if own is None or isinstance(config, own):
+        return config
+    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
+    if not parts:
+        return config
+    found = next((part for part in parts if isinstance(part, own)), None)
+    if found is None:
+        raise invalid(f"{chosen.__name__} takes a {own.__name__}; the folder has a {type(config).__name__}")
+    return found
+
+
+def _loaded(chosen: Any, path: Path, config: Any, dtype: torch.dtype | None, **arguments: Any) -> nn.Module:
+    module, report = chosen.from_pretrained(
+        path,
+        config=config,
+        dtype=dtype or "auto",
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        **arguments,
+    )
+    missing = sorted(map(str, report["missing_keys"]))
+    if missing and all(key.startswith("pooler.") for key in missing) and not arguments:
+        return _loaded(chosen, path, config, dtype, add_pooling_layer=False)  # trained without one
+    problems = missing + sorted(str(key) for key in report["mismatched_keys"])
+    if problems:
+        shown = ", ".join(problems[:_LISTED_COUNT]) + (", ..." if len(problems) > _LISTED_COUNT else "")
+        raise ServiceError(
+            ErrorReason.WEIGHTS_MISMATCH,
+            f"'{path.name}' has no weights for {len(problems)} parameters of {type(module).__name__} "
+            f"({shown}); name the task it was trained for after '#', for example #feature-extraction",
+        )
+    loaded: nn.Module = module
+    _copy_weights(loaded)
+    return loaded
+
+
+def _copy_weights(module: nn.Module) -> None:
+    """Copy the weights out of the file that `from_pretrained` maps: it may be written over or cut.
+
+    The file also aligns them to 8 bytes, where torch aligns to 64, and MKL's last bits depend on it.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.clone()
+
+
+def _without_cache(module: nn.Module) -> None:
+    """Switch `use_cache` off in every configuration: T5's stacks have copies of the model's."""
+    for part in module.modules():
+        config: Any = getattr(part, "config", None)
+        nested = (getattr(config, key, None) for key in getattr(config, "sub_configs", ()))
+        for each in (config, *nested):
+            if each is not None and getattr(each, "use_cache", None):
+                each.use_cache = False

@@ -1,0 +1,172 @@
+"""Sentence embeddings: the pooling, dense layers and normalisation of a sentence-transformers folder.
+
+    add_pooling(module, folder)                      # the model's output gains `sentence_embedding`
+
+The transformer stays the root, so that module paths are those of transformers; `pooling`, `dense` and
+`normalize` are modules beside its own. The arithmetic is that of sentence-transformers 5.
+"""
+
+import json
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from trocar_server.models.huggingface.folder import ModelFolder
+from trocar_server.models.source import invalid
+
+OUTPUT = "sentence_embedding"
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_ACTIVATIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "GELU": nn.GELU, "ReLU": nn.ReLU, "SiLU": nn.SiLU}
+
+
+class Pooling(nn.Module):
+    """Token values (batch, tokens, width) to one vector for each sample, (batch, modes * width)."""
+
+    def __init__(self, modes: tuple[str, ...]) -> None:
+        super().__init__()
+        self.modes = modes
+
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Pool the tokens where the mask is 1."""
+        return torch.cat([_pooled(mode, values, mask) for mode in self.modes], dim=-1)
+
+    def extra_repr(self) -> str:
+        """Name the modes."""
+        return ", ".join(self.modes)
+
+
+class Dense(nn.Module):
+    """A linear layer with its activation."""
+
+    def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+        self.activation = activation
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Apply both."""
+        result: Tensor = self.activation(self.linear(value))
+        return result
+
+
+class Normalize(nn.Module):
+    """Division by the 2-norm of each vector."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Normalise along the last dimension."""
+        return torch.nn.functional.normalize(value, p=2, dim=1)
+
+
+class _SentenceOutput:
+    """The forward of a model that returns its sentence embedding beside its own outputs."""
+
+    def forward(self: Any, *args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Any]:
+        outputs = super().forward(*args, attention_mask=attention_mask, **kwargs)  # type: ignore[misc]
+        values = outputs["last_hidden_state"]
+        mask = torch.ones(values.shape[:2], dtype=torch.int64, device=values.device)
+        value = self.pooling(values, mask if attention_mask is None else attention_mask)
+        for name in self.sentence_steps:
+            value = getattr(self, name)(value)
+        return {**outputs, OUTPUT: value}
+
+
+def add_pooling(module: nn.Module, folder: ModelFolder, weights: bool) -> None:
+    """Add what follows the transformer in a sentence-transformers folder, if anything.
+
+    Args:
+        module: The transformer, changed in place: its class gains a forward around its own.
+        folder: The folder.
+        weights: Whether dense layers get their weights; else they keep their initial values.
+
+    Raises:
+        ServiceError: `MODEL_INVALID`, a module of a type that is not known here.
+    """
+    if not folder.modules:
+        return
+    root = folder.root
+    steps: list[str] = []
+    for entry in folder.modules[1:]:
+        kind = str(entry.get("type", "")).rpartition(".")[2]
+        path = (root / str(entry.get("path", ""))).resolve()
+        if not path.is_relative_to(root.resolve()):
+            raise invalid(f"'{root.name}': modules.json leads out of the folder")
+        if kind == "Pooling":
+            module.pooling = Pooling(_modes(json.loads((path / "config.json").read_text(encoding="utf-8"))))
+        elif kind == "Normalize":
+            _add(module, "normalize", Normalize(), steps)
+        elif kind == "Dense":
+            _add(module, "dense", _dense(path, weights), steps)
+        else:
+            raise invalid(
+                f"'{root.name}': its module {kind[:60]!r} is not known; Pooling, Dense, Normalize are"
+            )
+    if not isinstance(getattr(module, "pooling", None), Pooling):
+        raise invalid(f"'{root.name}': modules.json names no Pooling")
+    module.sentence_steps = tuple(steps)  # type: ignore[assignment]  # a plain attribute
+    own = type(module)
+    module.__class__ = type(own.__name__, (_SentenceOutput, own), {"__module__": own.__module__})
+
+
+def _add(module: nn.Module, name: str, part: nn.Module, steps: list[str]) -> None:
+    name = name if name not in steps else f"{name}_{len(steps)}"
+    module.add_module(name, part)
+    steps.append(name)
+
+
+def _modes(config: dict[str, Any]) -> tuple[str, ...]:
+    given = config.get("pooling_mode")
+    if given is None:
+        given = [mode for key, mode in _MODES.items() if config.get(key)] or ["mean"]
+    modes = (given,) if isinstance(given, str) else tuple(given)
+    if wrong := [mode for mode in modes if mode not in _MODES.values()]:
+        raise invalid(f"the pooling mode {wrong[0]!r} is not known; {', '.join(_MODES.values())} are")
+    return modes
+
+
+def _dense(path: Any, weights: bool) -> Dense:
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    name = str(config.get("activation_function", "")).rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise invalid(f"the activation {name[:60]!r} of a dense layer is not known")
+    linear = nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
+    if weights:
+        state = load_file(path / "model.safetensors")
+        linear.load_state_dict({key.removeprefix("linear."): value for key, value in state.items()})
+    return Dense(linear, _ACTIVATIONS[name]())
+
+
+def _pooled(mode: str, values: Tensor, mask: Tensor) -> Tensor:
+    accumulated = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
+    if mode == "cls":
+        return _at(values, mask.to(torch.int).argmax(dim=1))
+    if mode == "lasttoken":
+        found, index = mask.flip(1).max(1)
+        index = torch.where(found == 0, values.shape[1] - 1, index)
+        return _at(values * mask.unsqueeze(-1).to(values.dtype), values.shape[1] - index - 1)
+    if mode == "max":
+        return values.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).max(dim=1).values
+    if mode == "weightedmean":
+        weights = torch.arange(1, values.shape[1] + 1, device=values.device, dtype=accumulated).view(1, -1, 1)
+        weights = weights - mask.to(torch.int32).argmax(dim=1).view(-1, 1, 1)
+        weights = mask.unsqueeze(-1).to(accumulated) * weights
+        total = (values * weights).sum(dim=1)
+        return (total / torch.clamp(weights.sum(dim=1), min=1e-9)).to(values.dtype)
+    factors = mask.unsqueeze(-1).to(values.dtype)
+    total = (values * factors).sum(dim=1, dtype=accumulated)
+    count = torch.clamp(factors.sum(dim=1, dtype=accumulated), min=1e-9)
+    return (total / (count if mode == "mean" else torch.sqrt(count))).to(values.dtype)
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """Take one token of each sample."""
+    chosen = index.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+    return torch.gather(values, 1, chosen).squeeze(1)

@@ -1,0 +1,154 @@
+"""Signatures of transformers' models: from `forward`, the configuration and the embeddings' sizes."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from trocar_server.models.inputs import BATCH, IMAGE_BATCH, InputSignature, InputSpec
+
+_SELF_SHIFTING = ("bart", "mbart", "pegasus", "led", "plbart", "mvp", "bigbird_pegasus", "blenderbot")
+"""Encoder-decoders that make the decoder's ids of the encoder's."""
+_TWO_TOWERS = ("clip", "siglip", "siglip2", "chinese_clip", "altclip", "align", "metaclip_2", "groupvit")
+"""Models whose own forward takes text and images at once."""
+_SAMPLES = 8000
+_IMAGE_SIDE = 224
+"""Of the example image of a model that takes any size, such as SegFormer and ResNet."""
+_FLAG_TYPES = {bool: "flag:bool", int: "flag:int", str: "flag:str"}
+_OUTPUTS = ("output_attentions", "output_hidden_states")
+_NOT_SENT = ("past_key_values", "encoder_outputs", "return_dict", "use_cache")
+
+
+def transformers_signature(module: Any) -> InputSignature:
+    """Return the named inputs of one of transformers' models.
+
+    Args:
+        module: A `PreTrainedModel`.
+    """
+    config = module.config
+    inputs = tuple(_specs(module))
+    tower = getattr(config, "vision_config", None) or config
+    sizes = {"samples": _SAMPLES, "mel_frames": 2 * getattr(config, "max_source_positions", 64)}
+    side = getattr(tower, "image_size", None) or _IMAGE_SIDE
+    height, width = side if isinstance(side, (list, tuple)) else (side, side)
+    sizes |= {"height": int(height), "width": int(width)}
+    return InputSignature(inputs, sizes, _largest(module))
+
+
+def _specs(module: Any) -> Iterator[InputSpec]:
+    config = module.config
+    known = _known(config, module.main_input_name)
+    required = _required(module)
+    for parameter in inspect.signature(_forward_of(module)).parameters.values():
+        name = parameter.name
+        if parameter.kind is parameter.VAR_KEYWORD:
+            yield from _outputs(parameter.annotation)
+            continue
+        if name in _NOT_SENT:
+            continue
+        if name in known:
+            dtype, shape, below = known[name]
+            yield InputSpec(name, dtype, shape, name not in required, below)
+        elif flag := _flag(parameter.annotation):
+            yield InputSpec(name, flag, None, is_optional=True)
+        elif name.endswith(("embeds", "states")):
+            yield InputSpec(name, "float32", None, is_optional=True)
+        elif name == "labels":
+            yield InputSpec(name, "int64", None, is_optional=True)
+
+
+def _outputs(annotation: Any) -> Iterator[InputSpec]:
+    """Flags among the keywords that most forwards share, `Unpack[TransformersKwargs]`: what is returned."""
+    shared = getattr(annotation, "__args__", ())
+    if shared and getattr(shared[0], "__name__", "") == "TransformersKwargs":
+        for name in _OUTPUTS:
+            yield InputSpec(name, "flag:bool", None, is_optional=True)
+
+
+def _forward_of(module: Any) -> Any:
+    """Return the forward that has the names: a sentence model's own takes any."""
+    own = next(
+        kind
+        for kind in type(module).__mro__
+        if kind.__module__.startswith("transformers.") and "forward" in vars(kind)
+    )
+    return vars(own)["forward"]
+
+
+def _known(config: Any, main: str) -> dict[str, tuple[str, tuple[int | str, ...], int]]:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    vocabulary = int(getattr(text, "vocab_size", 0) or 0)
+    vision = getattr(config, "vision_config", None) or config
+    channels = int(getattr(vision, "num_channels", 3) or 3)
+    images = IMAGE_BATCH if _is_contrastive(config) else BATCH
+    mask_of = {"input_values": "samples", "input_features": "mel_frames", "pixel_values": "patches"}
+    tokens = (BATCH, "tokens")
+    targets = (BATCH, "target_tokens")
+    mel_bins = getattr(config, "num_mel_bins", 0)
+    mel_frames = 2 * getattr(config, "max_source_positions", 0) or "mel_frames"
+    return {
+        "input_ids": ("int64", tokens, vocabulary),
+        "attention_mask": ("int64", (BATCH, mask_of.get(main, "tokens")), 2),
+        "token_type_ids": ("int64", tokens, int(getattr(text, "type_vocab_size", 0) or 0)),
+        "position_ids": ("int64", tokens, 0),
+        "decoder_input_ids": ("int64", targets, vocabulary),
+        "decoder_attention_mask": ("int64", targets, 2),
+        "inputs_embeds": (
+            "float32",
+            (BATCH, "tokens", int(getattr(text, "hidden_size", 0) or 0) or "width"),
+            0,
+        ),
+        "pixel_values": ("float32", (images, channels, "height", "width"), 0),
+        "pixel_mask": ("int64", (BATCH, "height", "width"), 2),
+        "bool_masked_pos": ("bool", (BATCH, "patches"), 2),
+        "input_values": ("float32", (BATCH, "samples"), 0),
+        "input_features": ("float32", (BATCH, mel_bins or "mel_bins", mel_frames), 0),
+    }
+
+
+def _required(module: Any) -> set[str]:
+    """Return the names of what a pass cannot do without."""
+    config = module.config
+    names = {module.main_input_name}
+    parameters = inspect.signature(_forward_of(module)).parameters
+    if "decoder_input_ids" in parameters and config.model_type not in _SELF_SHIFTING:
+        names.add("decoder_input_ids")
+    if _is_contrastive(config) and {"input_ids", "pixel_values"} <= set(parameters):
+        names |= {"input_ids", "pixel_values"}
+    return names
+
+
+def _is_contrastive(config: Any) -> bool:
+    """Whether a model compares every image with every text, so that these need not be equally many."""
+    return config.model_type in _TWO_TOWERS
+
+
+def _flag(annotation: Any) -> str:
+    """Return the type of a flag that a parameter's annotation names: `bool`, or `bool | None`."""
+    options = [kind for kind in getattr(annotation, "__args__", (annotation,)) if kind is not type(None)]
+    return _FLAG_TYPES.get(options[0], "") if len(options) == 1 and isinstance(options[0], type) else ""
+
+
+def _largest(module: nn.Module) -> dict[str, int]:
+    """Return the most tokens, by the tables of learned positions."""
+    found: dict[str, int] = {}
+    for path, part in module.named_modules():
+        name = path.rpartition(".")[2]
+        is_table = name in ("position_embeddings", "position_embedding", "wpe", "embed_positions")
+        if (
+            not is_table
+            or not isinstance(part, nn.Embedding)
+            or "vision" in path
+            or path.startswith("encoder.embed")
+        ):
+            continue
+        # RoBERTa and BART count positions from behind the padding's.
+        offset = part.padding_idx + 1 if part.padding_idx is not None else getattr(part, "offset", 0)
+        dimension = "target_tokens" if "decoder." in path and _has_encoder(module) else "tokens"
+        found[dimension] = part.num_embeddings - offset
+    return found
+
+
+def _has_encoder(module: Any) -> bool:
+    return bool(getattr(module.config, "is_encoder_decoder", False))

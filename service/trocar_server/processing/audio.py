@@ -1,0 +1,138 @@
+"""Feature extraction from sound by a model's own feature extractor, in a worker process."""
+
+import io
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError, first_line
+
+Samples = NDArray[np.float32]
+
+
+def extract_features(head: dict[str, Any], clips: Sequence[bytes]) -> dict[str, Any]:
+    """Return the arguments and the description of a batch of sound.
+
+    Args:
+        head: The sample rates and limits; see `exchange`.
+        clips: WAV or FLAC where the rate is 0, float32 samples otherwise.
+
+    Raises:
+        ServiceError: `INPUT_REJECTED`, a clip does not decode, or has another rate or several channels;
+            `REQUEST_TOO_LARGE`, there is too much; `MODEL_INVALID`, the extractor cannot be loaded.
+    """
+    extractor = _extractor(head["folder"])
+    rate, left_s = int(extractor.sampling_rate), float(head["most_s"])
+    sounds: list[Samples] = []
+    for index, (data, own_rate) in enumerate(zip(clips, head["rates"], strict=True)):
+        sound = _decoded(index, data, rate, left_s) if own_rate == 0 else _given(index, data, own_rate, rate)
+        left_s -= len(sound) / rate
+        if left_s < 0:
+            raise _too_long(head["most_s"])
+        _check_window(extractor, index, sound, rate)
+        sounds.append(sound)
+    try:
+        made = extractor(sounds, sampling_rate=rate, return_tensors="np", **_padding(extractor))
+    except Exception as error:
+        raise ServiceError(
+            ErrorReason.INPUT_REJECTED, f"the model's feature extractor cannot take it: {first_line(error)}"
+        ) from error
+    taken = head["names"]
+    arrays = {name: _plain(value) for name, value in made.items() if taken is None or name in taken}
+    return {"arrays": arrays, "samples": [{"length": len(sound)} for sound in sounds]}
+
+
+@cache
+def _extractor(folder: str) -> Any:
+    try:
+        from transformers import AutoFeatureExtractor
+
+        load: Any = AutoFeatureExtractor.from_pretrained  # untyped (transformers 5.23)
+        found = load(folder, local_files_only=True, trust_remote_code=False)
+    except ImportError:
+        raise ServiceError(
+            ErrorReason.NO_PREPROCESSING, "this server extracts no features; install trocar[transformers]"
+        ) from None
+    except Exception as error:
+        problem = first_line(error)
+        raise ServiceError(
+            ErrorReason.MODEL_INVALID, f"the model's feature extractor cannot be loaded: {problem}"
+        ) from error
+    if not getattr(found, "sampling_rate", None):
+        raise ServiceError(ErrorReason.NO_PREPROCESSING, "the model's feature extractor takes no sound")
+    return found
+
+
+def _padding(extractor: Any) -> dict[str, Any]:
+    """Return options that make one batch of clips of different lengths; Whisper's has a fixed window."""
+    return {} if hasattr(extractor, "chunk_length") else {"padding": True}
+
+
+def _check_window(extractor: Any, index: int, sound: Samples, rate: int) -> None:
+    """Refuse a clip that the extractor would cut without a word."""
+    window_s = getattr(extractor, "chunk_length", None)
+    if window_s and len(sound) > window_s * rate:
+        raise _rejected(index, f"has {len(sound) / rate:.1f} s, and the model takes {window_s} s; cut it")
+
+
+def _decoded(index: int, data: bytes, rate: int, left_s: float) -> Samples:
+    try:
+        import soundfile
+    except (ImportError, OSError):  # OSError: without its library
+        raise ServiceError(
+            ErrorReason.NO_PREPROCESSING, "this server reads no WAV and no FLAC; install soundfile there"
+        ) from None
+
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            if file.format not in ("WAV", "WAVEX", "FLAC"):
+                raise _rejected(index, "is neither WAV nor FLAC")
+            _check_rate(index, file.samplerate, rate)
+            if file.channels != 1:
+                raise _rejected(index, f"has {file.channels} channels; send one")
+            if file.frames > left_s * rate:
+                raise _too_long(left_s)
+            sound: Samples = np.asarray(file.read(dtype="float32"), np.float32)
+    except (soundfile.SoundFileError, OSError, ValueError, MemoryError):
+        raise _rejected(index, "does not decode: it is no WAV or FLAC, or damaged") from None
+    return _checked(index, sound)
+
+
+def _given(index: int, data: bytes, own_rate: int, rate: int) -> Samples:
+    _check_rate(index, own_rate, rate)
+    return _checked(index, np.frombuffer(data, "<f4"))
+
+
+def _checked(index: int, sound: Samples) -> Samples:
+    if not sound.size:
+        raise _rejected(index, "has no sample")
+    if not np.isfinite(sound).all():
+        raise _rejected(index, "has samples that are no finite numbers")
+    return sound
+
+
+def _check_rate(index: int, own_rate: int, rate: int) -> None:
+    if own_rate != rate:
+        raise _rejected(
+            index, f"has {own_rate:,} samples a second, the model takes {rate:,}; resample it before sending"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Return an array of a dtype that the wire has: integers become int64, as torch's callers send them."""
+    array = np.ascontiguousarray(value)
+    return array.astype(np.int64) if array.dtype.kind in "iu" else array
+
+
+def _rejected(index: int, problem: str) -> ServiceError:
+    return ServiceError(ErrorReason.INPUT_REJECTED, f"clip {index} {problem}", sample=str(index))
+
+
+def _too_long(limit_s: float) -> ServiceError:
+    return ServiceError(
+        ErrorReason.REQUEST_TOO_LARGE, f"the clips are longer than {limit_s:g} s together; send fewer"
+    )

@@ -1,0 +1,154 @@
+"""Exchange with a processing worker: requests for texts and sound, and their answers, checked."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.config import Limits
+from trocar_server.decoding.process import EndedError, WorkerProcess
+from trocar_server.errors import ServiceError
+from trocar_server.processing.inputs import AudioInput, ProcessedSample, TextInput
+
+_DTYPES = {"int64": 8, "float32": 4, "float64": 8}
+_MOST_DESCRIBED_BYTES_A_TOKEN = 256
+
+
+@dataclass(frozen=True)
+class Takes:
+    """What a model takes of its processor.
+
+    Attributes:
+        folder: The processor's files.
+        names: The arguments that the model takes; all when None.
+        token_count: The most tokens of one sample, None where the model does not tell.
+    """
+
+    folder: Path
+    names: frozenset[str] | None
+    token_count: int | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """An answer: the arguments, batch first, and each sample's description."""
+
+    arrays: dict[str, NDArray[Any]]
+    samples: tuple[ProcessedSample, ...]
+    padded_length: int
+    pads_left: bool
+
+
+def tokenize(process: WorkerProcess, given: TextInput, takes: Takes, limits: Limits) -> Made:
+    """Tokenize a batch of texts in a worker process; blocks.
+
+    Raises:
+        ServiceError: As `tokenization.tokenize` does; `INPUT_REJECTED`, the process ended over it;
+            `CANCELLED`, it was killed.
+    """
+    request = {
+        **_common(takes),
+        **asdict(given.options),
+        "model_tokens": takes.token_count,
+        "most_tokens": limits.max_tokens,
+        "most_characters": limits.max_text_characters,
+    }
+    data = json.dumps([[entry.kind, entry.content] for entry in given.entries]).encode()
+    return _made(process, request, data, given.row_count, limits)
+
+
+def extract_features(
+    process: WorkerProcess,
+    given: AudioInput,
+    payloads: Sequence[bytes | memoryview],
+    takes: Takes,
+    limits: Limits,
+) -> Made:
+    """Extract the features of a batch of sound in a worker process; blocks.
+
+    Raises:
+        ServiceError: As `audio.extract_features` does; `INPUT_REJECTED`, the process ended over it;
+            `CANCELLED`, it was killed.
+    """
+    request = {
+        **_common(takes),
+        "rates": [clip.sample_rate for clip in given.clips],
+        "sizes": [len(payload) for payload in payloads],
+        "most_s": limits.max_audio_s,
+    }
+    return _made(process, request, b"".join(payloads), given.row_count, limits)
+
+
+def _common(takes: Takes) -> dict[str, Any]:
+    return {"folder": str(takes.folder), "names": None if takes.names is None else sorted(takes.names)}
+
+
+def _made(process: WorkerProcess, request: dict[str, Any], data: bytes, rows: int, limits: Limits) -> Made:
+    most_bytes = limits.max_request_bytes + limits.max_tokens * _MOST_DESCRIBED_BYTES_A_TOKEN
+
+    def size(answer: dict[str, Any]) -> int:
+        described = int(answer["described_bytes"])
+        count = described + sum(_byte_count(dtype, shape) for _, dtype, shape in answer["parts"])
+        if not 0 <= described <= count <= most_bytes:
+            raise ValueError("an answer that is too large")
+        return count
+
+    try:
+        answer, found = process.ask(request, data, size)
+        return _read(answer, found, rows)
+    except (EndedError, ValueError, KeyError, TypeError) as error:
+        if process.is_killed:
+            raise ServiceError(ErrorReason.CANCELLED, "the processing of the inputs was stopped") from None
+        raise ServiceError(
+            ErrorReason.INPUT_REJECTED,
+            "the inputs made the model's tokenizer or feature extractor end; send fewer or shorter ones",
+        ) from error
+
+
+def _byte_count(dtype: str, shape: Sequence[int]) -> int:
+    if any(int(size) < 0 for size in shape):
+        raise ValueError("an answer without a shape")
+    return _DTYPES[dtype] * math.prod(shape)
+
+
+def _read(answer: dict[str, Any], data: bytearray, rows: int) -> Made:
+    arrays: dict[str, NDArray[Any]] = {}
+    start = 0
+    for name, dtype, shape in answer["parts"]:
+        end = start + _byte_count(dtype, shape)
+        arrays[str(name)] = np.frombuffer(memoryview(data)[start:end], dtype).reshape(shape)
+        start = end
+    described = json.loads(data[start:])
+    samples = tuple(map(_sample, described["samples"]))
+    if len(samples) != rows or any(array.shape[:1] != (rows,) for array in arrays.values()) or not arrays:
+        raise ValueError("an answer to something else")
+    padded_length, pads_left = described.get("padded_length", 0), described.get("pads_left", False)
+    return Made(arrays, samples, int(padded_length), bool(pads_left))
+
+
+def _sample(described: dict[str, Any]) -> ProcessedSample:
+    if "length" in described:
+        return ProcessedSample(int(described["length"]))
+    return ProcessedSample(
+        len(described["token_ids"]),
+        tuple(map(int, described["token_ids"])),
+        tuple(map(str, described["tokens"])),
+        tuple(map(int, described["starts"])),
+        tuple(map(int, described["ends"])),
+        tuple(map(bool, described["is_special"])),
+        str(described["rendered"]),
+        tuple(map(int, described.get("texts", ()))),
+        _contents(described.get("contents")),
+    )
+
+
+def _contents(described: Sequence[Sequence[Any]] | None) -> tuple[tuple[str, int, int], ...] | None:
+    if described is None:
+        return None
+    return tuple((str(role), int(start), int(stop)) for role, start, stop in described)

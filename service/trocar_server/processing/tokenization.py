@@ -1,0 +1,244 @@
+"""Tokenization by a model's own tokenizer, in a worker process."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError, first_line
+
+_UNLIMITED = 10**9
+"""Tokenizers without a maximum have 10 ** 30 or so as theirs."""
+
+_MARK = "\ue000"
+"""Begins what stands for a content in a template: a character for private use."""
+
+
+def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the arguments and the description of a batch of texts.
+
+    Args:
+        head: The options, limits, and names of the arguments that the model takes; see `exchange`.
+        entries: Kind and content of each sample.
+
+    Raises:
+        ServiceError: `INPUT_REJECTED`, a sample is too long or cannot be tokenized; `REQUEST_TOO_LARGE`, the
+            batch has too many tokens; `MODEL_INVALID`, the tokenizer cannot be loaded.
+    """
+    tokenizer = _tokenizer(head["folder"])
+    limit = _limit(tokenizer, head)
+    encoded = [
+        _encoded(tokenizer, index, kind, content, head, limit)
+        for index, (kind, content) in enumerate(entries)
+    ]
+    lengths = [len(each["input_ids"]) for each in encoded]
+    padded_length = max(lengths)
+    if padded_length * len(encoded) > head["most_tokens"]:
+        raise ServiceError(
+            ErrorReason.REQUEST_TOO_LARGE,
+            f"the batch has {padded_length * len(encoded):,} tokens with its padding, the limit is "
+            f"{head['most_tokens']:,}; send fewer or shorter texts",
+            limit=str(head["most_tokens"]),
+        )
+    pads_left = tokenizer.pad_token_id is not None and tokenizer.padding_side == "left"
+    names = [name for name in _names(tokenizer, encoded) if head["names"] is None or name in head["names"]]
+    arrays = {name: _padded(tokenizer, name, encoded, padded_length, pads_left=pads_left) for name in names}
+    samples = [_described(tokenizer, each) for each in encoded]
+    return {"arrays": arrays, "samples": samples, "padded_length": padded_length, "pads_left": pads_left}
+
+
+@cache
+def _tokenizer(folder: str) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ServiceError(
+            ErrorReason.NO_PREPROCESSING, "this server has no tokenizers; install trocar[transformers]"
+        ) from None
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        problem = first_line(error)
+        raise ServiceError(
+            ErrorReason.MODEL_INVALID, f"the model's tokenizer cannot be loaded: {problem}"
+        ) from error
+
+
+def _limit(tokenizer: Any, head: dict[str, Any]) -> int:
+    """Return the most tokens of one sample."""
+    found = [count for count in (tokenizer.model_max_length, head["model_tokens"]) if count]
+    most = int(min([*found, _UNLIMITED]))
+    wanted = head["max_tokens"]
+    if wanted is not None and wanted > most:
+        raise ServiceError(
+            ErrorReason.INPUT_REJECTED, f"max_tokens is {wanted:,}, and the model takes {most:,} tokens"
+        )
+    return most if wanted is None else wanted
+
+
+def _encoded(
+    tokenizer: Any, index: int, kind: str, content: Any, head: dict[str, Any], limit: int
+) -> dict[str, Any]:
+    """Return the tokens of one sample, unpadded, with at most `limit` of them."""
+    if kind == "ids":
+        found = _of_ids(tokenizer, index, content)
+    else:
+        rendered = _rendered(tokenizer, index, content, head) if kind == "chat" else ""
+        texts = [rendered] if kind == "chat" else [content] if kind == "text" else content
+        specials = head["add_special_tokens"] and kind != "chat"  # a template writes its own
+        cut = {"truncation": True, "max_length": limit} if head["truncate"] else {}
+        try:
+            encoding = tokenizer(
+                *texts,
+                add_special_tokens=specials,
+                return_offsets_mapping=tokenizer.is_fast,
+                return_special_tokens_mask=True,
+                verbose=False,
+                **cut,
+            )
+        except Exception as error:
+            raise _rejected(index, f"cannot be tokenized: {first_line(error)}") from error
+        found = {**encoding, "rendered": rendered}
+        if kind == "pair" and tokenizer.is_fast:
+            found["texts"] = [-1 if text is None else text for text in encoding.sequence_ids(0)]
+        if kind == "chat":
+            found["contents"] = _contents(tokenizer, content, rendered, head)
+    count = len(found["input_ids"])
+    if count == 0:
+        raise _rejected(index, "has no token")
+    if count > limit and kind == "ids" and head["truncate"]:
+        return {name: value[:limit] for name, value in found.items()}
+    if count > limit:
+        raise ServiceError(
+            ErrorReason.INPUT_REJECTED,
+            f"text {index} has {count:,} tokens, the model takes {limit:,}; shorten it, or have it cut: in "
+            "Python `trocar.texts(..., truncate=True)`",
+            token_count=str(count),
+            limit=str(limit),
+            sample=str(index),
+        )
+    return found
+
+
+def _of_ids(tokenizer: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
+    unknown = [each for each in ids if not 0 <= each < len(tokenizer)]
+    if unknown:
+        raise _rejected(
+            index, f"has the token id {unknown[0]}, the vocabulary ends with {len(tokenizer) - 1}"
+        )
+    special = set(tokenizer.all_special_ids)
+    found: dict[str, Any] = {"input_ids": list(ids), "attention_mask": [1] * len(ids)}
+    if "token_type_ids" in tokenizer.model_input_names:
+        found["token_type_ids"] = [0] * len(ids)
+    return {**found, "special_tokens_mask": [int(each in special) for each in ids], "rendered": ""}
+
+
+def _rendered(tokenizer: Any, index: int, messages: Sequence[Sequence[str]], head: dict[str, Any]) -> str:
+    """Render a chat by the tokenizer's template, in transformers' sandbox."""
+    if not tokenizer.chat_template:
+        raise _rejected(index, "is a chat, and the model's tokenizer has no chat template; send a text")
+    if head["template"] and head["template"] not in _templates(tokenizer):
+        known = ", ".join(_templates(tokenizer)) or "one without a name"
+        raise _rejected(index, f"names the chat template '{head['template'][:80]}'; there is {known}")
+    try:
+        rendered = _by_template(tokenizer, messages, head)
+    except Exception as error:
+        raise _rejected(index, f"cannot be rendered by the chat template: {first_line(error)}") from error
+    if not rendered or len(rendered) > head["most_characters"]:
+        raise _rejected(index, f"is a chat that becomes {len(rendered):,} characters")
+    return str(rendered)
+
+
+def _by_template(tokenizer: Any, messages: Sequence[Sequence[str]], head: dict[str, Any]) -> str:
+    return str(
+        tokenizer.apply_chat_template(
+            [{"role": role, "content": content} for role, content in messages],
+            tokenize=False,
+            chat_template=head["template"] or None,
+            add_generation_prompt=head["add_generation_prompt"],
+        )
+    )
+
+
+def _contents(
+    tokenizer: Any, messages: Sequence[Sequence[str]], rendered: str, head: dict[str, Any]
+) -> list[tuple[str, int, int]] | None:
+    """Return role, start and stop of each message's content in a rendered chat; None where it is not certain.
+
+    The template renders the chat once more, with a mark in place of each content: what stands between the
+    marks is the template's own, so a content that occurs elsewhere, as "user" does, is not mistaken. A
+    template that trims contents is recognised; one that changes what it writes by them is not.
+    """
+    marks = [f"{_MARK}{place};" for place in range(len(messages))]
+    try:
+        marked = _by_template(
+            tokenizer, [(role, mark) for (role, _), mark in zip(messages, marks, strict=True)], head
+        )
+    except Exception:  # noqa: BLE001 - a template may refuse any content, with any error
+        return None
+    found: list[tuple[str, int, int]] = []
+    end = 0
+    for (role, content), mark in zip(messages, marks, strict=True):
+        literal, is_marked, marked = marked.partition(mark)
+        start = end + len(literal)
+        after = marked.partition(_MARK)[0]
+        forms = (content, content.strip(), content.rstrip(), content.lstrip())
+        written = next((form for form in forms if rendered.startswith(form + after, start)), None)
+        if not is_marked or not rendered.startswith(literal, end) or written is None:
+            return None
+        end = start + len(written)
+        found.append((role, start, end))
+    return found if rendered[end:] == marked else None
+
+
+def _templates(tokenizer: Any) -> list[str]:
+    return sorted(tokenizer.chat_template) if isinstance(tokenizer.chat_template, dict) else []
+
+
+def _names(tokenizer: Any, encoded: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the arguments that every sample has, in the tokenizer's order."""
+    names = ["input_ids", *(name for name in tokenizer.model_input_names if name != "input_ids")]
+    return [name for name in names if all(name in each for each in encoded)]
+
+
+def _padded(
+    tokenizer: Any, name: str, encoded: Sequence[dict[str, Any]], padded_length: int, *, pads_left: bool
+) -> Any:
+    fill = _fill(tokenizer, name)
+    values = np.full((len(encoded), padded_length), fill, np.int64)
+    for row, each in zip(values, encoded, strict=True):
+        own = each[name]
+        row[padded_length - len(own) if pads_left else 0 :][: len(own)] = own
+    return values
+
+
+def _fill(tokenizer: Any, name: str) -> int:
+    """Return what an argument is padded with; a tokenizer without a padding token is padded with its last.
+
+    The attention mask is 0 there, and with padding on the right no causal model looks at it.
+    """
+    if name == "input_ids":
+        ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        return next(int(each) for each in ids if each is not None)
+    return int(tokenizer.pad_token_type_id) if name == "token_type_ids" else 0
+
+
+def _described(tokenizer: Any, encoded: dict[str, Any]) -> dict[str, Any]:
+    ids = encoded["input_ids"]
+    offsets = encoded.get("offset_mapping", [])
+    return {
+        "token_ids": ids,
+        "tokens": tokenizer.convert_ids_to_tokens(ids),
+        "starts": [start for start, _ in offsets],
+        "ends": [end for _, end in offsets],
+        "is_special": [bool(each) for each in encoded["special_tokens_mask"]],
+        "rendered": encoded["rendered"],
+        "texts": encoded.get("texts", []),
+        "contents": encoded.get("contents"),
+    }
+
+
+def _rejected(index: int, problem: str) -> ServiceError:
+    return ServiceError(ErrorReason.INPUT_REJECTED, f"text {index} {problem}", sample=str(index))

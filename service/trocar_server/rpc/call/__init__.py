@@ -1,0 +1,1 @@
+"""Call handling: authorization, drain, status, access log."""

@@ -1,0 +1,217 @@
+"""Interceptor of every call: authorization, request id, errors as statuses, one log line, observers."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.models import current_principal, set_flow, set_principal
+from trocar_server.rpc.call.access_log import CallLines
+from trocar_server.rpc.call.authorization import Authorizer, OpenAuthorizer
+from trocar_server.rpc.call.byte_counting import Method
+from trocar_server.rpc.call.drain import OWN, DrainSwitch, refused_unknown
+from trocar_server.rpc.call.principal import flow_of, log_name
+from trocar_server.rpc.call.running_calls import RunningCalls
+from trocar_server.rpc.call.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
+from trocar_server.rpc.codec.payloads import only_message
+from trocar_server.rpc.transfer.messages import CallContext
+from trocar_server.telemetry import NOBODY, UNKNOWN_METHOD, CallObserver, CallRecord, trace_id_of
+
+_REQUEST_ID_KEY = "x-request-id"
+_MAX_REQUEST_ID_CHARACTERS = 64
+_CLOCKS_APART_S = 0.05
+_GONE = grpc.aio.BaseError
+"""What gRPC (1.81) raises for a send on a call that its caller, or the end of the server, has ended: several
+subclasses, one of them private. It logs these with a traceback, and nothing for a cancelled handler."""
+_OPEN_TIMEOUT_S = 10.0
+"""The longest wait for the message of an unauthenticated call, in seconds."""
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Authorizes every call except health checks, and wraps every handler.
+
+    Args:
+        log: Gets one line for each call except health checks; structlog's logger `trocar` when None.
+        authorizer: Authorizes calls; all are authorized when None.
+        observer: Notified of every call, including health checks and unknown methods.
+        drain_switch: The drain state and version checks, independent of the caller.
+        running: Registry of running calls.
+        message_timeout_s: The longest wait for the message of a call that has a single one.
+    """
+
+    def __init__(
+        self,
+        log: Any = None,
+        authorizer: Authorizer | None = None,
+        observer: CallObserver = NOBODY,
+        drain_switch: DrainSwitch | None = None,
+        running: RunningCalls | None = None,
+        message_timeout_s: float = 600.0,
+    ) -> None:
+        self._log = log or structlog.get_logger("trocar")
+        self._lines = CallLines(self._log)
+        self._message_timeout_s = message_timeout_s
+        self._authorizer = authorizer or OpenAuthorizer()
+        self._observer = observer
+        self._drain_switch = drain_switch or DrainSwitch()
+        self._running = running or RunningCalls(self._authorizer)
+        self._methods: dict[str, Method] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Return the handler with its behaviour wrapped."""
+        handler = await continuation(handler_call_details)
+        name = str(handler_call_details.method)
+        metadata = handler_call_details.invocation_metadata or ()
+        headers = {key: value for key, value in metadata if isinstance(value, str)}
+        if handler is None:  # otherwise gRPC logs a traceback for each such call that is cancelled
+            call = self._call(self._record(UNKNOWN_METHOD, "UNARY", headers, called=name), is_open=False)
+            is_own = name.startswith(OWN)
+            return call.refusal(refused_unknown(self._authorizer, name, metadata) if is_own else _not_found())
+        method = self._methods.get(name)
+        if method is None or method.handler is not handler:
+            method = self._methods[name] = Method.of(name, handler)
+        call = self._call(self._record(name, method.kind, headers), is_open=method.is_open)
+        if not method.is_open:
+            try:
+                self._authorizer.check_early(name, metadata)
+                self._drain_switch.check(name, metadata)
+            except ServiceError as error:
+                return call.refusal(error)
+        return call.wrapped(method)
+
+    def _call(self, record: CallRecord, *, is_open: bool) -> "_Call":
+        timeout_s = _OPEN_TIMEOUT_S if is_open else self._message_timeout_s
+        return _Call(self._lines, self._authorizer, self._running, record, timeout_s, is_open)
+
+    def _record(self, method: str, kind: str, headers: dict[str, str], called: str = "") -> CallRecord:
+        return CallRecord(
+            method,
+            kind,
+            _request_id(headers),
+            self._observer,
+            headers.get("traceparent", ""),
+            headers.get("tracestate", ""),
+            trace_id=trace_id_of(headers["traceparent"]) if "traceparent" in headers else "",
+            called=called,
+        )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call, from the arrival of its headers."""
+
+    lines: CallLines
+    authorizer: Authorizer
+    running: RunningCalls
+    record: CallRecord
+    message_timeout_s: float
+    is_open: bool
+    """Whether the method is open to every caller."""
+
+    def wrapped(self, method: Method) -> Any:
+        """Handler of this call: on bytes, so that every failure is within the call.
+
+        To gRPC its requests are a stream: we handle a single message that does not arrive, see
+        `only_message`.
+        """
+        takes_one = not method.handler.request_streaming
+
+        async def call(messages: Any, context: CallContext) -> Any:
+            record = self.record
+            record.begin()
+            with self.running.watched(record.method, context) as watched:
+                try:
+                    if not self.is_open:
+                        principal = self.authorizer.admit(record.method, context)
+                        set_principal(principal)
+                        set_flow(flow_of(principal, context.peer()))
+                        record.principal = log_name(principal)
+                    request = await only_message(messages, self.message_timeout_s) if takes_one else messages
+                    reply = method.replied(record, await method.called(record, request, context))
+                except BaseException as error:
+                    await self._fail(watched.problem or error, context)
+                    raise
+            self._end(_code_set(context))
+            return reply
+
+        if method.handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(call)
+        return grpc.stream_unary_rpc_method_handler(call)
+
+    def refusal(self, error: ServiceError) -> Any:
+        """Handler that refuses before it reads a byte; on the wire all four kinds are streams."""
+
+        async def refuse(_requests: Any, context: CallContext) -> None:
+            self.record.begin()
+            await self._fail(error, context)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def _fail(self, error: BaseException, context: CallContext) -> None:
+        """Abort the call with a status and its reason. A cancelled call or a stopping server just ends."""
+        if isinstance(error, asyncio.CancelledError):
+            self._end("DEADLINE_EXCEEDED" if _is_late(context) else "CANCELLED")
+            return
+        if isinstance(error, grpc.aio.AbortError):
+            self._end(_code_set(context))
+            return
+        if isinstance(error, _GONE):
+            self._end("CANCELLED")
+            raise asyncio.CancelledError from None
+        known = error if isinstance(error, ServiceError) else self._internal(error)
+        known.__traceback__ = None  # its frames keep the request alive until garbage collection
+        code = STATUS_CODES[known.reason]
+        self.record.principal = known.details.get("principal") or log_name(current_principal())
+        self._end(code.name, known.reason)
+        details = ((DETAILS_KEY, status_details(known, self.record.request_id)),)
+        try:
+            await context.abort(code, status_message(known), trailing_metadata=details)
+        except _GONE:
+            raise asyncio.CancelledError from None
+
+    def _internal(self, error: BaseException) -> ServiceError:
+        request_id = self.record.request_id
+        self.lines.defect(self.record, error)
+        return ServiceError(
+            ErrorReason.INTERNAL,
+            "the server failed on this call; its log has the details under request id " + request_id,
+        )
+
+    def _end(self, code: str, reason: str = "") -> None:
+        """Notify the observer before the status is sent, and log afterwards: no caller waits for our log."""
+        self.record.end(code, reason)
+        if not self.is_open:
+            self.lines.write(self.record)
+
+
+def _not_found() -> ServiceError:
+    """Error for an unknown method of an unknown service, as gRPC itself words it."""
+    return ServiceError(ErrorReason.UNIMPLEMENTED, "Method not found!")
+
+
+def _is_late(context: CallContext) -> bool:
+    """Whether the deadline ended a call. The client's clock may be slightly ahead of ours."""
+    remaining_s: float | None = context.time_remaining()  # None without a deadline, whatever its type says
+    return remaining_s is not None and remaining_s < _CLOCKS_APART_S
+
+
+def _code_set(context: CallContext) -> str:
+    """Status code that the handler itself has set or aborted with."""
+    code: object = context.code()  # None, or a number, whatever its type says
+    return code.name if isinstance(code, grpc.StatusCode) else "OK"
+
+
+def _request_id(headers: dict[str, str]) -> str:
+    """The caller's id for this call, or a new one if it is empty or not plain text."""
+    given = headers.get(_REQUEST_ID_KEY, "")
+    return given[:_MAX_REQUEST_ID_CHARACTERS] if given.isprintable() and given else uuid.uuid4().hex

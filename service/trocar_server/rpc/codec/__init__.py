@@ -1,0 +1,1 @@
+"""Codec: messages to plans, and results to messages."""

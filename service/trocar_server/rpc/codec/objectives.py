@@ -1,0 +1,148 @@
+"""Codec of objectives: from an `Objective` message to the scalar that is differentiated."""
+
+import math
+
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1 import objective_pb2 as pb
+from trocar_server.config import Limits
+from trocar_server.engine.request.objective import (
+    Aggregate,
+    ClassScore,
+    ElementFunction,
+    GradientPenalty,
+    Loss,
+    LossKind,
+    Objective,
+    Score,
+    ScoreKind,
+    Term,
+    ValueScore,
+)
+from trocar_server.errors import ServiceError
+from trocar_server.rpc.codec.declarations import members_by_number
+from trocar_server.rpc.codec.fields import invalid, named
+from trocar_server.rpc.codec.reductions import reductions_from_wire
+from trocar_server.rpc.codec.selector_parts import selector_from_text
+from trocar_server.rpc.codec.unknown_fields import refuse_unknown_fields
+from trocar_server.rpc.codec.wire_dtypes import tensor_operand_from_wire
+from trocar_server.surgery import Selector
+from trocar_server.tensors.reductions import Pca
+
+_MAX_TERMS = 64
+_OUTPUT, _INPUT = "/out", "/in"
+
+_SCORE_KINDS = members_by_number(pb.ClassScoreKind.DESCRIPTOR, ScoreKind, ScoreKind.LOGIT)
+_FUNCTIONS = members_by_number(pb.ElementFunction.DESCRIPTOR, ElementFunction, ElementFunction.IDENTITY)
+_AGGREGATES = members_by_number(pb.Aggregate.DESCRIPTOR, Aggregate, Aggregate.SUM)
+_LOSS_KINDS = members_by_number(pb.LossKind.DESCRIPTOR, LossKind)
+
+
+def objective_from_wire(field: str, message: pb.Objective, limits: Limits) -> Objective:
+    """Convert and check an objective; `field` is its name in errors.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, `INVALID_TENSOR`, `INVALID_SELECTOR`, `NON_FINITE_VALUE`,
+            `OBJECTIVE_OUT_OF_RANGE` for a class below 0, or those of reductions, with the field named.
+    """
+    refuse_unknown_fields({field: message})
+    return _objective(field, message, limits, has_penalties=True)
+
+
+def _objective(field: str, message: pb.Objective, limits: Limits, *, has_penalties: bool) -> Objective:
+    if not 1 <= len(message.terms) <= _MAX_TERMS:
+        raise invalid(f"{field}.terms", f"{len(message.terms)} given; 1 to {_MAX_TERMS} are allowed")
+    terms = []
+    for i, term in enumerate(message.terms):
+        name = f"{field}.terms[{i}]"
+        if term.HasField("gradient_penalty") and not has_penalties:
+            raise invalid(name, "a gradient_penalty inside a gradient_penalty; remove the inner one")
+        with named(name):
+            weight = term.weight if term.HasField("weight") else 1.0
+            terms.append(Term(weight, _score(name, term, limits)))
+    return Objective(tuple(terms))
+
+
+def _score(field: str, term: pb.ObjectiveTerm, limits: Limits) -> Score:
+    kind = term.WhichOneof("kind")
+    if kind == "class_score":
+        return _class_score(f"{field}.class_score", term.class_score, limits)
+    if kind == "value_score":
+        return _value_score(f"{field}.value_score", term.value_score)
+    if kind == "loss":
+        return _loss(f"{field}.loss", term.loss)
+    if kind == "gradient_penalty":
+        return _penalty(f"{field}.gradient_penalty", term.gradient_penalty, limits)
+    raise invalid(field, "is no score; set one, for example `class_score`")
+
+
+def _class_score(field: str, message: pb.ClassScore, limits: Limits) -> ClassScore:
+    count = len(message.classes)
+    if not 1 <= count <= limits.max_batch:
+        raise invalid(f"{field}.classes", f"{count} given; 1 to {limits.max_batch} are allowed")
+    if min(message.classes) < 0:
+        raise invalid(
+            f"{field}.classes",
+            f"class {min(message.classes)} is negative; classes count from 0",
+            ErrorReason.OBJECTIVE_OUT_OF_RANGE,
+        )
+    if message.kind not in _SCORE_KINDS:
+        raise invalid(f"{field}.kind", f"unknown kind {message.kind}")
+    selector = _selector(f"{field}.selector", message.selector or _OUTPUT)
+    return ClassScore(selector, tuple(message.classes), _SCORE_KINDS[message.kind])
+
+
+def _value_score(field: str, message: pb.ValueScore) -> ValueScore:
+    if not message.selector:
+        raise invalid(f"{field}.selector", "is required; name the value")
+    if message.function not in _FUNCTIONS:
+        raise invalid(f"{field}.function", f"unknown function {message.function}")
+    if message.aggregate not in _AGGREGATES:
+        raise invalid(f"{field}.aggregate", f"unknown aggregate {message.aggregate}")
+    reductions = reductions_from_wire(f"{field}.reductions", message.reductions)
+    if any(isinstance(reduction, Pca) for reduction in reductions):
+        raise invalid(f"{field}.reductions", "an objective takes no pca; project in the client, or tap it")
+    return ValueScore(
+        _selector(f"{field}.selector", message.selector),
+        reductions,
+        message.channel_dim if message.HasField("channel_dim") else None,
+        _FUNCTIONS[message.function],
+        _AGGREGATES[message.aggregate],
+    )
+
+
+def _loss(field: str, message: pb.Loss) -> Loss:
+    if message.kind not in _LOSS_KINDS:
+        raise invalid(f"{field}.kind", f"loss {message.kind} is unset or unknown")
+    if not message.HasField("labels"):
+        raise invalid(f"{field}.labels", "are required")
+    return Loss(
+        _LOSS_KINDS[message.kind],
+        _selector(f"{field}.selector", message.selector or _OUTPUT),
+        tensor_operand_from_wire(f"{field}.labels", message.labels),
+        message.is_sum,
+    )
+
+
+def _penalty(field: str, message: pb.GradientPenalty, limits: Limits) -> GradientPenalty:
+    selector = _selector(f"{field}.selector", message.selector or _INPUT)
+    if selector.parameter is not None:
+        raise invalid(f"{field}.selector", "a penalty is on the gradient of a value, not of a parameter")
+    if not math.isfinite(message.center):
+        raise ServiceError(
+            ErrorReason.NON_FINITE_VALUE,
+            f"{field}.center: {message.center}; it must be finite",
+            field=f"{field}.center",
+        )
+    inner = _objective(f"{field}.of", message.of, limits, has_penalties=False)
+    return GradientPenalty(inner, selector, message.center)
+
+
+def _selector(field: str, text: str) -> Selector:
+    with named(field):
+        selector = selector_from_text(field, text)
+    if selector.is_gradient:
+        raise invalid(
+            field,
+            f"'{text}' is a gradient; an objective is made of values, and a gradient_penalty of gradients",
+        )
+    return selector

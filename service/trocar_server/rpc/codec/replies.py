@@ -1,0 +1,211 @@
+"""Codec of replies: from an extraction to the messages of its reply."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1.reduction_pb2 import CastResult
+from trocar_api.wire import chunk_parts, split_payload
+from trocar_server.engine.request.plan import Plan
+from trocar_server.engine.resolve.tap_outputs import Output
+from trocar_server.engine.run.extraction import Extraction
+from trocar_server.engine.run.forward_pass import FeatureMap
+from trocar_server.engine.run.preview import Preview
+from trocar_server.rpc.codec.execution import report_to_wire
+from trocar_server.rpc.codec.processor_inputs import processed_to_wire
+from trocar_server.rpc.codec.statistics import fill_statistics
+from trocar_server.rpc.codec.text import sendable
+from trocar_server.rpc.codec.wire_dtypes import spec_to_wire, to_wire
+from trocar_server.surgery.selectors.naming import gradient_port
+from trocar_server.surgery.structure import format_picks
+from trocar_server.tensors.reductions import CastValue, Reduction, TokenRows
+
+Parts = list[bytes | memoryview]
+"""One message as pieces to be joined."""
+
+
+@dataclass
+class CachedHead:
+    """The signature of the last reply to a request, which the next reply is likely to share.
+
+    cached = CachedHead()
+    head = cached.head(plan, extraction)
+    """
+
+    _last: Extraction | None = None
+    _head: bytes = b""
+
+    def head(self, plan: Plan, extraction: Extraction) -> bytes:
+        """Head of a reply: everything but the values and the fields of `_tail`."""
+        if self._last is None or not _shares_head(extraction, self._last):
+            self._head = _shared_head(plan, extraction).SerializeToString()
+            maps = tuple(replace(found, values=None) for found in extraction.feature_maps)
+            self._last = replace(extraction, feature_maps=maps) if _is_plain(extraction) else None
+        return self._head
+
+
+def reply_messages(
+    plan: Plan, extraction: Extraction, cached: CachedHead | None = None, *, is_shared: bool = False
+) -> Iterator[Parts]:
+    """Yield the messages of a reply: one without chunks if the values are in shared memory."""
+    tail = _tail(extraction, is_shared=is_shared).SerializeToString()
+    head = (cached or CachedHead()).head(plan, extraction) + tail  # two messages in a row are merged
+    values = () if is_shared else extraction.payloads
+    return framed(head, values, plan.max_chunk_bytes)
+
+
+def _is_plain(extraction: Extraction) -> bool:
+    """Whether only the values of a reply depend on the data."""
+    if extraction.objective_value is not None:
+        return False
+    for found in extraction.feature_maps:
+        if found.statistics is not None or found.cast is not None:
+            return False
+    return True
+
+
+def _shares_head(extraction: Extraction, last: Extraction) -> bool:
+    """Whether a reply has the signature of the last one, which was plain."""
+    if len(extraction.feature_maps) != len(last.feature_maps) or not _is_plain(extraction):
+        return False
+    for one, other in zip(extraction.feature_maps, last.feature_maps, strict=True):
+        # Of the same source object, recreated with its model, and so not compared field by field.
+        if one.output.source is not other.output.source or one.output != other.output:
+            return False
+    return (
+        extraction.stopped_at == last.stopped_at
+        and extraction.expansions == last.expansions
+        and extraction.edit_expansions == last.edit_expansions
+    )
+
+
+def framed(head: bytes, payloads: Sequence[memoryview], chunk_bytes: int) -> Iterator[Parts]:
+    """Yield messages: values that fit one chunk are sent with the head, in one message."""
+    byte_count = 0
+    for payload in payloads:
+        byte_count += payload.nbytes
+    if byte_count > chunk_bytes:
+        yield [head]
+        for index, payload in enumerate(payloads):
+            for chunk in split_payload(index, payload, chunk_bytes):
+                yield list(chunk)
+        return
+    parts: Parts = [head]
+    for index, payload in enumerate(payloads):
+        if payload.nbytes:
+            parts += chunk_parts(index, 0, payload)
+    yield parts
+
+
+def values_of(feature_maps: Sequence[FeatureMap]) -> list[memoryview]:
+    """Return the payloads of a reply."""
+    return [found.values.data for found in feature_maps if found.values is not None]
+
+
+def join_parts(parts: Parts) -> bytes:
+    """Response serialiser: gRPC requires one `bytes` (a `memoryview` hangs the client)."""
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
+
+
+def reply_head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
+    """Describe a reply, without its chunks."""
+    head = _shared_head(plan, extraction)
+    head.MergeFrom(_tail(extraction, is_shared=False))
+    return head
+
+
+def kept_head(plan: Plan, extraction: Extraction) -> bytes:
+    """Serialise a reply for the reply cache, without its chunks and its timing."""
+    head = reply_head(plan, extraction)
+    head.ClearField("timing")
+    return head.SerializeToString()
+
+
+def _shared_head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
+    """Message shared by replies of one signature."""
+    return pb.ExtractResponse(
+        feature_maps=[describe(feature_map) for feature_map in extraction.feature_maps],
+        expansions=_expansions(plan, extraction.expansions),
+        stopped_at=extraction.stopped_at,
+        edit_expansions=_edit_expansions(extraction.edit_expansions),
+        objective_value=extraction.objective_value,
+    )
+
+
+def _tail(extraction: Extraction, *, is_shared: bool) -> pb.ExtractResponse:
+    """Message that differs between replies of one signature."""
+    return pb.ExtractResponse(
+        timing=pb.ServerTiming(queue_s=extraction.queue_s, compute_s=extraction.compute_s),
+        execution=report_to_wire(extraction.report),
+        is_shared=is_shared,
+        processed=map(processed_to_wire, extraction.processed),
+    )
+
+
+def plan_response(plan: Plan, preview: Preview, request_byte_count: int) -> pb.PlanResponse:
+    """Return the reply of a dry run."""
+    return pb.PlanResponse(
+        feature_maps=map(describe_output, preview.outputs),
+        expansions=_expansions(plan, preview.expansions),
+        stopped_at=preview.stopped_at,
+        reply_byte_count=sum(output.byte_count for output in preview.outputs),
+        request_byte_count=request_byte_count,
+        memory_byte_count=preview.memory_bytes,
+        is_symbolic=preview.is_symbolic,
+        edit_expansions=_edit_expansions(preview.edit_expansions),
+    )
+
+
+def _expansions(plan: Plan, names: Sequence[Sequence[str]]) -> list[pb.SelectorExpansion]:
+    """Expansion of each selector."""
+    return [
+        pb.SelectorExpansion(selector=tap.selector.text, names=map(sendable, found))
+        for tap, found in zip(plan.taps, names, strict=True)
+    ]
+
+
+def _edit_expansions(found: Sequence[tuple[str, Sequence[str]]]) -> list[pb.SelectorExpansion]:
+    """Expansion of each edit's selector."""
+    return [pb.SelectorExpansion(selector=text, names=map(sendable, names)) for text, names in found]
+
+
+def describe(feature_map: FeatureMap) -> pb.FeatureMap:
+    """Describe one feature map and add its statistics."""
+    message, found = describe_output(feature_map.output), feature_map.statistics
+    if found is not None:
+        fill_statistics(message, feature_map.output.source.tap.statistics, found)
+    if feature_map.cast is not None:
+        message.cast.CopyFrom(_cast(feature_map.cast))
+    return message
+
+
+def _cast(cast: CastValue) -> CastResult:
+    return CastResult(
+        original_dtype=to_wire(cast.original_dtype),
+        scales=cast.scales,
+        channel_dim=cast.channel_dim,
+        max_error=cast.max_error,
+    )
+
+
+def describe_output(output: Output) -> pb.FeatureMap:
+    """Describe one feature map as known from the plan."""
+    target = output.source.target
+    return pb.FeatureMap(
+        name=sendable(output.name),
+        path=target.path,
+        type=output.source.type_name,
+        call_index=target.call,
+        port=gradient_port(target.port) if target.is_gradient else target.port,
+        pick=sendable(format_picks(target.picks)),
+        tensor=spec_to_wire(output.shape, output.dtype),
+        byte_count=output.byte_count,
+        has_values=output.has_values,
+        companion_of=sendable(output.companion_of),
+        token_positions=() if output.companion_of else _token_positions(output.source.tap.reductions),
+    )
+
+
+def _token_positions(reductions: Sequence[Reduction]) -> list[pb.TokenPositions]:
+    rows = next((entry.own_positions for entry in reductions if isinstance(entry, TokenRows)), ())
+    return [pb.TokenPositions(positions=row) for row in rows]

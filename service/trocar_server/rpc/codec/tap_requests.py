@@ -1,0 +1,57 @@
+"""Codec of taps: from a `Tap` message to the values that the engine collects."""
+
+from dataclasses import replace
+
+from trocar_api.v1 import tap_pb2 as pb
+from trocar_server.engine.request.plan import TapRequest
+from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
+from trocar_server.rpc.codec.reductions import cast_from_wire, reductions_from_wire
+from trocar_server.rpc.codec.selector_parts import selector_of
+from trocar_server.rpc.codec.statistics import SCOPES, STATISTICS, statistics_problem, tap_parameters
+from trocar_server.surgery import Selector
+
+_WITH_GRADIENTS = ("module", "regex")
+
+
+def tap_request(field: str, tap: pb.Tap) -> TapRequest:
+    """Convert and check one tap; `field` is its name in errors, for example `taps[0]`.
+
+    Raises:
+        ServiceError: With the field named.
+    """
+    if len(tap.alias) > MAX_TEXT_CHARACTERS:
+        raise invalid(field, f"over {MAX_TEXT_CHARACTERS} characters")
+    unknown = [kind for kind in tap.statistics if kind not in STATISTICS]
+    if unknown:
+        raise invalid(f"{field}.statistics", f"unknown statistic {unknown[0]}")
+    if tap.scope not in SCOPES:
+        raise invalid(f"{field}.scope", f"unknown scope {tap.scope}")
+    problem = statistics_problem(tap)
+    if problem is not None:
+        raise invalid(f"{field}.{problem[0]}", problem[1])
+    values = tap.values if tap.HasField("values") else True
+    if not values and not tap.statistics:
+        raise invalid(field, "requests neither values nor statistics")
+    if not values and tap.HasField("cast"):
+        raise invalid(f"{field}.cast", "casts values that are not asked for; leave it out")
+    return TapRequest(
+        selector=_selector(field, tap),
+        alias=tap.alias,
+        values=values,
+        statistics=tuple(STATISTICS[kind] for kind in dict.fromkeys(tap.statistics)),
+        scope=SCOPES[tap.scope],
+        channel_dim=tap.channel_dim if tap.HasField("channel_dim") else None,
+        reductions=reductions_from_wire(f"{field}.reductions", tap.reductions),
+        cast=cast_from_wire(f"{field}.cast", tap.cast) if tap.HasField("cast") else None,
+        parameters=tap_parameters(tap),
+        includes_padding=tap.includes_padding,
+    )
+
+
+def _selector(field: str, tap: pb.Tap) -> Selector:
+    selector = selector_of(field, tap)
+    if not tap.is_gradient or selector.is_gradient:
+        return selector
+    if selector.kind not in _WITH_GRADIENTS or selector.is_attention:
+        raise invalid(f"{field}.is_gradient", "only modules and parameters have gradients; select a module")
+    return replace(selector, is_gradient=True)

@@ -1,0 +1,101 @@
+"""Codec of trainer and fit specs: from messages to the specs of `training`, and back.
+
+Fields have the same names on both sides, so there is no code for each of them.
+"""
+
+import math
+from collections.abc import MutableSequence
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct, Value
+
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1 import fit_pb2, trainer_pb2
+from trocar_server.training.checks.spec_checks import parse_spec
+from trocar_server.training.spec.fit_spec import FitSpec
+from trocar_server.training.spec.fit_validation import parse_fit_spec
+from trocar_server.training.spec.problems import Problems
+from trocar_server.training.spec.trainer_spec import TrainerSpec
+
+_MAX_ENTRIES = 1024
+"""Limit of one list: more parts of a model are not named one by one."""
+_MAX_OPTION_ENTRIES = 1 << 16
+"""Limit of the lists within options, which may have a weight for each class."""
+_EXACT = 1 << 53
+"""Up to here a float represents every integer exactly."""
+
+
+def trainer_spec(message: trainer_pb2.TrainerSpec) -> TrainerSpec:
+    """Read a trainer's spec.
+
+    Raises:
+        ServiceError: `TRAINER_INVALID` with every structural problem.
+    """
+    return parse_spec(_checked(message, ErrorReason.TRAINER_INVALID))
+
+
+def fit_spec(message: fit_pb2.FitSpec) -> FitSpec:
+    """Read a fit's spec.
+
+    Raises:
+        ServiceError: `FIT_INVALID` with every structural problem.
+    """
+    return parse_fit_spec(_checked(message, ErrorReason.FIT_INVALID))
+
+
+def spec_message(spec: TrainerSpec) -> trainer_pb2.TrainerSpec:
+    """Spec of a trainer as a message, with defaults filled in."""
+    return ParseDict(spec.model_dump(mode="json", exclude_none=True), trainer_pb2.TrainerSpec())
+
+
+def _checked(message: Message, reason: ErrorReason) -> dict[str, Any]:
+    problems = Problems()
+    found = _fields(message, "", problems)
+    problems.raise_any(reason, "the description cannot be read")
+    return found
+
+
+def _fields(message: Message, path: str, problems: Problems) -> dict[str, Any]:
+    """Return the fields that are set, as plain dicts and lists."""
+    found: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        where = f"{path}.{field.name}".removeprefix(".")
+        if not isinstance(value, MutableSequence):
+            found[field.name] = _entry(value, where, problems)
+        elif len(value) > _MAX_ENTRIES:
+            problems.add(where, f"has {len(value):,} entries; {_MAX_ENTRIES:,} at most")
+        else:
+            found[field.name] = [_entry(one, f"{where}[{i}]", problems) for i, one in enumerate(value)]
+    return found
+
+
+def _entry(value: Any, path: str, problems: Problems) -> Any:
+    if isinstance(value, Struct):
+        if len(value.fields) > _MAX_ENTRIES:
+            problems.add(path, f"has {len(value.fields):,} entries; {_MAX_ENTRIES:,} at most")
+            return {}
+        return {name: _option(one, f"{path}.{name[:80]}", problems) for name, one in value.fields.items()}
+    return _fields(value, path, problems) if isinstance(value, Message) else value
+
+
+def _option(value: Value, path: str, problems: Problems) -> Any:
+    """Value of an option. Integers become ints again: JSON's numbers are all floats."""
+    kind = value.WhichOneof("kind")
+    if kind == "number_value":
+        number = value.number_value
+        if not math.isfinite(number):
+            problems.add(path, "is not a finite number; leave the option out where there is no limit")
+        return int(number) if number.is_integer() and abs(number) <= _EXACT else number
+    if kind == "struct_value":
+        return _entry(value.struct_value, path, problems)
+    if kind == "list_value":
+        entries = value.list_value.values
+        if len(entries) > _MAX_OPTION_ENTRIES:
+            problems.add(path, f"has {len(entries):,} entries; {_MAX_OPTION_ENTRIES:,} at most")
+            return []
+        return [_option(one, f"{path}[{i}]", problems) for i, one in enumerate(entries)]
+    return (
+        value.string_value if kind == "string_value" else value.bool_value if kind == "bool_value" else None
+    )

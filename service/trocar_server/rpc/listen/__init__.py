@@ -1,0 +1,1 @@
+"""Listeners of the server: TLS, Unix sockets, the health port."""

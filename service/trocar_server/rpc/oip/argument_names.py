@@ -1,0 +1,95 @@
+"""Input names of a model: the names of its forward's arguments."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, Protocol
+
+from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
+
+_Parameter = inspect.Parameter
+_POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class HasForward(Protocol):
+    """A module."""
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """Its pass."""
+        ...
+
+
+def input_names(module: HasForward, wanted: int) -> list[str]:
+    """Return the names of the first arguments, for example `["x"]`; of `*xs` `xs__0`, `xs__1`, ..."""
+    names: list[str] = []
+    for parameter in _parameters(module):
+        if parameter.kind in _POSITIONAL:
+            names.append(parameter.name)
+        elif parameter.kind is _Parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}__{index}" for index in range(wanted - len(names))]
+    return names[:wanted]
+
+
+def arranged(model_id: str, module: HasForward, names: Sequence[str]) -> list[tuple[int, str]]:
+    """Assign inputs to the arguments of a forward.
+
+    Args:
+        model_id: For errors.
+        module: The module whose forward takes them.
+        names: The input names of a request, in its order.
+
+    Returns:
+        In the order of the call, the index of each input and its keyword, empty for a positional one.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, with the field named.
+    """
+    left = _indices(names)
+    positional: list[tuple[int, str]] = []
+    keywords: list[tuple[int, str]] = []
+    gap = ""
+    parameters = _parameters(module)
+    for parameter in parameters:
+        if parameter.kind is _Parameter.VAR_POSITIONAL:
+            numbered = (f"{parameter.name}__{index}" for index in count())
+            while not gap and (name := next(numbered)) in left:
+                positional.append((left.pop(name), ""))
+        elif parameter.kind is _Parameter.VAR_KEYWORD:
+            keywords += [(left.pop(name), name) for name in list(left) if name]
+        elif parameter.name not in left:
+            gap = gap or (parameter.name if parameter.kind in _POSITIONAL else "")
+        elif gap and parameter.kind is _Parameter.POSITIONAL_ONLY:
+            raise invalid(f"inputs[{left[parameter.name]}].name", f"{gap} comes before it and is missing")
+        elif gap or parameter.kind is _Parameter.KEYWORD_ONLY:
+            keywords.append((left.pop(parameter.name), parameter.name))
+        else:
+            positional.append((left.pop(parameter.name), ""))
+    for name, index in left.items():
+        takes = ", ".join(_shown(parameter) for parameter in parameters)
+        raise invalid(f"inputs[{index}].name", f"model '{model_id}' takes no '{name[:80]}'; it takes {takes}")
+    return [*positional, *keywords]
+
+
+def _indices(names: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if len(name) > MAX_TEXT_CHARACTERS:
+            raise invalid(f"inputs[{index}].name", f"over {MAX_TEXT_CHARACTERS} characters")
+        if name in found:
+            raise invalid(f"inputs[{index}].name", f"'{name[:80]}' is given twice")
+        found[name] = index
+    return found
+
+
+def _parameters(module: HasForward) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):  # the forward is not a Python function
+        return [_Parameter("input", _Parameter.VAR_POSITIONAL)]
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    if parameter.kind is _Parameter.VAR_POSITIONAL:
+        return f"{parameter.name}__0, {parameter.name}__1, ..."
+    return "any name" if parameter.kind is _Parameter.VAR_KEYWORD else parameter.name

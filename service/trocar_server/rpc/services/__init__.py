@@ -1,0 +1,1 @@
+"""gRPC services: parse, call, send."""

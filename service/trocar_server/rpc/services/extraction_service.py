@@ -1,0 +1,188 @@
+"""`ExtractionService`: parse, call the engine, send."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.wire import Chunk
+from trocar_server.engine.engine import Engine
+from trocar_server.engine.reply_cache import KeptReply
+from trocar_server.engine.request.payload_layout import split_payloads
+from trocar_server.engine.request.plan import Payload, Plan
+from trocar_server.engine.run.call import Call, Keeping
+from trocar_server.engine.schedule.admission import MethodClass, Reservation
+from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow
+from trocar_server.rpc.call.principal import principal_of
+from trocar_server.rpc.codec.edits import NO_LISTS, StoredList, tensors_of
+from trocar_server.rpc.codec.extract_requests import chunk_bytes, to_plan
+from trocar_server.rpc.codec.fields import invalid
+from trocar_server.rpc.codec.payloads import Arrivals, receive
+from trocar_server.rpc.codec.replies import (
+    Parts,
+    join_parts,
+    kept_head,
+    plan_response,
+    reply_messages,
+)
+from trocar_server.rpc.codec.stored_lists import StoredLists
+from trocar_server.rpc.listen.registration import Handler
+from trocar_server.rpc.services.adapters import with_adapter
+from trocar_server.rpc.transfer.compression import compress_if_asked
+from trocar_server.rpc.transfer.messages import CallContext, deadline_of, read_message
+from trocar_server.rpc.transfer.plan_cache import PlanCache, PlannedRequest
+from trocar_server.rpc.transfer.reply_lookup import kept_messages, kept_reply, question_of
+from trocar_server.rpc.transfer.sending import send
+from trocar_server.rpc.transfer.shared_payloads import SharedPayloads, shared_payloads
+from trocar_server.shared_memory import Lender
+from trocar_server.telemetry import note_hit, note_model, note_pass, phase
+from trocar_server.training.trainers import Trainers
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A call whose first message was read."""
+
+    planned: PlannedRequest
+    chunks: Sequence[Chunk]
+    arrivals: Arrivals[bytes]
+    principal: str
+    deadline: float | None
+
+
+class ExtractionService:
+    """Runs hosted models for callers of `ExtractionService`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lists: StoredLists,
+        lender: Lender | None = None,
+        trainers: Trainers | None = None,
+    ) -> None:
+        self._engine = engine
+        self._trainers = trainers
+        self._lists = lists
+        self._lender = lender
+        self._plans = PlanCache()
+
+    async def extract(self, requests: AsyncIterator[bytes], context: CallContext) -> None:
+        """Run one pass; its replica is free before the first byte is sent."""
+        compress_if_asked(context)
+        asked = await self._read(requests, context)
+        request = asked.planned.message
+        if request.payload_digest:
+            messages = await self._kept(asked)
+            await send(context, messages, self._engine.limits.stall_timeout_s)
+            return
+        kind = MethodClass.GRADIENTS if request.HasField("objective") else MethodClass.EXTRACT
+        with self._engine.admission.admit(kind, current_flow()) as reservation:
+            messages = await self._answer(asked, reservation)
+            del asked  # the chunks of its first message
+            with phase("reply"):
+                await send(context, messages, self._engine.limits.stall_timeout_s)
+
+    async def _read(self, requests: AsyncIterator[bytes], context: CallContext) -> _Asked:
+        """Read the first message of a call."""
+        deadline, arrivals = deadline_of(context), Arrivals(requests, self._engine.limits, len)
+        with phase("receive"):
+            first = await arrivals.next()
+        if first is None:
+            raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
+        planned, chunks = self._plans.read(first)
+        principal = principal_of(context)
+        if planned.message.adapter:
+            adapted = await with_adapter(self._trainers, planned.message, principal)
+            planned = PlannedRequest(adapted, planned.key)
+        note_model(planned.message.model_id)
+        return _Asked(planned, chunks, arrivals, principal, deadline)
+
+    async def _answer(self, asked: _Asked, reservation: Reservation) -> Iterator[Parts]:
+        """Run a call, and return the messages of its reply."""
+        engine, planned, principal = self._engine, asked.planned, asked.principal
+        request, stored = planned.message, NO_LISTS
+        with shared_payloads(self._lender, principal, request) as shared:
+            if request.edits:
+                stored = await self._lists.find(principal, request.model_id, request.edits)
+            plan, byte_counts = planned.plan(engine.limits, stored)
+            call = Call(
+                plan,
+                sum(byte_counts),
+                _receiving(asked, shared, byte_counts),
+                phase,
+                asked.deadline,
+                planned.key,
+                tensors_of(stored),
+                self._keeping(plan, principal, request, stored) if engine.replies.max_bytes else None,
+            )
+            answer = await engine.serve(call, reservation)
+            if isinstance(answer, KeptReply):
+                return await _kept_messages(answer, plan.max_chunk_bytes, shared)
+            note_pass(plan, answer)
+            is_shared = await shared.place(answer.payloads)
+        return reply_messages(plan, answer, planned.reply, is_shared=is_shared)
+
+    def _keeping(
+        self, plan: Plan, principal: str, request: pb.ExtractRequest, stored: Mapping[str, StoredList]
+    ) -> Keeping | None:
+        question = question_of(self._engine, principal, request, stored)
+        return None if question is None else Keeping(question, partial(kept_head, plan))
+
+    async def _kept(self, asked: _Asked) -> Iterator[Parts]:
+        """Answer from the reply cache, without a replica and without the thread that owns torch."""
+        engine, request, principal = self._engine, asked.planned.message, asked.principal
+        with shared_payloads(self._lender, principal, request) as shared:
+            stored = await self._lists.find(principal, request.model_id, request.edits)
+            question = question_of(engine, principal, request, stored)
+            has_payloads = bool(asked.chunks) or shared.has_payload
+            kept = kept_reply(engine, question, request, has_payloads=has_payloads)
+            return await _kept_messages(kept, chunk_bytes(request, engine.limits), shared)
+
+    async def plan(self, message: bytes, context: CallContext) -> bytes:
+        """Check a request and describe its reply."""
+        request, _ = read_message(pb.PlanRequest, message)
+        wanted = await with_adapter(self._trainers, request.extraction, principal_of(context))
+        note_model(wanted.model_id)
+        stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits)
+        plan, byte_counts = to_plan(wanted, self._engine.limits, stored, needs_inputs=False)
+        if plan.needs_processing:
+            plan = await self._tokenized(plan, stored, deadline_of(context))
+        preview = await self._engine.checks.preview(plan, deadline_of(context))
+        return plan_response(plan, preview, sum(byte_counts)).SerializeToString()
+
+    async def _tokenized(self, plan: Plan, stored: Mapping[str, StoredList], deadline: float | None) -> Plan:
+        """Return a plan with its texts as token ids, whose shapes are then known."""
+        if plan.has_sound:
+            raise invalid("extraction.inputs", "a dry run takes no sound; send the shapes of its features")
+        plan, _ = await self._engine.process(plan, split_payloads(plan, [], tensors_of(stored)), deadline)
+        return plan
+
+    def own_handlers(self) -> dict[str, Handler]:
+        """Handlers with our own chunk codec in place of protobuf's copies."""
+        extract: Handler = grpc.stream_stream_rpc_method_handler(
+            self.extract, request_deserializer=None, response_serializer=join_parts
+        )
+        return {"Extract": extract, "Plan": grpc.unary_unary_rpc_method_handler(self.plan)}
+
+
+def _receiving(
+    asked: _Asked, shared: SharedPayloads, byte_counts: Sequence[int]
+) -> Callable[[Reservation], Awaitable[list[Payload]]]:
+    """Return what receives the payloads of a call."""
+    if shared.has_payload:
+        return partial(shared.receive, byte_counts, asked.chunks)
+    return partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks)
+
+
+async def _kept_messages(kept: KeptReply, most_chunk_bytes: int, shared: SharedPayloads) -> Iterator[Parts]:
+    note_hit(kept.model_id, kept.row_count)
+    is_shared = await shared.place(kept.payloads)
+    return kept_messages(kept, most_chunk_bytes, is_shared=is_shared)
+
+
+def _chunks(message: bytes) -> list[Chunk]:
+    return read_message(pb.ExtractRequest, message)[1]

@@ -1,0 +1,309 @@
+"""`StreamService`: many batches in one call, in order, with a bounded number in flight."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import grpc
+import structlog
+
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1 import stream_pb2 as pb
+from trocar_server.engine.engine import Engine
+from trocar_server.engine.execute.operand_checks import check_operands
+from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.request.payload_layout import split_payloads
+from trocar_server.engine.request.plan import Payloads, Plan
+from trocar_server.engine.run.extraction import Extraction
+from trocar_server.engine.run.run_plan import Prepared
+from trocar_server.engine.run.stream_statistics import MAX_CHECKPOINT_BYTES, StreamStatistics
+from trocar_server.engine.schedule.admission import MethodClass, Reservation
+from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow
+from trocar_server.rpc.call.principal import principal_of
+from trocar_server.rpc.codec.edits import tensors_of
+from trocar_server.rpc.codec.extract_requests import base_plan, plan_operand_bytes, stored_bytes
+from trocar_server.rpc.codec.fields import invalid
+from trocar_server.rpc.codec.inputs import check_request_bytes
+from trocar_server.rpc.codec.replies import Parts, describe, framed, join_parts, reply_head, values_of
+from trocar_server.rpc.codec.stored_lists import StoredLists
+from trocar_server.rpc.codec.text import sendable
+from trocar_server.rpc.listen.registration import Handler
+from trocar_server.rpc.services.adapters import with_adapter
+from trocar_server.rpc.transfer.compression import compress_if_asked
+from trocar_server.rpc.transfer.messages import CallContext
+from trocar_server.rpc.transfer.prefetch import prefetch
+from trocar_server.rpc.transfer.sending import send
+from trocar_server.rpc.transfer.stream_batches import Batch, StreamReader
+from trocar_server.telemetry import note_model, note_pass, phase
+from trocar_server.training.trainers import Trainers
+
+_BUSY_PAUSE_S = 0.1
+_CHECKPOINT_INTERVAL, _MAX_CHECKPOINT_INTERVAL = 16, 1024
+_log = structlog.get_logger("trocar")
+
+
+@dataclass
+class _Ready:
+    """A batch with decoded images, or one that failed before."""
+
+    index: int
+    prepared: Prepared | None
+    error: ServiceError | None = None
+    byte_count: int = 0
+    """Of its inputs, as reserved."""
+
+
+@dataclass
+class _Stream:
+    """State common to every batch of one call."""
+
+    plan: Plan
+    first_index: int
+    timeout_s: float | None
+    payloads: Payloads
+    """Without inputs."""
+    statistics: StreamStatistics | None
+    checkpoint_interval: int
+    reservation: Reservation
+    """Reservation for the bytes of its batches and results."""
+
+
+@dataclass
+class _Result:
+    """The messages that answer a batch, and the bytes that stay reserved until they are sent."""
+
+    messages: list[Parts]
+    byte_count: int
+
+
+class StreamService:
+    """Runs hosted models for callers of `StreamService`.
+
+    Three stages run concurrently, each one batch ahead of the next: receiving and decoding, the pass,
+    sending. So the model need not wait, and a call keeps a handful of batches at most: the server stops
+    reading from a caller that does not read its replies.
+    """
+
+    def __init__(self, engine: Engine, lists: StoredLists, trainers: Trainers | None = None) -> None:
+        self._engine = engine
+        self._lists = lists
+        self._trainers = trainers
+
+    async def extract_stream(self, requests: AsyncIterator[bytes], context: CallContext) -> None:
+        """Answer every batch, then send an end marker."""
+        compress_if_asked(context)
+        stall_s = self._engine.limits.stall_timeout_s
+        with self._engine.admission.admit(MethodClass.STREAM, current_flow()) as reservation:
+            reader = StreamReader(requests, self._engine.limits, reservation)
+            stream = await self._start(reader, principal_of(context), reservation)
+            counts = StreamStatistics(()) if stream.statistics is None else stream.statistics
+            ready = self._ready(stream, prefetch(reader.batches(stream.plan, stream.first_index)))
+            results = self._results(stream, counts, prefetch(ready))
+            async with aclosing(prefetch(results)) as messages:
+                async for result in messages:
+                    with phase("reply"):
+                        await send(context, result.messages, stall_s)
+                    reservation.add(-result.byte_count)
+            await send(context, await self._engine.owner.run(lambda: _end(stream, counts)), stall_s)
+
+    async def _start(self, reader: StreamReader, principal: str, reservation: Reservation) -> _Stream:
+        start, chunks = await reader.start()
+        start = await with_adapter(self._trainers, start, principal)
+        note_model(start.model_id)
+        limits = self._engine.limits
+        stored = await self._lists.find(principal, start.model_id, start.edits)
+        plan = base_plan(start, limits, stored)
+        with phase("check"):
+            await self._engine.checks.check_taps(plan)
+        byte_counts = [*plan_operand_bytes(plan), *_checkpoint_byte_count(start)]
+        check_request_bytes([*byte_counts, stored_bytes(plan)], limits)
+        reservation.check(sum(byte_counts))
+        received = await reader.payloads(byte_counts, chunks)
+        checkpoint = received.pop().tobytes() if start.checkpoint_byte_count else b""
+        payloads = split_payloads(plan, received, tensors_of(stored))
+        await check_operands(plan, payloads)
+        statistics: StreamStatistics | None = None
+        if start.has_running_statistics:
+            surgery = _surgery_digest(start)
+            statistics = await self._engine.owner.run(
+                lambda: StreamStatistics(plan.taps, checkpoint, surgery)
+            )
+        return _Stream(
+            plan,
+            _first_index(start),
+            _timeout_s(start),
+            payloads,
+            statistics,
+            _checkpoint_interval(start),
+            reservation,
+        )
+
+    async def _ready(
+        self, stream: _Stream, batches: AsyncGenerator[Batch, None]
+    ) -> AsyncGenerator[_Ready, None]:
+        async with aclosing(batches):
+            async for batch in batches:
+                yield await self._decoded(stream, batch)
+
+    async def _decoded(self, stream: _Stream, batch: Batch) -> _Ready:
+        if batch.error is not None:
+            return _Ready(batch.index, None, batch.error, batch.byte_count)
+        try:
+            if batch.plan.needs_processing:
+                batch = await self._processed(stream, batch)
+            prepared = await self._prepared(stream, batch, await self._engine.checks.check(batch.plan))
+            return _Ready(batch.index, prepared, None, batch.byte_count + prepared.made_bytes)
+        except ServiceError as error:
+            return _Ready(batch.index, None, error.with_traceback(None), batch.byte_count)
+
+    async def _processed(self, stream: _Stream, batch: Batch) -> Batch:
+        """Turn texts and sound into arguments; what they become counts as received."""
+        payloads = replace(stream.payloads, inputs=batch.payloads)
+        deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
+        plan, processed = await self._engine.process(batch.plan, payloads, deadline)
+        made_bytes = max(0, sum(payload.nbytes for payload in processed.inputs) - batch.byte_count)
+        stream.reservation.add(made_bytes)
+        batch.plan, batch.payloads = plan, processed.inputs
+        batch.byte_count += made_bytes
+        return batch
+
+    async def _prepared(self, stream: _Stream, batch: Batch, checked: CheckedPlan) -> Prepared:
+        """Decode the images of a batch; a stream waits for memory, as it does for a replica."""
+        payloads = replace(stream.payloads, inputs=batch.payloads)
+        deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
+        while True:
+            try:
+                return await self._engine.prepare(
+                    checked, payloads, deadline, stream.reservation, is_alone=True
+                )
+            except ServiceError as error:
+                if error.reason is not ErrorReason.SERVER_BUSY:
+                    raise
+            await asyncio.sleep(_BUSY_PAUSE_S)
+
+    async def _results(
+        self, stream: _Stream, counts: StreamStatistics, batches: AsyncGenerator[_Ready, None]
+    ) -> AsyncGenerator[_Result, None]:
+        async with aclosing(batches):
+            async for batch in batches:
+                result = pb.BatchResult(batch_index=batch.index)
+                payloads = await self._fill(stream, counts, batch, result)
+                done = batch.index + 1 - stream.first_index
+                if stream.statistics and done % stream.checkpoint_interval == 0:
+                    checkpoint = await self._engine.owner.run(stream.statistics.checkpoint)
+                    result.checkpoint_byte_count = len(checkpoint)
+                    payloads.append(memoryview(checkpoint))
+                head = pb.ExtractStreamResponse(result=result).SerializeToString()
+                byte_count = sum(payload.nbytes for payload in payloads)
+                stream.reservation.add(byte_count - batch.byte_count)
+                yield _Result(list(framed(head, payloads, stream.plan.max_chunk_bytes)), byte_count)
+
+    async def _fill(
+        self, stream: _Stream, counts: StreamStatistics, batch: _Ready, result: pb.BatchResult
+    ) -> list[memoryview]:
+        """Run one batch, write its outcome into the result, and return its payloads."""
+        try:
+            if batch.prepared is None:
+                raise batch.error or ServiceError(ErrorReason.INTERNAL, "the batch was lost")
+            extraction = await self._extract(stream, batch.prepared)
+            note_pass(batch.prepared.plan, extraction)
+        except ServiceError as error:
+            counts.failed_count += 1
+            result.error.CopyFrom(_failure(error))
+            return []
+        counts.batch_count += 1
+        result.reply.CopyFrom(reply_head(batch.prepared.plan, extraction))
+        return values_of(extraction.feature_maps)
+
+    async def _extract(self, stream: _Stream, prepared: Prepared) -> Extraction:
+        """Run one batch; a stream waits where a single call would be refused as busy."""
+        deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
+        while True:
+            try:
+                return await self._engine.extract(prepared, deadline, stream.statistics)
+            except ServiceError as error:
+                is_late = deadline is not None and time.monotonic() + _BUSY_PAUSE_S > deadline
+                if error.reason is not ErrorReason.SERVER_BUSY or is_late:
+                    raise
+                await asyncio.sleep(_BUSY_PAUSE_S)
+            except Exception as error:  # noqa: BLE001 - a defect fails this batch, not the stream
+                _log.error("defect in a stream", exc_info=error)
+                raise ServiceError(
+                    ErrorReason.INTERNAL, "the server failed on this batch; its log has the details"
+                ) from None
+
+    def own_handlers(self) -> dict[str, Handler]:
+        """Handlers with our own chunk codec in place of protobuf's copies."""
+        extract: Handler = grpc.stream_stream_rpc_method_handler(
+            self.extract_stream, request_deserializer=None, response_serializer=join_parts
+        )
+        return {"ExtractStream": extract}
+
+
+def _end(stream: _Stream, counts: StreamStatistics) -> list[Parts]:
+    feature_maps = stream.statistics.feature_maps() if stream.statistics else ()
+    end = pb.StreamEnd(
+        feature_maps=map(describe, feature_maps),
+        batch_count=counts.batch_count,
+        failed_count=counts.failed_count,
+    )
+    head = pb.ExtractStreamResponse(end=end).SerializeToString()
+    return list(framed(head, values_of(feature_maps), stream.plan.max_chunk_bytes))
+
+
+def _failure(error: ServiceError) -> pb.BatchError:
+    details = {key: sendable(value) for key, value in error.details.items()}
+    return pb.BatchError(reason=error.reason, message=sendable(error.message), details=details)
+
+
+def _first_index(start: pb.ExtractStreamStart) -> int:
+    if start.first_batch_index < 0:
+        raise invalid("first_batch_index", "is negative")
+    return start.first_batch_index
+
+
+def _timeout_s(start: pb.ExtractStreamStart) -> float | None:
+    if not start.HasField("batch_timeout_s"):
+        return None
+    if not (math.isfinite(start.batch_timeout_s) and start.batch_timeout_s > 0):
+        raise invalid("batch_timeout_s", "is no finite number of seconds above 0")
+    return start.batch_timeout_s
+
+
+def _checkpoint_byte_count(start: pb.ExtractStreamStart) -> list[int]:
+    count = start.checkpoint_byte_count
+    if not 0 <= count <= MAX_CHECKPOINT_BYTES:
+        raise invalid("checkpoint_byte_count", f"0 to {MAX_CHECKPOINT_BYTES:,} are allowed")
+    if count and not start.has_running_statistics:
+        raise invalid("checkpoint_byte_count", "a checkpoint is of running statistics")
+    return [count] if count else []
+
+
+def _surgery_digest(start: pb.ExtractStreamStart) -> str:
+    """Digest of edits and objectives, empty without any.
+
+    Labels, and classes given for each sample, do not count: they belong to the batches, and other batches may
+    come in a separate stream.
+    """
+    if not start.edits and not start.HasField("objective"):
+        return ""
+    described = pb.ExtractStreamStart(edits=start.edits, objective=start.objective)
+    for term in described.objective.terms:
+        if term.HasField("loss"):
+            term.loss.ClearField("labels")
+        elif len(term.class_score.classes) > 1:
+            term.class_score.ClearField("classes")
+    return sha256(described.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _checkpoint_interval(start: pb.ExtractStreamStart) -> int:
+    if not start.HasField("checkpoint_interval"):
+        return _CHECKPOINT_INTERVAL
+    if not 1 <= start.checkpoint_interval <= _MAX_CHECKPOINT_INTERVAL:
+        raise invalid("checkpoint_interval", f"1 to {_MAX_CHECKPOINT_INTERVAL} are allowed")
+    return start.checkpoint_interval

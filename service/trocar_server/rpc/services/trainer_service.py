@@ -1,0 +1,211 @@
+"""`TrainerService`: trainers of the caller, their steps, checkpoints, exports."""
+
+from collections.abc import AsyncIterator, Iterator
+from weakref import WeakKeyDictionary
+
+import grpc
+
+from trocar_api.v1 import trainer_pb2 as pb
+from trocar_api.v1 import trainer_pb2_grpc
+from trocar_server.engine.schedule.admission import MethodClass
+from trocar_server.models import current_flow
+from trocar_server.rpc.call.principal import principal_of
+from trocar_server.rpc.codec.fields import invalid
+from trocar_server.rpc.codec.trainer_messages import (
+    checkpoint_message,
+    eval_message,
+    result_message,
+    trainer_message,
+    unreadable_message,
+)
+from trocar_server.rpc.codec.trainer_specs import trainer_spec
+from trocar_server.rpc.listen.registration import Handler
+from trocar_server.rpc.transfer.messages import CallContext, deadline_of
+from trocar_server.rpc.transfer.sending import send
+from trocar_server.rpc.transfer.train_requests import BatchPlans, TrainCall, receive_batch
+from trocar_server.telemetry import phase
+from trocar_server.training.files.export import Export
+from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainers import Trainers
+
+_MAX_REQUEST_ID_CHARACTERS, _MAX_NOTE_CHARACTERS = 64, 256
+
+
+class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
+    """Servicer of trainers."""
+
+    def __init__(self, trainers: Trainers) -> None:
+        self._trainers = trainers
+        self._batches: BatchPlans = WeakKeyDictionary()
+
+    async def CreateTrainer(
+        self, request: pb.CreateTrainerRequest, context: CallContext
+    ) -> pb.CreateTrainerResponse:
+        """Create a trainer."""
+        if len(request.request_id) > _MAX_REQUEST_ID_CHARACTERS:
+            raise invalid("request_id", f"over {_MAX_REQUEST_ID_CHARACTERS} characters")
+        spec = trainer_spec(request.spec)
+        trainer = await self._trainers.create(principal_of(context), spec, request.request_id)
+        return pb.CreateTrainerResponse(trainer=await self._message(trainer))
+
+    async def GetTrainer(self, request: pb.GetTrainerRequest, context: CallContext) -> pb.GetTrainerResponse:
+        """Return one of the caller's trainers."""
+        return pb.GetTrainerResponse(
+            trainer=await self._message(await self._get(request.trainer_id, context))
+        )
+
+    async def ListTrainers(
+        self, request: pb.ListTrainersRequest, context: CallContext
+    ) -> pb.ListTrainersResponse:
+        """List the caller's trainers."""
+        own, unreadable = await self._trainers.listed(principal_of(context))
+        found = [await self._message(trainer) for trainer in own]
+        return pb.ListTrainersResponse(trainers=[*found, *map(unreadable_message, unreadable)])
+
+    async def CloseTrainer(
+        self, request: pb.CloseTrainerRequest, context: CallContext
+    ) -> pb.CloseTrainerResponse:
+        """Close one of the caller's trainers."""
+        await self._trainers.close_any(principal_of(context), request.trainer_id)
+        return pb.CloseTrainerResponse()
+
+    async def StepOptimizer(
+        self, request: pb.StepOptimizerRequest, context: CallContext
+    ) -> pb.StepOptimizerResponse:
+        """Update weights."""
+        trainer = await self._get(request.trainer_id, context)
+        number = request.number if request.HasField("number") else None
+        applied = await trainer.optimizer_step(number, deadline_of(context))
+        return pb.StepOptimizerResponse(result=result_message(applied))
+
+    async def SaveTrainer(
+        self, request: pb.SaveTrainerRequest, context: CallContext
+    ) -> pb.SaveTrainerResponse:
+        """Write a checkpoint."""
+        if len(request.note) > _MAX_NOTE_CHARACTERS:
+            raise invalid("note", f"over {_MAX_NOTE_CHARACTERS} characters")
+        trainer = await self._get(request.trainer_id, context)
+        saved = await trainer.save(request.note)
+        return pb.SaveTrainerResponse(checkpoint=checkpoint_message(saved))
+
+    async def RestoreTrainer(
+        self, request: pb.RestoreTrainerRequest, context: CallContext
+    ) -> pb.RestoreTrainerResponse:
+        """Restore a checkpoint."""
+        trainer = await self._get(request.trainer_id, context)
+        number = request.checkpoint_number if request.HasField("checkpoint_number") else None
+        await trainer.restore(number)
+        return pb.RestoreTrainerResponse(trainer=await self._message(trainer))
+
+    async def ListCheckpoints(
+        self, request: pb.ListCheckpointsRequest, context: CallContext
+    ) -> pb.ListCheckpointsResponse:
+        """List the checkpoints that can be restored."""
+        trainer = await self._get(request.trainer_id, context)
+        problems = dict(await trainer.damaged_checkpoints())
+        found = [checkpoint_message(saved) for saved in await trainer.checkpoints()]
+        whole = [message for message in found if message.number not in problems]
+        damaged = [pb.Checkpoint(number=number, problem=why) for number, why in problems.items()]
+        return pb.ListCheckpointsResponse(checkpoints=sorted([*whole, *damaged], key=lambda one: one.number))
+
+    async def ExportTrainer(  # type: ignore[override]  # writes to the context
+        self, request: pb.ExportTrainerRequest, context: CallContext
+    ) -> None:
+        """Stream a safetensors file."""
+        trainer = await self._get(request.trainer_id, context)
+        update_count, export = await _exported(trainer, request)
+        if not 0 <= request.offset_bytes <= export.byte_count:
+            raise invalid("offset_bytes", f"is not within the {export.byte_count} bytes of the file")
+        engine = self._trainers.engine
+        with engine.admission.admit(MethodClass.DATA, current_flow()) as reservation:
+            reservation.add(export.byte_count)
+            messages = _export_messages(export, update_count, request.offset_bytes)
+            await send(context, messages, engine.limits.stall_timeout_s)
+
+    async def LoadAdapter(
+        self, request_iterator: AsyncIterator[pb.LoadAdapterRequest], context: CallContext
+    ) -> pb.LoadAdapterResponse:
+        """Replace an adapter's weights by those of a file."""
+        trainer: Trainer | None = None
+        data = bytearray()
+        with self._trainers.engine.admission.admit(MethodClass.DATA, current_flow()) as reservation:
+            async for request in request_iterator:
+                trainer = trainer or await self._get(request.trainer_id, context)
+                reservation.reserve(len(request.data))
+                data += request.data
+            if trainer is None:
+                raise invalid("trainer_id", "the call has no message")
+            saved = await trainer.load_adapter(bytes(data))
+        return pb.LoadAdapterResponse(checkpoint=checkpoint_message(saved))
+
+    async def PublishTrainer(
+        self, request: pb.PublishTrainerRequest, context: CallContext
+    ) -> pb.PublishTrainerResponse:
+        """Publish the weights as a hosted model."""
+        trainer = await self._get(request.trainer_id, context)
+        await self._trainers.publish(trainer, request.model_id, tuple(request.categories))
+        return pb.PublishTrainerResponse(model_id=request.model_id)
+
+    async def UnpublishModel(
+        self, request: pb.UnpublishModelRequest, context: CallContext
+    ) -> pb.UnpublishModelResponse:
+        """Remove a model that the caller published."""
+        await self._trainers.unpublish(principal_of(context), request.model_id)
+        return pb.UnpublishModelResponse()
+
+    async def Train(  # type: ignore[override]  # on bytes, and writes to the context
+        self, requests: AsyncIterator[bytes], context: CallContext
+    ) -> None:
+        """Receive a batch, run it, answer."""
+        deadline = deadline_of(context)
+        principal = principal_of(context)
+        with self._trainers.engine.admission.admit(MethodClass.TRAIN, current_flow()) as reservation:
+            with phase("receive"):
+                call = await receive_batch(
+                    requests, self._trainers, principal, reservation, self._batches, deadline
+                )
+            with phase("pass"):
+                message = await self._run(call, deadline)
+        await context.write(pb.TrainResponse(result=message).SerializeToString())
+
+    async def _run(self, call: TrainCall, deadline: float | None) -> pb.StepResult:
+        if call.kind == pb.TRAIN_KIND_EVALUATE:
+            evaluated = await call.trainer.evaluate(call.make_batch, deadline)
+            call.throughput.observe(call.rows, evaluated.result.compute_s)
+            return eval_message(evaluated)
+        is_step = call.kind == pb.TRAIN_KIND_STEP
+        applied = await call.trainer.forward_backward(call.number, call.make_batch, deadline, is_step=is_step)
+        call.throughput.observe(call.rows, applied.result.compute_s)
+        return result_message(applied)
+
+    def own_handlers(self) -> dict[str, Handler]:
+        """Handlers of the methods that carry tensors, with our own chunk codec."""
+        return {"Train": grpc.stream_stream_rpc_method_handler(self.Train)}
+
+    async def _get(self, trainer_id: str, context: CallContext) -> Trainer:
+        return await self._trainers.find(principal_of(context), trainer_id)
+
+    async def _message(self, trainer: Trainer) -> pb.Trainer:
+        return trainer_message(trainer, await trainer.describe())
+
+
+async def _exported(trainer: Trainer, request: pb.ExportTrainerRequest) -> tuple[int, Export]:
+    if request.content == pb.EXPORT_CONTENT_ADAPTER:
+        return await trainer.export_adapter()
+    is_gradients = request.content == pb.EXPORT_CONTENT_GRADIENTS
+    return await trainer.export(has_optimizer=request.has_optimizer, is_gradients=is_gradients)
+
+
+def _export_messages(export: Export, update_count: int, offset: int) -> Iterator[pb.ExportTrainerResponse]:
+    """Yield the bytes of a file from an offset on."""
+    position, is_first = 0, True
+    for piece in export.pieces():
+        data = piece[max(0, offset - position) :]
+        position += len(piece)
+        if data or is_first:
+            message = pb.ExportTrainerResponse(data=data)
+            if is_first:
+                message.byte_count, message.update_count = export.byte_count, update_count
+                message.adapter_config = export.adapter_config
+            yield message
+            is_first = False

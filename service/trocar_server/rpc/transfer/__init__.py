@@ -1,0 +1,1 @@
+"""Payload transfer: chunks, streams, shared memory, compression, caches of requests and replies."""

@@ -1,0 +1,231 @@
+"""Train requests: the messages of a batch, and its assembly on the thread that owns torch."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TypeAlias
+
+from PIL import Image
+
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1 import trainer_pb2 as pb
+from trocar_api.wire import Chunk
+from trocar_server.config import Limits
+from trocar_server.engine.engine import Engine
+from trocar_server.engine.execute.arguments import (
+    build_arguments,
+    check_images,
+    check_tensors,
+    tensor_of,
+    with_named_images,
+)
+from trocar_server.engine.request.plan import (
+    ArgumentInput,
+    Payload,
+    TensorInput,
+    row_count,
+    split_arguments,
+)
+from trocar_server.engine.schedule.admission import Reservation
+from trocar_server.engine.schedule.pass_throughput import PassThroughput
+from trocar_server.errors import ServiceError
+from trocar_server.models import HostedModel
+from trocar_server.processing.inputs import ProcessorInput
+from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
+from trocar_server.rpc.codec.inputs import check_request_bytes, tensor_input, to_inputs
+from trocar_server.rpc.codec.payloads import Arrivals, receive
+from trocar_server.rpc.transfer.messages import read_message
+from trocar_server.surgery import PassGuard
+from trocar_server.telemetry import note_model
+from trocar_server.training.losses.batch import Batch
+from trocar_server.training.losses.token_targets import TokenLayout, token_layout, with_token_labels
+from trocar_server.training.spec.trainer_spec import LossSpec
+from trocar_server.training.trainer import MakeBatch, Trainer
+from trocar_server.training.trainers import Trainers
+
+_KINDS = (pb.TRAIN_KIND_STEP, pb.TRAIN_KIND_FORWARD_BACKWARD, pb.TRAIN_KIND_EVALUATE)
+_MAX_TARGETS = 16
+_MOST_KEY_BYTES = 2048
+"""Size limit of a kept description: its size in memory is proportional."""
+
+
+@dataclass(frozen=True)
+class TrainCall:
+    """The parsed head of a `Train` call."""
+
+    trainer: Trainer
+    kind: pb.TrainKind.ValueType
+    number: int | None
+    make_batch: MakeBatch
+    rows: int
+    throughput: PassThroughput
+    """Measured cost of the trainer's earlier work of this kind."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """A batch as described and checked, without its bytes.
+
+    Attributes:
+        key: The request as serialised, without its number.
+        hosted: The model that it was checked against.
+        limits: The limits that it was checked against.
+        losses: The terms of the trainer's loss.
+        inputs: The arguments of the forward.
+        targets: The values that outputs are compared with.
+        byte_counts: The size of each payload.
+        unprocessed: Further arguments: texts and sound, which the model's processor turns into tensors.
+        layout: The layout of tokens; None before texts were processed, and without texts.
+    """
+
+    key: bytes
+    hosted: HostedModel
+    limits: Limits
+    losses: tuple[LossSpec, ...]
+    inputs: tuple[ArgumentInput, ...]
+    targets: list[TensorInput]
+    byte_counts: list[int]
+    unprocessed: tuple[ProcessorInput, ...] = ()
+    layout: TokenLayout | None = None
+
+    @cached_property
+    def rows(self) -> int:
+        """Samples of the batch, at least 1."""
+        return self.unprocessed[0].row_count if self.unprocessed else row_count(self.inputs)
+
+    @cached_property
+    def byte_count(self) -> int:
+        """Bytes of all payloads."""
+        return sum(self.byte_counts)
+
+
+BatchPlans: TypeAlias = MutableMapping[Trainer, BatchPlan]
+"""The last batch of each trainer: the batches of a training are alike."""
+
+
+async def receive_batch(
+    requests: AsyncIterator[bytes],
+    trainers: Trainers,
+    principal: str,
+    reservation: Reservation,
+    plans: BatchPlans,
+    deadline: float | None,
+) -> TrainCall:
+    """Read a call: check its head, then receive its bytes, process its texts and decode its images.
+
+    Args:
+        requests: Its messages.
+        trainers: All trainers; one of them is the target.
+        principal: The caller.
+        reservation: The reservation for its bytes.
+        plans: Batches that were checked before.
+        deadline: A time of `time.monotonic()` in seconds, or None.
+
+    Raises:
+        ServiceError: The call is invalid; raised before any of its bytes are kept, except for what its texts
+            or sound become.
+    """
+    arrivals = Arrivals(requests, trainers.engine.limits, len)
+    first = await arrivals.next()
+    if first is None:
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
+    request, chunks = read_message(pb.TrainRequest, first)
+    note_model(request.trainer_id)
+    trainer = await trainers.find(principal, request.trainer_id)
+    number = request.number if request.HasField("number") else None
+    request.ClearField("number")
+    batch = _batch_plan(request, trainer, trainers.engine.limits, plans)
+    throughput = trainer.eval_throughput if request.kind == pb.TRAIN_KIND_EVALUATE else trainer.throughput
+    reservation.check(batch.byte_count, batch.rows)
+    if throughput.is_known:
+        reservation.check_seconds(throughput.seconds(batch.rows))
+    payloads = await receive(arrivals, batch.byte_counts, chunks, _chunks, reservation)
+    if throughput.is_known:
+        reservation.expect(throughput.seconds(batch.rows))
+    own: Sequence[Payload] = payloads[: len(payloads) - len(batch.targets)]
+    of_targets = payloads[len(own) :]
+    if batch.unprocessed:
+        batch, own = await _processed(batch, own, trainers.engine, reservation, deadline)
+    images = await trainers.engine.decoded(batch.hosted, batch.inputs, own, reservation.reserve)
+    if number is not None and number < 0:
+        raise invalid("number", f"{number} is negative")
+    make_batch = partial(_make_batch, batch, own, of_targets, images)
+    return TrainCall(trainer, request.kind, number, make_batch, batch.rows, throughput)
+
+
+def _batch_plan(request: pb.TrainRequest, trainer: Trainer, limits: Limits, plans: BatchPlans) -> BatchPlan:
+    """Check what a call says of its batch, unless the last call of the trainer said the same."""
+    key, hosted = request.SerializeToString(deterministic=True), trainer.core.hosted
+    last = plans.get(trainer)
+    if last is not None and last.key == key and last.hosted is hosted and last.limits is limits:
+        return last
+    if request.kind not in _KINDS:
+        raise invalid("kind", "not set, or not known")
+    unprocessed: list[ProcessorInput] = []
+    inputs, byte_counts = to_inputs(request.inputs, limits, unprocessed)
+    inputs = with_named_images(hosted, inputs)
+    check_images(hosted, inputs, limits)
+    if not unprocessed:
+        check_tensors(hosted, inputs)
+    targets = _targets(request.targets, limits, byte_counts)
+    check_request_bytes(byte_counts, limits)
+    losses = trainer.spec.losses
+    found = BatchPlan(key, hosted, limits, losses, inputs, targets, byte_counts, tuple(unprocessed))
+    if len(key) <= _MOST_KEY_BYTES:
+        plans[trainer] = found
+    return found
+
+
+async def _processed(
+    batch: BatchPlan,
+    own: Sequence[Payload],
+    engine: Engine,
+    reservation: Reservation,
+    deadline: float | None,
+) -> tuple[BatchPlan, Sequence[Payload]]:
+    """Process a batch's texts and sound; return a batch of tensors and images alone, and its payloads."""
+    hosted = batch.hosted
+    made = await engine.processed(hosted, batch.inputs, batch.unprocessed, own, deadline, reservation)
+    check_tensors(hosted, made.inputs)
+    layout = token_layout(made.made, batch.unprocessed)
+    return replace(batch, inputs=made.inputs, unprocessed=(), layout=layout), made.payloads
+
+
+def _make_batch(
+    plan: BatchPlan,
+    own: Sequence[Payload],
+    of_targets: Sequence[Payload],
+    images: Sequence[list[Image.Image]],
+    guard: PassGuard,
+) -> Batch:
+    """Make the tensors of a batch. On the thread that owns torch."""
+    hosted = plan.hosted
+    arguments = build_arguments(hosted, plan.inputs, own, images, guard)
+    positional, keyword = split_arguments([entry.name for entry in plan.inputs], arguments)
+    compared = {
+        target.name: tensor_of(target.dtype, target.shape, payload).to(hosted.device)
+        for target, payload in zip(plan.targets, of_targets, strict=True)
+    }
+    if plan.layout is not None:
+        compared = with_token_labels(plan.losses, compared, keyword, plan.layout)
+    return Batch(tuple(positional), keyword, compared, row_count(plan.inputs))
+
+
+def _chunks(message: bytes) -> list[Chunk]:
+    return read_message(pb.TrainRequest, message)[1]
+
+
+def _targets(messages: Sequence[pb.Target], limits: Limits, byte_counts: list[int]) -> list[TensorInput]:
+    if len(messages) > _MAX_TARGETS:
+        raise invalid("targets", f"{len(messages)} given; {_MAX_TARGETS} at most")
+    names = [message.name for message in messages]
+    if len(set(names)) != len(names):
+        raise invalid("targets", "a name is given twice")
+    if any(len(name) > MAX_TEXT_CHARACTERS for name in names):
+        raise invalid("targets", f"a name has over {MAX_TEXT_CHARACTERS} characters")
+    return [
+        tensor_input(f"targets[{i}].tensor", message.name, message.tensor, limits, byte_counts)
+        for i, message in enumerate(messages)
+    ]

@@ -1,0 +1,1 @@
+"""Blocks as safetensors files: folders, headers, encoding, direct I/O."""

@@ -1,0 +1,1 @@
+"""Saved tensors: the pack and unpack hooks of autograd."""

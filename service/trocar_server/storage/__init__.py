@@ -1,0 +1,1 @@
+"""Crash-safe storage: durable writes, sealed records, tensor files, the data lock."""

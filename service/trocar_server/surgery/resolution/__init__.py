@@ -1,0 +1,1 @@
+"""Resolution of selectors to targets in a recorded pass."""

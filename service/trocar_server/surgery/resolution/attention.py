@@ -1,0 +1,151 @@
+"""Attention of a module: the port `pattern`, and `logits`, resolved to the function that computes it.
+
+    layers.3.self_attn/pattern  # -> fn:scaled_dot_product_attention@3/scores
+
+The function sees query, key, mask and scale as they enter it: heads in groups are repeated, causal, sliding
+and padding masks, relative positions and soft-caps are in. The model computes as without a tap.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.surgery.recording.recording import Call, Leaf, ModuleRecord, Recording
+from trocar_server.surgery.resolution.call_records import Records, modules_of
+from trocar_server.surgery.resolution.values import Value, values_of
+from trocar_server.surgery.selectors.selectors import LOGITS, Selector
+from trocar_server.surgery.sessions.attention import ATTENTION
+from trocar_server.surgery.sessions.functions import SCORES
+from trocar_server.surgery.sessions.taps import Target
+
+_SOFTMAX = "softmax"
+
+Place = tuple[str, int]
+"""A module's path, or a function's name, and the index of a call of it."""
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """One computation of attention: a call of a function, and the port and shape of its value."""
+
+    place: Place
+    at: int
+    leaf: Leaf
+
+
+def attention_of(selector: Selector, recording: Recording) -> list[Value]:
+    """Return the attention that the selected modules compute, in execution order.
+
+    Of a pattern's modules inside one another, the innermost is taken.
+
+    Raises:
+        ServiceError: `UNKNOWN_PICK`, the module computes no attention that can be seen; `AMBIGUOUS_CALL`, it
+            computes several; a selector's other errors.
+    """
+    records = modules_of(recording)
+    held = _held(selector, records, recording.functions or {})
+    attentions = {place: found[0] for place, found in held.items()}
+    ported = dict(records.by_path)
+    for path in {path for path, _ in attentions}:
+        calls = enumerate(ported[path].calls)
+        with_port = [_with_port(call, attentions.get((path, i)), selector.port) for i, call in calls]
+        ported[path] = replace(ported[path], calls=with_port)
+    values = values_of(selector, replace(records, by_path=ported))
+    return [
+        _of_function(target, attentions[target.path, target.call], ported[target.path].calls[target.call])
+        for target, _ in values
+    ]
+
+
+def _held(
+    selector: Selector, records: Records, functions: Mapping[str, ModuleRecord]
+) -> dict[Place, list[_Attention]]:
+    """Return the attention inside each call of the matching modules."""
+    computed = list(_computed(functions, selector.port))
+    matched = records.matching(selector)
+    calls = {(record.path, i): call for record in matched for i, call in enumerate(record.calls)}
+    held = {place: _inside(call, computed) for place, call in calls.items()}
+    if selector.is_pattern:
+        innermost = {entry.place: place for place, found in _outer_first(held, calls) for entry in found}
+        chosen = set(innermost.values())
+        held = {place: found for place, found in held.items() if place in chosen and len(found) == 1}
+    several = next((place for place, found in held.items() if len(found) > 1), None)
+    if several is not None:
+        raise _ambiguous(selector, len(held[several]))
+    held = {place: found for place, found in held.items() if found}
+    if calls and not held:
+        raise _no_attention(selector)
+    return held
+
+
+def _outer_first(
+    held: Mapping[Place, list[_Attention]], calls: Mapping[Place, Call]
+) -> list[tuple[Place, list[_Attention]]]:
+    return sorted(held.items(), key=lambda item: calls[item[0]].started)
+
+
+def _computed(functions: Mapping[str, ModuleRecord], port: str) -> Iterator[_Attention]:
+    """Yield what a pass computes as attention: fused attention, and softmax over three dimensions or more."""
+    for index, call in enumerate(_calls(functions, ATTENTION)):
+        leaf = next(leaf for leaf in call.outputs if leaf.port == (LOGITS if port == LOGITS else SCORES))
+        yield _Attention((ATTENTION, index), call.after_module, leaf)
+    for index, call in enumerate(_calls(functions, _SOFTMAX)):
+        leaves = call.inputs if port == LOGITS else call.outputs
+        found = next((leaf for leaf in leaves if leaf.shape is not None and len(leaf.shape) >= 3), None)
+        if found is not None:
+            yield _Attention((_SOFTMAX, index), call.after_module, found)
+
+
+def _calls(functions: Mapping[str, ModuleRecord], name: str) -> Sequence[Call]:
+    return functions[name].calls if name in functions else ()
+
+
+def _inside(call: Call, computed: Sequence[_Attention]) -> list[_Attention]:
+    found = [entry for entry in computed if call.started <= entry.at < call.ended]
+    fused = [entry for entry in found if entry.place[0] == ATTENTION]
+    return fused or found
+
+
+def _with_port(call: Call, attention: _Attention | None, port: str) -> Call:
+    if attention is None:
+        return call
+    return replace(call, outputs=[*call.outputs, replace(attention.leaf, port=port, picks=())])
+
+
+def _of_function(target: Target, attention: _Attention, call: Call) -> Value:
+    """Return the function's value under the module's name."""
+    (path, index), leaf = attention.place, attention.leaf
+    view = _unpacked(leaf.shape or (), call) if path == ATTENTION else ()
+    own = replace(target, path=path, call=index, port=leaf.port, picks=leaf.picks, kind="fn", view=view)
+    return own, replace(leaf, shape=view) if view else leaf
+
+
+# Note: [Packed heads]
+# Of a single token and heads in groups with a mask, transformers 5.23 calls torch's attention with the heads
+# of a group in the place of the queries, (batch, groups, heads of a group, width): it spares copies of keys.
+def _unpacked(shape: tuple[int, ...], call: Call) -> tuple[int, ...]:
+    """Return the shape (batch, heads, 1, keys) of attention with packed heads; empty for others."""
+    values = (leaf.shape for leaf in (*call.inputs, *call.outputs) if leaf.shape and len(leaf.shape) == 3)
+    tokens = next(values, (0, 0, 0))[1]
+    if tokens != 1 or len(shape) != 4 or shape[2] == 1:
+        return ()
+    return (shape[0], shape[1] * shape[2], 1, shape[3])
+
+
+def _ambiguous(selector: Selector, count: int) -> ServiceError:
+    return ServiceError(
+        ErrorReason.AMBIGUOUS_CALL,
+        f"'{selector.text}': {count} attentions are computed inside one call; name the module of one of them",
+        selector=selector.text,
+        call_count=str(count),
+    )
+
+
+def _no_attention(selector: Selector) -> ServiceError:
+    return ServiceError(
+        ErrorReason.UNKNOWN_PICK,
+        f"'{selector.text}': no attention that can be seen is computed there: neither torch's "
+        "scaled_dot_product_attention nor a softmax over (..., queries, keys)",
+        selector=selector.text,
+    )

@@ -1,0 +1,219 @@
+"""Values of call records: selected calls, in call order, and selected tensors of each call."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError, nearest
+from trocar_server.surgery.recording.recording import Call, Leaf, ModuleRecord
+from trocar_server.surgery.resolution.call_records import Records
+from trocar_server.surgery.selectors.naming import canonical_name
+from trocar_server.surgery.selectors.selectors import ALL_CALLS, Order, Selector
+from trocar_server.surgery.sessions.taps import Target
+from trocar_server.surgery.structure import Picks, format_picks
+
+Value = tuple[Target, Leaf]
+
+_MOST_NAMED = 5
+"""Modules that run, in an error about one that does not."""
+
+
+@dataclass(frozen=True)
+class CallValues:
+    """The selected tensors of one call, and their place in execution order."""
+
+    call_order: int
+    values: list[Value]
+
+
+def values_of(selector: Selector, records: Records) -> list[Value]:
+    """Return the tensors that a selector matches, in execution order.
+
+    An exact path must be called once or have a call index or an order. A pattern takes every call that
+    it matches and that yields a tensor.
+
+    Raises:
+        ServiceError: See `resolve`.
+    """
+    matched = records.matching(selector)
+    called = [record for record in matched if record.calls]
+    if not called:
+        raise _never_called(selector, matched[0], records)
+    calls: list[CallValues] = []
+    problems: list[ServiceError] = []
+    for record in called:
+        try:
+            indices = _call_indices(selector, record, records)
+        except ServiceError as problem:
+            problems.append(problem)  # a pattern skips modules that lack the value
+            continue
+        for index in indices:
+            try:
+                calls.append(_values_of_call(selector, record, index, records))
+            except ServiceError as problem:
+                problems.append(problem)
+    if not calls:
+        raise problems[0]
+    calls.sort(key=lambda call: call.call_order)
+    chosen = calls if selector.order is None else _chosen(calls, selector.order, selector, records)
+    return [value for call in chosen for value in call.values]
+
+
+def _chosen(calls: list[CallValues], order: Order, selector: Selector, records: Records) -> list[CallValues]:
+    count = len(calls)
+    if order.is_range:
+        found = calls[order.start : order.stop]
+        if not found:
+            raise ServiceError(
+                records.unknown,
+                f"'{selector.text}' is an empty range; without it there {_are(count)}, "
+                f"'#0' to '#{count - 1}', and the end of a range is not in it",
+                selector=selector.text,
+                call_count=str(count),
+            )
+        return found
+    place = order.start or 0
+    if not -count <= place < count:
+        raise ServiceError(
+            ErrorReason.CALL_OUT_OF_RANGE,
+            f"'{selector.text}': there {_are(count)} to choose from, so '#{place}' does not exist; "
+            f"the last one is '#{count - 1}'",
+            selector=selector.text,
+            call_count=str(count),
+        )
+    return [calls[place]]
+
+
+def _are(count: int) -> str:
+    return f"{'is' if count == 1 else 'are'} {count} call{'s' * (count > 1)}"
+
+
+def _call_indices(selector: Selector, record: ModuleRecord, records: Records) -> Iterable[int]:
+    count = len(record.calls)
+    if selector.call == ALL_CALLS:
+        return range(count)
+    noun, name = records.noun, canonical_name(record.path, None, "out", (), records.kind)
+    if selector.call is None:
+        if count == 1 or selector.is_pattern or selector.order is not None:
+            return range(count)
+        raise ServiceError(
+            ErrorReason.AMBIGUOUS_CALL,
+            f"{noun} '{record.path}' is called {count} times in one pass; name the call: "
+            f"'{name}@0' to '{name}@{count - 1}', '{name}@-1' for the last, '{name}@*' for all",
+            selector=selector.text,
+            call_count=str(count),
+        )
+    index = int(selector.call)
+    if -count <= index < count:
+        return (index % count,)
+    raise ServiceError(
+        ErrorReason.CALL_OUT_OF_RANGE,
+        f"{noun} '{record.path}' is called {count} time{'s' * (count > 1)} in one pass, so '@{index}' does "
+        f"not exist; the last call is '@{count - 1}'",
+        selector=selector.text,
+        call_count=str(count),
+    )
+
+
+def _values_of_call(selector: Selector, record: ModuleRecord, index: int, records: Records) -> CallValues:
+    call = record.calls[index]
+    call_label = index if len(record.calls) > 1 else None
+    found = []
+    for leaf in _port_leaves(selector, record, call, records.kind):
+        name = canonical_name(
+            record.path,
+            call_label,
+            leaf.port,
+            _shown_picks(leaf, call),
+            records.kind,
+            is_gradient=selector.is_gradient,
+        )
+        target = Target(
+            name,
+            record.path,
+            index,
+            leaf.port,
+            leaf.picks,
+            clone=leaf.is_overwritten,
+            kind=records.kind,
+            is_gradient=selector.is_gradient,
+        )
+        found.append((target, leaf))
+    return CallValues(call.started if _is_input(selector) else call.ended, found)
+
+
+def _is_input(selector: Selector) -> bool:
+    return selector.port.startswith("in")
+
+
+def _port_leaves(selector: Selector, record: ModuleRecord, call: Call, kind: str) -> list[Leaf]:
+    """Return the tensors of the port below the pick."""
+    leaves = call.inputs if _is_input(selector) else call.outputs
+    if selector.port == "in":
+        leaves = [leaf for leaf in leaves if leaf.port == "in" or not selector.picks]
+    else:
+        leaves = [leaf for leaf in leaves if leaf.port == selector.port]
+    below = [leaf for leaf in leaves if _is_below(leaf, selector.picks, leaves)]
+    if not below and (selector.picks or selector.port not in ("in", "out")):
+        raise _unknown_pick(selector, record, call, kind)
+    tensors = [leaf for leaf in below if leaf.shape is not None]
+    if not tensors:
+        raise _not_a_tensor(selector, below)
+    return tensors
+
+
+def _is_below(leaf: Leaf, picks: Picks, leaves: list[Leaf]) -> bool:
+    """Whether the picks lead to a leaf or to a structure around it; negative positions count from the end."""
+    if len(leaf.picks) < len(picks):
+        return False
+    for depth, (key, own) in enumerate(zip(picks, leaf.picks, strict=False)):
+        if key == own:
+            continue
+        keys = {other.picks[depth] for other in leaves if other.picks[:depth] == leaf.picks[:depth]}
+        if not isinstance(key, int) or key >= 0 or key in keys or key + len(keys) != own:
+            return False
+    return True
+
+
+def _shown_picks(leaf: Leaf, call: Call) -> Picks:
+    """Omit `[0]` of a module's only input, so that its name is `fc/in`."""
+    is_only = leaf.port == "in" and len(call.inputs) == 1 and leaf.picks == (0,)
+    return () if is_only else leaf.picks
+
+
+def _never_called(selector: Selector, record: ModuleRecord, records: Records) -> ServiceError:
+    parent = record.path.rpartition(".")[0] if records.kind == "module" else ""
+    while parent and not records.by_path[parent].calls:
+        parent = parent.rpartition(".")[0]
+    if parent:
+        hint = f"; its nearest enclosing module that runs is '{parent}'"
+    else:
+        running = [path for path, other in records.by_path.items() if path and other.calls]
+        near = list(dict.fromkeys([*nearest(record.path, running), *running]))[:_MOST_NAMED]
+        hint = f"; those that run: {', '.join(near)}" if near else ""
+    return ServiceError(
+        ErrorReason.MODULE_NOT_CALLED,
+        f"{records.noun} '{record.path}' exists, but the forward pass never calls it{hint}",
+        selector=selector.text,
+        nearest=parent,
+    )
+
+
+def _unknown_pick(selector: Selector, record: ModuleRecord, call: Call, kind: str) -> ServiceError:
+    leaves = call.inputs if _is_input(selector) else call.outputs
+    available = [canonical_name(record.path, None, leaf.port, leaf.picks, kind) for leaf in leaves[:20]]
+    return ServiceError(
+        ErrorReason.UNKNOWN_PICK,
+        f"'{selector.text}': the value has no element {format_picks(selector.picks) or selector.port}; "
+        f"available: {', '.join(available) or 'none'}",
+        selector=selector.text,
+    )
+
+
+def _not_a_tensor(selector: Selector, leaves: list[Leaf]) -> ServiceError:
+    kinds = ", ".join(sorted({leaf.type_name for leaf in leaves})) or "empty"
+    return ServiceError(
+        ErrorReason.NOT_A_TENSOR,
+        f"'{selector.text}' is not a tensor and contains none (it is {kinds})",
+        selector=selector.text,
+    )

@@ -1,0 +1,1 @@
+"""Selector grammar: parser and formatter."""

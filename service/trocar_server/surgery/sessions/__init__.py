@@ -1,0 +1,1 @@
+"""Context managers over one pass: hooks, taps, edits, gradients."""

@@ -1,0 +1,223 @@
+"""Edit session: declared edits of values, applied with forward hooks.
+
+    with EditSession(model, [EditTarget(target, Edit(Scale(0.5)))]):
+        model(batch)
+
+An edit never writes to its input: it makes a new tensor, which replaces the module's input or output, or a
+parameter for as long as the session is open.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from trocar_server.surgery.parameter_swaps import ParameterSwaps
+from trocar_server.surgery.sessions.hooks import Arguments, hook_calls, in_ports, with_ports
+from trocar_server.surgery.sessions.session import Session
+from trocar_server.surgery.sessions.taps import Collector, Target, ValueMissingError
+from trocar_server.surgery.structure import Picks, pick, put
+from trocar_server.tensors.edits import Edit, Skip, edit_value
+
+
+@dataclass(frozen=True)
+class CallInput:
+    """An input of the same call, which an edit of its output needs.
+
+    Attributes:
+        port: `in` or `in(name)`.
+        picks: Path into its value.
+        clone: Whether the module writes to it, so that it has to be copied before the call.
+    """
+
+    port: str
+    picks: Picks
+    clone: bool = True
+
+
+@dataclass(frozen=True)
+class EditTarget:
+    """An edit of one value, with its operands.
+
+    Attributes:
+        target: Which value, parameter or gradient.
+        edit: The edit.
+        operands: Its tensors from the request.
+        call_input: The input that `add_input` adds and `skip` returns.
+        found: Key of the replacement of `swap`, in the session's mapping.
+        position: Its place in the request's list of edits.
+    """
+
+    target: Target
+    edit: Edit
+    operands: tuple[torch.Tensor, ...] = field(default=(), compare=False)
+    call_input: CallInput | None = None
+    found: str = ""
+    position: int = 0
+
+
+EditsByCall = dict[tuple[int, bool], list[EditTarget]]
+
+
+class EditSession(Session):
+    """Changes values of a model while the context is open: with hooks, and parameters in the modules' tables.
+
+    Edits of one value run in the order of the list. Hooks run in the order in which they are registered: a
+    session that is entered before a `TapSession` makes its taps see the changed values.
+
+    Args:
+        model: A replica, leased by the caller.
+        edits: The edits.
+        found: Values for swaps by key; filled from outside while the pass runs.
+        collector: Of the taps of the same pass: marked busy during function calls that edits make.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        edits: Sequence[EditTarget],
+        found: Mapping[str, torch.Tensor] | None = None,
+        collector: Collector | None = None,
+    ) -> None:
+        super().__init__()
+        self._model = model
+        self._of_parameters = [entry for entry in edits if entry.target.parameter is not None]
+        self._of_calls = edits_by_path([entry for entry in edits if entry.target.parameter is None])
+        self._found = {} if found is None else found
+        self._collector = collector or Collector()
+
+    def _open(self) -> None:
+        swaps = ParameterSwaps(self._model, self._handles)
+        for entry in self._of_parameters:
+            self._edit_parameter(swaps, entry)
+        for path, entries in self._of_calls.items():
+            self._register(self._model.get_submodule(path), entries)
+
+    def _edit_parameter(self, swaps: ParameterSwaps, entry: EditTarget) -> None:
+        path, name = entry.target.path, entry.target.parameter or ""
+        try:
+            value = swaps.current(path, name)
+        except KeyError:
+            raise ValueMissingError(entry.target.name) from None
+        swaps.replace(path, name, edit_value(entry.edit, value, entry.operands))
+
+    def _register(self, module: nn.Module, entries: Sequence[EditTarget]) -> None:
+        """Register the edits at the selected calls of a module."""
+        skips = {entry.target.call: entry for entry in entries if isinstance(entry.edit.operation, Skip)}
+        of_calls = edits_by_call([entry for entry in entries if not isinstance(entry.edit.operation, Skip)])
+        kept: dict[int, Inputs] = {}
+        forward = _Skippable(module, self._kept, self._handles) if skips else None
+
+        def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+            ports = in_ports(args, kwargs)
+            wanted = of_calls.get((index, True), [])
+            for entry in wanted:
+                ports[entry.target.port] = self._edited(entry, ports, {})
+            later = of_calls.get((index, False), ())
+            kept[index] = {
+                entry.call_input: self._kept(entry.call_input, ports) for entry in later if entry.call_input
+            }
+            if forward is not None and index in skips:
+                forward.instead = skips[index].call_input
+                self._collector.edited.add(skips[index].target.name)
+            return with_ports(ports) if wanted else None
+
+        def leave(index: int, output: Any) -> Any:
+            inputs, wanted = kept.pop(index, {}), of_calls.get((index, False), [])
+            for entry in wanted:
+                output = self._edited(entry, {"out": output}, inputs)
+            return output if wanted else None
+
+        hook_calls(module, self._handles, enter, leave)
+
+    def _edited(self, entry: EditTarget, ports: Mapping[str, Any], inputs: "Inputs") -> Any:
+        """Return a port's value with one edit applied."""
+        self._collector.edited.add(entry.target.name)
+        other = inputs[entry.call_input] if entry.call_input else None
+        if entry.found:
+            if entry.found not in self._found:
+                raise ValueMissingError(entry.found)
+            other = self._found[entry.found]
+        with self._collector.busy():
+            return edited_port(entry, ports, other)
+
+    def _kept(self, call_input: CallInput, ports: Mapping[str, Any]) -> torch.Tensor:
+        try:
+            value: torch.Tensor = pick(ports[call_input.port], call_input.picks)
+        except KeyError:
+            raise ValueMissingError(call_input.port) from None
+        with self._collector.busy():
+            return value.clone() if call_input.clone else value
+
+
+def edited_port(entry: EditTarget, ports: Mapping[str, Any], other: torch.Tensor | None = None) -> Any:
+    """Return the value at an edit's port, with the edit applied.
+
+    Raises:
+        ValueMissingError: The call has no such tensor.
+    """
+    target = entry.target
+    try:
+        whole = ports[target.port]
+        value = pick(whole, target.picks)
+    except KeyError:
+        raise ValueMissingError(target.name) from None
+    if not isinstance(value, torch.Tensor):
+        raise ValueMissingError(target.name)
+    return put(whole, target.picks, edit_value(entry.edit, value, entry.operands, other))
+
+
+Inputs = dict[CallInput, torch.Tensor]
+
+
+class _Skippable:
+    """Makes the next call of a module return one of its inputs without running.
+
+    Args:
+        module: The module; its `forward` is replaced until `undo` is closed.
+        take: Copies an input of the call, by port, after other hooks have changed it.
+        undo: Restores the module's forward.
+
+    Attributes:
+        instead: The input that the next call returns; None to run it.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        take: Callable[[CallInput, Mapping[str, Any]], torch.Tensor],
+        undo: ExitStack,
+    ) -> None:
+        self.instead: CallInput | None = None
+        self._take = take
+        self._forward = module.forward
+        own, key = vars(module), "forward"
+        before = [own[key]] if key in own else []
+        own[key] = self._call
+        undo.callback(lambda: own.update({key: before[0]}) if before else own.pop(key))
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        if self.instead is None:
+            return self._forward(*args, **kwargs)
+        chosen, self.instead = self.instead, None
+        return self._take(chosen, in_ports(args, kwargs))
+
+
+def edits_by_path(edits: Sequence[EditTarget]) -> dict[str, list[EditTarget]]:
+    """Group edits by path, each group in request order."""
+    found: dict[str, list[EditTarget]] = {}
+    for entry in edits:
+        found.setdefault(entry.target.path, []).append(entry)
+    return found
+
+
+def edits_by_call(edits: Sequence[EditTarget]) -> EditsByCall:
+    """Group edits by call index and whether they apply before the call, each group in request order."""
+    of_calls: EditsByCall = {}
+    for entry in edits:
+        key = entry.target.call, entry.target.port.startswith("in")
+        of_calls.setdefault(key, []).append(entry)
+    return of_calls

@@ -1,0 +1,225 @@
+"""Function values: outputs of torch functions that a model calls, recorded or collected.
+
+    records = record_functions(meta_replica, [torch.empty(8, 3, 224, 224, device="meta")])
+    target = Target("mine", "scaled_dot_product_attention", call=3, port="scores", kind="fn")
+    with FunctionSession([target]) as session:
+        model(batch)
+    session.values["mine"]  # (batch, heads, queries, keys)
+
+Functions are named by `function_calls.function_name`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from trocar_server.surgery.guard import PassGuard
+from trocar_server.surgery.recording.recording import Leaf, ModuleRecord, Recorder, StepCount, hooked
+from trocar_server.surgery.recording.writes import WriteWatch
+from trocar_server.surgery.selectors.selectors import LOGITS
+from trocar_server.surgery.sessions.attention import (
+    ATTENTION,
+    attention_logits,
+    attention_output,
+    attention_scores,
+    softmax_of,
+)
+from trocar_server.surgery.sessions.editing import (
+    EditsByCall,
+    EditTarget,
+    edited_port,
+    edits_by_call,
+    edits_by_path,
+)
+from trocar_server.surgery.sessions.function_calls import FunctionWatch
+from trocar_server.surgery.sessions.hooks import Arguments, in_ports, with_ports
+from trocar_server.surgery.sessions.session import Session
+from trocar_server.surgery.sessions.taps import Collector, StopForward, Target, by_call
+
+SCORES = "scores"
+"""The port of an attention function's scores."""
+
+_ATTENTION_PORTS = {SCORES: attention_scores, LOGITS: attention_logits}
+
+
+class FunctionSession(Session):
+    """Collects and changes values of function calls for as long as the context is open.
+
+    Ports are those of modules, and `scores` and `logits` of `scaled_dot_product_attention`: see
+    `attention_scores`. The pass ends, without an error, after the last call that is needed.
+
+    Inside the context `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` do not use their
+    fused kernels, so other values of the pass may differ in the last digits. Without targets the
+    context does nothing.
+
+    Args:
+        targets: The values to collect; `path` is a function's name.
+        collector: Shared with the other sessions of the pass, or None for one of its own. A
+            `TapSession` beside it must share it, or its copies would count as calls of `clone`.
+        guard: Checked at each call; a guard that watches the model is checked at its modules
+        only.
+    """
+
+    _ends_with = (StopForward,)
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        collector: Collector | None = None,
+        guard: PassGuard | None = None,
+        before: Sequence[EditTarget] = (),
+        after: Sequence[EditTarget] = (),
+    ) -> None:
+        super().__init__()
+        self._wanted = by_call(targets)
+        self._before = _by_name(before)
+        self._after = _by_name(after)
+        self._collector = collector or Collector()
+        self._collector.expect(self._wanted)
+        self._guard = guard or PassGuard()
+
+    @property
+    def values(self) -> dict[str, torch.Tensor]:
+        """Collected values by the name of their target."""
+        return self._collector.values
+
+    @property
+    def stopped_at(self) -> str | None:
+        """Where the pass ended because everything was collected, or None."""
+        return self._collector.stopped_at
+
+    def _open(self) -> None:
+        if self._wanted or self._before or self._after:
+            self._handles.enter_context(FunctionWatch(self, lambda: self._collector.is_busy))
+
+    def enter(
+        self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Arguments | None:
+        """Edit and collect the arguments of a call."""
+        self._guard.check()
+        key = index, True
+        wanted = self._wanted.get(name, {}).get(key)
+        before, after = (edits.get(name, {}).get(key, []) for edits in (self._before, self._after))
+        if not (wanted or before or after):
+            return None
+        ports = in_ports(args, kwargs)
+        self._edit(before, ports)
+        if wanted:
+            self._collector.collect(name, wanted, ports)
+        self._edit(after, ports)
+        return with_ports(ports)
+
+    def leave(
+        self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> Any:
+        """Edit and collect the result of a call; returns its replacement, or None."""
+        key = index, False
+        wanted = self._wanted.get(name, {}).get(key)
+        before, after = (edits.get(name, {}).get(key, []) for edits in (self._before, self._after))
+        if not (wanted or before or after):
+            return None
+        ports = {"out": result}
+        if name == ATTENTION:
+            for port in {target.port for target in (*(wanted or ()), *_targets(before, after))} - {"out"}:
+                with self._collector.busy():
+                    ports[port] = _ATTENTION_PORTS[port](*args, **kwargs)
+        self._edit(before, ports, lambda scores: attention_output(scores, *args, **kwargs))
+        if wanted:
+            self._collector.collect(name, wanted, ports)
+        self._edit(after, ports, lambda scores: attention_output(scores, *args, **kwargs))
+        return ports["out"] if before or after else None
+
+    def _edit(
+        self,
+        edits: Sequence[EditTarget],
+        ports: dict[str, Any],
+        from_scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        """Apply edits in order; edited scores give a new output."""
+        for entry in edits:
+            self._collector.edited.add(entry.target.name)
+            with self._collector.busy():
+                ports[entry.target.port] = edited_port(entry, ports)
+                if entry.target.port == LOGITS and from_scores is not None:
+                    ports[SCORES] = softmax_of(ports[LOGITS], ports["out"].dtype)
+                if entry.target.port in (SCORES, LOGITS) and from_scores is not None:
+                    ports["out"] = from_scores(ports[SCORES])
+
+    def fail(self, name: str, index: int) -> None:
+        """Discard a call that raised."""
+
+
+def _by_name(edits: Sequence[EditTarget]) -> dict[str, EditsByCall]:
+    return {name: edits_by_call(entries) for name, entries in edits_by_path(edits).items()}
+
+
+def _targets(*edits: Sequence[EditTarget]) -> Iterator[Target]:
+    yield from (entry.target for some in edits for entry in some)
+
+
+def record_functions(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    is_symbolic: bool = True,
+) -> dict[str, ModuleRecord]:
+    """Run one pass, symbolic ones twice, and return the called functions that returned tensors.
+
+    There is one record per name: its path is the name, its type "function". Records are in the order
+    of their first calls. See `record_calls` for the arguments and overwritten values. Calls of
+    `scaled_dot_product_attention` have two more outputs, `scores` and `logits`, that are not computed yet.
+    """
+    watch = WriteWatch() if is_symbolic else None
+    known, steps = dict(module.named_modules()), StepCount()
+    listener = _RecordingListener(Recorder(watch), steps)
+    with ExitStack() as contexts, torch.no_grad():
+        if watch is not None:
+            contexts.enter_context(watch)
+        with FunctionWatch(listener), hooked(known, steps):
+            module(*args, **(kwargs or {}))
+        if (
+            dict(module.named_modules()).keys() - known.keys()
+        ):  # created by the first pass, with calls of their own
+            return record_functions(module, args, kwargs, is_symbolic=is_symbolic)
+        if watch is not None:
+            module(*args, **(kwargs or {}))
+            listener.recorder.settle_overwrites(watch)
+    return {
+        name: ModuleRecord(name, "function", calls)
+        for name, calls in listener.recorder.calls.items()
+        if any(leaf.shape is not None for call in calls for leaf in call.outputs)
+    }
+
+
+class _RecordingListener:
+    def __init__(self, recorder: Recorder, steps: StepCount) -> None:
+        self.recorder = recorder
+        self._steps = steps
+
+    def enter(self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.recorder.enter(name, args, kwargs).after_module = self._steps.step
+
+    def leave(
+        self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        call = self.recorder.leave(name, result)
+        if name == ATTENTION:
+            call.outputs += _attention_leaves(args, kwargs)
+
+    def fail(self, name: str, index: int) -> None:
+        self.recorder.leave(name, None)
+
+
+def _attention_leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Leaf]:
+    on_meta = [*map(_to_meta, args)], {key: _to_meta(value) for key, value in kwargs.items()}
+    for port, compute in _ATTENTION_PORTS.items():
+        symbolic = compute(*on_meta[0], **on_meta[1])
+        yield Leaf(port, (), "Tensor", tuple(symbolic.shape), symbolic.dtype, is_overwritten=False)
+
+
+def _to_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value

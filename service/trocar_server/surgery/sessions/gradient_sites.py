@@ -1,0 +1,103 @@
+"""Gradient sites: actions on the gradient of one value, and the leaf tensors that stand in for values."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trocar_server.surgery.sessions.editing import EditTarget
+from trocar_server.surgery.sessions.taps import Target, ValueMissingError
+from trocar_server.surgery.structure import Picks, pick
+from trocar_server.tensors.edits import edit_value
+
+
+@dataclass(frozen=True)
+class GradientPoint:
+    """An action on the gradient of one value: collect it or edit it.
+
+    Attributes:
+        target: The value.
+        edit: The edit of its gradient; None when it is collected.
+        is_after_taps: Whether taps at the same value collect the gradient before this edit.
+    """
+
+    target: Target
+    edit: EditTarget | None = None
+    is_after_taps: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sort key among the actions on the same gradient."""
+        if self.edit is None:
+            return 1, 0
+        return 2 if self.is_after_taps else 0, self.edit.position
+
+
+@dataclass(frozen=True)
+class Written:
+    """A module's original input, and the tensor that replaced it."""
+
+    value: torch.Tensor
+    own: torch.Tensor
+    version: int
+
+    def settle(self) -> None:
+        """Copy an in-place module's writes to the original input, which others may read."""
+        storages = {tensor.untyped_storage().data_ptr() for tensor in (self.value, self.own)}
+        if self.own._version != self.version and len(storages) > 1:
+            self.value.copy_(self.own)
+
+
+@dataclass
+class Site:
+    """All actions on the gradient of one tensor."""
+
+    tensor: "Callable[[], torch.Tensor | None]"
+    points: list[GradientPoint]
+    values: dict[str, torch.Tensor]
+    edited: set[str]
+
+    def see(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Edit and collect; returns the changed gradient, or None where unchanged."""
+        if gradient is None:  # the hook of a leaf also runs without a gradient (torch 2.14)
+            return None
+        before = gradient
+        for point in sorted(self.points, key=lambda point: point.rank):
+            if point.edit is not None:
+                gradient = edit_value(point.edit.edit, gradient, point.edit.operands)
+                self.edited.add(point.target.name)
+            else:
+                self.values[point.target.name] = gradient.detach()
+        return None if gradient is before else gradient
+
+
+def alias(value: torch.Tensor) -> torch.Tensor:
+    """Return another tensor over the same memory, with the same strides: torch chooses kernels by them.
+
+    `view_as` gives a dimension of size 1 another stride: convnext_tiny was then 8e-7 off (torch 2.14).
+    """
+    return value[...]
+
+
+def tensor_at(ports: Mapping[str, Any], port: str, picks: Picks, target: Target) -> torch.Tensor:
+    """Return the tensor at a port.
+
+    Raises:
+        ValueMissingError: There is none.
+    """
+    try:
+        value = pick(ports[port], picks)
+    except KeyError:
+        raise ValueMissingError(target.name) from None
+    if not isinstance(value, torch.Tensor):
+        raise ValueMissingError(target.name)
+    return value
+
+
+def by_place(targets: Sequence[Target]) -> dict[tuple[str, Picks], list[Target]]:
+    """Group targets by port and picks."""
+    found: dict[tuple[str, Picks], list[Target]] = {}
+    for target in targets:
+        found.setdefault((target.port, target.picks), []).append(target)
+    return found

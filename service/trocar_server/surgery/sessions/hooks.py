@@ -1,0 +1,71 @@
+"""Module call hooks: observe every call of a module, and replace its inputs or outputs.
+
+with ExitStack() as handles:
+    hook_calls(module, handles, enter=..., leave=...)
+    model(batch)
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from trocar_server.surgery.recording.recording import has_raised
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword inputs of a call."""
+
+Enter: TypeAlias = Callable[[int, tuple[Any, ...], dict[str, Any]], Arguments | None]
+"""Takes the call's index and its inputs; returns replacement inputs, or None."""
+
+Leave: TypeAlias = Callable[[int, Any], Any]
+"""Takes the call's index and its output; returns a replacement output, or None."""
+
+_CAPTURING = ("transformers.utils.output_capturing", "timm.models._hook")
+"""Libraries whose models collect values for their own output with forward hooks, which only read."""
+
+
+def hook_calls(module: nn.Module, handles: ExitStack, enter: Enter, leave: Leave) -> None:
+    """Call back for every call of a module, counted from 0, until `handles` is closed."""
+    count = 0
+    open_calls: list[int] = []
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        nonlocal count
+        open_calls.append(count)
+        count += 1
+        return enter(open_calls[-1], args, kwargs)
+
+    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        index = open_calls.pop()
+        return None if has_raised(output) else leave(index, output)
+
+    handles.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+    # Runs after an error too (with None), so that a call whose error the model catches is closed.
+    handles.callback(module.register_forward_hook(after, always_call=True).remove)
+    _capture_last(module)
+
+
+# Note: [A model's own captured states]
+# transformers 5 collects `hidden_states` and `attentions` with forward hooks, which it installs in the first
+# pass that wants them, and for good. Hooks run in the order in which they are registered: an edit would be in
+# the captured states in that first pass, and in no later one. So those hooks run after ours. Other hooks of
+# a model keep their place before ours: they may change the output, and a tap sees what they return.
+def _capture_last(module: nn.Module) -> None:
+    """Move the hooks with which a model captures its own states behind all others."""
+    for key, hook in list(module._forward_hooks.items()):
+        function = getattr(hook, "func", hook)  # timm's are partials of methods
+        if getattr(function, "__module__", None) in _CAPTURING:
+            module._forward_hooks.move_to_end(key)  # type: ignore[attr-defined]  # an OrderedDict (torch 2.14)
+
+
+def in_ports(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a call by port."""
+    return {"in": args, **{f"in({key})": value for key, value in kwargs.items()}}
+
+
+def with_ports(ports: Mapping[str, Any]) -> Arguments:
+    """Return call arguments from ports, the inverse of `in_ports`."""
+    keywords = {port[3:-1]: value for port, value in ports.items() if port != "in"}
+    return tuple(ports["in"]), keywords

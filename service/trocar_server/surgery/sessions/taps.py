@@ -1,0 +1,226 @@
+"""Tap session: values of a pass, collected with forward hooks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from trocar_server.surgery.recording.recording import own_tensors
+from trocar_server.surgery.selectors.naming import split_port
+from trocar_server.surgery.sessions.hooks import hook_calls, in_ports
+from trocar_server.surgery.sessions.session import Session
+from trocar_server.surgery.structure import Picks, pick
+
+
+@dataclass(frozen=True)
+class Target:
+    """One value to collect: exactly one tensor of one call of one module, graph node or function.
+
+    Attributes:
+        name: Its canonical selector.
+        path: Module path, empty for the model itself; the name of a node or function.
+        call: Call index, from 0; 0 for a parameter.
+        port: `out`, `in`, `in(name)`, `param(name)` or `scores`.
+        picks: Path into the port's value. The value of `in` is the tuple of positional inputs.
+        clone: Whether to copy the value when it is collected. See Note: [Clone before in-place].
+        kind: Kind of the path: `module`, `fx` or `fn`.
+        is_gradient: Whether the target is the gradient with respect to that value.
+        view: The shape that the collected value gets; its own when empty. See Note: [Packed heads].
+    """
+
+    name: str
+    path: str
+    call: int
+    port: str = "out"
+    picks: Picks = ()
+    clone: bool = True
+    kind: str = "module"
+    is_gradient: bool = False
+    view: tuple[int, ...] = ()
+
+    @property
+    def parameter(self) -> str | None:
+        """The name of the module's own parameter or buffer; None for a value of a call."""
+        word, name = split_port(self.port)
+        return name if word == "param" else None
+
+
+TargetsByCall = dict[tuple[int, bool], list[Target]]
+"""Targets of one module, node or function by call index and whether they are collected before the call."""
+
+
+class ValueMissingError(KeyError):
+    """A called module has no input or output element that a target names; the argument is that name."""
+
+
+class StopForward(BaseException):
+    """All targets are collected. Not an `Exception`: a model's own `except` must not catch it."""
+
+
+@dataclass
+class Collector:
+    """The collected values of all sessions of one pass; ends the pass after the last one.
+
+        collector = Collector()
+        with TapSession(model, taps, collector), FunctionSession(functions, collector):
+            model(batch)
+        collector.values
+
+    Attributes:
+        values: Collected values by the name of their target.
+        stopped_at: Path of the module, node or function at which the pass ended, or None.
+        ends_pass: Whether the pass ends with the last value.
+        edited: The names of the values that were edited, gradients among them.
+        is_busy: Whether a value is being copied or edited: function calls for that are not the model's.
+    """
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    stopped_at: str | None = None
+    ends_pass: bool = True
+    edited: set[str] = field(default_factory=set)
+    is_busy: bool = False
+    _pending: int = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether any target is still to be collected."""
+        return self._pending > 0
+
+    def expect(self, wanted: Mapping[str, TargetsByCall]) -> None:
+        """Count collections that must happen before the pass may end."""
+        self._pending += sum(len(of_calls) for of_calls in wanted.values())
+
+    def collect(self, path: str, targets: Sequence[Target], ports: Mapping[str, Any]) -> None:
+        """Collect the values of one call, before or after it.
+
+        Raises:
+            ValueMissingError: A port lacks the element that its target names.
+            StopForward: This was the last one.
+        """
+        for target in targets:
+            try:
+                value = pick(ports[target.port], target.picks)
+            except KeyError:
+                raise ValueMissingError(target.name) from None
+            if not isinstance(value, torch.Tensor):
+                return  # data-dependent control flow; the value is reported as missing
+            value = self._copy(value) if target.clone else value
+            self.values[target.name] = value.reshape(target.view) if target.view else value
+        self._pending -= 1
+        if not self._pending and self.ends_pass:
+            self.stopped_at = path
+            raise StopForward
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        with self.busy():
+            return value.clone()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Mark function calls inside the context as not the model's."""
+        before, self.is_busy = self.is_busy, True
+        try:
+            yield
+        finally:
+            self.is_busy = before
+
+
+class TapSession(Session):
+    """Collects values from a model for as long as the context is open.
+
+        with TapSession(model, targets) as session:
+            model(batch)
+        session.values[target.name]
+
+    Either every tap is registered or none is: a bad path leaves the model as it was. The pass ends,
+    without an error, after the last executed call that is needed; `stopped_at` then names it.
+    A value that the model later overwrites is cloned in the hook when its target says so.
+
+    Parameters and buffers are collected when the context opens, as they are before the pass. They need
+    no hook and do not prolong the pass. If all targets are parameters, `needs_pass` is False.
+
+    Not thread-safe: hooks are state of the module, so the caller holds the replica's lease for as
+    long as the session is open.
+
+    Args:
+        model: The model.
+        targets: The values to collect.
+        collector: Shared with the other sessions of the pass, or None for one of its own.
+    """
+
+    _ends_with = (StopForward,)
+
+    def __init__(
+        self, model: nn.Module, targets: Sequence[Target], collector: Collector | None = None
+    ) -> None:
+        super().__init__()
+        self._parameters = [target for target in targets if target.parameter is not None]
+        self._wanted = by_call([target for target in targets if target.parameter is None])
+        self._modules = {path: model.get_submodule(path) for path in self._wanted}
+        self._model = model
+        self._collector = collector or Collector()
+        self._collector.expect(self._wanted)
+
+    @property
+    def values(self) -> dict[str, torch.Tensor]:
+        """Collected values by the name of their target."""
+        return self._collector.values
+
+    @property
+    def stopped_at(self) -> str | None:
+        """Where the pass ended because everything was collected, or None."""
+        return self._collector.stopped_at
+
+    @property
+    def needs_pass(self) -> bool:
+        """Whether anything is still to be collected from a pass."""
+        return self._collector.is_pending
+
+    def _open(self) -> None:
+        self.values.update(parameter_values(self._model, self._parameters))
+        for path, of_calls in self._wanted.items():
+            self._register(path, of_calls)
+
+    def _register(self, path: str, of_calls: TargetsByCall) -> None:
+        """Register taps at the selected calls of a module."""
+
+        def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            wanted = of_calls.get((index, True))
+            if wanted:
+                self._collector.collect(path, wanted, in_ports(args, kwargs))
+
+        def leave(index: int, output: Any) -> None:
+            wanted = of_calls.get((index, False))
+            if wanted:
+                self._collector.collect(path, wanted, {"out": output})
+
+        hook_calls(self._modules[path], self._handles, enter, leave)
+
+
+def by_call(targets: Sequence[Target]) -> dict[str, TargetsByCall]:
+    """Group targets by path, then by when they are collected."""
+    wanted: dict[str, TargetsByCall] = {}
+    for target in targets:
+        of_calls = wanted.setdefault(target.path, {})
+        of_calls.setdefault((target.call, target.port.startswith("in")), []).append(target)
+    return wanted
+
+
+def parameter_values(model: nn.Module, targets: Sequence[Target]) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers that targets name, by target name, as they are now.
+
+    Those that a pass writes to are cloned, by their targets' `clone`; the others share the model's storage.
+
+    Raises:
+        ValueMissingError: A module has no such parameter: its replica differs from the recording.
+    """
+    values = {}
+    for target in targets:
+        value = own_tensors(model.get_submodule(target.path)).get(target.parameter or "")
+        if value is None:
+            raise ValueMissingError(target.name)
+        values[target.name] = value.detach().clone() if target.clone else value.detach()
+    return values

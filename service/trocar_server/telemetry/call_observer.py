@@ -1,0 +1,227 @@
+"""Call observer: the request, subject, reply and status of one call, for metrics and traces.
+
+The interceptor opens a record for each call; code that works for the call adds to the record of its task:
+
+    with phase("check"):
+        await engine.checks.check(plan)
+    note_model(plan.model_id)
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol
+
+_MAX_MODEL_CHARACTERS = 80
+_MAX_PHASES = 256
+"""Of one call: a stream of a million batches keeps the first."""
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a call's time, in nanoseconds since 1970."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassFacts:
+    """One finished pass.
+
+    Attributes:
+        model_id: The model.
+        row_count: The samples of the call itself.
+        queue_s: Seconds of waiting for a replica.
+        compute_s: Seconds of computation.
+        depth: The share of the model's calls that ran before it was stopped; None if unknown.
+        engine: The backend that ran it.
+        numerics: How close to eager PyTorch.
+        is_cached: Whether nothing was computed.
+    """
+
+    model_id: str
+    row_count: int
+    queue_s: float
+    compute_s: float
+    depth: float | None = None
+    engine: str = "eager"
+    numerics: str = "exact"
+    is_cached: bool = False
+
+
+class CallObserver(Protocol):
+    """Observer of every call and pass, on the event loop. Never blocks and never fails."""
+
+    @property
+    def wants_phases(self) -> bool:
+        """Whether records should keep their phases."""
+        ...
+
+    def started(self, call: "CallRecord") -> None:
+        """A call has started."""
+        ...
+
+    def passed(self, call: "CallRecord", facts: PassFacts) -> None:
+        """A pass of a call is done."""
+        ...
+
+    def finished(self, call: "CallRecord") -> None:
+        """A call has ended; its caller is not informed yet."""
+        ...
+
+
+@dataclass(frozen=True)
+class Observers:
+    """Several observers as one."""
+
+    members: Sequence[CallObserver] = ()
+
+    @property
+    def wants_phases(self) -> bool:
+        """Whether one of them wants phases."""
+        return any(member.wants_phases for member in self.members)
+
+    def started(self, call: "CallRecord") -> None:
+        """Notify each."""
+        for member in self.members:
+            member.started(call)
+
+    def passed(self, call: "CallRecord", facts: PassFacts) -> None:
+        """Notify each."""
+        for member in self.members:
+            member.passed(call, facts)
+
+    def finished(self, call: "CallRecord") -> None:
+        """Notify each."""
+        for member in self.members:
+            member.finished(call)
+
+
+NOBODY = Observers()
+
+
+@dataclass(eq=False, slots=True)
+class CallRecord:
+    """Record of one call.
+
+    Attributes:
+        method: `/package.Service/Method`; registered, or `UNKNOWN_METHOD`.
+        kind: `UNARY`, `SERVER_STREAMING`, `CLIENT_STREAMING` or `BIDI_STREAMING`.
+        request_id: The caller's, or a new one.
+        observer: The observer to notify.
+        traceparent: The caller's trace context as W3C writes it; empty where there is none.
+        tracestate: The trace state that belongs to it.
+        principal: The principal as logged.
+        model_id: The caller's id of the model or trainer, unverified.
+        code: The name of the gRPC status, `OK` until it fails.
+        reason: Why it failed.
+        bytes_in: Bytes of request messages.
+        bytes_out: Bytes of reply messages.
+        trace_id: Id of its trace; empty without one.
+        phases: Phases of its time; None if not recorded.
+        called: The method as the caller wrote it, if it is unknown.
+    """
+
+    method: str
+    kind: str
+    request_id: str
+    observer: CallObserver = NOBODY
+    traceparent: str = ""
+    tracestate: str = ""
+    principal: str = "-"
+    model_id: str = ""
+    code: str = "OK"
+    reason: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    pass_count: int = 0
+    row_count: int = 0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    trace_id: str = ""
+    started_ns: int = 0
+    started: float = 0.0
+    elapsed_s: float = 0.0
+    phases: list[Phase] | None = field(default=None)
+    called: str = ""
+
+    def begin(self) -> None:
+        """Make it the record of the current task, and notify the observer."""
+        if self.observer.wants_phases:
+            self.phases = []
+        self.started_ns, self.started = time.time_ns(), time.perf_counter()
+        _current.set(self)
+        self.observer.started(self)
+
+    def end(self, code: str = "OK", reason: str = "") -> None:
+        """Notify the observer of the end."""
+        self.code, self.reason = code, reason
+        self.elapsed_s = time.perf_counter() - self.started
+        self.observer.finished(self)
+
+    def received(self, byte_count: int) -> None:
+        """Count a request message."""
+        self.messages_in += 1
+        self.bytes_in += byte_count
+
+    def sent(self, byte_count: int) -> None:
+        """Count a reply message."""
+        self.messages_out += 1
+        self.bytes_out += byte_count
+
+    def name_model(self, model_id: object) -> None:
+        """Set the model or trainer of the call."""
+        self.model_id = str(model_id)[:_MAX_MODEL_CHARACTERS]
+
+    def add_phase(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Keep a phase, if they are wanted."""
+        if self.phases is not None and len(self.phases) < _MAX_PHASES:
+            self.phases.append(Phase(name, start_ns, end_ns))
+
+
+UNKNOWN_METHOD = "/unknown/unknown"
+"""Stands for every unknown method."""
+
+_current: ContextVar[CallRecord | None] = ContextVar("trocar_call", default=None)
+
+
+def current_call() -> CallRecord | None:
+    """Record of the current task's call; None outside of calls."""
+    return _current.get()
+
+
+def note_model(model_id: str) -> None:
+    """Set the model or trainer of the current call, as soon as it is known."""
+    call = _current.get()
+    if call is not None:
+        call.name_model(model_id)
+
+
+def phase(name: str) -> AbstractContextManager[None]:
+    """Context manager that times a phase of the current call; free without tracing."""
+    call = _current.get()
+    return _NOTHING if call is None or call.phases is None else _Timing(call, name)
+
+
+class _Timing(AbstractContextManager[None]):
+    """Adds a phase to a call when it ends, also by an error."""
+
+    def __init__(self, call: CallRecord, name: str) -> None:
+        self._call, self._name = call, name
+
+    def __enter__(self) -> None:
+        self._start_ns = time.time_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._call.add_phase(self._name, self._start_ns, time.time_ns())

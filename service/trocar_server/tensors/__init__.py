@@ -1,0 +1,1 @@
+"""Operations on one tensor: edits, reductions, statistics. No model, no wire."""

@@ -1,0 +1,67 @@
+"""Edit: an operation and the region of a value it applies to. Plain data, hashable, free of tensors."""
+
+from dataclasses import dataclass
+
+import torch
+
+from trocar_server.tensors.edits.base import Operation, require
+from trocar_server.tensors.reductions import Index, OperandSpec, Take
+
+
+@dataclass(frozen=True)
+class Region:
+    """The part of a value that an edit changes.
+
+    Attributes:
+        index: NumPy's basic indexing, or None for all.
+        takes: Positions of dimensions that the index leaves in full, each dimension once.
+        mask: Shape and dtype of a bool tensor that is broadcast to the value; without index and takes.
+    """
+
+    index: Index | None = None
+    takes: tuple[Take, ...] = ()
+    mask: OperandSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask is not None:
+            require(self.index is None and not self.takes, "an edit has a mask or an index, not both")
+            require(self.mask.dtype == torch.bool, "the mask of an edit must be bool")
+        axes = [take.axis for take in self.takes]
+        require(len(set(axes)) == len(axes), "positions are given twice for one dimension")
+        for take in self.takes:
+            is_distinct = len(set(take.positions)) == len(take.positions)
+            require(is_distinct, f"{take} names a position twice; give each position once")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the full value."""
+        return self.index is None and not self.takes and self.mask is None
+
+
+WHOLE = Region()
+
+
+@dataclass(frozen=True)
+class Edit:
+    """An operation and its region of a value.
+
+    Attributes:
+        operation: The operation.
+        region: The part that it changes.
+        channel_dim: Channel dimension of the value; None for the default of the rank.
+    """
+
+    operation: Operation
+    region: Region = WHOLE
+    channel_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.operation.is_on_values:
+            problem = f"{self.operation} takes the whole call; leave the index out"
+            require(self.region.is_whole, problem)
+
+    @property
+    def operands(self) -> tuple[OperandSpec, ...]:
+        """The tensors of the request, in the order of their payloads: a mask, then the operation's own."""
+        mask = () if self.region.mask is None else (self.region.mask,)
+        return (*mask, *self.operation.operands())

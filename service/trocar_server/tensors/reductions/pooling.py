@@ -1,0 +1,159 @@
+"""Pooling of positions: every dimension but samples and channels.
+
+Results have the value's dtype. Of float16 and bfloat16, gem is computed in float32 and rounded once: the
+third power of 41 overflows float16.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from trocar_server.tensors.reductions.reduction import Pool, PoolKind
+from trocar_server.tensors.reductions.reduction_stage import HALVES, ORDERED, Stage
+
+GEM_FLOOR = 1e-6
+"""Values are clamped to this before they are raised to a power, as in the authors' own code."""
+
+_INT64_BYTES = 8
+
+# torch's own annotations of the adaptive pools lack tuples of any length.
+_ADAPTIVE_AVG: dict[int, Callable[..., torch.Tensor]] = {
+    1: F.adaptive_avg_pool1d,
+    2: F.adaptive_avg_pool2d,
+    3: F.adaptive_avg_pool3d,
+}
+_ADAPTIVE_MAX: dict[int, Callable[..., torch.Tensor]] = {
+    1: F.adaptive_max_pool1d,
+    2: F.adaptive_max_pool2d,
+    3: F.adaptive_max_pool3d,
+}
+
+
+def pool(stage: Stage, wanted: Pool) -> Stage:
+    """Pool the positions, to a size or completely.
+
+    Raises:
+        ServiceError: `REDUCTION_REJECTED`, there are no positions, the size does not fit, or the values
+            are not floats (`max` without a size takes integers and bool, too).
+    """
+    if wanted.kind in (PoolKind.CLS, PoolKind.LAST):
+        return _one_token(stage, wanted)
+    _check_dtype(stage, wanted)
+    positions = _positions(stage, wanted)
+    return (
+        _pool_to_size(stage, wanted, len(positions)) if wanted.size else _pool_all(stage, wanted, positions)
+    )
+
+
+def _one_token(stage: Stage, wanted: Pool) -> Stage:
+    """Select the first or the last token of each sample that is no padding."""
+    dim = stage.need_tokens(wanted)
+    if stage.shape[dim] == 0:
+        raise stage.refuse(wanted, "it has no tokens; leave the pool out")
+    is_last = wanted.kind is PoolKind.LAST
+    if stage.mask is None:
+        return Stage(stage.value.select(dim, -1 if is_last else 0), has_samples=True, channel_dim=1)
+    kept = stage.mask.flip(1) if is_last else stage.mask
+    places = kept.to(torch.uint8).argmax(1)  # the first of the ones (torch 2.14)
+    places = kept.shape[1] - 1 - places if is_last else places
+    rows = torch.arange(len(places), device=places.device)
+    return Stage(stage.value[rows, places], has_samples=True, channel_dim=1)
+
+
+def _check_dtype(stage: Stage, wanted: Pool) -> None:
+    if wanted.kind is not PoolKind.MAX or wanted.size:
+        stage.need_floats(wanted)
+    elif stage.value.dtype not in (*ORDERED, torch.bool):
+        raise stage.refuse(wanted, "only real numbers can be compared; leave the reduction out")
+
+
+def _positions(stage: Stage, wanted: Pool) -> tuple[int, ...]:
+    stage.need_samples(wanted)
+    channels = stage.need_channels(wanted)
+    dims = tuple(dim for dim in range(1, len(stage.shape)) if dim != channels)
+    if not dims:
+        raise stage.refuse(
+            wanted, "it has no dimensions to pool beside batch and channels; leave the pool out"
+        )
+    if 0 in (stage.shape[dim] for dim in dims):
+        raise stage.refuse(wanted, "it has no positions; leave the pool out")
+    return dims
+
+
+def _pool_all(stage: Stage, wanted: Pool, positions: tuple[int, ...]) -> Stage:
+    value, kind = stage.value, wanted.kind
+    shape = (stage.shape[0], stage.shape[stage.need_channels(wanted)])
+
+    def work() -> torch.Tensor:
+        if stage.mask is not None:
+            return _pool_tokens(value, stage.mask, wanted)
+        if kind is PoolKind.MAX:
+            return value.amax(positions)
+        if kind is PoolKind.AVG:
+            return value.mean(positions)
+        return _gem(value, wanted.power, lambda powers: powers.mean(positions))
+
+    workspace_bytes = _gem_bytes(stage, shape) if kind is PoolKind.GEM else 0
+    pooled = stage.compute(shape, value.dtype, work)
+    return Stage(pooled, has_samples=True, channel_dim=1, workspace_bytes=workspace_bytes)
+
+
+def _pool_tokens(value: torch.Tensor, mask: torch.Tensor, wanted: Pool) -> torch.Tensor:
+    """Pool the tokens that are no padding; of a sample that is all padding to NaN, or the smallest value."""
+    kept = mask[:, :, None]
+    if wanted.kind is PoolKind.MAX:
+        return value.masked_fill(~kept, _smallest(value.dtype)).amax(1)
+
+    def mean(powers: torch.Tensor) -> torch.Tensor:
+        wide = powers.float() if powers.dtype in HALVES else powers
+        return (wide.where(kept, 0).sum(1) / mask.sum(1)[:, None]).to(powers.dtype)
+
+    return mean(value) if wanted.kind is PoolKind.AVG else _gem(value, wanted.power, mean)
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    if dtype.is_floating_point:
+        return -math.inf
+    return False if dtype is torch.bool else torch.iinfo(dtype).min
+
+
+def _pool_to_size(stage: Stage, wanted: Pool, rank: int) -> Stage:
+    channels = stage.need_channels(wanted)
+    size = wanted.size * rank if len(wanted.size) == 1 else wanted.size
+    if rank > 3 or len(size) != rank:
+        raise stage.refuse(
+            wanted, f"there are {rank} dimensions to pool; give one size, or one for each of at most 3"
+        )
+    shape = (stage.shape[0], stage.shape[channels], *size)
+    stage.need_size(wanted, shape, stage.value.itemsize + _INT64_BYTES)
+    moved = stage.value.movedim(channels, 1)
+    if moved.numel():
+        pooled = stage.compute(shape, moved.dtype, lambda: _adaptive(moved, wanted, size))
+    else:  # no sample or no channel; torch's max pools reject the latter
+        pooled = moved.new_empty(shape)
+    workspace_bytes = stage.byte_count  # for moving the channels, where needed
+    workspace_bytes += _gem_bytes(stage, shape) if wanted.kind is PoolKind.GEM else 0
+    workspace_bytes += math.prod(shape) * _INT64_BYTES if wanted.kind is PoolKind.MAX else 0  # positions, too
+    return stage.to(pooled.movedim(1, channels), workspace_bytes)
+
+
+def _adaptive(value: torch.Tensor, wanted: Pool, size: tuple[int, ...]) -> torch.Tensor:
+    average = _ADAPTIVE_AVG[len(size)]
+    if wanted.kind is PoolKind.AVG:
+        return average(value, size)
+    if wanted.kind is PoolKind.GEM:
+        return _gem(value, wanted.power, lambda powers: average(powers, size))
+    return _ADAPTIVE_MAX[len(size)](value, size)
+
+
+def _gem(value: torch.Tensor, power: float, average: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    clamped = value.float().clamp_(min=GEM_FLOOR) if value.dtype in HALVES else value.clamp(min=GEM_FLOOR)
+    return average(clamped.pow_(power)).pow(1 / power).to(value.dtype)
+
+
+def _gem_bytes(stage: Stage, shape: Sequence[int]) -> int:
+    """Return the bytes of the powers, of their mean and of its root."""
+    itemsize = max(stage.value.itemsize, torch.float32.itemsize)
+    return (stage.value.numel() + 2 * math.prod(shape)) * itemsize

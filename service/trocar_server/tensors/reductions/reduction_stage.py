@@ -1,0 +1,152 @@
+"""Reduction stage: a value between two reductions, with the meaning of its dimensions.
+
+Note: [Channel dimension through reductions]
+    The meaning of dimensions is decided once, on the value as the model returned it: dimension 0 is the
+    samples; the channels are the last dimension of rank 3, otherwise dimension 1, or the tap's
+    `channel_dim`. Reductions that drop or move dimensions keep track: of (batch, channels, height, width)
+    `[:, :, 0]` leaves (batch, channels, width), whose channels are still dimension 1, though its rank is 3.
+    Where an integer of an index drops the samples or the channels, reductions that need them are rejected.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.tensors.reductions.reduction import dtype_name
+
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (*HALVES, torch.float32, torch.float64)
+ORDERED = (*FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+# Far above the memory of any device and far below 2**63, where torch's own counting overflows. A server's
+# real limit is checked on `Reduced.value` and `Reduced.extra_bytes` before anything is computed.
+_MAX_BYTES = 1 << 50
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A value between reductions.
+
+    Attributes:
+        value: The value; on the meta device it has only a signature.
+        has_samples: Whether dimension 0 is the samples.
+        channel_dim: The dimension of the channels, from 0; None where there is none.
+        workspace_bytes: Bytes of temporaries that computing it needed, besides input and result.
+        companions: Further results, by role.
+        mask: Of (batch, tokens, width) with padding: which tokens are a sample's own. See Note: [Padding].
+    """
+
+    value: torch.Tensor
+    has_samples: bool
+    channel_dim: int | None
+    workspace_bytes: int = 0
+    companions: dict[str, torch.Tensor] = field(default_factory=dict)
+    mask: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, value: torch.Tensor, channel_dim: int | None = None, mask: torch.Tensor | None = None
+    ) -> "Stage":
+        """Return the first stage; see Note: [Channel dimension through reductions]."""
+        rank = value.ndim
+        wanted = (2 if rank == 3 else 1) if channel_dim is None else channel_dim
+        channels = wanted % rank if -rank <= wanted < rank else None
+        own = mask if rank == 3 and channels == 2 else None
+        return cls(value, has_samples=rank > 0 and channels != 0, channel_dim=channels, mask=own)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Size of each dimension."""
+        return tuple(self.value.shape)
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the value and its companions."""
+        return sum(held.numel() * held.itemsize for held in (self.value, *self.companions.values()))
+
+    def to(self, value: torch.Tensor, workspace_bytes: int = 0) -> "Stage":
+        """Return the next stage, with dimensions of the same meaning."""
+        return replace(self, value=value, workspace_bytes=workspace_bytes)
+
+    def compute(
+        self, shape: Sequence[int], dtype: torch.dtype, work: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the result of `work`, of this signature; on the meta device an empty tensor of it.
+
+        The first `div` or `bmm` on the meta device imports torch's reference operators, for 2 s (torch 2.14).
+        """
+        return self.value.new_empty(tuple(shape), dtype=dtype) if self.value.is_meta else work()
+
+    def refuse(self, asked: object, problem: str) -> ServiceError:
+        """Return the error that names the reduction, the value, and what to do."""
+        return rejected(self.value, asked, problem)
+
+    def need_floats(self, asked: object) -> None:
+        """Reject integers, bool, complex and the float8 kinds.
+
+        Raises:
+            ServiceError: `REDUCTION_REJECTED`.
+        """
+        if self.value.dtype not in FLOATS:
+            raise self.refuse(
+                asked, "it takes float16, bfloat16, float32 and float64; leave the reduction out"
+            )
+
+    def need_channels(self, asked: object) -> int:
+        """Return the dimension of the channels.
+
+        Raises:
+            ServiceError: `REDUCTION_REJECTED`, there is none.
+        """
+        if self.channel_dim is None:
+            raise self.refuse(
+                asked,
+                "the value has no channel dimension; give channel_dim within its rank, and index "
+                "channels with a slice such as 3:4, which keeps the dimension",
+            )
+        return self.channel_dim
+
+    def need_samples(self, asked: object) -> None:
+        """Reject a value whose dimension 0 is not the samples.
+
+        Raises:
+            ServiceError: `REDUCTION_REJECTED`.
+        """
+        if not self.has_samples:
+            raise self.refuse(
+                asked,
+                "dimension 0 does not hold samples; index samples with a slice such as 0:1, which keeps "
+                "the dimension, and give another channel_dim than 0",
+            )
+
+    def need_tokens(self, asked: object) -> int:
+        """Return the dimension of the tokens.
+
+        Raises:
+            ServiceError: `REDUCTION_REJECTED`, the value is not (batch, tokens, width).
+        """
+        if (len(self.shape), self.has_samples, self.channel_dim) != (3, True, 2):
+            raise self.refuse(
+                asked, "tokens are dimension 1 of (batch, tokens, width); use an index for other values"
+            )
+        return 1
+
+    def need_size(self, asked: object, shape: Sequence[int], itemsize: int) -> None:
+        """Reject a result larger than any device's memory, before torch counts its bytes.
+
+        Raises:
+            ServiceError: `REDUCTION_REJECTED`.
+        """
+        count = math.prod(shape) * itemsize
+        if count > _MAX_BYTES:
+            raise self.refuse(asked, f"the result would be {count:,} bytes; ask for a smaller one")
+
+
+def rejected(value: torch.Tensor, asked: object, problem: str) -> ServiceError:
+    """Return the error that names the reduction, the value, and what to do."""
+    described = f"a {dtype_name(value.dtype)} value of shape {tuple(value.shape)}"
+    return ServiceError(ErrorReason.REDUCTION_REJECTED, f"{asked} does not fit {described}: {problem}")

@@ -1,0 +1,129 @@
+"""Summary: the parts that the requested statistics need, for every group of a tensor."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+
+import torch
+
+from trocar_server.tensors.stats import moments, spread
+from trocar_server.tensors.stats.accumulator_state import Unpacked, damaged
+from trocar_server.tensors.stats.groups import BLOCK_ELEMENTS, Grouped
+from trocar_server.tensors.stats.parts import Part
+from trocar_server.tensors.stats.statistic import Scope, Statistic
+from trocar_server.tensors.stats.topic import Topic
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The parts of every group."""
+
+    count: torch.Tensor
+    """Elements in each group, of shape (groups,), float64."""
+
+    parts: dict[Part, torch.Tensor]
+    """Each of shape (rows, groups), float64."""
+
+    def merge(self, other: "Summary") -> "Summary":
+        """Merge with the parts of the same groups over other elements."""
+        parts = {part: part.merge(value, other.parts[part]) for part, value in self.parts.items()}
+        return Summary(self.count + other.count, parts)
+
+    def concatenate(self, other: "Summary") -> "Summary":
+        """Append the groups of `other`."""
+        parts = {part: torch.cat([value, other.parts[part]], dim=1) for part, value in self.parts.items()}
+        return Summary(torch.cat([self.count, other.count]), parts)
+
+    def to(self, device: torch.device) -> "Summary":
+        """Return this summary on `device`."""
+        return Summary(self.count.to(device), {part: value.to(device) for part, value in self.parts.items()})
+
+    def finish(self, statistic: Statistic) -> torch.Tensor:
+        """Compute a statistic from the parts, of shape (groups,)."""
+        return _FORMULAS[statistic].finish(self)
+
+    def _extreme(self, part: Part) -> torch.Tensor:
+        return torch.where(self.count == 0, torch.nan, self.parts[part][0])
+
+
+@dataclass(frozen=True)
+class _Formula:
+    needs: tuple[Part, ...]
+    finish: Callable[[Summary], torch.Tensor]
+
+
+_FORMULAS: dict[Statistic, _Formula] = {
+    Statistic.MEAN: _Formula((Part.TOTAL,), lambda s: s.parts[Part.TOTAL][0] / s.count),
+    Statistic.VAR: _Formula((Part.SPREAD,), lambda s: spread.variance(s.parts[Part.SPREAD])),
+    Statistic.STD: _Formula((Part.SPREAD,), lambda s: spread.variance(s.parts[Part.SPREAD]).sqrt()),
+    Statistic.MIN: _Formula((Part.LOW,), lambda s: s._extreme(Part.LOW)),
+    Statistic.MAX: _Formula((Part.HIGH,), lambda s: s._extreme(Part.HIGH)),
+    Statistic.ABSMAX: _Formula(
+        (Part.LOW, Part.HIGH),
+        lambda s: torch.maximum(-s._extreme(Part.LOW), s._extreme(Part.HIGH)) + 0.0,  # -0 becomes 0
+    ),
+    Statistic.L2: _Formula((Part.SQUARES,), lambda s: s.parts[Part.SQUARES][0].sqrt()),
+    Statistic.ZERO_FRACTION: _Formula((Part.ZEROS,), lambda s: s.parts[Part.ZEROS][0] / s.count),
+    Statistic.NAN_COUNT: _Formula((Part.NANS,), lambda s: s.parts[Part.NANS][0]),
+    Statistic.L1: _Formula((Part.ABSOLUTES,), lambda s: s.parts[Part.ABSOLUTES][0]),
+    Statistic.SKEWNESS: _Formula((Part.MOMENTS,), lambda s: moments.skewness(s.parts[Part.MOMENTS])),
+    Statistic.KURTOSIS: _Formula((Part.MOMENTS,), lambda s: moments.kurtosis(s.parts[Part.MOMENTS])),
+    Statistic.COUNT: _Formula((), lambda s: s.count),
+    Statistic.INF_COUNT: _Formula((Part.INFS,), lambda s: s.parts[Part.INFS][0]),
+}
+
+
+def needed_parts(statistics: Iterable[Statistic]) -> tuple[Part, ...]:
+    """Return the parts that these statistics need, each once."""
+    return tuple(
+        dict.fromkeys(
+            part for statistic in statistics if statistic in _FORMULAS for part in _FORMULAS[statistic].needs
+        )
+    )
+
+
+def topic(scope: Scope, parts: tuple[Part, ...]) -> Topic[Summary]:
+    """Return the topic of these parts."""
+
+    def measure(grouped: Grouped) -> Summary:
+        return summarize(grouped.view, grouped.group_dim, parts)
+
+    combine = Summary.concatenate if scope is Scope.SAMPLE else Summary.merge
+    return Topic(measure, combine, _pack, partial(_unpack, parts))
+
+
+def summarize(
+    value: torch.Tensor, group_dim: int, parts: tuple[Part, ...], block_elements: int = BLOCK_ELEMENTS
+) -> Summary:
+    """Summarise a real tensor of at least two dimensions, block by block.
+
+    Splits the first dimension that can be split, so that blocks are views and no more than
+    `block_elements` are ever copied to float64 together.
+    """
+    if value.numel() <= block_elements:
+        return _measure(value.to(torch.float64), group_dim, parts)
+    dim = next(dim for dim, size in enumerate(value.shape) if size > 1)
+    rows = max(1, block_elements * value.shape[dim] // value.numel())
+    summaries = (summarize(piece, group_dim, parts, block_elements) for piece in value.split(rows, dim))
+    return reduce(Summary.concatenate if dim == group_dim else Summary.merge, summaries)
+
+
+def _measure(block: torch.Tensor, group_dim: int, parts: tuple[Part, ...]) -> Summary:
+    groups = block.shape[group_dim]
+    count = block.new_full((groups,), block.numel() / max(groups, 1))
+    return Summary(count, {part: part.measure(block, group_dim) for part in parts})
+
+
+def _pack(accumulated: Summary) -> Mapping[str, torch.Tensor]:
+    return {f"part.{part.name}": value for part, value in accumulated.parts.items()}
+
+
+def _unpack(parts: tuple[Part, ...], state: Unpacked, groups: int, count: int) -> Summary:
+    values = {
+        part: state.tensor(f"part.{part.name}", (part.value.rows, groups), torch.float64) for part in parts
+    }
+    counts = torch.full((groups,), count, dtype=torch.float64)
+    for part, value in values.items():
+        if not part.is_possible(value, counts):
+            raise damaged(f"its {part.name.lower()} cannot be")
+    return Summary(counts, values)

@@ -1,0 +1,1 @@
+"""Checks of a trainer's description against its model."""

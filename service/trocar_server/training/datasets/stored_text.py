@@ -1,0 +1,46 @@
+"""Stored text: one sample of a data set of texts, as JSON in UTF-8.
+
+    "a text"                ["a text", "another one"]                [101, 7592, 102]
+
+A text, a pair of texts, or token ids. Tokenizers belong to models, and a data set to none.
+"""
+
+import json
+from typing import Any
+
+from trocar_server.processing.inputs import TextEntry
+
+MAX_TEXT_BYTES = 4 << 20
+"""The most bytes of one sample."""
+_MAX_ID = 1 << 31
+
+
+def parse_text(data: bytes) -> TextEntry:
+    """Parse a sample.
+
+    Raises:
+        ValueError: It is none; the message says why.
+    """
+    if len(data) > MAX_TEXT_BYTES:
+        raise ValueError(f"it has {len(data):,} bytes, the most is {MAX_TEXT_BYTES:,}")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON in UTF-8") from None
+    if _is_text(value):
+        return TextEntry("text", value)
+    if isinstance(value, list) and len(value) == 2 and all(map(_is_text, value)):
+        return TextEntry("pair", tuple(value))
+    if isinstance(value, list) and value and all(type(each) is int and 0 <= each < _MAX_ID for each in value):
+        return TextEntry("ids", tuple(value))
+    raise ValueError("it is neither a text, a pair of texts nor token ids, or a text is empty")
+
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which no tokenizer takes
+        return False
+    return True

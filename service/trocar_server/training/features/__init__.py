@@ -1,0 +1,1 @@
+"""Cached features of a frozen prefix."""

@@ -1,0 +1,1 @@
+"""Trainers on disk: checkpoints, published models, events, exports."""

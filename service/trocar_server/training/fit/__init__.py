@@ -1,0 +1,1 @@
+"""Fits: epochs over a data set, with events, metrics and checkpoints."""

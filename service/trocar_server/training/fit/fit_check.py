@@ -1,0 +1,227 @@
+"""Validation of a fit before it begins: every problem in one error.
+
+parts = check_fit(core, train, evaluation, spec)
+parts.augmentation, parts.metrics
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import nearest
+from trocar_server.surgery import PassGuard
+from trocar_server.training.datasets.order import batch_count
+from trocar_server.training.fit.augmentations import Augmentation, build_augmentation
+from trocar_server.training.fit.fit_data import Core, Reader, named_target
+from trocar_server.training.fit.metrics import Metrics, Task, build_metrics
+from trocar_server.training.spec.fit_spec import FitSpec, MetricSpec
+from trocar_server.training.spec.problems import Problems
+from trocar_server.training.spec.trainer_spec import LossSpec
+
+_SHOWN_LABELS = 10
+_IGNORED = -100
+_EVALUATIONS = "set `eval_dataset_id` or `eval_split` (`eval=` or `eval_split=` in Python)"
+
+
+@dataclass(frozen=True)
+class FitParts:
+    """Validated parts of a fit.
+
+    Attributes:
+        augmentation: Augmentation of training inputs.
+        metrics: Metrics of evaluations.
+        target: Name of the target that the metrics compare with.
+        update_count: Weight updates over all epochs, if no step is skipped.
+    """
+
+    augmentation: Augmentation
+    metrics: Metrics
+    target: str
+    update_count: int
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The classification task: the loss term that has labels."""
+
+    loss: LossSpec
+    task: Task
+
+    @property
+    def ignored(self) -> int:
+        value = self.loss.options.get("ignore_index", _IGNORED)
+        return value if isinstance(value, int) else _IGNORED
+
+
+def check_fit(core: Core, train: Reader, evaluation: Reader | None, spec: FitSpec) -> FitParts:
+    """Validate a fit.
+
+    A batch of one or two samples of each data set runs through the model, without side effects.
+
+    Raises:
+        ServiceError: `FIT_INVALID`, with all problems.
+    """
+    problems = Problems()
+    _note(problems, _size_problems(core, train, evaluation, spec))
+    shape = _output_shape(core, train, "dataset_id", problems)
+    separate = None if spec.eval_split else evaluation  # a part of one data set has its shapes and labels
+    if separate is not None:
+        _output_shape(core, separate, "eval_dataset_id", problems)
+    augmentation = _augmentation(core, train, spec, problems)
+    question = _question(core)
+    classes = shape[1] if shape is not None and len(shape) > 1 else 1
+    if question is not None and question.task == "multilabel" and classes == 1:
+        question = _Question(question.loss, "binary")
+    if shape is not None and question is not None and question.task == "multiclass":
+        _note(problems, _label_problems(train, separate, question, classes))
+    metrics = _metrics(spec, question, classes if shape is not None else 0, problems)
+    _note(problems, _stop_problems(core, evaluation, spec, metrics))
+    problems.raise_any(ErrorReason.FIT_INVALID, "the fit cannot begin")
+    target = question.loss.target if question else ""
+    return FitParts(augmentation, metrics, target, _update_count(core, train, spec))
+
+
+def _note(problems: Problems, found: Iterator[tuple[str, str]]) -> None:
+    for field, message in found:
+        problems.add(field, message)
+
+
+def _size_problems(
+    core: Core, train: Reader, evaluation: Reader | None, spec: FitSpec
+) -> Iterator[tuple[str, str]]:
+    if not len(train):
+        yield "dataset_id", "the data set is empty"
+    elif spec.drop_last and len(train) < spec.batch_size:
+        yield (
+            "batch_size",
+            f"{spec.batch_size} is more than the {len(train)} samples, and drop_last leaves out smaller ones",
+        )
+    elif not _update_count(core, train, spec):
+        yield (
+            "epochs",
+            f"there would be no update: the trainer accumulates {core.spec.accumulation} batches, and the "
+            f"fit has {spec.epochs * batch_count(len(train), spec.batch_size, drop_last=spec.drop_last)}",
+        )
+    if spec.eval_split and spec.eval_dataset_id:
+        yield "eval_split", "there is a data set to evaluate on, `eval_dataset_id`; set one of the two"
+    elif spec.eval_split and evaluation is not None and not len(evaluation):
+        yield "eval_split", f"{spec.eval_split:g} of {len(train)} samples is less than one"
+    elif evaluation is not None and not len(evaluation):
+        yield "eval_dataset_id", "the data set is empty"
+
+
+def _update_count(core: Core, train: Reader, spec: FitSpec) -> int:
+    steps = spec.epochs * batch_count(len(train), spec.batch_size, drop_last=spec.drop_last)
+    return (core.accumulated_count + steps) // core.spec.accumulation
+
+
+def _output_shape(core: Core, reader: Reader, field: str, problems: Problems) -> tuple[int, ...] | None:
+    """Return the shape of the model's output for one or two samples; None if the pass fails."""
+    if not len(reader):
+        return None
+    with problems.noting(field):
+        batch = reader.batch(torch.arange(min(2, len(reader))))
+        return tuple(core.evaluate(batch, PassGuard()).output.shape)
+    return None
+
+
+def _augmentation(core: Core, train: Reader, spec: FitSpec, problems: Problems) -> Augmentation:
+    if spec.augmentations and not train.input_shape:
+        problems.add("augmentations", "they change images, and the data set has none")
+        return build_augmentation(())[0]
+    augmentation, found = build_augmentation(spec.augmentations, train.input_shape)
+    for problem in found:
+        problems.add("", problem)
+    if augmentation.is_geometric and len(train) and not found:
+        targets = train.batch(torch.arange(1)).targets
+        images = [name for name, value in targets.items() if _is_image(value, train.input_shape)]
+        if images:
+            problems.add(
+                "augmentations", "they move pixels, and targets that are images would have to move with them"
+            )
+    return augmentation
+
+
+def _is_image(target: Tensor, input_shape: tuple[int, ...]) -> bool:
+    return target.dim() >= 3 and tuple(target.shape[-2:]) == tuple(input_shape[-2:])
+
+
+def _question(core: Core) -> _Question | None:
+    tasks: dict[str, Task] = {"cross_entropy": "multiclass", "bce_with_logits": "multilabel"}
+    for loss in core.spec.losses:
+        if loss.name in tasks and not loss.selector and loss.teacher is None:
+            return _Question(loss, tasks[loss.name])
+    return None
+
+
+def _label_problems(
+    train: Reader, evaluation: Reader | None, question: _Question, classes: int
+) -> Iterator[tuple[str, str]]:
+    readers = {"dataset_id": train} | ({"eval_dataset_id": evaluation} if evaluation is not None else {})
+    found: dict[str, set[int]] = {}
+    for field, reader in readers.items():
+        labels = reader.labels(question.loss.target) if len(reader) else None
+        if labels is None:
+            return
+        found[field] = {label for label in labels if label != question.ignored}
+        wrong = sorted(label for label in found[field] if not 0 <= label < classes)
+        if wrong:
+            yield field, f"labels {_shown(wrong)} are out of range: the model has classes 0 to {classes - 1}"
+        if not found[field]:
+            yield field, f"all labels are {question.ignored}, which the loss ignores"
+    if evaluation is None or _is_dense(evaluation, question):
+        return
+    missing = sorted(found["dataset_id"] - found["eval_dataset_id"])
+    if missing:
+        yield (
+            "eval_dataset_id",
+            f"classes {_shown(missing)} are in the training set and never in the evaluation set; add samples",
+        )
+
+
+def _is_dense(reader: Reader, question: _Question) -> bool:
+    """Whether each pixel has a label; then a class may legitimately be missing."""
+    target = named_target(reader.batch(torch.arange(1)).targets, question.loss.target)
+    return target is None or target.dim() > 1
+
+
+def _shown(labels: Collection[int]) -> str:
+    listed = list(labels)
+    more = f" and {len(listed) - _SHOWN_LABELS} more" if len(listed) > _SHOWN_LABELS else ""
+    return ", ".join(map(str, listed[:_SHOWN_LABELS])) + more
+
+
+def _metrics(spec: FitSpec, question: _Question | None, classes: int, problems: Problems) -> Metrics:
+    if question is None:
+        if spec.metrics not in ((), FitSpec.model_fields["metrics"].default):
+            problems.add(
+                "metrics", "they need labels: a term of the loss that is cross_entropy or bce_with_logits"
+            )
+        return build_metrics((), 0)[0]
+    specs: tuple[MetricSpec, ...] = spec.metrics if classes else ()
+    metrics, found = build_metrics(specs, classes, question.task, question.ignored)
+    for problem in found:
+        problems.add("", problem)
+    return metrics
+
+
+def _stop_problems(
+    core: Core, evaluation: Reader | None, spec: FitSpec, metrics: Metrics
+) -> Iterator[tuple[str, str]]:
+    if core.spec.schedule.name == "plateau" and evaluation is None:
+        yield (
+            "eval_dataset_id",
+            f"the trainer's plateau schedule needs evaluations; {_EVALUATIONS}",
+        )
+    if spec.early_stop is None:
+        return
+    if evaluation is None:
+        yield "early_stop", f"it needs evaluations; {_EVALUATIONS}"
+    name = spec.early_stop.metric
+    if name != "loss" and name not in metrics.scalars:
+        near = nearest(name, metrics.names) or ["loss", *metrics.scalars]
+        what = "is not one number" if name in metrics.names else "is none of the fit's metrics"
+        yield "early_stop.metric", f"'{name}' {what}; use one of {', '.join(dict.fromkeys(near))}"

@@ -1,0 +1,346 @@
+"""Fit manager: active fits as tasks, their events and controls. Belongs to one event loop.
+
+# Note: [Fits outlive connections and restarts]
+A fit is a task of the server, not of a call: clients may disconnect and watch again. Its spec is stored with
+the trainer, its position in each of its checkpoints; the first is written before the fit counts as begun. So
+a restarted server resumes from the newest checkpoint and repeats the work since then. Events logged before
+are not logged twice, so that a reconnecting watcher neither misses an event nor sees one again.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from enum import StrEnum, unique
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.execute.processor import Processed
+from trocar_server.errors import ServiceError
+from trocar_server.models import HostedModel, current_flow, set_flow
+from trocar_server.processing.inputs import TextInput, TextOptions
+from trocar_server.training.datasets.library import DatasetLibrary
+from trocar_server.training.datasets.order import split_order
+from trocar_server.training.files.event_log import LAST_KINDS, EventLog, LoggedEvent, NewEvent
+from trocar_server.training.files.event_logs import EventLogs
+from trocar_server.training.fit.fit import Fit
+from trocar_server.training.fit.fit_data import Reader
+from trocar_server.training.fit.fit_run import REPEATED, FitRun, began, new_event
+from trocar_server.training.fit.fit_samples import KEPT_BYTES, DatasetSamples, SamplePart, TextProcessing
+from trocar_server.training.fit.fit_state import FitState
+from trocar_server.training.shielded import shielded
+from trocar_server.training.spec.fit_spec import FitSpec
+from trocar_server.training.spec.fit_validation import parse_fit_spec
+from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer_calls import TrainerActivity
+from trocar_server.training.trainers import Trainers
+
+_STOP_WITHIN_S = 5.0
+"""How long a stopping server waits for the current batch of a fit before it aborts it."""
+_log = structlog.get_logger("trocar")
+
+
+@unique
+class Command(StrEnum):
+    """A control command for a fit."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+
+
+class Fits:
+    """The fits of a server's trainers.
+
+    Args:
+        trainers: The trainers.
+        library: The data sets.
+        folder: Folder of the event logs.
+        scratch_dir: Folder for cached features.
+    """
+
+    def __init__(self, trainers: Trainers, library: DatasetLibrary, folder: Path, scratch_dir: Path) -> None:
+        self._trainers, self._library = trainers, library
+        self._scratch_dir = scratch_dir
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._runs: dict[str, FitRun] = {}
+        self._logs = EventLogs(folder)
+        self._starting = asyncio.Lock()
+        self._is_stopping = False
+        self._paused: set[FitRun] = set()
+
+    async def start(self, principal: str, trainer_id: str, spec: FitSpec, request_id: str = "") -> int:
+        """Begin a fit, and return the number of its first event.
+
+        Raises:
+            ServiceError: `FIT_INVALID` with every problem, `UNKNOWN_TRAINER`, `UNKNOWN_DATASET`,
+                `TRAINER_BUSY`, `STORAGE_FULL`, `STORAGE_UNAVAILABLE`.
+        """
+        trainer = await self._trainers.find(principal, trainer_id)
+        return await shielded(self._start(trainer, spec, request_id))
+
+    async def watch(self, principal: str, trainer_id: str, number: int | None) -> AsyncIterator[LoggedEvent]:
+        """Yield events until the fit ends, or the server stops.
+
+        Raises:
+            ServiceError: `UNKNOWN_TRAINER`; `UNKNOWN_FIT`, the trainer has had no fit.
+        """
+        await self._trainers.find(principal, trainer_id)
+        log = await self._logs.of(trainer_id)
+        if number is None and not log.next_number:
+            raise ServiceError(ErrorReason.UNKNOWN_FIT, "the trainer has no fit yet; start one")
+        async for event in log.watch(log.newest_fit_number if number is None else number):
+            yield event
+
+    async def control(self, principal: str, trainer_id: str, command: Command) -> str:
+        """Pause, resume or cancel a fit; return its new state.
+
+        Raises:
+            ServiceError: `UNKNOWN_TRAINER`; `UNKNOWN_FIT`, no fit is active.
+        """
+        trainer = await self._trainers.find(principal, trainer_id)
+        return await shielded(self._control(trainer, command))
+
+    async def restore_all(self) -> None:
+        """Resume the fits that were active when the server ended."""
+        for trainer in self._trainers.all():
+            described = trainer.stored_facts.get("fit")
+            if described is None or described.get("is_over"):
+                continue
+            try:
+                await self._restore(trainer, described)
+            except ServiceError as error:
+                _log.warning("fit not resumed", trainer_id=trainer.trainer_id, why=error.message)
+                log = await self._logs.of(trainer.trainer_id)
+                facts = {"reason": error.reason, "message": error.message, "step": 0, "epoch": 0}
+                await log.add([NewEvent("failed", time.time(), facts)])
+                await self._set_over(trainer, int(described["first_number"]))
+        await self._logs.clean(await self._trainers.stored_ids())
+
+    async def stop(self, *, is_saving: bool = True) -> None:
+        """Stop every fit.
+
+        Args:
+            is_saving: Whether to finish the current batch and save a checkpoint of each fit, so that the next
+                start resumes them. Otherwise they stop at once.
+        """
+        self._is_stopping = True
+        async with self._starting:  # one that is being begun
+            runs = list(self._runs.values())
+        await asyncio.gather(*(self._stop(run) if is_saving else self._give_up(run) for run in runs))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._logs.close()
+
+    async def hold_all(self) -> None:
+        """Save and pause every fit after its current batch, until `let_go_on` or the next start."""
+        async with self._starting:  # one that is being begun
+            runs = [run for run in self._runs.values() if run.goes_on.is_set()]
+        for run in runs:
+            run.goes_on.clear()
+            self._paused.add(run)
+        for run in runs:
+            await run.rests.wait()
+            if self._runs.get(run.trainer.trainer_id) is run:  # it has not ended meanwhile
+                try:
+                    await run.save()
+                except ServiceError as error:
+                    _log.warning("fit not saved", trainer_id=run.trainer.trainer_id, why=error.message)
+
+    def let_go_on(self) -> None:
+        """Resume the fits that `hold_all` paused."""
+        while self._paused:
+            self._paused.pop().goes_on.set()
+
+    @property
+    def paused_count(self) -> int:
+        """Return the number of fits paused by `hold_all`."""
+        return sum(self._runs.get(run.trainer.trainer_id) is run for run in self._paused)
+
+    async def forget(self, trainer_id: str) -> None:
+        """Cancel the fit of a trainer that is being closed, and delete its events."""
+        async with self._starting:
+            run = self._runs.get(trainer_id)
+        if run is not None and run.task is not None:
+            run.task.cancel()
+            await asyncio.gather(run.task, return_exceptions=True)
+            await self._close(run)
+        await self._logs.forget(trainer_id)
+
+    # --- Calls --------------------------------------------------------------------------------------
+
+    async def _start(self, trainer: Trainer, spec: FitSpec, request_id: str) -> int:
+        async with self._starting, trainer.numbering.at_rest():
+            described = trainer.stored_facts.get("fit")
+            if described is not None and request_id and described["request_id"] == request_id:
+                return int(described["first_number"])
+            if self._is_stopping:
+                raise ServiceError(ErrorReason.SERVER_BUSY, "the server is shutting down")
+            trainer.check_free()
+            log = await self._logs.of(trainer.trainer_id)
+            run = await self._make(trainer, spec, log, log.next_number, request_id)
+            trainer.activity = TrainerActivity.FITTING
+            try:
+                events = await run.unit()  # the first checkpoint: from here on the fit can be resumed
+                await run.remember(is_paused=False)
+            except BaseException:
+                trainer.stored_facts = {**trainer.stored_facts, "fit": described}
+                await self._close(run)
+                raise
+            await log.add([began(spec, run.fit.step_total), *map(new_event, events)])
+            self._begin(run)
+            return run.first_number
+
+    async def _control(self, trainer: Trainer, command: Command) -> str:
+        run = self._runs.get(trainer.trainer_id)
+        if run is None or run.task is None:
+            raise ServiceError(ErrorReason.UNKNOWN_FIT, "the trainer has no running fit")
+        if command is Command.CANCEL:
+            run.is_cancelled = True
+            run.goes_on.set()
+            await asyncio.wait([run.task])
+            return "ended"
+        is_paused = command is Command.PAUSE
+        if is_paused == run.goes_on.is_set():
+            run.goes_on.clear() if is_paused else run.goes_on.set()
+            trainer.activity = TrainerActivity.PAUSED if is_paused else TrainerActivity.FITTING
+            await run.remember(is_paused=is_paused)
+            if self._runs.get(trainer.trainer_id) is run:  # the current batch may have been the last
+                await run.log.add([run.said("paused" if is_paused else "resumed")])
+        return "paused" if is_paused else "running"
+
+    async def _stop(self, run: FitRun) -> None:
+        run.is_stopping = True
+        run.goes_on.set()
+        if run.task is not None:
+            done, _ = await asyncio.wait([run.task], timeout=_STOP_WITHIN_S)
+            if not done:
+                run.task.cancel()
+                await asyncio.gather(run.task, return_exceptions=True)
+        if self._runs.get(run.trainer.trainer_id) is not run:
+            return  # it has ended
+        try:
+            await run.save()
+        except ServiceError as error:
+            _log.warning("fit not saved", trainer_id=run.trainer.trainer_id, why=error.message)
+        await self._close(run)
+
+    async def _give_up(self, run: FitRun) -> None:
+        if run.task is not None:
+            run.task.cancel()
+            await asyncio.gather(run.task, return_exceptions=True)
+        await self._close(run)
+
+    # --- Creation ----------------------------------------------------------------------------------
+
+    async def _make(
+        self,
+        trainer: Trainer,
+        spec: FitSpec,
+        log: EventLog,
+        first_number: int,
+        request_id: str,
+        state: FitState | None = None,
+    ) -> FitRun:
+        readers: list[DatasetSamples] = []
+        try:
+            evaluated = spec.eval_dataset_id or (spec.dataset_id if spec.eval_split else "")
+            for dataset_id in filter(None, (spec.dataset_id, evaluated)):
+                opened = await asyncio.to_thread(self._library.open, trainer.principal, dataset_id)
+                kept_bytes = KEPT_BYTES if readers and spec.epochs > 1 else 0
+                hosted, seed = trainer.core.hosted, trainer.spec.seed
+                readers.append(DatasetSamples(opened, hosted, seed, self._texts(trainer, spec), kept_bytes))
+            run: FitRun
+
+            def checkpoint(state: FitState) -> int:
+                run.waiting = trainer.core.state(), state
+                return -1  # the number is known once it is on disk
+
+            def make() -> Fit:
+                train, evaluation = _parts(readers, spec, trainer.spec.seed)
+                return Fit(trainer.core, train, evaluation, spec, self._scratch_dir, checkpoint, state)
+
+            fit = await self._trainers.engine.owner.run(make)
+            reported = {(e.kind, int(e.facts["step"])) for e in log.since(first_number) if e.kind in REPEATED}
+            run = FitRun(trainer, fit, spec, log, readers, first_number, request_id, reported)
+            self._runs[trainer.trainer_id] = run
+            return run
+        except BaseException:
+            for reader in readers:
+                reader.close()
+            raise
+
+    def _texts(self, trainer: Trainer, spec: FitSpec) -> TextProcessing:
+        engine = self._trainers.engine
+
+        def process(hosted: HostedModel, texts: TextInput) -> Processed:
+            return engine.processor.process_from_thread(hosted, texts, engine.limits, trainer.principal)
+
+        options = TextOptions(spec.max_tokens, spec.truncate)
+        return TextProcessing(process, options, trainer.spec.losses)
+
+    async def _restore(self, trainer: Trainer, described: dict[str, Any]) -> None:
+        spec = parse_fit_spec(described["spec"])
+        first = int(described["first_number"])
+        log = await self._logs.of(trainer.trainer_id)
+        log.skip_to(first)
+        if any(event.kind in LAST_KINDS for event in log.since(first)):
+            await self._set_over(trainer, first)
+            return
+        attached = trainer.restored.get("fit")
+        if attached is None or attached["first_number"] != first:
+            raise ServiceError(
+                ErrorReason.CHECKPOINT_CORRUPT,
+                "the checkpoints of the fit are damaged; the trainer is as it was before it",
+            )
+        state = FitState.from_json(attached["state"])
+        run = await self._make(trainer, spec, log, first, str(described.get("request_id", "")), state)
+        if log.next_number == first:
+            await log.add([began(spec, run.fit.step_total)])
+        is_paused = bool(described.get("is_paused"))
+        trainer.activity = TrainerActivity.PAUSED if is_paused else TrainerActivity.FITTING
+        self._begin(run, is_paused=is_paused)
+
+    def _begin(self, run: FitRun, *, is_paused: bool = False) -> None:
+        if not is_paused:
+            run.goes_on.set()
+        run.task = asyncio.create_task(self._run(run))
+        self._tasks.add(run.task)  # a fit still stores its end after logging it
+        run.task.add_done_callback(self._tasks.discard)
+
+    # --- Running -----------------------------------------------------------------------------------
+
+    async def _run(self, run: FitRun) -> None:
+        if not current_flow():  # resumed at server start, outside of a call
+            set_flow(run.trainer.principal)
+        last = await run.go()
+        if last is not None:
+            await self._close(run)
+            await run.log.add([last])
+            await self._set_over(run.trainer, run.first_number)
+
+    async def _set_over(self, trainer: Trainer, first_number: int) -> None:
+        """Record that a fit is over; its request id is kept, in case the call is repeated."""
+        described = trainer.stored_facts.get("fit")
+        if described is None or described["first_number"] != first_number:
+            return  # the next fit has begun
+        try:
+            await trainer.remember("fit", {**described, "is_over": True})
+        except ServiceError as error:  # the event log has it, too
+            _log.warning("end of a fit not recorded", trainer_id=trainer.trainer_id, why=error.message)
+
+    async def _close(self, run: FitRun) -> None:
+        self._runs.pop(run.trainer.trainer_id, None)
+        run.trainer.activity = TrainerActivity.READY
+        await run.close()
+
+
+def _parts(readers: list[DatasetSamples], spec: FitSpec, seed: int) -> tuple[Reader, Reader | None]:
+    """Return what to train on and what to evaluate on: two data sets, or two parts of one."""
+    if len(readers) == 1:
+        return readers[0], None
+    if spec.eval_dataset_id:
+        return readers[0], readers[1]
+    train, evaluation = split_order(len(readers[0]), spec.eval_split, seed)
+    return SamplePart(readers[0], train), SamplePart(readers[1], evaluation)

@@ -1,0 +1,1 @@
+"""Losses: terms, targets, taps, teachers, penalties."""

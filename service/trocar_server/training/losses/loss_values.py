@@ -1,0 +1,82 @@
+"""Loss values: selectors of loss terms, resolved to values of a pass."""
+
+from collections.abc import Sequence
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.surgery import Leaf, Recording, Target, parse_selector, resolve
+from trocar_server.tensors.losses import LOSSES
+from trocar_server.training.losses.loss_targets import Shape
+from trocar_server.training.spec.trainer_spec import LossSpec
+
+
+def loss_target(selector: str, recording: Recording) -> Target:
+    """Return the target of a loss's selector, for a `TapSession`.
+
+    Raises:
+        ServiceError: It selects several values, or none that a loss can apply to; and what `resolve` raises.
+    """
+    return _one_value(selector, recording)[0]
+
+
+def loss_leaf(selector: str, recording: Recording) -> Leaf:
+    """Return the metadata of a loss's value; the model's output for an empty selector.
+
+    Raises:
+        ServiceError: See `loss_target`.
+    """
+    return _one_value(selector, recording)[1] if selector else _output(recording)
+
+
+def known_shapes(losses: Sequence[LossSpec], recording: Recording, *, is_same_size: bool) -> dict[str, Shape]:
+    """Return the shapes of values by selector, for `LossFunction.check_targets`.
+
+    Args:
+        losses: The terms, validated.
+        recording: A recorded pass of the trained model.
+        is_same_size: Whether samples have the same shape as in the recorded pass; otherwise only the number
+            of classes and the number of dimensions are known.
+    """
+    shapes: dict[str, Shape] = {}
+    for spec in losses:
+        sizes: list[int | None] = [*(loss_leaf(spec.selector, recording).shape or (0,))[1:]]
+        if not is_same_size:  # the number of classes stays
+            of_classes = len(sizes) - 1 if LOSSES[spec.name].of_tokens else 0
+            sizes = [size if index == of_classes else None for index, size in enumerate(sizes)]
+        shapes[spec.selector] = (None, *sizes)
+    return shapes
+
+
+def _output(recording: Recording) -> Leaf:
+    leaves = {leaf.picks: leaf for leaf in recording.modules[""].calls[-1].outputs if leaf.shape is not None}
+    for picks in ((), ("logits",), ("out",), *(leaves if list(leaves) == [(0,)] else ())):
+        if picks in leaves:
+            return _of_floats(leaves[picks], "the model's output")
+    raise _invalid(
+        "the model does not return one tensor, `logits` or `out`; set the `selector` of each loss, for "
+        'example `selector: "/out[0]"`'
+    )
+
+
+def _one_value(text: str, recording: Recording) -> tuple[Target, Leaf]:
+    selector = parse_selector(text)
+    if selector.kind not in ("module", "regex") or selector.is_gradient or selector.parameter is not None:
+        raise _invalid(f"'{text}' is not a module's value; name one, for example `layer4` or `fc/in`")
+    ((*values,),) = resolve([selector], recording)
+    if len(values) != 1:
+        shown = ", ".join(f"'{target.name}'" for target, _ in values[:5])
+        raise _invalid(f"'{text}' means {len(values)} values ({shown}); a loss takes one")
+    target, leaf = values[0]
+    return target, _of_floats(leaf, f"'{text}'")
+
+
+def _of_floats(leaf: Leaf, name: str) -> Leaf:
+    if leaf.dtype is None or not leaf.dtype.is_floating_point:
+        raise _invalid(
+            f"{name} is of {str(leaf.dtype).removeprefix('torch.')}; a loss needs a value of floats"
+        )
+    return leaf
+
+
+def _invalid(message: str) -> ServiceError:
+    return ServiceError(ErrorReason.TRAINER_INVALID, message)

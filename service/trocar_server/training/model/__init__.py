@@ -1,0 +1,1 @@
+"""A trainer's module tree: head, trained parameters, modes, random state."""

@@ -1,0 +1,92 @@
+"""Module trees of a trainer: the trained one, and the hosted view over its memory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import chain
+
+from torch import Tensor, nn
+
+from trocar_server.models import HostedModel, make_hosted_copy, make_training_copy, stages_for
+from trocar_server.models.hosted import count_bytes
+from trocar_server.surgery import Recording
+from trocar_server.training.model.head import replace_head
+from trocar_server.training.model.lora import add_lora, lora_names
+from trocar_server.training.model.modes import set_modes
+from trocar_server.training.model.trained_parameters import trained_parameters
+from trocar_server.training.spec.trainer_spec import TrainerSpec
+
+
+def make_tree(
+    base: HostedModel, spec: TrainerSpec, record: Callable[[], Recording]
+) -> tuple[nn.Module, tuple[str, ...], str]:
+    """Return the tree, the names of its trained parameters in order, and the path of its new head.
+
+    Trained parameters and all buffers are copies, frozen parameters share the base's memory. The base is not
+    changed.
+
+    Args:
+        base: The base model.
+        spec: The trainer's spec.
+        record: Returns a recorded pass of the base; called only if there is a new head.
+
+    Raises:
+        ServiceError: `TRAINER_INVALID`, `UNKNOWN_PARAMETER`, `UNKNOWN_MODULE` or `INVALID_SELECTOR`.
+    """
+    tree, head = make_hosted_copy(base.module), None
+    if spec.head is not None:
+        head = replace_head(tree, spec.head, spec.seed, record())
+    if spec.adapter is not None:
+        add_lora(tree, spec.adapter, spec.seed, head or "")
+    stages = stages_for(base)
+    trained = trained_names(tree, spec, head, stages)
+    parameters = dict(tree.named_parameters())
+    module = make_training_copy(tree, [parameters[name] for name in trained])
+    set_modes(module, trained, spec.train_mode, stages)
+    return module, trained, head or ""
+
+
+def trained_names(
+    module: nn.Module, spec: TrainerSpec, head: str | None, stages: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the names of the trained parameters: with an adapter, its own and those of a new head.
+
+    Raises:
+        ServiceError: See `select_parameters`.
+    """
+    if spec.adapter is None:
+        return trained_parameters(module, spec.trainable, head, stages)
+    adapters, inside = set(lora_names(module)), None if head is None else f"{head}."
+    return tuple(
+        name
+        for name, _ in module.named_parameters()
+        if name in adapters or (inside is not None and name.startswith(inside))
+    )
+
+
+def hosted_view(
+    base: HostedModel, module: nn.Module, spec: TrainerSpec, averages: Mapping[str, Tensor] | None
+) -> HostedModel:
+    """Return a model in eval mode that shares a trainer's memory, so that it follows its steps.
+
+    Args:
+        base: The base model, whose preprocessing and input shape are used.
+        module: The trainer's module tree.
+        spec: The trainer's spec. A new head has no class names, so they are `class 0` and so on.
+        averages: Moving averages by parameter, used in place of the weights.
+    """
+    shown = make_hosted_copy(module)
+    for part in shown.modules():
+        part.training = False  # not `eval()`: some modules change their weights in it
+    for name, parameter in shown.named_parameters():
+        if averages is not None and name in averages:
+            parameter.data = averages[name]
+    categories = base.categories
+    if spec.head is not None:
+        categories = tuple(f"class {index}" for index in range(spec.head.classes))
+    return replace(
+        base,
+        module=shown,
+        categories=categories,
+        parameter_count=sum(parameter.numel() for parameter in shown.parameters()),
+        byte_count=count_bytes(chain(shown.parameters(), shown.buffers())),
+    )

@@ -1,0 +1,1 @@
+"""Specs of trainers and fits, with their syntactic validation."""

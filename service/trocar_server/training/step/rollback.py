@@ -1,0 +1,164 @@
+"""Rollback of failed steps: restores what a step changes before it succeeds.
+
+Weights and the optimizer's state are changed only after everything that can fail, so they are not copied.
+Earlier changes are to buffers (a forward pass in train mode updates batch norm's statistics) and gradients.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.training.optim.foreach import add_all, copy_all
+
+
+class BufferBackup:
+    """A copy, during a step, of the buffers that the step may change.
+
+    These are all but those of torch's batch norms in eval mode.
+
+    The memory of a buffer never changes, because it is shared: if a module replaces a buffer by another
+    tensor, that tensor's values are copied into the original.
+
+    Args:
+        module: The module tree, with its modes set.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._places = [
+            (part._buffers, name, tensor)
+            for part in module.modules()
+            if part.training or not isinstance(part, _NormBase)
+            for name, tensor in part._buffers.items()
+            if tensor is not None
+        ]
+        self._tensors = list({id(tensor): tensor for _, _, tensor in self._places}.values())
+        self._copies = [torch.empty_like(tensor) for tensor in self._tensors]
+
+    def save(self) -> None:
+        """Copy the current buffers."""
+        copy_all(self._copies, self._tensors)
+
+    def restore(self) -> None:
+        """Restore the saved buffers."""
+        self._drop_graphs()
+        for owner, name, tensor in self._places:
+            owner[name] = tensor
+        copy_all(self._tensors, self._copies)
+
+    def settle(self) -> None:
+        """Copy replaced buffers back into the original memory.
+
+        Raises:
+            ServiceError: `INPUT_REJECTED`, the replacement has another shape.
+        """
+        self._drop_graphs()
+        for owner, name, tensor in self._places:
+            found = owner[name]
+            if found is tensor:
+                continue
+            if found is None or found.shape != tensor.shape:
+                raise ServiceError(
+                    ErrorReason.INPUT_REJECTED,
+                    f"the model replaces its buffer '{name}' by one of another shape; a "
+                    f"trainer needs buffers of constant shape",
+                )
+            tensor.copy_(found.detach())
+            owner[name] = tensor
+
+    def _drop_graphs(self) -> None:
+        for tensor in self._tensors:
+            if tensor.requires_grad:  # written to by a pass with gradients
+                tensor.detach_()
+
+
+class GradientAccumulator:
+    """Accumulated gradients of several backward passes, transactional.
+
+    Earlier gradients are set aside before a backward pass and added to the new ones after it, so that a
+    failed pass does not affect them. Addition is commutative, so the sum is bit-equal to torch's.
+
+    Args:
+        parameters: The trained parameters.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Run a backward pass inside the context; call `add` in it after the pass."""
+        self._saved = [parameter.grad for parameter in self._parameters]
+        self.clear()
+        try:
+            yield
+        except BaseException:
+            for parameter, gradient in zip(self._parameters, self._saved, strict=True):
+                parameter.grad = gradient
+            raise
+        finally:
+            self._saved = []
+
+    def add(self) -> None:
+        """Add the earlier gradients to those of the pass."""
+        ours, theirs = [], []
+        for parameter, saved in zip(self._parameters, self._saved, strict=True):
+            if parameter.grad is None:
+                parameter.grad = saved
+            elif saved is not None:
+                ours.append(parameter.grad)
+                theirs.append(saved)
+        add_all(ours, theirs)
+
+    def present(self) -> list[Tensor]:
+        """Return the gradients that are present."""
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    def clear(self) -> None:
+        """Free all gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the Euclidean norm of gradients taken together, as `clip_grad_norm_` computes it."""
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+def is_finite(gradients: Sequence[Tensor], norm: Tensor) -> bool:
+    """Whether every element is finite; a finite `norm` of all saves checking each."""
+    if bool(torch.isfinite(norm)):
+        return True
+    return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)  # squares may overflow
+
+
+class WeightBackup:
+    """Copies of an optimizer's parameters and state, for optimizers that run several passes in a step.
+
+    Args:
+        optimizer: The optimizer; steps change it in place.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._weights = {parameter: parameter.detach().clone() for parameter in parameters}
+        self._state = {key: copy.deepcopy(value) for key, value in optimizer.state.items()}
+
+    @contextmanager
+    def rolling_back(self) -> Iterator[None]:
+        """Roll back if the context fails."""
+        try:
+            yield
+        except BaseException:
+            with torch.no_grad():
+                for parameter, weight in self._weights.items():
+                    parameter.copy_(weight)
+            self._optimizer.state.clear()
+            self._optimizer.state.update(self._state)
+            raise

@@ -1,0 +1,210 @@
+"""Training pass: one forward and backward pass of a trainer, from a batch to gradients."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.host.recordings import record_example
+from trocar_server.errors import ServiceError
+from trocar_server.models import HostedModel, stages_for
+from trocar_server.surgery import PassGuard, Recording
+from trocar_server.surgery.sessions.gradient_rules import GradientRule, GradientRuleSession
+from trocar_server.surgery.sessions.gradient_sets import SetChange, apply_to_sums
+from trocar_server.training.losses.batch import Batch
+from trocar_server.training.losses.loss_function import LossFunction, main_output
+from trocar_server.training.losses.loss_taps import LossTaps
+from trocar_server.training.losses.loss_targets import Shape
+from trocar_server.training.losses.loss_values import known_shapes
+from trocar_server.training.losses.regularizers import Penalties
+from trocar_server.training.losses.teachers import make_teachers
+from trocar_server.training.model.amp import autocast
+from trocar_server.training.model.trained_parameters import select_modules
+from trocar_server.training.spec.trainer_spec import LossSpec, TrainerSpec
+from trocar_server.training.step.activation_checkpointing import activation_checkpointing
+from trocar_server.training.step.backward_guard import BackwardGuard
+from trocar_server.training.step.gradient_rule_targets import make_rules
+from trocar_server.training.step.in_backward import NonFiniteError
+from trocar_server.training.step.saved_tensors import SavedTensors
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The loss of a batch and its terms."""
+
+    loss: float
+    terms: Mapping[str, float]
+
+
+class TrainingPass:
+    """Runs batches forward and backward; gradients are left in the parameters' `grad`.
+
+    Args:
+        module: The trainer's module tree.
+        spec: The trainer's spec.
+        trained: Trained parameters by name.
+        hosted: The hosted view of the trainer's model, for recorded passes.
+        teachers: Hosted models by id.
+        saved: Storage of saved tensors.
+
+    Raises:
+        ServiceError: A selector of the spec does not fit the model.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        spec: TrainerSpec,
+        trained: Mapping[str, nn.Parameter],
+        hosted: HostedModel,
+        teachers: Mapping[str, HostedModel],
+        saved: SavedTensors,
+    ) -> None:
+        stages = stages_for(hosted)
+        record = cache(lambda: replace(record_example(hosted)[1], stages=stages))
+        self._module, self._spec, self._saved = module, spec, saved
+        self._trained = trained
+        self._device = hosted.device
+        self._loss = LossFunction(spec.losses)
+        self._shapes = _Shapes(spec.losses, record, hosted.input_shape)
+        self._penalties = Penalties(spec.regularizers, trained, module)
+        self._loss_taps = LossTaps(self._loss.selectors, record)
+        self._teachers = make_teachers(self._loss.teachers, teachers)
+        self._rules: tuple[GradientRule, ...] = ()
+        if spec.gradient_rules:
+            self._rules = _copying(make_rules(spec.gradient_rules, module, record(), tuple(trained)))
+        self._of_batches = _late(self._rules, "batch")
+        self._of_sums = _late(self._rules, "accumulated")
+        paths = select_modules(module, spec.activation_checkpointing, "activation_checkpointing", stages)
+        self._guarded = BackwardGuard(module)
+        self._recomputed = {path: module.get_submodule(path) for path in paths}
+
+    def run(self, batch: Batch, guard: PassGuard) -> tuple[Scores, Mapping[int, int]]:
+        """Run a batch forward and backward.
+
+        Returns:
+            The loss, and the number of elements that each gradient rule changed.
+
+        Raises:
+            NonFiniteError: The loss is not finite; the backward pass was not started.
+            ServiceError: `TARGET_REJECTED`; `TRAINER_INVALID`, no trained parameter influences the loss; and
+                what the sessions raise.
+            PassAborted: The guard aborted the pass.
+            Exception: Any error of the model.
+        """
+        with ExitStack() as contexts:
+            contexts.enter_context(torch.enable_grad())
+            if self._recomputed:
+                contexts.enter_context(activation_checkpointing(self._recomputed))
+            contexts.enter_context(self._guarded.asking(guard))
+            rules = GradientRuleSession(self._module, self._rules) if self._rules else None
+            if rules is not None:
+                contexts.enter_context(rules)
+            with self._saved.forward():
+                loss, scores = self._forward(batch, guard)
+            share = self._spec.accumulation
+            (loss / share if share > 1 else loss).backward()
+        changed: dict[int, Tensor | int] = dict(enumerate(rules.changed)) if rules is not None else {}
+        if self._of_batches:
+            changed |= apply_to_sums(self._of_batches, self._trained, self.present())
+        return scores, {index: int(count) for index, count in changed.items()}
+
+    @property
+    def changes_sums(self) -> bool:
+        """Whether there are rules for accumulated gradients."""
+        return bool(self._of_sums)
+
+    def present(self) -> frozenset[str]:
+        """Return the names of the parameters that have a gradient."""
+        return frozenset(name for name, parameter in self._trained.items() if parameter.grad is not None)
+
+    def change_sums(self, collected: Collection[str]) -> Mapping[int, int]:
+        """Apply the rules for accumulated gradients, of Note: [Rules on accumulated gradients].
+
+        Args:
+            collected: Names of the parameters that got a gradient in the last backward pass.
+
+        Returns:
+            The number of elements that each such rule changed.
+        """
+        changed = apply_to_sums(self._of_sums, self._trained, collected)
+        return {index: int(count) for index, count in changed.items()}
+
+    def evaluate(self, module: nn.Module, batch: Batch, guard: PassGuard) -> tuple[Scores, Tensor]:
+        """Run a batch forward on another tree of the same model, and return loss and main output."""
+        with torch.no_grad(), autocast(self._spec.precision, self._device):
+            output, total, terms = self._score(module, batch, guard)
+        return _scores(total, terms), main_output(output).detach()
+
+    def _forward(self, batch: Batch, guard: PassGuard) -> tuple[Tensor, Scores]:
+        with autocast(self._spec.precision, self._device):
+            _, loss, terms = self._score(self._module, batch, guard)
+            extra = self._penalties()
+            if extra is not None:
+                loss = loss + extra
+        if not loss.requires_grad:
+            raise ServiceError(
+                ErrorReason.TRAINER_INVALID,
+                "the loss does not depend on anything that is trained: the pass does not reach it; "
+                "choose other "
+                "`trainable` parameters",
+            )
+        scores = _scores(loss, terms)
+        if not torch.isfinite(loss.detach()):
+            raise NonFiniteError("the loss")
+        return loss, scores
+
+    def _score(
+        self, module: nn.Module, batch: Batch, guard: PassGuard
+    ) -> tuple[Any, Tensor, Mapping[str, Tensor]]:
+        self._loss.check_targets(batch.targets, batch.size, self._shapes.of_batch(batch))
+        taught: dict[Any, Tensor] = {}
+        for teacher in self._teachers:
+            taught |= teacher.values(batch, guard)
+        with guard.watching(module), self._loss_taps.collecting(module) as values:
+            output = module(*batch.args, **batch.kwargs)
+        total, terms = self._loss(output, values, batch.targets, taught)
+        return output, total, terms
+
+
+class _Shapes:
+    """Shapes of the values of losses, as far as known from a recorded pass."""
+
+    def __init__(
+        self, losses: Sequence[LossSpec], record: Callable[[], Recording], input_shape: tuple[int, ...]
+    ) -> None:
+        self._input_shape = input_shape
+        self._cached_shapes: dict[bool, dict[str, Shape]] = {True: {}, False: {}}
+        with suppress(ServiceError):  # a data-dependent model: targets are then checked against its output
+            for is_same in self._cached_shapes:
+                self._cached_shapes[is_same] = known_shapes(losses, record(), is_same_size=is_same)
+
+    def of_batch(self, batch: Batch) -> Mapping[str, Shape]:
+        """Return the shapes for a batch; image sizes only if equal to those of the recorded pass."""
+        first = next(iter(batch.args), None)
+        return self._cached_shapes[isinstance(first, Tensor) and tuple(first.shape[1:]) == self._input_shape]
+
+
+def _copying(rules: Sequence[GradientRule]) -> tuple[GradientRule, ...]:
+    """Let rules copy where needed: train mode has more in-place writes than a recorded pass."""
+    return tuple(
+        replace(rule, targets=tuple(replace(target, clone=True) for target in rule.targets)) for rule in rules
+    )
+
+
+def _late(rules: Sequence[GradientRule], when: str) -> dict[int, tuple[SetChange, tuple[str, ...]]]:
+    """Return the change and the parameters, by position, of the rules that act after the backward pass."""
+    return {
+        index: (rule.late, rule.parameters)
+        for index, rule in enumerate(rules)
+        if rule.late is not None and rule.when == when
+    }
+
+
+def _scores(total: Tensor, terms: Mapping[str, Tensor]) -> Scores:
+    return Scores(float(total.detach()), {name: float(term.detach()) for name, term in terms.items()})

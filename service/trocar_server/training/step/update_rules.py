@@ -1,0 +1,160 @@
+"""Update rules: how a batch becomes gradients or an update, for three kinds of optimizers."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from trocar_server.surgery import PassGuard
+from trocar_server.training.losses.batch import Batch
+from trocar_server.training.optim.updating import Updater
+from trocar_server.training.step.in_backward import InBackwardOptimizer, NonFiniteError
+from trocar_server.training.step.rollback import GradientAccumulator, WeightBackup, is_finite, total_norm
+from trocar_server.training.step.training_pass import Scores, TrainingPass
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Result of a batch.
+
+    Attributes:
+        scores: Its loss.
+        changed: How many elements each gradient rule changed.
+        norm: Norm of the gradients; None if they are freed during the pass.
+    """
+
+    scores: Scores
+    changed: Mapping[int, int] = field(default_factory=dict)
+    norm: Tensor | None = None
+
+
+class UpdateRule(Protocol):
+    """An update rule. If it raises, the state is unchanged unless `is_torn`."""
+
+    @property
+    def updates(self) -> bool:
+        """Whether it also updates the weights."""
+        ...
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether the last batch failed with some weights changed and others not."""
+        ...
+
+    def begin(self) -> None:
+        """Reset the state of the last batch; called before `take`."""
+        ...
+
+    def take(self, batch: Batch, guard: PassGuard) -> Taken:
+        """Process a batch.
+
+        Raises:
+            NonFiniteError: The loss or a gradient is not finite.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Accumulating:
+    """Adds the batch's share to the gradients; the weights are updated afterwards."""
+
+    passes: TrainingPass
+    gradients: GradientAccumulator
+    updates: bool = False
+    is_torn: bool = False
+
+    def begin(self) -> None:
+        """Do nothing; see `UpdateRule`."""
+
+    def take(self, batch: Batch, guard: PassGuard) -> Taken:
+        """Take a batch; see `UpdateRule`."""
+        with self.gradients.adding():
+            scores, changed = self.passes.run(batch, guard)
+            collected = self.passes.present() if self.passes.changes_sums else None
+            self.gradients.add()
+            if collected is not None:
+                changed = {**changed, **self.passes.change_sums(collected)}
+            norm = finite_norm(self.gradients)
+        return Taken(scores, changed, norm)
+
+
+@dataclass(frozen=True)
+class WithClosure:
+    """LBFGS: runs the batch any number of times, and updates the weights in between."""
+
+    passes: TrainingPass
+    gradients: GradientAccumulator
+    updater: Updater
+    updates: bool = True
+    is_torn: bool = False
+
+    def begin(self) -> None:
+        """Do nothing; see `UpdateRule`."""
+
+    def take(self, batch: Batch, guard: PassGuard) -> Taken:
+        """Take a batch; see `UpdateRule`."""
+        first: list[Taken] = []
+        changed: Counter[int] = Counter()
+
+        def closure() -> float:
+            self.gradients.clear()
+            scores, counts = self.passes.run(batch, guard)
+            if self.passes.changes_sums:
+                counts = {**counts, **self.passes.change_sums(self.passes.present())}
+            norm = finite_norm(self.gradients)
+            self.updater.clip(norm)
+            changed.update(counts)
+            first.append(Taken(scores, changed, norm))
+            return scores.loss
+
+        with WeightBackup(self.updater.optimizer).rolling_back():
+            try:
+                self.updater.update(closure)
+            finally:
+                self.gradients.clear()
+        return first[0]
+
+
+@dataclass(frozen=True)
+class Updating:
+    """Updates each weight within the backward pass."""
+
+    passes: TrainingPass
+    gradients: GradientAccumulator
+    updater: Updater
+    optimizer: InBackwardOptimizer
+    updates: bool = True
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether the last batch failed with some weights changed and others not."""
+        return self.optimizer.updated_count > 0
+
+    def begin(self) -> None:
+        """Reset the state of the last batch."""
+        self.optimizer.updated_count = 0
+
+    def take(self, batch: Batch, guard: PassGuard) -> Taken:
+        """Take a batch; see `UpdateRule`."""
+        try:
+            with self.optimizer.active():
+                scores, changed = self.passes.run(batch, guard)
+        finally:
+            self.gradients.clear()
+        self.updater.finish()
+        return Taken(scores, changed)
+
+
+def finite_norm(gradients: GradientAccumulator) -> Tensor:
+    """Return the norm of all gradients.
+
+    Raises:
+        NonFiniteError: One of them is not finite.
+    """
+    present = gradients.present()
+    norm = total_norm(present)
+    if not is_finite(present, norm):
+        raise NonFiniteError("a gradient")
+    return norm

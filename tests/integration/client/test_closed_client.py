@@ -1,0 +1,49 @@
+"""Calls on a client that is closed before them, or by another thread as they begin."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import trocar
+from tests.support.oracles.oracle import noise
+from tests.support.servers.running_server import RunningServer
+
+IMAGES = noise(2, 3, 32, 32)
+LABELS = np.array([0, 1])
+CALLS: dict[str, Callable[[trocar.Client, trocar.Trainer], object]] = {
+    "models": lambda client, _: client.models(),
+    "extract": lambda client, _: client.extract("plain", IMAGES, "fc"),
+    "extract, chunks": lambda client, _: client.extract("plain", IMAGES, "fc", chunk_bytes=4096),
+    "stream": lambda client, _: list(client.extract_stream("plain", [IMAGES], "fc")),
+    "step": lambda _, trainer: trainer.step(IMAGES, LABELS),
+}
+CLOSED = r"the client of .* was closed; connect again, `client = trocar\.connect\("
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_a_call_after_the_close_says_so(server: RunningServer, call: Callable[..., object]) -> None:
+    with trocar.connect(server.address) as client:
+        trainer = client.train("plain")
+    with pytest.raises(trocar.ServerUnavailableError, match=CLOSED):
+        call(client, trainer)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_a_call_that_begins_as_the_client_is_closed_says_so(
+    server: RunningServer, call: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = trocar.connect(server.address)
+    trainer = client.train("plain")
+    connection = client._connection
+    looked: list[None] = []
+
+    def closed_after_the_look() -> None:
+        looked.append(None)
+        if len(looked) > 1:
+            type(connection)._check_open(connection)
+        client.close()
+
+    monkeypatch.setattr(connection, "_check_open", closed_after_the_look)
+    with pytest.raises(trocar.ServerUnavailableError, match=CLOSED):
+        call(client, trainer)

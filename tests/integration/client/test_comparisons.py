@@ -1,0 +1,151 @@
+"""Before and after an edit, and two models, against torch and NumPy in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import trocar
+from tests.support.models import tiny_models
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom, rebuilt
+from trocar._cli import main
+
+NAMES = ("cat", "cup", "dog", "car", "cow")
+FLIP = trocar.edit("conv2", "scale", -40.0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    plain = {**custom(tiny_models.Plain, (3, 8, 8)), "categories": NAMES}
+    models = {
+        "plain": plain,
+        "other": {**plain, "weights": "random:1", "categories": (*reversed(NAMES),)},
+        "structured": custom(tiny_models.Structured, (3,)),
+        "half": custom(tiny_models.Half, (7,)),
+    }
+    with running_server(models=models, device="cpu") as running:
+        yield running
+
+
+def images(count: int = 8) -> Any:
+    return np.random.default_rng(1).normal(size=(count, 3, 8, 8)).astype(np.float32)
+
+
+def values_of(model: Any, x: Any, path: str, factor: float | None = None) -> tuple[Any, Any]:
+    """Return a module's value and the softmax of the output, with `conv2` scaled."""
+    seen: list[Any] = []
+    if factor is not None:
+        model.conv2.register_forward_hook(lambda module, args, value: value * factor)
+    model.get_submodule(path).register_forward_hook(lambda module, args, value: seen.append(value.clone()))
+    with torch.inference_mode():
+        scores = model(torch.from_numpy(x)).double().softmax(1)
+    return seen[0].double().numpy(), scores.numpy()
+
+
+def test_values_and_classes_are_those_of_torch(client: trocar.Client) -> None:
+    x = images()
+    a, scores_a = values_of(rebuilt(tiny_models.Plain), x, "pool")
+    b, scores_b = values_of(rebuilt(tiny_models.Plain), x, "pool", -40.0)
+    found = client.compare("plain", x, edits=FLIP, batch_size=3)
+    row = found["pool"]
+    assert row.relative_error == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(a), rel=1e-4)
+    assert row.max_difference == pytest.approx(np.abs(a - b).max(), rel=1e-4)
+    assert (row.mean_a, row.mean_b) == pytest.approx((a.mean(), b.mean()), rel=1e-4)
+    assert found["conv"].relative_error == 0
+    best = scores_a.argmax(1)
+    assert [one.before.name for one in found.classes] == [NAMES[i] for i in best]
+    assert [one.after.name for one in found.classes] == [NAMES[i] for i in scores_b.argmax(1)]
+    after = [one.before_score_after for one in found.classes]
+    assert after == pytest.approx(scores_b[np.arange(len(x)), best].tolist(), rel=1e-4)
+    assert len(found.changed) == (best != scores_b.argmax(1)).sum() > 0
+
+
+def test_two_models_pair_their_classes_by_name(client: trocar.Client) -> None:
+    x = images()
+    torch.manual_seed(1)
+    second = tiny_models.Plain().eval()
+    with torch.inference_mode():
+        scores = second(torch.from_numpy(x)).double().softmax(1).numpy()
+    found = client.compare("plain", x, other="other", taps="conv")
+    theirs = [NAMES[::-1].index(one.before.name) for one in found.classes]
+    moved = [one.before_score_after for one in found.classes]
+    assert moved == pytest.approx(scores[np.arange(len(x)), theirs].tolist(), rel=1e-4)
+    assert [row.name for row in found.diff.rows] == ["conv", "/out"]
+    assert all(one.is_changed == (one.before.name != one.after.name) for one in found.classes)
+
+
+def test_nothing_changes_by_an_edit_that_does_nothing(client: trocar.Client) -> None:
+    found = client.compare("plain", images(), edits=trocar.edit("conv2", "scale", 1.0))
+    assert found.changed == ()
+    assert found.diff.first_diverging is None
+    assert found.before == found.after
+    assert "0 of 8 samples have another best class" in str(found)
+
+
+def test_a_model_without_classes_is_compared_by_its_values(client: trocar.Client) -> None:
+    x = np.ones((2, 3), np.float32)
+    found = client.compare("structured", x, edits=trocar.edit('/out["out"]', "scale", 2.0), taps="/out")
+    assert found.classes == ()
+    assert "no classes are compared: structured (custom) returns no scores of classes" in str(found)
+    assert found['/out["aux"]'].relative_error == 0
+    assert found['/out["out"]'].relative_error == pytest.approx(1)
+
+
+def test_an_edit_that_makes_nan_leaves_the_values(client: trocar.Client) -> None:
+    twice = [trocar.edit("fc", "scale", 1e38)] * 2
+    found = client.compare("plain", images(), edits=twice, taps="pool")
+    assert found.classes == ()
+    assert found["/out"].nonfinite_b == 40
+    assert "NaN" in str(found)
+
+
+def test_a_model_without_modules_is_compared_by_its_output(client: trocar.Client) -> None:
+    found = client.compare("half", np.ones((7, 1), np.float32), edits=trocar.edit("/out", "scale", 2.0))
+    assert [row.name for row in found.diff.rows] == ["/out"]
+
+
+def test_a_comparison_needs_a_difference(client: trocar.Client) -> None:
+    with pytest.raises(ValueError, match="needs a difference"):
+        client.compare("plain", images())
+
+
+def test_diff_takes_edits_of_both_sides(client: trocar.Client) -> None:
+    same = client.diff("plain", "plain", images(), "pool", edits_a=FLIP, edits_b=FLIP)
+    assert same.first_diverging is None
+    assert client.diff("plain", "plain", images(), "pool", edits_b=FLIP)["pool"].diverges(1e-5)
+
+
+def run(server: RunningServer, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[Any, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, words), "--server", server.address])
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+def test_the_commands_compare_and_draw(
+    server: RunningServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    array, picture = tmp_path / "x.npy", tmp_path / "compared.png"
+    np.save(array, images())
+    edit = ("--edit", "conv2 scale -40.0")
+    code, out, err = run(server, capsys, "compare", "plain", array, *edit, "--plot", picture, "--json")
+    assert code == 0, err
+    assert picture.stat().st_size > 5_000
+    assert {one["before"]["name"] for one in json.loads(out)["classes"]} <= set(NAMES)
+    code, out, err = run(server, capsys, "compare", "plain", array, *edit)
+    assert code == 0
+    assert "another best class" in out
+    code, out, err = run(server, capsys, "compare", "plain", array)
+    assert code == 2
+    assert "--other MODEL" in " ".join(err.split())
+    words = ("--tap", "pool", "--edit-b", "conv2 scale -40.0")
+    code, out, _ = run(server, capsys, "diff", "plain", "plain", array, *words)
+    assert code == 0
+    assert "first diverging: pool" in out

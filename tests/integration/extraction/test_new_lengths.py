@@ -1,0 +1,79 @@
+"""New lengths, batch sizes and image sizes: planned and served without another recorded pass."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import trocar
+from tests.support.models.sized_models import T5, Bert, Gpt, Halves
+from tests.support.servers.running_server import RunningServer
+from tests.support.servers.serving import Serve, custom, rebuilt
+
+_REQUESTS = 125
+
+_KINDS: dict[str, tuple[Any, tuple[int, ...], str]] = {
+    "bert": (Bert, (8,), "model.encoder"),
+    "gpt": (Gpt, (8,), "model.h.1"),
+    "t5": (T5, (8,), "model.encoder.block.1"),
+    "halves": (Halves, (3, 64, 48), "pool"),
+}
+
+
+def drawn(model_id: str, rng: random.Random) -> np.ndarray[Any, Any]:
+    """Return inputs of a random batch and length, or of a random image size."""
+    rows = rng.randint(1, 6)
+    numbers = np.random.default_rng(rng.randint(0, 1 << 30))
+    if model_id == "halves":
+        return numbers.random((rows, 3, rng.randint(40, 90), rng.randint(40, 90)), np.float32)
+    return numbers.integers(0, 15, (rows, rng.randint(2, 64)))
+
+
+def prepare(server: RunningServer, client: trocar.Client, model_id: str, tap: str) -> None:
+    """Send two sizes of one row and two of several, and wait for what they make the server prepare."""
+    for rows in (1, 3):
+        for size in (44, 51):
+            shape = (rows, 3, size, size + 7) if model_id == "halves" else (rows, size)
+            dtype = np.float32 if model_id == "halves" else np.int64
+            client.extract(model_id, np.ones(shape, dtype), tap)
+    server.on_owner(lambda: None)
+
+
+@pytest.mark.parametrize("model_id", _KINDS)
+def test_random_sizes_are_served_without_another_recording(serve: Serve, model_id: str) -> None:
+    kind, shape, tap = _KINDS[model_id]
+    server, rng = serve(models={model_id: custom(kind, shape)}), random.Random(3)
+    with trocar.connect(server.address) as client:
+        prepare(server, client, model_id, tap)
+        host = server.engine.deployment(model_id)
+        before = host.recorded_count
+        for _ in range(_REQUESTS):
+            inputs = drawn(model_id, rng)
+            plan = client.plan(model_id, inputs, tap)
+            maps = client.extract(model_id, inputs, tap)
+            assert {name: found.shape for name, found in plan.feature_maps.items()} == {
+                name: found.shape for name, found in maps.items()
+            }
+            assert plan.reply_bytes == sum(found.nbytes for found in maps.values())
+        assert host.recorded_count == before
+
+
+def test_values_of_a_predicted_size_are_those_of_a_hook(serve: Serve) -> None:
+    server = serve(models={"halves": custom(Halves, (3, 64, 48))})
+    with trocar.connect(server.address) as client:
+        prepare(server, client, "halves", "conv")
+        image = np.random.default_rng(0).standard_normal((2, 3, 70, 61)).astype(np.float32)
+        found = client.extract("halves", image, ["conv", "pool"])
+        signature = list(server.engine.deployment("halves").recordings)[-1]
+        assert server.engine.deployment("halves").recordings[signature].is_predicted
+    model, seen = rebuilt(Halves), {}
+    for name in ("conv", "pool"):  # `relu` writes into the output of `conv`
+        model.get_submodule(name).register_forward_hook(
+            lambda module, args, output, name=name: seen.update({name: output.clone()})
+        )
+    with torch.no_grad():
+        model(torch.from_numpy(image))
+    for name, value in seen.items():
+        assert np.array_equal(found[name], value.numpy())

@@ -1,0 +1,151 @@
+"""Padding: statistics, pools and covariance of a padded batch are those of each sample alone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trocar
+from tests.support.models import text_models
+from tests.support.servers.running_server import RunningServer, running_server
+from trocar import Client
+
+MODELS = text_models.__name__
+TEXTS = ["the cat sat", "a dog sat on the mat", "hello"]
+LAYER = "model.encoder.layer.1"
+GPT_LAYER = "model.h.1"
+
+
+def close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = text_models.save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    left = text_models.save_tokenizer(tmp_path_factory.mktemp("left"), padding_side="left")
+
+    def custom(name: str, processor: Path) -> dict[str, Any]:
+        return {"factory": f"{MODELS}:{name}", "input_shape": (4,), "processor": processor}
+
+    models = {"bert": custom("bert", folder), "gpt": custom("gpt", left)}
+    with running_server(models=models) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[Client]:
+    with trocar.connect(server.address) as found:
+        yield found
+
+
+def alone(client: Client) -> list[np.ndarray]:
+    return [client.extract("bert", text, [LAYER])[LAYER][0] for text in TEXTS]
+
+
+def test_statistics_over_samples_are_those_of_each_text_alone(client: Client) -> None:
+    names = ["mean", "std", "min", "max", "l2", "count", "kurtosis", "quantiles"]
+    tap = trocar.tap(LAYER, stats=names, over="sample", values=False)
+    found = client.extract("bert", TEXTS, [tap]).stats[LAYER]
+    own = alone(client)
+    np.testing.assert_array_equal(found.count, [value.size for value in own])
+    for name in ("mean", "std", "min", "max"):
+        expected = [getattr(value.astype(np.float64), name)() for value in own]
+        close(getattr(found, name), expected)
+    close(found.l2, [np.linalg.norm(value) for value in own])
+    shares = [np.quantile(value, [0, 0.25, 0.5, 0.75, 1]) for value in own]
+    close(found.quantiles, shares)
+
+
+def test_statistics_over_channels_and_covariance_are_those_of_all_tokens(client: Client) -> None:
+    tap = trocar.tap(LAYER, stats=["mean", "var", "covariance"], over="channel", values=False)
+    found = client.extract("bert", TEXTS, [tap]).stats[LAYER]
+    tokens = np.concatenate(alone(client)).astype(np.float64)
+    close(found.mean, tokens.mean(0))
+    close(found.var, tokens.var(0))
+    close(found.covariance, np.cov(tokens.T, bias=True))
+
+
+def test_a_stream_counts_no_padding(client: Client) -> None:
+    tap = trocar.tap(LAYER, stats=["mean", "count"], over="channel", values=False)
+    with client.extract_stream("bert", [TEXTS[:2], TEXTS[1:]], [tap], running_statistics=True) as stream:
+        assert len(list(stream)) == 2
+    values = alone(client)
+    tokens = np.concatenate([values[0], values[1], values[1], values[2]]).astype(np.float64)
+    close(stream.statistics[LAYER].mean, tokens.mean(0))
+    np.testing.assert_array_equal(stream.statistics[LAYER].count, len(tokens))
+
+
+@pytest.mark.parametrize(
+    ("kind", "of"),
+    [
+        ("avg", lambda value: value.mean(0)),
+        ("max", lambda value: value.max(0)),
+        ("gem", lambda value: (np.maximum(value, 1e-6) ** 3).mean(0) ** (1 / 3)),
+        ("cls", lambda value: value[0]),
+        ("last", lambda value: value[-1]),
+    ],
+)
+def test_pools_are_those_of_each_text_alone(client: Client, kind: Any, of: Any) -> None:
+    found = client.extract("bert", TEXTS, [trocar.tap(LAYER, reduce=trocar.pool(kind))])[LAYER]
+    close(found, [of(value) for value in alone(client)])
+
+
+@pytest.mark.parametrize("which", ["cls", "last"])
+def test_the_first_and_last_token_of_texts_padded_on_the_left(client: Client, which: Any) -> None:
+    maps = client.extract("gpt", TEXTS, [trocar.tap(GPT_LAYER, tokens=which)])
+    assert maps.tokens.pads_left
+    values = client.extract("gpt", TEXTS, [GPT_LAYER]).samples(GPT_LAYER)
+    np.testing.assert_array_equal(maps[GPT_LAYER], [value[0 if which == "cls" else -1] for value in values])
+
+
+def test_gram_matrices_and_pca_leave_padding_out(client: Client) -> None:
+    gram = client.extract("bert", TEXTS, [trocar.tap(LAYER, reduce=trocar.gram())])[LAYER]
+    own = alone(client)
+    close(gram, [value.T @ value / len(value) for value in own])
+    rows = np.random.default_rng(0).standard_normal((3, 16))
+    tap = trocar.tap(LAYER, reduce=[trocar.channels(range(16)), trocar.pca(rows), trocar.pool("avg")])
+    found = client.extract("bert", TEXTS, [tap])[LAYER]
+    close(found, [(value @ rows.T).mean(0) for value in own])
+
+
+def test_chosen_samples_and_tokens_keep_their_mask(client: Client) -> None:
+    tap = trocar.tap(LAYER, samples=[2, 0], tokens=[0, 1, 3], stats=["count"], over="sample")
+    maps = client.extract("bert", TEXTS, [tap])
+    lengths = [len(value) for value in alone(client)]
+    own = [sum(token < lengths[sample] for token in (0, 1, 3)) * 16 for sample in (2, 0)]
+    np.testing.assert_array_equal(maps.stats[LAYER].count, own)
+
+
+@pytest.mark.parametrize(("sample", "words"), [(0, "cat"), (1, "sat on"), (1, "mat"), (2, "hello")])
+def test_characters_of_a_text_have_the_values_of_their_tokens(
+    client: Client, sample: int, words: str
+) -> None:
+    maps = client.extract("gpt", TEXTS, [GPT_LAYER])
+    start = TEXTS[sample].index(words)
+    found = maps.span(GPT_LAYER, start, start + len(words), sample=sample)
+    first = 1 + len(TEXTS[sample][:start].split())  # behind [CLS]; every word is a token
+    expected = maps.samples(GPT_LAYER)[sample][first : first + len(words.split())]
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match="no token"):
+        maps.span(GPT_LAYER, 500, 600)
+
+
+def test_a_mask_that_the_caller_sends_counts_as_well(client: Client) -> None:
+    ids = np.array([[2, 4, 3, 0, 0], [2, 4, 5, 6, 3]])
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).astype(np.int64)}
+    maps = client.extract("bert", inputs, [trocar.tap(LAYER, stats="count", over="sample")])
+    np.testing.assert_array_equal(maps.stats[LAYER].count, [3 * 16, 5 * 16])
+    assert maps[LAYER].shape == (2, 5, 16)
+
+
+def test_padding_is_counted_where_asked_for(client: Client) -> None:
+    taps = [
+        trocar.tap(LAYER, reduce=trocar.pool("avg"), stats="count", padding=True),
+        trocar.tap(LAYER, alias="all"),
+    ]
+    maps = client.extract("bert", TEXTS, [taps[0]])
+    values = client.extract("bert", TEXTS, [LAYER])[LAYER]
+    close(maps[LAYER], values.mean(1))

@@ -1,0 +1,140 @@
+"""timm models with random weights: plain hooks, stages by feature_info, preprocessing by their transform."""
+
+# transformers and timm are half typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# pyright: reportPrivateImportUsage=false, reportOptionalMemberAccess=false, reportIndexIssue=false
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import trocar
+from tests.support.servers.running_server import running_server
+from trocar_server.models import load_model, parse_model_argument
+from trocar_server.models.stages import stages_for
+
+SIDES = {
+    "vit_tiny_patch16_224": 224,
+    "test_vit": 160,
+    "test_vit2": 160,
+    "test_convnext": 160,
+    "test_resnet": 160,
+    "test_efficientnet": 160,
+    "test_byobnet": 160,
+    "test_mambaout": 160,
+    "test_nfnet": 160,
+    "resnet10t": 64,
+    "mobilenetv3_small_050": 64,
+    "ghostnet_050": 64,
+    "lcnet_035": 64,
+}
+PYRAMIDS = ("test_convnext", "test_resnet", "test_efficientnet", "resnet10t", "mobilenetv3_small_050")
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trocar.Client]:
+    models = {name: {"source": f"timm:{name}", "weights": "random:0"} for name in SIDES}
+    data_dir = tmp_path_factory.mktemp("data")
+    with (
+        running_server(models=models, device="cpu", data_dir=data_dir) as running,
+        trocar.connect(running.address) as connected,
+    ):
+        yield connected
+
+
+def _own(name: str) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return timm.create_model(name, pretrained=False).eval()
+
+
+def _images(side: int) -> Any:
+    return np.random.default_rng(0).standard_normal((2, 3, side, side), np.float32)
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_a_model_is_timms_own_bit_for_bit(client: trocar.Client, name: str) -> None:
+    images = _images(SIDES[name])
+    stages = {stage: text for stage, text in client.model(name).stages.items() if stage.startswith("stage")}
+    last = max(stages)
+    own, seen = _own(name), []
+    own.get_submodule(stages[last]).register_forward_hook(lambda _, __, output: seen.append(output))
+    with torch.inference_mode():
+        output = own(torch.from_numpy(images))
+    maps = client.extract(name, images, [last, "/out"])
+    np.testing.assert_array_equal(maps[last], seen[0].numpy())
+    np.testing.assert_array_equal(maps["/out"], output.numpy())
+
+
+@pytest.mark.parametrize("name", PYRAMIDS)
+def test_stages_are_timms_intermediate_features(client: trocar.Client, name: str) -> None:
+    images = _images(SIDES[name])
+    with torch.inference_mode():
+        own = _own(name).forward_intermediates(torch.from_numpy(images), intermediates_only=True)
+    last = {value.shape[-1]: value for value in own if value.shape[-1] <= images.shape[-1] // 4}
+    names = [f"stage{number}" for number in range(1, len(last) + 1)]
+    maps = client.extract(name, images, names)
+    for stage, value in zip(names, last.values(), strict=True):
+        np.testing.assert_array_equal(maps[stage], value.numpy(), err_msg=stage)
+
+
+def test_the_layers_of_a_transformer_are_timms_intermediate_tokens(client: trocar.Client) -> None:
+    images = _images(224)
+    with torch.inference_mode():
+        own = _own("vit_tiny_patch16_224").forward_intermediates(
+            torch.from_numpy(images),
+            intermediates_only=True,
+            output_fmt="NLC",
+            return_prefix_tokens=True,
+            indices=[0, 5, 11],
+        )
+    maps = client.extract("vit_tiny_patch16_224", images, ["layer[0]", "layer[5]", "layer[-1]"])
+    for name, (patches, prefix) in zip(("layer[0]", "layer[5]", "layer[-1]"), own, strict=True):
+        np.testing.assert_array_equal(maps[name], torch.cat([prefix, patches], dim=1).numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "name", ["test_vit", "test_convnext", "resnet10t", "efficientnet_b0", "vit_base_patch14_dinov2"]
+)
+def test_images_are_prepared_as_timm_prepares_them(name: str, tmp_path: Path) -> None:
+    from timm.data import create_transform, resolve_data_config
+
+    argument = f"timm:{name}=random:0"
+    hosted = load_model(parse_model_argument(argument), torch.device("meta"), tmp_path)
+    transform = create_transform(**resolve_data_config({}, model=hosted.module))
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 411, 3), np.uint8)
+    image = Image.fromarray(pixels)
+    assert hosted.preprocessing is not None
+    assert torch.equal(hosted.preprocessing([image])[0], transform(image))
+
+
+def test_classes_are_those_of_imagenet(client: trocar.Client) -> None:
+    from timm.data import ImageNetInfo
+
+    categories = client.model("vit_tiny_patch16_224").categories
+    assert categories == tuple(ImageNetInfo("imagenet-1k").label_descriptions())
+    assert (
+        stages_for(
+            load_model(parse_model_argument("timm:test_vit=random:0"), torch.device("meta"), Path("x"))
+        )["head"]
+        == "head"
+    )
+
+
+def test_an_unknown_architecture_has_near_names() -> None:
+    with pytest.raises(trocar.UnknownArchitectureError, match="vit_tiny_patch16_224"):
+        trocar.connect("local", models=["timm:vit_tiny_patch16_225=random:0"])
+
+
+def test_a_source_can_be_hosted_in_the_callers_process() -> None:
+    images = _images(64)
+    with trocar.connect("local", models={"small": "timm:resnet10t=random:0"}) as local:
+        maps = local.extract("small", images, ["/out"])
+    with torch.inference_mode():
+        np.testing.assert_array_equal(maps["/out"], _own("resnet10t")(torch.from_numpy(images)).numpy())

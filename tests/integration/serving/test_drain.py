@@ -1,0 +1,135 @@
+"""A draining server: what it refuses, what it finishes, and that it can accept work again."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2
+
+import trocar
+from tests.integration.training.test_fits import BATCH, EPOCHS, fitted_plainly, samples
+from tests.integration.training.test_trainers import assert_equal, exported, make_trainer
+from tests.support.models.gated_models import WAIT_S, Gate, Gated
+from tests.support.models.odd_models import Identity
+from tests.support.servers.running_server import RunningServer
+from tests.support.servers.serving import Serve, custom
+from tests.support.wire.wire import extract_call, raw_channel
+from trocar_server.rpc.call.drain import is_work
+from trocar_server.rpc.call.method_scopes import METHOD_SCOPES
+
+ROW = np.zeros((1, 3), np.float32)
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture
+def running(serve: Serve, tmp_path: Path) -> RunningServer:
+    models = {"identity": custom(Identity), "gated": custom(Gated), "resnet18": {"weights": "random:0"}}
+    return serve(models=models, data_dir=tmp_path)
+
+
+@pytest.fixture
+def client(running: RunningServer) -> Iterator[trocar.Client]:
+    with trocar.connect(running.address, retries=0) as connected:
+        yield connected
+
+
+def health(running: RunningServer) -> int:
+    with raw_channel(running.address) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )
+        return int(check(health_pb2.HealthCheckRequest(), timeout=WAIT_S).status)
+
+
+def test_new_work_is_refused_until_the_server_takes_work_again(
+    running: RunningServer, client: trocar.Client
+) -> None:
+    assert client.drain() == trocar.DrainState(True, 0, 0)
+    assert client.drain() == trocar.DrainState(True, 0, 0)
+    assert health(running) == NOT_SERVING
+    assert client.server_info().is_draining
+    with pytest.raises(trocar.ServerDrainingError) as caught:
+        client.extract("identity", ROW, "identity")
+    assert caught.value.reason == "SERVER_DRAINING"
+    with pytest.raises(trocar.ServerDrainingError):
+        make_trainer(client, ("fc",))
+    assert [model.model_id for model in client.models()] == ["gated", "identity", "resnet18"]
+    assert client.drain(undo=True) == trocar.DrainState(False, 0, 0)
+    assert health(running) == SERVING
+    assert np.array_equal(client.extract("identity", ROW, "identity")["identity"], ROW)
+
+
+def test_a_refusal_has_the_code_with_which_clients_go_elsewhere(
+    running: RunningServer, client: trocar.Client
+) -> None:
+    client.drain()
+    with raw_channel(running.address) as channel:
+        call = extract_call(channel, [b""])
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        assert call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_call_that_runs_ends_as_if_nothing_had_happened(client: trocar.Client, gate: Gate) -> None:
+    gate.hold()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(client.extract("gated", ROW, "last/in")))
+    thread.start()
+    assert gate.entered.wait(WAIT_S)
+    assert client.drain().running_call_count == 1
+    gate.release()
+    thread.join(WAIT_S)
+    assert np.array_equal(found[0]["last/in"], ROW)
+    assert client.drain().running_call_count == 0
+
+
+def test_a_fit_waits_and_goes_on(client: trocar.Client) -> None:
+    trainer = make_trainer(client, ("fc",))
+    events = trainer.watch(trainer.start_fit(samples(), epochs=100_000, batch_size=BATCH))
+    next(event for event in events if event.kind == "step")
+    assert client.drain().waiting_fit_count == 1
+    step = trainer.info().update_count
+    with pytest.raises(trocar.ServerDrainingError):
+        trainer.cancel()
+    assert trainer.info().update_count == step
+    assert client.drain(undo=True).waiting_fit_count == 0
+    next(event for event in events if event.kind == "step" and event["step"] > step)
+    trainer.cancel()
+
+
+def test_a_fit_that_waited_comes_to_the_same_end(client: trocar.Client, tmp_path: Path) -> None:
+    expected = fitted_plainly(("fc",))
+    trainer = make_trainer(client, ("fc",))
+    first = trainer.start_fit(samples(), epochs=EPOCHS, batch_size=BATCH)
+    for event in trainer.watch(first):
+        if event.kind == "step":  # it may have come to its end meanwhile
+            client.drain()
+            client.drain(undo=True)
+    assert_equal(exported(trainer, tmp_path / "fitted.safetensors"), expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("/trocar_api.v1.ExtractionService/Extract", True),
+        ("/trocar_api.v1.ExtractionService/Plan", False),
+        ("/trocar_api.v1.StreamService/ExtractStream", True),
+        ("/trocar_api.v1.FitService/StartFit", True),
+        ("/trocar_api.v1.FitService/WatchFit", False),
+        ("/trocar_api.v1.TrainerService/SaveTrainer", False),
+        ("/trocar_api.v1.TrainerService/Train", True),
+        ("/trocar_api.v1.ServerService/ReloadConfig", False),
+        ("/trocar_api.v1.ModelService/LoadModel", True),
+        ("/grpc.health.v1.Health/Check", False),
+    ],
+)
+def test_what_is_work_and_what_only_looks_or_leads_out(method: str, expected: bool) -> None:
+    assert is_work(method) is expected
+    assert method in METHOD_SCOPES or method.startswith("/grpc.health")

@@ -1,0 +1,132 @@
+"""Recorded passes through a real server: exact calls stay exact and alone; only the time tells."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torchvision.models.feature_extraction import create_feature_extractor
+
+import trocar
+from tests.integration.extraction.test_numerics import ENGINE, IMAGES, TAPS, asked, settle
+from tests.support.models.tiny_models import DataDependent, Plain
+from tests.support.oracles.oracle import noise, rebuilt_by_name, same_bits
+from tests.support.oracles.tape_graphs import TapeGraphs
+from tests.support.servers.building import build_here
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import custom
+
+MODELS = {"plain": custom(Plain, (3, 8, 8)), "dependent": custom(DataDependent)}
+
+
+@pytest.fixture(scope="module")
+def graphs() -> TapeGraphs:
+    return TapeGraphs()
+
+
+@pytest.fixture(scope="module")
+def recording(graphs: TapeGraphs) -> Iterator[RunningServer]:
+    """A server that records exact passes as on a GPU, whether they are faster or not."""
+    with running_server(models=MODELS, device="cpu", engine=ENGINE) as server:
+        server.engine.compiled.builder.graphs_of = lambda _: graphs
+        build_here(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(recording: RunningServer) -> Iterator[trocar.Client]:
+    with trocar.connect(recording.address) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def eager() -> Iterator[trocar.Client]:
+    """One that records nothing."""
+    with running_server(models=MODELS, device="cpu") as server, trocar.connect(server.address) as connected:
+        yield connected
+
+
+def until_recorded(recording: RunningServer, client: trocar.Client, taps: list[str]) -> None:
+    found = asked(recording, client, "plain", taps).execution
+    assert (found.engine, found.numerics) == ("cuda-graph", "exact")
+
+
+def test_a_hot_exact_pass_is_replayed_with_the_bits_of_eager(
+    recording: RunningServer, client: trocar.Client, eager: trocar.Client, graphs: TapeGraphs
+) -> None:
+    until_recorded(recording, client, TAPS)
+    before = graphs.replay_count
+    for scale in range(5):
+        found, expected = (one.extract("plain", IMAGES * scale, TAPS) for one in (client, eager))
+        assert found.execution == trocar.ExecutionInfo("exact", "cuda-graph", 2, is_cached=False)
+        assert found.stopped_at == expected.stopped_at
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert graphs.replay_count == before + 5
+
+
+def test_exact_calls_at_once_are_never_merged_and_keep_their_rows(
+    recording: RunningServer, client: trocar.Client, eager: trocar.Client
+) -> None:
+    until_recorded(recording, client, ["fc"])
+    batches = [noise(1 + index % 4, 3, 8, 8) * (index + 1) for index in range(60)]
+    expected = [eager.extract("plain", batch, "fc")["fc"] for batch in batches]
+    with ThreadPoolExecutor(12) as threads:
+        found = list(threads.map(lambda batch: client.extract("plain", batch, "fc"), batches))
+    for maps, batch, values in zip(found, batches, expected, strict=True):
+        assert maps.execution == trocar.ExecutionInfo("exact", "cuda-graph", len(batch), is_cached=False)
+        assert np.array_equal(maps["fc"], values)
+
+
+def test_edits_and_models_that_decide_on_their_data_are_not_recorded(
+    recording: RunningServer, client: trocar.Client
+) -> None:
+    edited = asked(recording, client, "plain", "fc", edits=[trocar.edit("conv", "scale", 0.5)])
+    deciding = asked(recording, client, "dependent", "/out", noise(2, 3))
+    assert {edited.execution.engine, deciding.execution.engine} == {"eager"}
+
+
+@pytest.mark.parametrize(
+    "graphs",
+    [
+        TapeGraphs(problem="operation not permitted when stream is capturing"),
+        TapeGraphs(is_wrong=True),
+    ],
+    ids=["cannot record", "other bits"],
+)
+def test_what_cannot_be_recorded_stays_right(graphs: TapeGraphs, eager: trocar.Client) -> None:
+    with running_server(models=MODELS, device="cpu", engine=ENGINE) as server:
+        server.engine.compiled.builder.graphs_of = lambda _: graphs
+        with trocar.connect(server.address) as client:
+            found = asked(server, client, "plain", TAPS)
+            assert found.execution.engine == "eager"
+            assert server.engine.compiled.builder.discarded_count == 1
+            expected = eager.extract("plain", IMAGES, TAPS)
+            assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert graphs.capture_count == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_gpu_answers_with_the_bits_of_its_own_eager_pass(rows: int) -> None:
+    """Large values come through page-locked memory, and hot passes from recordings."""
+    model, paths = rebuilt_by_name("resnet18").cuda(), ["layer1", "layer4", "fc"]
+    models = {"resnet18": {"weights": "random:0"}}
+    hosting = running_server(models=models, device="cuda:0", engine={**ENGINE, "cuda_graphs": True})
+    with hosting as server, trocar.connect(server.address) as client:
+        for seed in range(10):
+            images = noise(rows, 3, 224, 224, seed=seed)
+            found = client.extract("resnet18", images, paths, numerics="exact")
+            settle(server)
+            with torch.inference_mode():
+                expected = create_feature_extractor(model, paths)(torch.from_numpy(images).cuda())
+            assert all(same_bits(found[path], expected[path].cpu()) for path in paths)
+        assert client.extract("resnet18", noise(rows, 3, 224, 224), paths).execution.engine == "cuda-graph"
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_the_operator_can_do_without(is_wanted: bool) -> None:
+    with running_server(device="cpu", engine={"cuda_graphs": is_wanted}) as server:
+        graphs_of = server.engine.compiled.builder.graphs_of
+        assert (graphs_of(torch.device("cuda")) is not None) is is_wanted
+        assert graphs_of(torch.device("cpu")) is None

@@ -1,0 +1,303 @@
+"""Fits on the server, against the same epochs in plain torch: bit-equal on a CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import trocar
+from tests.integration.training.test_trainers import (
+    SEED,
+    assert_equal,
+    base_model,
+    exported,
+    make_trainer,
+    with_head,
+)
+
+if TYPE_CHECKING:
+    from tests.support.servers.running_server import RunningServer
+    from tests.support.servers.serving import Serve
+
+COUNT, BATCH, EPOCHS = 22, 8, 3
+Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+
+def samples(count: int = COUNT, seed: int = 3) -> Arrays:
+    random = np.random.default_rng(seed)
+    labels = np.arange(count) % 10
+    return random.normal(size=(count, 3, 32, 32)).astype(np.float32), labels
+
+
+def fitted_plainly(trainable: tuple[str, ...], epochs: int = EPOCHS) -> Any:
+    """Run the epochs in plain torch."""
+    images, labels = map(torch.from_numpy, samples())
+    model = with_head(base_model())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name.startswith(trainable)
+    for path, module in model.named_modules():
+        module.training = any(parameter.requires_grad for parameter in module.parameters()) or path == ""
+    for parameter in model.fc.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+    chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(chosen, lr=0.05, momentum=0.9)
+    for epoch in range(epochs):
+        order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(SEED + epoch))
+        for indices in order.split(BATCH):
+            optimizer.zero_grad()
+            cross_entropy(model(images[indices]), labels[indices]).backward()
+            optimizer.step()
+    return model
+
+
+@pytest.fixture
+def running(serve: Serve, tmp_path: Path) -> RunningServer:
+    """A server with resnet18, and trainers of its own."""
+    return serve(models={"resnet18": {"weights": "random:0"}}, data_dir=tmp_path)
+
+
+@pytest.mark.parametrize("trainable", [("fc",), ("layer4", "fc")])
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_fit_is_bit_equal_to_the_same_epochs_in_plain_torch(
+    client: trocar.Client, tmp_path: Path, trainable: tuple[str, ...], is_cached: bool
+) -> None:
+    expected = fitted_plainly(trainable)
+    trainer = make_trainer(client, trainable)
+    history = trainer.fit(
+        samples(), epochs=EPOCHS, batch_size=BATCH, eval=samples(10, 4), feature_cache=is_cached
+    )
+    assert history.outcome == "finished"
+    assert [event["step"] for event in history.of_kind("step")] == list(range(1, 10))
+    assert len(history.evaluations) == EPOCHS
+    assert any(event.get("done") for event in history.of_kind("cache")) == is_cached
+    assert_equal(exported(trainer, tmp_path / "fitted.safetensors"), expected)
+    with torch.no_grad():
+        images, labels = samples(10, 4)
+        found = expected.eval()(torch.from_numpy(images)).argmax(1).numpy()
+    assert history.evaluations[-1]["metrics"]["accuracy"] == pytest.approx(np.mean(found == labels))
+
+
+def test_a_share_of_the_data_is_evaluated_and_not_trained_on(client: trocar.Client, tmp_path: Path) -> None:
+    images, labels = samples()
+    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(SEED)).numpy()
+    trained, kept = np.sort(order[:-6]), np.sort(order[-6:])  # 0.3 * 22 = 6.6
+    split, apart = (make_trainer(client, ("layer4", "fc")) for _ in range(2))
+    history = split.fit((images, labels), epochs=EPOCHS, batch_size=BATCH, eval_split=0.3)
+    apart.fit((images[trained], labels[trained]), epochs=EPOCHS, batch_size=BATCH)
+
+    first, second = (exported(one, tmp_path / name) for one, name in ((split, "a"), (apart, "b")))
+    assert all(torch.equal(first[name], second[name]) for name in second)
+    evaluated = apart.evaluate(images[kept], labels[kept])
+    last = history.evaluations[-1]
+    assert (last["sample_count"], last["metrics"]["accuracy"]) == (6, pytest.approx(evaluated.accuracy))
+    assert last["loss"] == pytest.approx(evaluated.loss, rel=1e-5)
+    assert len(client.datasets()) == 2
+
+
+@pytest.mark.parametrize("share", [0.01, 1, -0.1])
+def test_a_share_that_is_no_part_is_refused(client: trocar.Client, share: float) -> None:
+    trainer = make_trainer(client, ("fc",))
+    with pytest.raises(trocar.FitInvalidError, match="eval_split"):
+        trainer.fit(samples(), eval_split=share)
+
+
+def test_whoever_watches_later_sees_everything(client: trocar.Client) -> None:
+    trainer = make_trainer(client, ("fc",))
+    history = trainer.fit(samples(), epochs=2, batch_size=BATCH)
+    assert [event.number for event in history] == list(range(len(history)))
+    assert list(trainer.watch()) == list(history)
+    assert list(trainer.watch(len(history) - 2)) == list(history)[-2:]
+    again = trainer.fit(samples(), epochs=1, batch_size=BATCH)
+    assert again[0].number == len(history)
+    assert list(trainer.watch()) == list(again)
+
+
+def test_a_data_set_is_sent_once(client: trocar.Client) -> None:
+    trainer = make_trainer(client, ("fc",))
+    trainer.fit(samples(), epochs=1, batch_size=BATCH)
+    trainer.fit(samples(), epochs=1, batch_size=BATCH)
+    assert len(client.datasets()) == 1
+
+
+def test_pause_and_resume_change_nothing(client: trocar.Client, tmp_path: Path) -> None:
+    expected = fitted_plainly(("layer4", "fc"))
+    trainer = make_trainer(client, ("layer4", "fc"))
+    first = trainer.start_fit(samples(), epochs=EPOCHS, batch_size=BATCH)
+    images, labels = samples(4)
+    kinds = []
+    for event in trainer.watch(first):
+        kinds.append(event.kind)
+        if event.kind == "step" and event["step"] == 4:
+            assert trainer.pause() == "paused"
+            assert trainer.info().state == "paused"
+            with pytest.raises(trocar.TrainerBusyError):
+                trainer.step(images, labels)
+            assert trainer.evaluate(images, labels).sample_count == 4
+            assert trainer.resume() == "running"
+    assert kinds[-1] == "finished"
+    assert {"paused", "resumed"} <= set(kinds)
+    assert_equal(exported(trainer, tmp_path / "fitted.safetensors"), expected)
+
+
+def test_a_cancelled_fit_leaves_a_trainer_that_can_be_used(client: trocar.Client) -> None:
+    trainer = make_trainer(client, ("layer4",))
+    first = trainer.start_fit(samples(), epochs=1000, batch_size=BATCH)
+    kinds = []
+    for event in trainer.watch(first):
+        kinds.append(event.kind)
+        if event.kind == "step" and event["step"] == 2:
+            assert trainer.cancel() == "ended"
+    assert kinds[-1] == "cancelled"
+    assert trainer.info().state == "ready"
+    images, labels = samples(4)
+    assert trainer.step(images, labels).is_update
+    with pytest.raises(trocar.UnknownFitError):
+        trainer.pause()
+
+
+def test_every_problem_of_a_fit_is_in_one_error(client: trocar.Client) -> None:
+    trainer = make_trainer(client, ("fc",))
+    images, labels = samples()
+    with pytest.raises(trocar.FitInvalidError) as caught:
+        trainer.fit(
+            (images, labels + 5),
+            eval=(images[:3], labels[:3]),
+            metrics=["accuracy", trocar.metric("f1", averaged="macro")],
+            augment=[trocar.augmentation("RandomCrp", size=3)],
+            early_stop=trocar.early_stop("recall"),
+        )
+    message = str(caught.value)
+    for part in ("10", "RandomCrop", "averaged", "early_stop"):
+        assert part in message, message
+    with pytest.raises(trocar.UnknownDatasetError):
+        trainer.fit("0" * 32)
+    assert trainer.info().state == "ready"
+    with pytest.raises(trocar.UnknownFitError):
+        list(trainer.watch())
+
+
+def test_early_stopping_ends_a_fit(client: trocar.Client) -> None:
+    trainer = make_trainer(client, ("fc",), optimizer=trocar.sgd(lr=1e-12))
+    history = trainer.fit(
+        samples(),
+        epochs=50,
+        batch_size=BATCH,
+        eval=samples(10, 4),
+        early_stop=trocar.early_stop(patience=2, min_delta=0.1),
+    )
+    assert len(history.evaluations) == 3
+    assert "did not improve" in history[-1]["message"]
+
+
+def test_a_fit_goes_on_after_a_stop_of_the_server(tmp_path: Path) -> None:
+    from tests.support.servers.running_server import running_server
+
+    settings: dict[str, Any] = {
+        "models": {"resnet18": {"weights": "random:0"}},
+        "data_dir": tmp_path,
+        "device": "cpu",
+    }
+    expected = fitted_plainly(("layer4", "fc"))
+    with running_server(**settings) as first, trocar.connect(first.address) as client:
+        trainer = make_trainer(client, ("layer4", "fc"))
+        number = trainer.start_fit(samples(), epochs=EPOCHS, batch_size=BATCH)
+        seen = []
+        for event in trainer.watch(number):
+            seen.append(event)
+            if event.kind == "step" and event["step"] == 5:
+                break
+        trainer_id = trainer.trainer_id
+    with running_server(**settings) as second, trocar.connect(second.address) as client:
+        found = client.trainer(trainer_id)
+        events = list(found.watch(number))
+        assert events[-1].kind == "finished"
+        assert [event.number for event in events] == list(range(len(events)))
+        losses = {e["step"]: e["loss"] for e in events if e.kind == "step"}
+        assert sorted(losses) == list(range(1, 10))
+        assert all(losses[e["step"]] == e["loss"] for e in seen if e.kind == "step")
+        assert_equal(exported(found, tmp_path / "fitted.safetensors"), expected)
+
+
+SERVE = """
+import sys, asyncio
+from trocar_server.app import app
+from trocar_server.config import ServerConfig
+models = {"resnet18": {"weights": "random:0"}}
+config = ServerConfig(port=0, data_dir=sys.argv[1], device="cpu", models=models)
+asyncio.run(app.serve(config, lambda running: print(running.rpc.port, flush=True)))
+"""
+
+
+def start_process(data_dir: Path) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(data_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip().isdigit():
+            return process, f"127.0.0.1:{line.strip()}"
+    raise AssertionError("the server did not start")
+
+
+def end(process: subprocess.Popen[str]) -> int:
+    process.communicate(timeout=120)  # its log goes to stdout: who closes that breaks it
+    return process.returncode
+
+
+def test_a_fit_survives_kill_9_in_the_middle(tmp_path: Path) -> None:
+    expected = fitted_plainly(("layer4", "fc"))
+    process, address = start_process(tmp_path)
+    with trocar.connect(address, retries=0) as client:
+        trainer = make_trainer(client, ("layer4", "fc"))
+        number = trainer.start_fit(samples(), epochs=EPOCHS, batch_size=BATCH, checkpoint_every=2)
+        for event in trainer.watch(number):
+            if event.kind == "step" and event["step"] == 5:
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        trainer_id = trainer.trainer_id
+    end(process)
+    process, address = start_process(tmp_path)
+    try:
+        with trocar.connect(address) as client:
+            found = client.trainer(trainer_id)
+            events = list(found.watch(number))
+            assert events[-1].kind == "finished", events[-1]
+            assert [event.number for event in events] == list(range(len(events)))
+            assert_equal(exported(found, tmp_path / "fitted.safetensors"), expected)
+    finally:
+        process.terminate()
+        assert end(process) == 0
+
+
+def test_a_lost_connection_changes_nothing(running: RunningServer, client: trocar.Client) -> None:
+    trainer = make_trainer(client, ("fc",))
+    number = trainer.start_fit(samples(), epochs=30, batch_size=BATCH)
+    threads = []
+    for _ in range(3):  # who goes in the middle disturbs nobody
+
+        def leave() -> None:
+            with trocar.connect(running.address) as other:
+                for event in trocar.Trainer(other, trainer.trainer_id).watch(number):
+                    if event.kind == "step":
+                        break
+
+        threads.append(threading.Thread(target=leave))
+        threads[-1].start()
+    events = list(trainer.watch(number))
+    for thread in threads:
+        thread.join()
+    assert events[-1].kind == "finished"
+    assert [event.number for event in events] == list(range(len(events)))

@@ -1,0 +1,1 @@
+"""Files of the repository as tests read them."""

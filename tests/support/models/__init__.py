@@ -1,0 +1,1 @@
+"""Small models with the habits that tests are about."""

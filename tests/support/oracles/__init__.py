@@ -1,0 +1,1 @@
+"""The same results in plain torch."""

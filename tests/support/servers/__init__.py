@@ -1,0 +1,1 @@
+"""Servers, processes and networks for tests."""

@@ -1,0 +1,1 @@
+"""Requests by hand and at random."""

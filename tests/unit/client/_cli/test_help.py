@@ -1,0 +1,66 @@
+"""Help texts: every command in a section, summaries in full, and metavars that say what is meant."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from trocar._cli.app import build_app
+from trocar._cli.help_sections import CONNECT, SECTIONS, summary
+
+ROOT: Any = typer.main.get_command(build_app())
+
+
+def commands(group: Any = ROOT, name: str = "trocar") -> Iterator[tuple[str, Any]]:
+    for child, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name} {child}")
+        else:
+            yield f"{name} {child}", command
+
+
+COMMANDS = dict(commands())
+
+
+def help_of(command: Any, name: str) -> str:
+    return str(command.make_context(name, [], resilient_parsing=True).get_help())
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_summaries_of_commands_are_not_cut_off(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = help_of(ROOT, "trocar")
+    words = " ".join(shown.split())
+    for name, command in ROOT.commands.items():
+        assert f"{name} {summary(command.help)}" in words
+    assert max(map(len, shown.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_summary_is_a_sentence(name: str) -> None:
+    found = summary(COMMANDS[name].help)
+    assert found[0].isupper()
+    assert found.endswith(".")
+
+
+def test_commands_are_in_sections_in_order() -> None:
+    lines = help_of(ROOT, "trocar").splitlines()
+    titles = [line.removesuffix(":") for line in lines if re.fullmatch(r"\S.*:", line)]
+    assert titles == ["Options", *SECTIONS]
+
+
+def test_options_of_the_connection_are_apart() -> None:
+    own, _, connection = help_of(COMMANDS["trocar cam"], "cam").partition(f"\n{CONNECT}:\n")
+    assert "--server ADDRESS" not in own
+    assert "--server ADDRESS" in connection
+    assert "--method METHOD" in own
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_metavars_say_what_is_meant(name: str) -> None:
+    if "ignore_unknown_options" in COMMANDS[name].context_settings:
+        return  # of another package
+    shown = help_of(COMMANDS[name], name)
+    assert re.findall(r"<(?!\w+(?:\|\w+)+>)\S[^>\n]*>", shown) == []  # other than <one|of|these>

@@ -1,0 +1,145 @@
+"""A client without a server: what it computes depends on every byte and on the size of the batch."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trocar import FeatureMapInfo, FeatureMaps, Model, ServerInfo, ServerLimits, ServerTiming
+from trocar._base.tensors import Array
+from trocar._request.stored_edits import StoredEdits
+from trocar.errors import InvalidImageError, TrocarError
+
+BAD = b"bad"
+"""How the content of a sample begins that the server cannot decode."""
+WIDE = b"wide"
+"""How the content of a sample begins whose feature map is wider than the others."""
+COLUMNS = ("wide/in", "code")
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    index: int
+    maps: FeatureMaps | None
+    error: TrocarError | None
+    checkpoint: bytes | None = None
+
+
+class FakeClient:
+    """Answers like a client of a server that hosts one model."""
+
+    def __init__(self, *, fail_at: int | None = None, error: TrocarError | None = None) -> None:
+        self.calls: list[int] = []
+        self.edits: list[Any] = []
+        self.stored: list[StoredEdits] = []
+        self._fail_at = fail_at
+        self._error = error
+
+    def model(self, model_id: str) -> Model:
+        return Model(
+            model_id, "loaded", "custom", "m:M", "random:0", 7, 28, "cpu", "float32", None, (), (2, 3)
+        )
+
+    def server_info(self) -> ServerInfo:
+        return ServerInfo(
+            "1",
+            "2.14",
+            "cpu",
+            ServerLimits(
+                *(1 << 30, 1 << 30, 1 << 20, 64, 8, 10_000, 8, 1 << 30, 256, 1 << 30, 16, 604_800.0, 8),
+                *(1 << 33, 1 << 32, 1800.0, 600.0, 600.0),
+            ),
+        )
+
+    def stored_edits(self, model_id: str) -> list[StoredEdits]:
+        return self.stored
+
+    def extract(
+        self,
+        model_id: str,
+        inputs: Any,
+        taps: Sequence[Any],
+        *,
+        edits: Sequence[Any] = (),
+        numerics: str = "exact",
+        timeout_s: float | None = None,
+        adapter: str = "",
+    ) -> FeatureMaps:
+        if self._error is not None and len(self.calls) == self._fail_at:
+            raise self._error
+        self.calls.append(len(inputs))
+        self.edits.append(edits)
+        return computed(inputs, taps)
+
+    @contextmanager
+    def extract_stream(
+        self,
+        model_id: str,
+        batches: Iterable[Any],
+        taps: Sequence[Any],
+        *,
+        edits: Sequence[Any] = (),
+        numerics: str = "exact",
+        timeout_s: float | None = None,
+        adapter: str = "",
+        running_statistics: bool = False,
+    ) -> Iterator[Iterator[StreamResult]]:
+        def results() -> Iterator[StreamResult]:
+            for index, batch in enumerate(batches):
+                try:
+                    result = StreamResult(index, self.extract(model_id, batch, taps, edits=edits), None)
+                except InvalidImageError as error:
+                    result = StreamResult(index, None, error)
+                yield result
+
+        yield results()
+
+
+StreamingClient = FakeClient
+
+
+def computed(inputs: Sequence[Any] | Array, taps: Sequence[Any] = COLUMNS) -> FeatureMaps:
+    """Compute what the fake model gives: rows of 5 float32 and of one int64."""
+    contents = [sample if isinstance(sample, bytes) else np.asarray(sample).tobytes() for sample in inputs]
+    if any(content.startswith(BAD) for content in contents):
+        raise InvalidImageError("the bytes are no image")
+    digests = [hashlib.sha256(content + bytes([len(contents)])).digest() for content in contents]
+    width = 6 if contents[0].startswith(WIDE) else 5
+    arrays: dict[str, Array] = {
+        "wide/in": np.stack([np.frombuffer(digest, "u1")[:width] for digest in digests]).astype(np.float32),
+        "code": np.stack([np.frombuffer(digest, "<i8")[0] for digest in digests]).reshape(-1, 1),
+    }
+    info = {
+        name: FeatureMapInfo(name, name, "M", 0, "out", "", array.shape, array.dtype.name, True)
+        for name, array in arrays.items()
+    }
+    return FeatureMaps(
+        arrays,
+        info=info,
+        stats={},
+        expansions={str(tap): (str(tap),) for tap in taps},
+        timing=ServerTiming(0, 0),
+        model_id="m",
+    )
+
+
+def write_samples(folder: Path, count: int, special: dict[int, bytes] | None = None) -> Path:
+    """Write files that pass for images; those in `special` begin with these bytes."""
+    folder.mkdir()
+    for index in range(count):
+        start = (special or {}).get(index, b"")
+        (folder / f"{index:03}.jpg").write_bytes(start + f"sample {index}".encode() * 5)
+    return folder
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Return the bytes of every file below a folder."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }

@@ -1,0 +1,139 @@
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.dlpack
+from PIL import Image
+from safetensors import safe_open
+
+import trocar
+
+SHAPES = {"layer1.0.relu@1": (2, 5, 4, 4), "blocks": (2, 7, 9), "fc": (2, 10), "odd/in[0]": (3,)}
+
+
+def info(name: str, shape: tuple[int, ...], has_values: bool = True) -> trocar.FeatureMapInfo:
+    return trocar.FeatureMapInfo(name, name, "Conv2d", 0, "out", "", shape, "float32", has_values)
+
+
+@pytest.fixture
+def maps() -> trocar.FeatureMaps:
+    rng = np.random.default_rng(0)
+    return trocar.FeatureMaps(
+        {name: rng.standard_normal(shape, np.float32) for name, shape in SHAPES.items()},
+        info={
+            **{name: info(name, shape) for name, shape in SHAPES.items()},
+            "only": info("only", (9,), has_values=False),
+        },
+        stats={"only": trocar.Statistics({"mean": 1.5})},
+        expansions={"layer1.*": ("layer1.0.relu@1",), "**": ("blocks", "fc"), "on*": ("only",)},
+        timing=trocar.ServerTiming(0.0, 0.1),
+        model_id="resnet18",
+        objective=-2.5,
+        edit_expansions={"layer*": ("layer1", "layer2")},
+    )
+
+
+def test_it_is_a_mapping_of_what_has_values(maps: trocar.FeatureMaps) -> None:
+    assert list(maps) == list(SHAPES)
+    assert len(maps) == 4
+    assert "fc" in maps
+    assert "only" not in maps
+
+
+def test_a_selector_that_stands_for_one_value_is_a_key(maps: trocar.FeatureMaps) -> None:
+    assert maps["layer1.*"] is maps["layer1.0.relu@1"]
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("blcks", "nearest: blocks"),
+        ("zzz", "available: layer1"),
+        ("**", "2 feature maps: blocks, fc"),
+        ("only", "values=False"),
+        ("on*", "values=False"),
+    ],
+)
+def test_a_key_that_gives_nothing_says_why(maps: trocar.FeatureMaps, key: str, expected: str) -> None:
+    with pytest.raises(KeyError, match=expected.replace("*", r"\*")):
+        maps[key]
+
+
+def test_arrays_are_shared_with_torch_without_a_warning(maps: trocar.FeatureMaps) -> None:
+    for tensor in (torch.from_numpy(maps["fc"]), torch.utils.dlpack.from_dlpack(maps["fc"])):
+        tensor[0, 0] = 42.0
+        assert maps["fc"][0, 0] == 42.0
+        maps["fc"][0, 0] = 0.0
+
+
+def test_it_cannot_be_changed(maps: trocar.FeatureMaps) -> None:
+    with pytest.raises(TypeError):
+        maps["fc"] = np.zeros(1)  # type: ignore[index]  # the very thing that must not work
+
+
+def test_saved_files_have_names_values_and_origin(maps: trocar.FeatureMaps, tmp_path: Path) -> None:
+    path = tmp_path / "features.safetensors"
+    maps.save(path)
+    with safe_open(path, "numpy") as file:
+        assert sorted(file.keys()) == sorted(SHAPES)
+        for name in SHAPES:
+            np.testing.assert_array_equal(file.get_tensor(name), maps[name])
+        metadata = file.metadata()
+    assert json.loads(metadata["trocar.expansions"])["**"] == ["blocks", "fc"]
+    assert json.loads(metadata["trocar.info"])["only"]["shape"] == [9]
+    assert metadata["trocar.model_id"] == "resnet18"
+    assert json.loads(metadata["trocar.edit_expansions"]) == {"layer*": ["layer1", "layer2"]}
+    assert json.loads(metadata["trocar.objective"]) == -2.5
+
+
+@pytest.mark.parametrize("name", ["layer1.*", "blocks", "fc", None])
+def test_pictures_are_written_without_a_display(
+    maps: trocar.FeatureMaps, tmp_path: Path, name: str | None
+) -> None:
+    path = tmp_path / "maps.png"
+    figure = maps.plot(name, channels=4, path=path)
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        assert min(image.size) > 100
+    assert figure.axes
+
+
+def test_a_grid_has_one_picture_per_channel(maps: trocar.FeatureMaps) -> None:
+    figure = maps.plot("layer1.*", channels=3)
+    drawn = [axes.get_images()[0].get_array() for axes in figure.axes if axes.get_images()]
+    assert len(drawn) == 3
+    np.testing.assert_array_equal(drawn[2], maps["layer1.*"][0, 2])
+
+
+def test_what_cannot_be_drawn_is_refused(maps: trocar.FeatureMaps) -> None:
+    with pytest.raises(ValueError, match="rank"):
+        maps.plot("odd/in[0]")
+
+
+def test_without_matplotlib_the_extra_is_named(
+    maps: trocar.FeatureMaps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "trocar._result.plot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r'pip install "trocar\[plot\]"'):
+        maps.plot("fc")
+
+
+def test_the_repr_lists_every_map(maps: trocar.FeatureMaps) -> None:
+    assert "blocks  (2, 7, 9)  float32  504" in repr(maps)
+    assert "statistics only" in repr(maps)
+    html = maps._repr_html_()
+    table, folded = html.split("</table>", 1)
+    assert table.count("<tr>") == 6
+    assert "<summary>statistics of only</summary>" in folded
+    assert "<td>(2, 7, 9)</td>" in html
+
+
+def test_it_can_be_pickled(maps: trocar.FeatureMaps) -> None:
+    copy = pickle.loads(pickle.dumps(maps))
+    np.testing.assert_array_equal(copy["fc"], maps["fc"])
+    assert copy.stats["only"].mean == 1.5

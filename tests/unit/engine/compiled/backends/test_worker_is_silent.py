@@ -1,0 +1,29 @@
+"""What is built apart tells nobody: OpenVINO's converter would report to its maker."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import os, sys
+from trocar_server.engine.compiled.backends import build_worker as worker
+sys.argv.append(str(os.getppid()))
+
+def build(job):
+    from openvino.tools.ovc import telemetry_utils
+    return worker.Built(problem=telemetry_utils.tm.__name__)
+
+worker.build = build
+worker.main()
+"""
+
+
+def test_the_converter_has_nothing_to_report_with() -> None:
+    pytest.importorskip("openvino_telemetry")  # without it there is nothing to hold back
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], input=pickle.dumps(None), capture_output=True, check=True
+    )
+    assert json.loads(done.stdout)["problem"] == "openvino.tools.ovc.telemetry_stub"

@@ -1,0 +1,204 @@
+"""From bytes to arguments of the forward, and what is known of them before the bytes are there."""
+
+import io
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.support.models.odd_models import Identity
+from tests.support.models.tiny_models import Half
+from tests.unit.engine.deployments import hosted, hosted_by_name
+from trocar_api.reasons import ErrorReason
+from trocar_server.config import Limits
+from trocar_server.engine.execute.arguments import (
+    build_arguments,
+    check_images,
+    decode_images,
+    predicted_signature,
+    signature_of,
+)
+from trocar_server.engine.execute.image_decoder import ImageDecoder
+from trocar_server.engine.request.plan import ArgumentInput, ImageInput, ImageSpec, Payload, TensorInput
+from trocar_server.errors import ServiceError
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+def payload(tensor: torch.Tensor) -> Payload:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().copy()
+
+
+def png(image: Image.Image) -> Payload:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return np.frombuffer(buffer.getvalue(), np.uint8).copy()
+
+
+def photo(height: int = 40, width: int = 60) -> Image.Image:
+    values = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 3), (2, 0, 3), (1,) * 8], ids=str)
+def test_bytes_become_the_tensor_that_they_were(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    expected = torch.arange(6).remainder(2)[: int(np.prod(shape))].to(dtype).reshape(shape)
+    model = hosted(Identity)
+    (argument,) = build_arguments(model, [TensorInput("", dtype, shape)], [payload(expected)], [[]])
+    assert isinstance(argument, torch.Tensor)
+    assert argument.dtype == dtype
+    assert torch.equal(argument, expected)
+
+
+def test_detection_takes_a_list_of_samples() -> None:
+    model = hosted_by_name("ssdlite320_mobilenet_v3_large")
+    batch = torch.rand(2, 3, 8, 9)
+    entry = TensorInput("", torch.float32, (2, 3, 8, 9))
+    (argument,) = build_arguments(model, [entry], [payload(batch)], [[]])
+    assert isinstance(argument, list)
+    assert [torch.equal(sample, row) for sample, row in zip(argument, batch, strict=True)] == [True, True]
+    assert predicted_signature(model, [entry]) == signature_of([""], [argument])
+
+
+def test_the_predicted_form_is_that_of_the_arguments() -> None:
+    model = hosted(Identity)
+    entries = [TensorInput("", torch.float32, (2, 3)), TensorInput("bias", torch.int64, ())]
+    tensors = [torch.zeros(2, 3), torch.zeros((), dtype=torch.int64)]
+    arguments = build_arguments(model, entries, [payload(tensor) for tensor in tensors], [[], []])
+    assert predicted_signature(model, entries) == signature_of(["", "bias"], arguments)
+
+
+def test_the_form_of_images_is_not_predicted() -> None:
+    assert predicted_signature(hosted(Identity), [ImageInput("", (ImageSpec(10),))]) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_float_of_another_width_is_refused_with_the_way_out(dtype: torch.dtype) -> None:
+    with pytest.raises(ServiceError, match=r'array\.astype\("float32"\)') as caught:
+        predicted_signature(hosted(Half, (7,)), [TensorInput("", dtype, (1, 7))])
+    assert caught.value.reason is ErrorReason.INPUT_REJECTED
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_what_is_no_float_is_the_models_to_judge(dtype: torch.dtype) -> None:
+    assert predicted_signature(hosted(Half, (7,)), [TensorInput("", dtype, (1, 7))]) is not None
+
+
+def test_images_are_prepared_as_torchvisions_weights_say() -> None:
+    from torchvision.models import ResNet18_Weights
+
+    model, images = hosted_by_name("resnet18"), [photo(), photo(300, 200)]
+    entry = ImageInput("", tuple(ImageSpec(1) for _ in images))
+    (batch,) = build_arguments(model, [entry], [np.empty(1, np.uint8)] * 2, [images])
+    transform = ResNet18_Weights.DEFAULT.transforms()
+    assert isinstance(batch, torch.Tensor)
+    assert torch.equal(batch, torch.stack([transform(image) for image in images]))
+
+
+def test_payloads_go_to_their_arguments_in_order() -> None:
+    model = hosted_by_name("resnet18")
+    entries: list[ArgumentInput] = [
+        ImageInput("", (ImageSpec(1), ImageSpec(1))),
+        TensorInput("a", torch.float32, (2,)),
+        TensorInput("b", torch.float32, (1,)),
+    ]
+    payloads = [np.empty(1, np.uint8)] * 2 + [payload(torch.ones(2)), payload(torch.zeros(1))]
+    images, first, second = build_arguments(model, entries, payloads, [[photo(), photo()], [], []])
+    assert isinstance(images, torch.Tensor)
+    assert images.shape == (2, 3, 224, 224)
+    assert isinstance(first, torch.Tensor)
+    assert torch.equal(first, torch.ones(2))
+    assert isinstance(second, torch.Tensor)
+    assert torch.equal(second, torch.zeros(1))
+
+
+@pytest.fixture
+def decoder() -> Iterator[ImageDecoder]:
+    found = ImageDecoder()
+    yield found
+    found.stop()
+
+
+async def decoded(
+    decoder: ImageDecoder, image_specs: list[ImageSpec], payloads: list[Payload], **limits: int
+) -> tuple[list[Image.Image], list[int]]:
+    """Return the images, and the bytes that were reserved for them."""
+    reserved: list[int] = []
+    entry = ImageInput("", tuple(image_specs))
+    (images,) = await decode_images(
+        hosted_by_name("resnet18"),
+        [entry],
+        payloads,
+        Limits(**limits),
+        decoder,
+        lambda byte_count, rows: reserved.append(byte_count),
+    )
+    return images, reserved
+
+
+async def test_encoded_and_raw_images_may_be_mixed(decoder: ImageDecoder) -> None:
+    image = photo()
+    pixels = np.asarray(image)
+    image_specs = [ImageSpec(100), ImageSpec(pixels.nbytes, *pixels.shape[:2])]
+    images, _ = await decoded(decoder, image_specs, [png(image), pixels.reshape(-1).copy()])
+    assert [np.array_equal(np.asarray(found), pixels) for found in images] == [True, True]
+
+
+async def test_what_images_become_is_reserved_before_they_are_decoded(decoder: ImageDecoder) -> None:
+    images, reserved = await decoded(decoder, [ImageSpec(1)] * 2, [png(photo())] * 2)
+    pixels = sum(image.width * image.height for image in images)
+    batch = 2 * 3 * 224 * 224 * 4
+    assert sum(reserved) >= 4 * pixels + 2 * batch
+
+
+async def test_an_image_that_does_not_decode_is_named_by_its_position(decoder: ImageDecoder) -> None:
+    broken = png(photo())
+    with pytest.raises(ServiceError, match="image 1:") as caught:
+        await decoded(decoder, [ImageSpec(1)] * 3, [png(photo()), broken[: len(broken) // 2], broken])
+    assert caught.value.reason is ErrorReason.INVALID_IMAGE
+
+
+async def test_an_image_with_too_many_pixels_is_named_by_its_position(decoder: ImageDecoder) -> None:
+    with pytest.raises(ServiceError, match="image 0:") as caught:
+        await decoded(decoder, [ImageSpec(1)], [png(photo())], max_image_pixels=40 * 60 - 1)
+    assert caught.value.reason is ErrorReason.IMAGE_TOO_LARGE
+
+
+async def test_a_batch_that_is_large_only_when_prepared_is_refused_before_any_is_decoded(
+    decoder: ImageDecoder,
+) -> None:
+    """1 x 1 pixels are 3 bytes, and 602,112 as the model gets them."""
+    tiny = png(Image.new("RGB", (1, 1)))
+    with pytest.raises(ServiceError, match=r"the first 112 images") as caught:
+        await decoded(decoder, [ImageSpec(1)] * 200, [tiny] * 200, max_request_bytes=1 << 20)
+    assert caught.value.reason is ErrorReason.IMAGE_TOO_LARGE
+    assert decoder.pids == []
+
+
+def test_raw_pixels_that_are_too_many_are_refused_before_they_have_come() -> None:
+    entry = ImageInput("", (ImageSpec(3 * 40_000_000, 40_000_000, 1),) * 20)
+    with pytest.raises(ServiceError) as caught:
+        check_images(hosted_by_name("resnet18"), [entry], Limits())
+    assert caught.value.reason is ErrorReason.IMAGE_TOO_LARGE
+
+
+def test_images_for_a_model_without_preprocessing_are_refused_with_the_shape_it_takes() -> None:
+    with pytest.raises(ServiceError, match=r"\(batch, 3\)") as caught:
+        check_images(hosted(Identity), [ImageInput("", (ImageSpec(1),))], Limits())
+    assert caught.value.reason is ErrorReason.NO_PREPROCESSING

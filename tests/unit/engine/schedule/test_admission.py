@@ -1,0 +1,180 @@
+"""Who is let in, what fits, and that everything is given back."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.config import Limits
+from trocar_server.engine.schedule.admission import Admission, MethodClass, host_memory, with_budgets
+from trocar_server.errors import ServiceError
+
+EXTRACT, STREAM, DATA = MethodClass.EXTRACT, MethodClass.STREAM, MethodClass.DATA
+NOTHING = (0, 0.0, 0)
+
+
+def admission(total: int = 1000, own: int = 400, total_s: float = 100.0, own_s: float = 10.0) -> Admission:
+    return Admission(
+        Limits(max_pending_bytes=total, max_principal_bytes=own, max_pending_s=total_s, max_principal_s=own_s)
+    )
+
+
+def test_bytes_come_back_when_a_call_ends() -> None:
+    gate = admission()
+    with gate.admit(EXTRACT, "alice") as held:
+        held.reserve(300)
+        held.expect(2.0)
+        assert gate.reserved() == gate.reserved("alice") == gate.reserved(kind=EXTRACT) == (300, 2.0, 1)
+    assert gate.reserved() == gate.reserved("alice") == gate.reserved(kind=EXTRACT) == NOTHING
+
+
+def test_bytes_come_back_when_a_call_fails() -> None:
+    gate = admission()
+    with suppress(KeyError), gate.admit(EXTRACT, "alice") as held:
+        held.reserve(300)
+        held.expect(2.0)
+        raise KeyError
+    assert gate.reserved() == NOTHING
+
+
+def test_what_does_not_fit_now_is_told_what_would() -> None:
+    gate = admission()
+    with gate.admit(EXTRACT, "alice") as one, gate.admit(EXTRACT, "alice") as other:
+        one.reserve(300)
+        one.expect(6.0)
+        with pytest.raises(ServiceError, match="needs 200 bytes and 100 are free") as caught:
+            other.reserve(200, rows=8)
+        assert "a batch of 4 at most" in caught.value.message
+        assert other.byte_count == 0
+    assert caught.value.reason is ErrorReason.SERVER_BUSY
+    assert caught.value.retry_after_s == 3.0
+    assert caught.value.details == {"method_class": "extract", "free_bytes": "100", "fitting_rows": "4"}
+
+
+def test_what_never_fits_is_not_told_to_come_again() -> None:
+    gate = admission()
+    with gate.admit(EXTRACT, "alice") as held:
+        held.reserve(300)
+        with pytest.raises(ServiceError, match="take 500 bytes together") as caught:
+            held.reserve(200, rows=8)
+    assert "may have 400 at once; send a batch of 6 at most" in caught.value.message
+    assert caught.value.reason is ErrorReason.REQUEST_TOO_LARGE
+    assert caught.value.retry_after_s is None
+
+
+def test_one_principal_leaves_room_for_others() -> None:
+    gate = admission()
+    with gate.admit(EXTRACT, "alice") as one, gate.admit(EXTRACT, "bob") as other:
+        one.reserve(400)
+        other.reserve(300)
+        assert gate.reserved() == (700, 0.0, 2)
+
+
+def test_one_class_of_methods_leaves_room_for_others() -> None:
+    gate = admission(own=750)
+    with gate.admit(EXTRACT, "alice") as one, gate.admit(EXTRACT, "bob") as other:
+        one.reserve(750)
+        with pytest.raises(ServiceError) as caught:
+            other.reserve(1)
+        assert caught.value.reason is ErrorReason.SERVER_BUSY
+        with gate.admit(STREAM, "bob") as third:
+            third.reserve(250)
+
+
+def test_all_together_do_not_pass_the_total() -> None:
+    gate = admission()
+    with gate.admit(EXTRACT, "a") as a, gate.admit(EXTRACT, "b") as b, gate.admit(STREAM, "c") as c:
+        a.reserve(400)
+        b.reserve(350)
+        with pytest.raises(ServiceError, match="250 are free"):
+            c.reserve(300)
+
+
+def test_bytes_that_are_there_already_are_counted_and_not_refused() -> None:
+    gate = admission()
+    with gate.admit(EXTRACT, "alice") as held:
+        held.reserve(400)
+        held.add(5000)
+        assert gate.reserved()[0] == 5400
+        held.add(-5300)
+        assert gate.reserved()[0] == 100
+    assert gate.reserved() == NOTHING
+
+
+def test_a_caller_with_much_work_waiting_is_told_to_wait_for_it() -> None:
+    gate = admission()
+    with gate.admit(EXTRACT, "alice") as one, gate.admit(EXTRACT, "alice") as other:
+        one.expect(9.0)
+        with pytest.raises(ServiceError, match="your calls that were admitted need about 9 s") as caught:
+            other.expect(2.0)
+        assert caught.value.reason is ErrorReason.SERVER_BUSY
+        one.computed()
+        other.expect(2.0)
+        assert gate.reserved() == (0, 2.0, 2)
+
+
+def test_who_has_nothing_waiting_is_let_in_however_long_it_takes() -> None:
+    gate = admission()
+    with gate.admit(EXTRACT, "alice") as held:
+        held.expect(1e6)
+        with gate.admit(EXTRACT, "bob") as other:
+            other.expect(1.0)
+            with gate.admit(EXTRACT, "bob") as third, pytest.raises(ServiceError, match="all calls"):
+                third.expect(1.0)
+
+
+STEP = st.tuples(
+    st.integers(0, 5),
+    st.sampled_from(["reserve", "add", "give", "expect", "computed"]),
+    st.integers(1, 500),
+)
+
+
+@given(st.lists(STEP, max_size=40))
+def test_no_budget_is_passed_and_nothing_is_lost(steps: list[tuple[int, str, int]]) -> None:
+    gate = admission()
+    kinds = list(MethodClass)
+    contexts = [gate.admit(kinds[number % len(kinds)], f"caller {number % 3}") for number in range(6)]
+    held = [context.__enter__() for context in contexts]
+    extra = 0
+    for number, step, amount in steps:
+        one = held[number]
+        with suppress(ServiceError):
+            if step == "reserve":
+                one.reserve(amount)
+            elif step == "add":
+                one.add(amount)
+                extra += amount
+            elif step == "give":
+                one.add(-min(amount, one.byte_count))
+            elif step == "expect":
+                one.expect(amount / 10)
+            elif step == "computed":
+                one.computed()
+        assert gate.reserved()[0] == sum(each.byte_count for each in held) <= 1000 + extra
+        assert gate.reserved()[1] == pytest.approx(sum(each.seconds for each in held))
+    for context in contexts:
+        context.__exit__(None, None, None)
+    assert gate.reserved() == NOTHING
+    assert all(gate.reserved(kind=kind) == NOTHING for kind in kinds)
+    assert not gate._flows
+
+
+def test_zeros_become_shares_of_the_memory() -> None:
+    limits = with_budgets(Limits(), memory=lambda: 1 << 34)
+    assert (limits.max_pending_bytes, limits.max_principal_bytes) == (1 << 33, 1 << 32)
+    limits = with_budgets(Limits(max_pending_bytes=1000, max_principal_bytes=5000))
+    assert (limits.max_pending_bytes, limits.max_principal_bytes) == (1000, 1000)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1048576\n", 1 << 20), ("max\n", None), (None, None)])
+def test_the_memory_of_a_container_counts(tmp_path: Path, text: str | None, expected: int | None) -> None:
+    file = tmp_path / "memory.max"
+    if text is not None:
+        file.write_text(text)
+    machine = host_memory(tmp_path / "nothing")
+    assert host_memory(file) == (expected or machine)
+    assert machine > 1 << 28

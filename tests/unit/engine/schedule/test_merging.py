@@ -1,0 +1,205 @@
+"""Calls in groups."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.engine.request.priority import Priority
+from trocar_server.engine.schedule.merging import MergingQueue
+from trocar_server.errors import ServiceError
+from trocar_server.models import current_flow, set_flow
+
+
+class Held:
+    """Runs groups when it is told to, and remembers them."""
+
+    def __init__(self, most_rows: int = 8, max_waiting: int = 100) -> None:
+        self.groups: list[list[str]] = []
+        self.may_run = asyncio.Semaphore(0)
+        self.has_begun = asyncio.Event()
+        self.queue: MergingQueue[str, str] = MergingQueue(self._run, lambda: most_rows, max_waiting)
+
+    async def _run(self, group: Sequence[str]) -> Sequence[str | BaseException]:
+        self.groups.append(list(group))
+        self.has_begun.set()
+        await self.may_run.acquire()
+        return [KeyError(work) if work.startswith("bad") else work.upper() for work in group]
+
+    def submit(self, work: str, rows: int = 1, *, may_merge: bool = True) -> "asyncio.Task[str]":
+        return asyncio.create_task(self.queue.submit(work, rows, may_merge=may_merge))
+
+
+async def begun(held: Held, *works: str) -> "list[asyncio.Task[str]]":
+    """Let one call run, with others behind it."""
+    tasks = [held.submit("first")]
+    await held.has_begun.wait()
+    tasks += [held.submit(work) for work in works]
+    await asyncio.sleep(0)
+    return tasks
+
+
+def release(held: Held) -> None:
+    for _ in range(50):
+        held.may_run.release()
+
+
+async def test_a_call_alone_runs_at_once() -> None:
+    held = Held()
+    release(held)
+    assert await held.submit("a") == "A"
+    assert held.groups == [["a"]]
+
+
+async def test_those_that_wait_make_the_next_group() -> None:
+    held = Held()
+    tasks = await begun(held, "a", "b", "c")
+    release(held)
+    assert await asyncio.gather(*tasks) == ["FIRST", "A", "B", "C"]
+    assert held.groups == [["first"], ["a", "b", "c"]]
+
+
+async def test_a_group_has_no_more_rows_than_pay() -> None:
+    held = Held(most_rows=4)
+    first = held.submit("first")
+    await held.has_begun.wait()
+    rest = [
+        held.submit("a", 3),
+        held.submit("b", 1),
+        held.submit("c", 2),
+        held.submit("d", 9),
+        held.submit("e", 1),
+    ]
+    await asyncio.sleep(0)
+    release(held)
+    await asyncio.gather(first, *rest)
+    assert held.groups == [["first"], ["a", "b"], ["c"], ["d"], ["e"]]
+
+
+async def test_who_refuses_company_runs_alone_and_in_turn() -> None:
+    held = Held()
+    first = held.submit("first")
+    await held.has_begun.wait()
+    rest = [held.submit("a"), held.submit("alone", may_merge=False), held.submit("b"), held.submit("c")]
+    await asyncio.sleep(0)
+    release(held)
+    await asyncio.gather(first, *rest)
+    assert held.groups == [["first"], ["a"], ["alone"], ["b", "c"]]
+
+
+async def test_one_that_fails_does_so_alone() -> None:
+    held = Held()
+    tasks = await begun(held, "a", "bad", "b")
+    release(held)
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [found[0], found[1], found[3]] == ["FIRST", "A", "B"]
+    assert isinstance(found[2], KeyError)
+
+
+async def test_a_group_that_fails_fails_for_each_and_the_next_one_runs() -> None:
+    calls = 0
+
+    async def run(group: Sequence[str]) -> Sequence[str | BaseException]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("broken")
+        return list(group)
+
+    queue: MergingQueue[str, str] = MergingQueue(run, lambda: 8, 8)
+    with pytest.raises(ValueError, match="broken"):
+        await queue.submit("a", 1, may_merge=True)
+    assert await queue.submit("b", 1, may_merge=True) == "b"
+
+
+async def test_a_call_that_is_cancelled_in_line_is_not_run() -> None:
+    held = Held()
+    tasks = await begun(held, "a", "b")
+    tasks[1].cancel()
+    with suppress(asyncio.CancelledError):
+        await tasks[1]
+    release(held)
+    assert [await tasks[0], await tasks[2]] == ["FIRST", "B"]
+    assert held.groups == [["first"], ["b"]]
+
+
+async def test_a_call_that_is_cancelled_while_it_runs_leaves_the_others_alone() -> None:
+    held = Held()
+    tasks = await begun(held, "a", "b")
+    held.may_run.release()
+    await tasks[0]
+    tasks[1].cancel()
+    release(held)
+    assert await tasks[2] == "B"
+
+
+async def test_one_more_than_may_wait_is_refused() -> None:
+    held = Held(max_waiting=2)
+    tasks = await begun(held, "a", "b")
+    with pytest.raises(ServiceError) as caught:
+        await held.submit("c")
+    assert caught.value.reason is ErrorReason.SERVER_BUSY
+    release(held)
+    await asyncio.gather(*tasks)
+
+
+def in_flow(held: Held, flow: str, work: str, **options: Any) -> "asyncio.Task[str]":
+    async def call() -> str:
+        set_flow(flow)
+        return await held.queue.submit(work, 1, may_merge=False, **options)
+
+    return asyncio.create_task(call())
+
+
+async def test_groups_are_fair_between_callers() -> None:
+    held = Held()
+    tasks = await begun(held)
+    tasks += [in_flow(held, "flood", f"flood {number}") for number in range(20)]
+    await asyncio.sleep(0)
+    tasks.append(in_flow(held, "single", "single"))
+    await asyncio.sleep(0)
+    release(held)
+    await asyncio.gather(*tasks)
+    assert held.groups.index(["single"]) <= 2
+    rest = [group[0] for group in held.groups if group[0].startswith("flood")]
+    assert rest == [f"flood {number}" for number in range(20)]
+
+
+async def test_a_callers_priorities_order_his_own_calls() -> None:
+    held = Held()
+    tasks = await begun(held)
+    tasks.append(in_flow(held, "a", "low", priority=Priority.LOW))
+    tasks.append(in_flow(held, "a", "normal"))
+    tasks.append(in_flow(held, "a", "high", priority=Priority.HIGH))
+    await asyncio.sleep(0)
+    release(held)
+    await asyncio.gather(*tasks)
+    assert held.groups[1:] == [["high"], ["normal"], ["low"]]
+
+
+async def test_a_full_line_makes_room_for_who_has_less_than_his_share() -> None:
+    held = Held(max_waiting=3)
+    tasks = await begun(held)
+    flood = [in_flow(held, "flood", f"flood {number}") for number in range(3)]
+    await asyncio.sleep(0)
+    single = in_flow(held, "single", "single")
+    with pytest.raises(ServiceError, match="others share the queue"):
+        await flood[2]
+    release(held)
+    assert await asyncio.gather(*tasks, *flood[:2], single) == ["FIRST", "FLOOD 0", "FLOOD 1", "SINGLE"]
+
+
+async def test_a_group_uses_the_share_of_its_first_call() -> None:
+    flows: list[str] = []
+
+    async def run(group: Sequence[str]) -> Sequence[str]:
+        flows.append(current_flow())
+        return group
+
+    held = Held()
+    held.queue = MergingQueue(run, lambda: 8, 100)
+    await asyncio.gather(*(in_flow(held, flow, flow) for flow in ("a", "b", "c")))
+    assert flows == ["a", "b", "c"]

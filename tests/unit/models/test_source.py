@@ -1,0 +1,112 @@
+"""Sources: how they are written, what is refused, and the extras that they need."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.models.transformers_folders import save_family
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.models import load_model, parse_model_argument
+from trocar_server.models.source import Source, parse_source, require_packages
+
+CPU = torch.device("cpu")
+COMMIT = "0123456789" * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("timm:vit_tiny_patch16_224", Source("timm", "vit_tiny_patch16_224")),
+        ("hf:./folder", Source("hf", "./folder")),
+        ("hf:/models/folder#fill-mask", Source("hf", "/models/folder", task="fill-mask")),
+        (f"hf:org/name@{COMMIT}#BertModel", Source("hf", "org/name", COMMIT, "BertModel")),
+        ("torchvision:resnet50", Source("torchvision", "resnet50")),
+    ],
+)
+def test_sources_are_read(text: str, source: Source) -> None:
+    assert parse_source(text) == source
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hf:org/name", "has no revision"),
+        ("hf:org/name@main", "'main' may move"),
+        ("hf:org/name@0123", "40 hex digits"),
+        ("hf:folder", "is no repository"),
+        ("hf:", "is no source"),
+    ],
+)
+def test_what_is_not_pinned_is_refused_with_how(text: str, words: str) -> None:
+    with pytest.raises(ServiceError, match=words) as error:
+        parse_source(text)
+    assert error.value.reason is ErrorReason.MODEL_INVALID
+
+
+@pytest.mark.parametrize(
+    ("argument", "model_id", "architecture", "weights"),
+    [
+        ("timm:resnet18", "resnet18", "timm:resnet18", "DEFAULT"),
+        ("timm:resnet18=random:3", "resnet18", "timm:resnet18", "random:3"),
+        ("mini=hf:/secret/MiniLM", "mini", "hf:MiniLM", "DEFAULT"),
+        ("hf:/secret/Mini LM=random:1", "mini-lm", "hf:Mini LM", "random:1"),
+        ("torchvision:resnet50", "resnet50", "resnet50", "DEFAULT"),
+        ("small=torchvision:resnet18=random:0", "small", "resnet18", "random:0"),
+    ],
+)
+def test_the_command_line_names_sources(
+    argument: str, model_id: str, architecture: str, weights: str
+) -> None:
+    spec = parse_model_argument(argument)
+    assert (spec.model_id, spec.architecture, spec.weights) == (model_id, architecture, weights)
+
+
+@pytest.mark.parametrize("text", ["timm:resnet18", "hf:./folder"])
+def test_a_missing_extra_is_named_before_any_work(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    missing = ("timm", "transformers")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
+    extra = "timm" if text.startswith("timm") else "transformers"
+    with pytest.raises(ServiceError, match=rf"pip install 'trocar\[{extra}\]'"):
+        require_packages(parse_source(text))
+
+
+def test_random_weights_are_those_of_the_seed(tmp_path: Path) -> None:
+    own = save_family("bert", tmp_path)  # built after manual_seed(0)
+    (tmp_path / "model.safetensors").unlink()
+    hosted = load_model(parse_model_argument(f"mini=hf:{tmp_path}=random:0"), CPU, tmp_path / "cache")
+    _same_state(hosted.module, own)
+    with pytest.raises(ServiceError, match="ask for `random:0`"):
+        load_model(parse_model_argument(f"mini=hf:{tmp_path}"), CPU, tmp_path / "cache")
+
+
+def test_a_task_or_class_is_chosen_by_name(tmp_path: Path) -> None:
+    own = save_family("roberta", tmp_path)
+    hosted = load_model(parse_model_argument(f"m=hf:{tmp_path}#feature-extraction"), CPU, tmp_path / "cache")
+    assert type(hosted.module).__name__ == "RobertaModel"
+    _same_state(hosted.module, own.roberta)  # trained without a pooling layer: hosted without one
+    with pytest.raises(ServiceError) as error:
+        load_model(parse_model_argument(f"m=hf:{tmp_path}#text-classification"), CPU, tmp_path / "cache")
+    assert error.value.reason is ErrorReason.WEIGHTS_MISMATCH
+    with pytest.raises(ServiceError, match="has no model 'NoSuchModel'"):
+        load_model(parse_model_argument(f"m=hf:{tmp_path}#NoSuchModel"), CPU, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_a_dtype_is_that_of_the_weights(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    from dataclasses import replace
+
+    save_family("bert", tmp_path)
+    for argument in (f"m=hf:{tmp_path}", "timm:resnet18=random:0", "resnet18=random:0"):
+        hosted = load_model(replace(parse_model_argument(argument), dtype=name), CPU, tmp_path / "cache")
+        assert hosted.dtype is dtype
+
+
+def _same_state(one: Any, other: Any) -> None:
+    mine, theirs = one.state_dict(), other.state_dict()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)

@@ -1,0 +1,92 @@
+"""Requests that came before are the requests that came: never another one, never another list of edits."""
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.wire.wire import request, tensor
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1 import extraction_pb2 as pb
+from trocar_api.v1 import tap_pb2
+from trocar_api.wire import chunk_parts
+from trocar_server.config import Limits
+from trocar_server.errors import ServiceError
+from trocar_server.rpc.codec.edits import StoredList
+from trocar_server.rpc.codec.extract_requests import to_plan
+from trocar_server.rpc.transfer.plan_cache import PlanCache
+
+LIMITS = Limits()
+
+
+def asked(**fields: Any) -> pb.ExtractRequest:
+    return request(chunks=[], **fields)
+
+
+def message(wanted: pb.ExtractRequest, data: bytes = b"") -> bytes:
+    return wanted.SerializeToString() + (b"".join(chunk_parts(0, 0, memoryview(data))) if data else b"")
+
+
+def test_an_equal_request_is_understood_once() -> None:
+    requests, wanted = PlanCache(), asked(inputs=[tensor(shape=[2, 3])])
+    first, _ = requests.read(message(wanted, b"abc"))
+    again, chunks = requests.read(message(wanted, b"def"))
+    assert again is first
+    assert [bytes(chunk.data) for chunk in chunks] == [b"def"]
+    assert again.plan(LIMITS, {})[0] is first.plan(LIMITS, {})[0]
+
+
+def test_it_is_what_it_would_be_alone() -> None:
+    requests = PlanCache()
+    for shape in ([2, 3], [4, 3], [2, 3]):
+        wanted = asked(inputs=[tensor(shape=shape)])
+        for _ in range(2):
+            known, _ = requests.read(message(wanted))
+            assert known.message == wanted
+            assert known.plan(LIMITS, {}) == to_plan(wanted, LIMITS)
+
+
+def test_other_limits_are_asked_again() -> None:
+    requests, wanted = PlanCache(), asked(inputs=[tensor(shape=[640, 3])])
+    requests.read(message(wanted))[0].plan(LIMITS, {})
+    with pytest.raises(ServiceError):
+        requests.read(message(wanted))[0].plan(Limits(max_request_bytes=1024), {})
+
+
+def test_what_is_refused_is_refused_each_time() -> None:
+    requests, wanted = PlanCache(), asked(taps=[])
+    for _ in range(2):
+        with pytest.raises(ServiceError, match="taps"):
+            requests.read(message(wanted))[0].plan(LIMITS, {})
+
+
+def test_stored_edits_are_never_remembered() -> None:
+    requests, wanted = PlanCache(), asked(inputs=[tensor(shape=[2, 3])])
+    wanted.edits.add().stored = "mine"
+    known, _ = requests.read(message(wanted))
+    for count in (0, 1):
+        operands = [np.zeros(4, np.uint8)] * count
+        first, _ = known.plan(LIMITS, {"mine": StoredList((), tuple(operands), bytes([count]))})
+        second, _ = known.plan(LIMITS, {"mine": StoredList((), tuple(operands), bytes([count]))})
+        assert first is not second
+
+
+def test_bytes_that_are_no_message_are_refused() -> None:
+    for data in (b"\xff\xff", b"\x0a\x05ab", b"\x08\x01"):
+        with pytest.raises(ServiceError) as caught:
+            PlanCache().read(data)[0].plan(LIMITS, {})
+        assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    requests = PlanCache()
+    large = [tap_pb2.Tap(selector=f"layer{i}" + "x" * 200) for i in range(50)]
+    tracemalloc.start()
+    try:
+        for i in range(400):
+            requests.read(message(asked(model_id=f"m{i}", taps=large, inputs=[tensor(shape=[2, 3])])))
+            requests.read(message(asked(model_id=f"m{i}", inputs=[tensor(shape=[2, 3])])))
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,166 @@
+"""Files that survive a crash."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.storage.disk_errors import disk_errors
+from trocar_server.storage.durable import (
+    DamagedError,
+    make_folder,
+    open_partial,
+    read_whole,
+    remove_partial,
+    write_durably,
+)
+
+
+def test_only_its_owner_may_read_a_file(tmp_path: Path) -> None:
+    write_durably(tmp_path / "x.json", b"abc")
+    assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.json"
+    write_durably(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="space"):
+        write_durably(path, b"new")
+    assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], b"old")
+
+
+def test_the_bytes_are_on_disk_before_the_name_is_and_the_name_before_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        events.append("folder" if Path(f"/proc/self/fd/{descriptor}").resolve() == tmp_path else "file")
+        fsync(descriptor)
+
+    def noted_replace(source: Path, target: Path) -> None:
+        events.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    write_durably(tmp_path / "x.json", b"abc")
+    assert events == ["file", "rename", "folder"]
+
+
+def test_a_file_may_come_in_pieces(tmp_path: Path) -> None:
+    pieces: list[bytes | memoryview] = [b"abc", memoryview(b"def"), b""]
+    write_durably(tmp_path / "x.json", pieces)
+    assert (tmp_path / "x.json").read_bytes() == b"abcdef"
+
+
+def test_a_disk_that_takes_little_at_once_gets_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+    write_durably(tmp_path / "x.json", bytes(range(100)))
+    assert (tmp_path / "x.json").read_bytes() == bytes(range(100))
+
+
+def test_pieces_that_fail_leave_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        write_durably(tmp_path / "x.json", (bytes([1 // part]) for part in (1, 0)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_being_written_stays_and_what_nobody_writes_any_more_goes(tmp_path: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"abc"
+        remove_partial(tmp_path)  # of another server, which starts meanwhile
+        yield b"def"
+
+    write_durably(tmp_path / "x.json", pieces())
+    assert (tmp_path / "x.json").read_bytes() == b"abcdef"
+    path, descriptor = open_partial(tmp_path, "y-")
+    remove_partial(tmp_path)
+    assert path.exists()
+    os.close(descriptor)  # as the kernel does when a process dies
+    remove_partial(tmp_path, "z-")
+    assert path.exists()
+    remove_partial(tmp_path)
+    assert [found.name for found in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_file_that_is_taken_for_a_leftover_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, others = fcntl.flock, iter([True, False])
+
+    def late(descriptor: int, operation: int) -> None:
+        if next(others, False):
+            for found in tmp_path.iterdir():
+                found.unlink()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    write_durably(tmp_path / "x.json", b"abc")
+    assert [found.name for found in tmp_path.iterdir()] == ["x.json"]
+    assert (tmp_path / "x.json").read_bytes() == b"abc"
+
+
+def test_a_file_system_without_locks_takes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    write_durably(tmp_path / "x.json", b"abc")
+    path, descriptor = open_partial(tmp_path)
+    os.close(descriptor)
+    remove_partial(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "x.json"])
+
+
+def test_folders_are_made_down_to_the_last_for_their_owner_alone(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b" / "c")
+    make_folder(tmp_path / "a" / "b" / "c")
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/c")] == [0o700] * 3
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "long"])
+def test_what_is_no_file_of_ours_is_damaged(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    if kind == "link":
+        (tmp_path / "real").write_bytes(b"abc")
+        path.symlink_to(tmp_path / "real")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"abcd")
+    with pytest.raises(DamagedError):
+        read_whole(path, 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (errno.ENOSPC, ErrorReason.STORAGE_FULL),
+        (errno.EDQUOT, ErrorReason.STORAGE_FULL),
+        (errno.EIO, ErrorReason.STORAGE_UNAVAILABLE),
+        (errno.EROFS, ErrorReason.STORAGE_UNAVAILABLE),
+        (errno.EACCES, ErrorReason.STORAGE_UNAVAILABLE),
+    ],
+)
+def test_errors_of_the_disk_have_reasons_and_name_no_path(code: int, reason: ErrorReason) -> None:
+    with pytest.raises(ServiceError) as error, disk_errors("checkpoint"):
+        raise OSError(code, os.strerror(code), "/secret/path")
+    assert error.value.reason is reason
+    assert "secret" not in error.value.message

@@ -1,0 +1,66 @@
+"""Splitting into blocks must not show in the numbers, and must keep memory small."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.unit.tensors.stats.oracle import PLAIN
+from trocar_server.tensors.stats import Statistic
+from trocar_server.tensors.stats.parts import Part
+from trocar_server.tensors.stats.summary import needed_parts, summarize
+
+
+@given(
+    shape=hnp.array_shapes(min_dims=2, max_dims=4, max_side=6),
+    block_elements=st.integers(1, 50),
+    data=st.data(),
+)
+def test_blocks_of_any_size_give_the_same(
+    shape: tuple[int, ...], block_elements: int, data: st.DataObject
+) -> None:
+    value = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    group_dim = data.draw(st.integers(0, len(shape) - 1))
+    whole = summarize(value, group_dim, needed_parts(PLAIN))
+    blocks = summarize(value, group_dim, needed_parts(PLAIN), block_elements)
+    for statistic in PLAIN:
+        torch.testing.assert_close(
+            blocks.finish(statistic), whole.finish(statistic), rtol=1e-12, atol=1e-12, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("shape", [(50, 40), (1, 2000), (2, 10, 100), (2000, 1)])
+@pytest.mark.parametrize("group_dim", [0, 1])
+def test_no_block_is_larger_than_the_limit(
+    shape: tuple[int, ...], group_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    measure = Part.measure
+
+    def record(part: Part, block: torch.Tensor, dim: int) -> torch.Tensor:
+        sizes.append(block.numel())
+        return measure(part, block, dim)
+
+    monkeypatch.setattr(Part, "measure", record)
+    summarize(torch.ones(shape), group_dim, (Part.TOTAL,), block_elements=100)
+    assert sum(sizes) == torch.Size(shape).numel()
+    assert max(sizes) <= 100
+
+
+@pytest.mark.parametrize(
+    ("statistic", "parts"),
+    [
+        (Statistic.MEAN, {Part.TOTAL}),
+        (Statistic.STD, {Part.SPREAD}),
+        (Statistic.ABSMAX, {Part.LOW, Part.HIGH}),
+    ],
+)
+def test_only_the_parts_that_are_needed_are_computed(statistic: Statistic, parts: set[Part]) -> None:
+    assert summarize(torch.ones(2, 2), 0, needed_parts([statistic])).parts.keys() == parts
+
+
+def test_the_largest_absolute_value_of_negative_zeros_is_zero() -> None:
+    value = torch.tensor([[-0.0, -0.0], [0.0, -0.0]])
+    found = summarize(value, 0, needed_parts([Statistic.ABSMAX])).finish(Statistic.ABSMAX)
+    assert not found.signbit().any()

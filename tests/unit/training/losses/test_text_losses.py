@@ -1,0 +1,107 @@
+"""Losses of texts and pairs against those of transformers and sentence-transformers, bit for bit."""
+
+# transformers and timm are half typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# pyright: reportPrivateImportUsage=false, reportOptionalMemberAccess=false, reportIndexIssue=false
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as T
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from torch import Tensor
+from torch.nn import functional as F
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
+from trocar_server.training.losses.loss_function import LossFunction
+from trocar_server.training.spec.trainer_spec import LossSpec
+
+IDS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+LABELS = torch.tensor([[-100, 1, 4, 1, 5], [9, 2, -100, -100, -100]])
+SIZES: dict[str, Any] = {
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 30,
+}
+VECTORS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def loss(name: Any, value: Tensor, target: Tensor | None = None, **options: Any) -> Tensor:
+    """Compute one loss as a trainer does: checked, then computed."""
+    function = LossFunction([LossSpec(name=name, options=options)])
+    targets = {} if target is None else {"": target}
+    function.check_targets(targets, len(value), {"": value.shape})
+    return function(value, {}, targets)[0]
+
+
+def model(kind: Any, config: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(config).eval()
+
+
+@pytest.mark.parametrize("labels", [IDS, LABELS], ids=["all", "masked"])
+def test_the_causal_loss_and_its_gradient_are_those_of_transformers(labels: Tensor) -> None:
+    made = model(T.GPT2LMHeadModel, T.GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=30))
+    output = made(input_ids=IDS, labels=labels)
+    assert torch.equal(loss("causal_lm", output.logits, labels), output.loss)
+    (ours,) = torch.autograd.grad(loss("causal_lm", output.logits, labels), output.logits, retain_graph=True)
+    (own,) = torch.autograd.grad(output.loss, output.logits)
+    assert torch.equal(ours, own)
+
+
+def test_the_token_loss_is_that_of_transformers() -> None:
+    made = model(T.BertForTokenClassification, T.BertConfig(**SIZES, num_labels=10))
+    output = made(input_ids=IDS, labels=LABELS)
+    assert torch.equal(loss("token_cross_entropy", output.logits, LABELS), output.loss)
+
+
+def test_the_loss_of_classified_texts_is_that_of_transformers() -> None:
+    made = model(T.BertForSequenceClassification, T.BertConfig(**SIZES, num_labels=3))
+    labels = torch.tensor([2, 0])
+    output = made(input_ids=IDS, labels=labels)
+    assert torch.equal(loss("cross_entropy", output.logits, labels), output.loss)
+
+
+@pytest.mark.parametrize("scale", [20.0, 5.0])
+def test_the_contrastive_loss_is_that_of_sentence_transformers(scale: float) -> None:
+    theirs: Any = MultipleNegativesRankingLoss(model=None, scale=scale)
+    own = theirs.compute_loss_from_embeddings([*VECTORS.chunk(2)], None)
+    torch.testing.assert_close(loss("contrastive", VECTORS, scale=scale), own, rtol=1e-6, atol=0)
+
+
+def test_the_symmetric_loss_is_that_of_clip() -> None:
+    from transformers.models.clip.modeling_clip import image_text_contrastive_loss
+
+    first, second = F.normalize(VECTORS, dim=1).chunk(2)
+    scores = first @ second.T * 20.0
+    own = image_text_contrastive_loss(scores)
+    assert torch.equal(loss("contrastive_logits", scores), own)
+    assert torch.equal(loss("contrastive", VECTORS, is_symmetric=True), own)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "target", "problem"),
+    [
+        ("causal_lm", torch.zeros(2, 5, 30), IDS[:, :4], "have shape \\(2, 5\\)"),
+        ("causal_lm", torch.zeros(2, 5, 6), IDS, "from 0 to 5"),
+        ("causal_lm", torch.zeros(2, 5, 30), torch.tensor([[3, *[-100] * 4]] * 2), "only labels equal"),
+        ("token_cross_entropy", torch.zeros(2, 5, 30), IDS.float(), "labels are integers"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused_before_the_pass(
+    name: str, value: Tensor, target: Tensor, problem: str
+) -> None:
+    with pytest.raises(ServiceError, match=problem) as error:
+        loss(name, value, target)
+    assert error.value.reason is ErrorReason.TARGET_REJECTED
+
+
+@pytest.mark.parametrize(("name", "shape"), [("contrastive", (3, 4)), ("contrastive_logits", (3, 4))])
+def test_values_without_pairs_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ServiceError, match="pairs") as error:
+        loss(name, torch.zeros(shape))
+    assert error.value.reason is ErrorReason.TRAINER_INVALID

@@ -1,0 +1,73 @@
+"""Stopping a backward pass from outside."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trocar_server.surgery import PassAborted, PassGuard
+from trocar_server.training.step.backward_guard import BackwardGuard
+
+
+def chain(trained: set[int]) -> nn.Sequential:
+    """Return six linear layers, of which some are trained."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+    for index, layer in enumerate(model):
+        layer.requires_grad_(index in trained)
+    return model
+
+
+def stopped_at(model: nn.Sequential, watch: BackwardGuard, place: int) -> list[int]:
+    """Cancel when the gradient comes to the output of a layer; return the layers that it came to."""
+    guard, seen = PassGuard(), []
+
+    def see(index: int) -> Any:
+        def hook(_: Tensor) -> None:
+            seen.append(index)
+            if index == place:
+                guard.cancel()
+
+        return hook
+
+    x = torch.randn(2, 4)
+    with watch.asking(guard):
+        for index, layer in enumerate(model):
+            x = layer(x)
+            if x.requires_grad:
+                x.register_hook(see(index))
+        with pytest.raises(PassAborted):
+            x.sum().backward()
+    return seen
+
+
+@pytest.mark.parametrize("trained", [{0}, {0, 5}, {0, 1, 2, 3, 4, 5}, {1, 4}])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_it_stops_at_the_next_layer(trained: set[int], is_first: bool) -> None:
+    model = chain(trained)
+    watch = BackwardGuard(model)
+    if not is_first:
+        with watch.asking(PassGuard()):
+            model(torch.randn(2, 4)).sum().backward()
+    assert stopped_at(model, watch, place=3)[-1] in (3, 2)
+
+
+def test_frozen_layers_that_no_gradient_comes_to_are_left_alone() -> None:
+    model = chain({5})
+    watch = BackwardGuard(model)
+    with watch.asking(PassGuard()):
+        assert [len(layer._forward_hooks) for layer in model] == [1] * 5 + [0]
+        model(torch.randn(2, 4)).sum().backward()
+    with watch.asking(PassGuard()):
+        assert [len(layer._forward_hooks) for layer in model] == [0] * 6
+    assert not any(layer._forward_hooks for layer in model)
+
+
+def test_small_weights_are_asked_where_there_are_no_others() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    guard = PassGuard()
+    with BackwardGuard(model).asking(guard):
+        loss = model(torch.randn(3, 4)).square().sum()
+        guard.cancel()
+        with pytest.raises(PassAborted):
+            loss.backward()

@@ -1,0 +1,53 @@
+"""Where tensors lie that autograd saves."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from trocar_server.errors import ServiceError
+from trocar_server.training.spec.trainer_spec import SavedTensorsSpec
+from trocar_server.training.step import saved_tensors
+from trocar_server.training.step.saved_tensors import SavedTensors
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh())
+
+
+def gradients(net: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("of", [[], [0, 2]])
+def test_gradients_from_host_memory_are_the_same(of: list[int]) -> None:
+    net, other, x = model(), model(), torch.randn(3, 4)
+    with saved_tensors._on_host([net[index] for index in of]):
+        loss = net(x).square().sum()
+    loss.backward()
+    other(x).square().sum().backward()
+    assert all(map(torch.equal, gradients(net), gradients(other)))
+    assert not any(part._forward_hooks for part in net.modules())
+
+
+@pytest.mark.parametrize("modules", [(), ("0",), ("*",)])
+def test_a_spool_takes_what_the_chosen_modules_save(modules: tuple[str, ...], tmp_path: Path) -> None:
+    net, x = model(), torch.randn(3, 4)
+    spec = SavedTensorsSpec(store="spool", budget_bytes=0, min_bytes=0, modules=modules)
+    saved = SavedTensors(net, spec, tmp_path, {})
+    with saved.forward():
+        loss = net(x).sum()
+    taken, _ = saved.counts()
+    loss.backward()
+    saved.close()
+    whole = 4 * (3 * 4 + 3 * 6 * 3)  # the input, and each value behind it that a derivative needs
+    assert (taken >= whole) == (modules != ("0",))
+    assert taken > 0
+
+
+def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
+    spec = SavedTensorsSpec(store="spool", modules=("layer9",))
+    with pytest.raises(ServiceError, match=r"saved_tensors.modules\[0\]: 'layer9' matches no module"):
+        SavedTensors(model(), spec, tmp_path, {})
