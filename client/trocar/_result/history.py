@@ -187,11 +187,11 @@ class History(Sequence[FitEvent]):
         return self._events[-1].kind if is_over else "running"
 
     def best(self, metric: str = "loss", *, higher_is_better: bool | None = None) -> FitEvent:
-        """Return the best evaluation, the first where several are.
+        """Return the best evaluation, the first if there are several.
 
         Args:
             metric: "loss", or the name of a metric that is one number.
-            higher_is_better: Whether more is better; for everything but the loss when None.
+            higher_is_better: Whether larger is better; when None, for everything except the loss.
 
         Raises:
             ValueError: No evaluation has such a number.
