@@ -53,6 +53,26 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+_RERUN_LIMIT = 3
+"""So many tests of a run may pass at a second try only (`--reruns 1`, as the whole suite is run on a busy machine)."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show how tests failed that passed at their second try: each is a defect, of the test or of what it tests."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"failed at first: {report.nodeid}", sep="_")
+        report.toterminal(terminalreporter._tw)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which more tests than a few needed a second try: that is no chance."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    reruns = reporter.stats.get("rerun", []) if reporter else []
+    if len(reruns) > _RERUN_LIMIT and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{len(reruns)} tests passed at a second try only, more than {_RERUN_LIMIT}: the run fails")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep servers that are given no folder out of this user's own state and downloads."""
