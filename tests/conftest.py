@@ -54,11 +54,11 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 _RERUN_LIMIT = 3
-"""So many tests of a run may pass at a second try only (`--reruns 1`, as the whole suite is run on a busy machine)."""
+"""So many tests of a run may pass at a second try only (`--reruns 1`)."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show how tests failed that passed at their second try: each is a defect, of the test or of what it tests."""
+    """Show how tests failed that passed at their second try: each is a defect, of a test or of Trocar."""
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"failed at first: {report.nodeid}", sep="_")
         report.toterminal(terminalreporter._tw)
@@ -67,9 +67,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run in which more tests than a few needed a second try: that is no chance."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    reruns = reporter.stats.get("rerun", []) if reporter else []
-    if len(reruns) > _RERUN_LIMIT and session.exitstatus == pytest.ExitCode.OK:
-        reporter.write_line(f"{len(reruns)} tests passed at a second try only, more than {_RERUN_LIMIT}: the run fails")
+    if reporter is None:
+        return
+    count = len(reporter.stats.get("rerun", []))
+    if count > _RERUN_LIMIT and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{count} tests passed at a second try only, more than {_RERUN_LIMIT}: the run fails")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
