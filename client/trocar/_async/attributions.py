@@ -100,7 +100,7 @@ class AsyncAttributions:
         Raises:
             ValueError: There is no such method, an option is out of range or does not fit the inputs, the
                 method cannot have this objective, or `at` is None and no place suits.
-            TypeError: The method has no such option, or the model's input is no single array of floats.
+            TypeError: The method has no such option, or the model's input is not a single array of floats.
             NotDifferentiableError: There is no gradient at this place.
             TrocarError: As `extract` and `gradients`.
         """

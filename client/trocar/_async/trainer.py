@@ -378,7 +378,7 @@ class AsyncTrainerCalls:
             async for message in self._connection.train(call, request_id, left_s):
                 result = pb.TrainResponse.FromString(message).result
             if result is None:
-                raise BadReplyError("the server said nothing of the batch")
+                raise BadReplyError("the reply has no result for the batch")
             return result
 
         return await self._connection.resumed(attempt, timeout_s)

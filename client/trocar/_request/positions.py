@@ -82,7 +82,7 @@ def span(start: int | str = "", stop: int | None = None, /, *, role: str = "") -
         return TextSpan(text=start, role=role)
     first, behind = _integer(start), _integer(stop)
     if not 0 <= first < behind:
-        raise ValueError(f"span({first}, {behind}): it starts at 0 or above and ends behind its start")
+        raise ValueError(f"span({first}, {behind}): it starts at 0 or above and ends after its start")
     return TextSpan(first, behind)
 
 
@@ -119,7 +119,7 @@ def position_list(axis: str, positions: Positions) -> Sequence[int]:
     """Return a caller's positions.
 
     Raises:
-        TypeError: These are no integers.
+        TypeError: They are not integers.
         ValueError: There are none or too many, or the slice cannot be counted.
     """
     chosen: Sequence[int]

@@ -102,7 +102,7 @@ def channels(positions: Positions) -> Reduction:
             repeat; the dimension is kept. 1 to 65,536 positions, and each must exist.
 
     Raises:
-        TypeError: These are no integers.
+        TypeError: They are not integers.
         ValueError: There are none or too many, or the slice cannot be counted.
     """
     return _take("channels", positions)
@@ -123,7 +123,7 @@ def tokens(positions: Tokens) -> Reduction:
             removes; `maps.info[name].token_positions` tells the tokens.
 
     Raises:
-        TypeError: These are no integers.
+        TypeError: They are not integers.
         ValueError: There are none or too many, the slice cannot be counted, or no tokens have this name.
     """
     if isinstance(positions, str):
@@ -231,7 +231,7 @@ def grid(height: int = 0, width: int = 0, *, prefix: int = 0) -> Reduction:
     """
     if (height, width, prefix) != (0, 0, 0) and (min(height, width) < 1 or prefix < 0):
         raise ValueError(
-            f"grid of {height} x {width} behind {prefix} tokens; give height and width, or nothing"
+            f"grid of {height} x {width} after {prefix} tokens; give height and width, or neither"
         )
     message = pb.GridReduction(height=height, width=width, prefix_count=prefix)
     return Reduction(pb.Reduction(grid=message))
@@ -269,7 +269,7 @@ def pca(components: object, mean: object = None) -> Reduction:
         mean: Array of shape (channels,); None does not centre. For an object, its own mean is used.
 
     Raises:
-        TypeError: They are no arrays of float32 or float64.
+        TypeError: They are not arrays of float32 or float64.
         ValueError: Their shapes do not fit, an object's mean is given twice, or it whitens.
     """
     rows, centre = _components_and_mean(components, mean)

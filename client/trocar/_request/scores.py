@@ -56,7 +56,7 @@ def logit(classes: Classes, at: str | None = None) -> Objective:
             (batch, tokens, classes); positions are summed.
 
     Raises:
-        TypeError: A class is no whole number.
+        TypeError: A class is not a whole number.
         ValueError: A class is negative, or there is none.
     """
     return _class_score("logit", pb.CLASS_SCORE_KIND_LOGIT, classes, at)
@@ -101,7 +101,7 @@ def value(  # noqa: PLR0913 - one keyword for each thing that it can say
         channel_dim: Which dimension holds the channels, as in `tap`.
 
     Raises:
-        TypeError: A reduction is none, or positions are no integers.
+        TypeError: An entry is not a reduction, or positions are not integers.
         ValueError: An unknown name, or a reduction by principal components.
     """
     if isinstance(reduce, Reduction):
@@ -144,7 +144,7 @@ def loss(
         reduction: "mean" (for "kl_div" over the batch) or "sum".
 
     Raises:
-        TypeError: The labels are no numbers, or no whole ones where they have to be.
+        TypeError: The labels are not numbers, or not whole numbers where these are required.
         ValueError: An unknown name, or labels that are NaN or infinite.
     """
     name = one_of("the loss", kind, LOSSES)
@@ -172,7 +172,7 @@ def gradient_penalty(of: Objective, at: str | None = None, center: float = 0.0) 
         center: 0 for the R1 penalty, 1 for the one of WGAN-GP.
 
     Raises:
-        TypeError: `of` is no objective.
+        TypeError: `of` is not an objective.
         ValueError: There is a penalty inside, or `center` is not finite.
     """
     inner = as_objective(of)

@@ -169,7 +169,7 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
             attention mask of the tokenizer or of the request.
 
     Raises:
-        TypeError: A reduction is none, or positions are no integers.
+        TypeError: An entry is not a reduction, or positions are not integers.
         ValueError: An unknown statistic, `over` or `cast`, or an option that has no meaning with the others.
     """
     wanted = (stats,) if isinstance(stats, (str, QuantilesWanted, HistogramWanted)) else tuple(stats)

@@ -169,7 +169,7 @@ def audio(samples: Any, rate: int) -> Audio:
 
     Raises:
         EmptyBatchError: There is no clip.
-        TypeError: A clip is no array of floating-point numbers.
+        TypeError: A clip is not an array of floating-point numbers.
         ValueError: A clip does not have one dimension, or `rate` is not positive.
     """
     clips = list(samples) if isinstance(samples, (list, tuple)) else [samples]
@@ -216,7 +216,7 @@ def is_texts(value: object) -> bool:
     named = [item for item in value if isinstance(item, str) and names_file(item)]
     if named and len(named) < len(value):
         raise TypeError(
-            f"the list holds texts beside {named[0]!r}, which looks like the name of a file; write "
+            f"the list mixes texts with {named[0]!r}, which looks like the name of a file; write "
             "trocar.texts([...]) for texts, and pathlib.Path for files"
         )
     return not named

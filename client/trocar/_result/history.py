@@ -66,7 +66,7 @@ def event_from_json(line: str) -> FitEvent:
     """Load an event written by `FitEvent.to_json`.
 
     Raises:
-        ValueError: It is no event.
+        ValueError: It is not an event.
     """
     try:
         facts = {name: _plain(value) for name, value in json.loads(line).items()}
@@ -216,7 +216,7 @@ class History(Sequence[FitEvent]):
         """Load a file written by `save`.
 
         Raises:
-            ValueError: A line is no event.
+            ValueError: A line is not an event.
         """
         events = []
         for position, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):

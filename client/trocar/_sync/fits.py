@@ -186,7 +186,7 @@ class Trainer(TrainerCalls):
         for source in (options.dataset, options.eval):  # before the first of them is uploaded
             need_for_source(source)
         if options.dataset is None:
-            raise FitInvalidError("dataset: there is none to train on")
+            raise FitInvalidError("dataset: no data set is given")
         datasets = Datasets(self._connection)
         spec.dataset_id = datasets.dataset_id(options.dataset, on_upload)
         if options.eval is not None:

@@ -236,7 +236,7 @@ def spool(
 
     Raises:
         TypeError: A size is neither a whole number nor a text.
-        ValueError: A text is no size.
+        ValueError: A text is not a size.
     """
     budget, least = byte_count(budget_bytes, "budget_bytes"), byte_count(min_bytes, "min_bytes")
     return SavedTensors("spool", budget, tuple(selectors(modules, "modules")), least, store_dtype)
