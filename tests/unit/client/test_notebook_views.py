@@ -322,6 +322,7 @@ def test_an_attribution_without_a_picture_is_text(missing: str, monkeypatch: pyt
     given: dict[str, Any] = {}
     if missing == "matplotlib":
         monkeypatch.delitem(sys.modules, "trocar._attribution.heat_map_pictures", raising=False)
+        monkeypatch.delitem(sys.modules, "trocar._base.figures", raising=False)
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     else:
         given = {"values": np.zeros((2, 7)), "inputs": np.zeros((2, 7))}
