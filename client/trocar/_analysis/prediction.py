@@ -141,7 +141,7 @@ class Predictions(Sequence[Prediction]):
         return text_table(_HEAD, self._cells(), ("number", "score"))
 
     def __repr__(self) -> str:
-        title = f"Predictions of {self.model_id} for {len(self)} samples:"
+        title = f"Predictions of {self.model_id} for {len(self)} {'sample' if len(self) == 1 else 'samples'}:"
         best = (f"  {shortened(one.sample, _MOST_NAME)}: {one.top}" for one in self.samples)
         return first_lines("\n".join([title, *best]))
 

@@ -159,6 +159,7 @@ def test_samples_that_there_are_not_are_refused() -> None:
 
 def test_pictures_without_matplotlib_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "trocar._attribution.heat_map_pictures", raising=False)
+    monkeypatch.delitem(sys.modules, "trocar._base.figures", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install \"trocar\[plot\]\""):
         attribution(noise(1, 3, 12, 10)).plot()
