@@ -7,7 +7,7 @@ scopes, quotas, limits and fairness are those of every other client.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -18,6 +18,9 @@ from trocar._page.origins import Origins
 from trocar._transport.channel import MAX_MESSAGE_BYTES, AsyncChannel, new_request_id, own_version
 from trocar._transport.early_status import async_status_kept
 from trocar_api.versions import VERSION_KEY
+
+if TYPE_CHECKING:
+    from trocar._transport.channel import AsyncStreamStream
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -132,7 +135,7 @@ class _Call:
     def __init__(
         self, channel: AsyncChannel, path: str, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
-        self._method = channel.stream_stream(path, None, None)
+        self._method: AsyncStreamStream = channel.stream_stream(path, None, None)
         self._metadata = _metadata(headers)
         self._receive, self._send = receive, send
         self._problem: str | None = None

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from trocar._page.gateway import Gateway
 from trocar._page.origins import Origins
@@ -80,6 +81,6 @@ async def serve_page(
     try:
         name = f"[{address.host}]" if ":" in address.host else address.host
         announce(f"{scheme}://{name}:{port}/")
-        await serve(gateway, config, shutdown_trigger=stopped)
+        await serve(cast("Any", gateway), config, shutdown_trigger=stopped)  # its types name every event
     finally:
         await channel.close()

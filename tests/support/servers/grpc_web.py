@@ -51,7 +51,8 @@ def post(url: str, method: str, body: bytes, **headers: str) -> WebReply:
 
 
 def _read(body: bytes) -> WebReply:
-    messages, at = [], 0
+    messages: list[bytes] = []
+    at = 0
     while at < len(body):
         flags, length = struct.unpack_from(">BI", body, at)
         content = body[at + 5 : at + 5 + length]
