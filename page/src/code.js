@@ -2,7 +2,6 @@
 
 const python = (text) => JSON.stringify(text);
 const shell = (text) => (/^[\w./:@%+=-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
-const given = (input) => (input.kind === "text" ? input.text : input.name);
 
 /** A program that extracts the named values. */
 export function pythonCode({ model, input, names }) {
@@ -17,9 +16,9 @@ export function pythonCode({ model, input, names }) {
   ].join("\n");
 }
 
-/** A command that writes the named values to files. */
+/** A command that writes the named values to a file. */
 export function shellCommand({ model, input, names }) {
-  const source = input.kind === "text" ? ["--text", given(input)] : ["--image", given(input)];
+  const source = input.kind === "text" ? ["--text", input.text] : [input.name];
   const taps = names.flatMap((name) => ["--tap", name]);
-  return ["trocar", "extract", model, ...taps, ...source, "--out", "features"].map(shell).join(" ");
+  return ["trocar", "extract", model, ...source, ...taps, "--out", "features.safetensors"].map(shell).join(" ");
 }

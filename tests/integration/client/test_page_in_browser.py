@@ -9,7 +9,9 @@ from pathlib import Path
 from shutil import copy, which
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import trocar
 from tests.support.servers.running_server import RunningServer, running_server
@@ -140,7 +142,10 @@ def test_copied_code_gives_the_numbers_of_the_page(
     assert float(printed.split()[-1]) == pytest.approx(float(mean), rel=1e-3)
     command = [sys.executable, "-m", *texts[1].split()]
     run(command, tmp_path, server.address)
-    assert list((tmp_path / "features").iterdir())
+    written = load_file(tmp_path / "features.safetensors")
+    with trocar.connect(server.address) as client:
+        expected = client.extract(MODEL, tmp_path / "cat.jpg", [MODULE])[MODULE]
+    assert np.array_equal(written[MODULE], expected)
 
 
 def run(command: list[str], folder: Path, address: str) -> str:
