@@ -29,7 +29,7 @@ RANGE_TESTS := tests/contract tests/unit/rpc tests/integration/transfer tests/in
 	$(addprefix tests/integration/training/test_,datasets.py fits.py trainer_wire.py trainers.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train demo-text test test-newest test-floors check check-triton bench bench-spool proto wheel sdist docs constraints clean
+.PHONY: help demo demo-train demo-text test test-newest test-floors check check-triton bench bench-spool proto page wheel sdist docs constraints clean
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -51,7 +51,7 @@ test-newest test-floors: test-%: .venv/.dev  ## Run the parts that dependencies 
 	.venv-$*/bin/python $(PYTEST) $(RANGE_TESTS) $(PYTEST_ARGS) \
 		--deselect tests/unit/client/test_package.py::test_the_sync_client_is_fresh  # needs the formatter: make check
 
-check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerfile, deploy files
+check: .venv/.dev  ## Format, lint, types, layers, stubs, the page's bundle, wire contract, Dockerfile, deploy files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -59,6 +59,8 @@ check: .venv/.dev  ## Format, lint, types, layers, stubs, wire contract, Dockerf
 	$(BIN)/lint-imports
 	PYTHON=$(CURDIR)/$(BIN)/python proto/generate.sh --check
 	$(BIN)/python tools/generate_sync.py --check
+	$(MAKE) --no-print-directory page/node_modules/.made
+	cd page && PATH=$(CURDIR)/$(BIN):$$PATH npm run --silent generate && npm run --silent check
 	$(BIN)/buf lint
 	tools/check_breaking.sh $(BIN)/buf
 	$(BIN)/hadolint Dockerfile
@@ -79,6 +81,9 @@ bench-spool: .venv/.dev  ## Measure a training step with the spool against the o
 
 proto: .venv/.dev  ## Generate the stubs from the .proto files
 	PYTHON=$(CURDIR)/$(BIN)/python proto/generate.sh
+
+page: page/node_modules/.made  ## Build the web page into the client's package (client/trocar/_page/static)
+	cd page && PATH=$(CURDIR)/$(BIN):$$PATH npm run --silent generate && npm run --silent build
 
 wheel: .venv/.dev  ## Build the wheel, compare it with a second build, and try it in an empty environment, as client and as server
 	rm -rf dist
@@ -112,6 +117,10 @@ clean:  ## Remove what was made, except .venv
 	@echo "installing Trocar, what the tests need and the checkers into .venv (with PyTorch: minutes on a slow line, once)"
 	$(PIP_INSTALL) --editable '.[dev]'
 	@touch .venv/.demo $@
+
+page/node_modules/.made: page/package-lock.json
+	cd page && npm ci --no-audit --no-fund --silent
+	@touch $@
 
 # Nothing of Trocar is installed there: sources are read, not imported.
 .venv-docs/.made: tools/site_requirements.txt | .venv/bin/python

@@ -148,6 +148,7 @@ class AsyncClient:
     server_info = delegate("_server", AsyncServer.server_info)
     drain = delegate("_server", AsyncServer.drain)
     reload_config = delegate("_server", AsyncServer.reload_config)
+    page = delegate("_server", AsyncServer.page)
 
     models = delegate("_models", AsyncModels.models)
     model = delegate("_models", AsyncModels.model)

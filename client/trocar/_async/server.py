@@ -6,6 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from trocar._base.concurrency import async_pause
+from trocar._page.page import Page
+from trocar._page.serving import PageAddress
 from trocar._wire import from_wire
 from trocar.errors import DeadlineExceededError, ModelNotLoadedError, VersionSkewError
 from trocar_api.v1 import server_pb2
@@ -134,3 +136,28 @@ class AsyncServer:
             self._connection.server_service.ReloadConfig, server_pb2.ReloadConfigRequest(), timeout_s
         )
         return list(reply.changes)
+
+    def page(self, *, host: str = "127.0.0.1", port: int = 0) -> Page:
+        """Serve a web page of this server from this program, for a browser on the same machine.
+
+            client.page()          # ends a cell with a link
+            page = client.page(port=8080)
+            page.close()
+
+        The page looks inside models: modules, feature maps, classes. It stays until it is closed or the
+        program ends, also when this client is closed. It does not get this client's token: whoever opens
+        it is asked for one, where the server wants one.
+
+        Args:
+            host: The address of this machine where the page listens. Others can open the page at an address
+                that is not of this machine alone.
+            port: Its TCP port; a free one when 0.
+
+        Returns:
+            The page, with its `url`.
+
+        Raises:
+            MissingExtraError: The extra `page` is not installed.
+            OSError: The port cannot be opened.
+        """
+        return Page(self._connection.options, PageAddress(host, port))

@@ -27,6 +27,7 @@ from trocar._cli.commands.server.datasets_command import datasets_app
 from trocar._cli.commands.server.edits_command import edits_app
 from trocar._cli.commands.server.loading_commands import load, unload
 from trocar._cli.commands.server.operating_commands import drain, reload
+from trocar._cli.commands.server.page_command import page
 from trocar._cli.commands.server.ready_command import info, ready
 from trocar._cli.commands.server.train_command import train
 from trocar._cli.commands.server.trainers_command import trainers_app
@@ -54,7 +55,7 @@ _EPILOG = (
 )
 
 _COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
-    (INSPECT, (models, modules, plan, predict, extract, stats, gradients)),
+    (INSPECT, (models, modules, plan, predict, extract, stats, gradients, page)),
     (ANALYSE, (cam, health, fid, cka, dead, diff, compare)),
     (OPERATE, (ready, info, load, unload, drain, reload, bench)),
 )

@@ -148,6 +148,7 @@ class Client:
     server_info = delegate("_server", Server.server_info)
     drain = delegate("_server", Server.drain)
     reload_config = delegate("_server", Server.reload_config)
+    page = delegate("_server", Server.page)
 
     models = delegate("_models", Models.models)
     model = delegate("_models", Models.model)

@@ -1,0 +1,1 @@
+"""The page: a web interface of a server, and the gateway between a browser and gRPC."""

@@ -1,0 +1,240 @@
+"""The gateway: an ASGI application that serves the page and passes its calls to a gRPC server.
+
+A call of the page is gRPC-Web. Its messages and its token go on unread, and the server decides: token,
+scopes, quotas, limits and fairness are those of every other client.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from trocar._page.assets import read_assets
+from trocar._page.frames import CONTENT_TYPE, FramingError, message_frame, messages, trailers_frame
+from trocar._page.origins import Origins
+from trocar._transport.channel import MAX_MESSAGE_BYTES, AsyncChannel, new_request_id, own_version
+from trocar._transport.early_status import async_status_kept
+from trocar_api.versions import VERSION_KEY
+
+if TYPE_CHECKING:
+    from trocar._transport.channel import AsyncStreamStream
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_BODY_BYTES = 256 << 20
+"""The most bytes of one request."""
+
+MAX_CALLS = 64
+"""The most calls at a time; more are refused with RESOURCE_EXHAUSTED."""
+
+BODY_TIMEOUT_S = 20.0
+"""How long the gateway waits for the next part of a request."""
+
+_CALL_TIMEOUT_S = 600.0
+_SERVICES = ("trocar_api.v1.", "grpc.health.v1.Health")
+_FORWARDED = (b"authorization", b"x-request-id")
+_UNFORWARDED_TRAILERS = ("grpc-status", "grpc-message")
+
+_SECURITY_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class Gateway:
+    """An ASGI application: the page's files, and gRPC-Web calls that go on to a server.
+
+    Args:
+        channel: Connection to the server.
+        origins: Who may call.
+    """
+
+    def __init__(self, channel: AsyncChannel, origins: Origins) -> None:
+        self._channel = channel
+        self._origins = origins
+        self._assets = read_assets()
+        self._call_count = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await _answer_lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        # Other protocols (websocket) end here: the HTTP server refuses what is not accepted.
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        refusal = self._origins.refusal(headers)
+        if refusal is not None:
+            await _send_text(send, 403, refusal)
+        elif scope["method"] in ("GET", "HEAD"):
+            await self._send_asset(scope, headers, send)
+        elif scope["method"] == "POST":
+            await self._forward(scope["path"], headers, receive, send)
+        else:
+            await _send_text(send, 405, "the page takes GET, HEAD and POST")
+
+    async def _send_asset(self, scope: Scope, headers: Mapping[bytes, bytes], send: Send) -> None:
+        asset = self._assets.get(scope["path"])
+        if asset is None:
+            return await _send_text(send, 404, "there is no such file")
+        fields = [
+            (b"content-type", asset.content_type.encode()),
+            (b"etag", asset.etag.encode()),
+            (b"cache-control", b"no-cache"),
+        ]
+        if headers.get(b"if-none-match", b"").decode("latin-1") == asset.etag:
+            return await _send_reply(send, 304, fields, b"")
+        fields.append((b"content-length", str(len(asset.content)).encode()))
+        return await _send_reply(send, 200, fields, b"" if scope["method"] == "HEAD" else asset.content)
+
+    async def _forward(self, path: str, headers: Mapping[bytes, bytes], receive: Receive, send: Send) -> None:
+        if headers.get(b"content-type", b"").decode("latin-1") != CONTENT_TYPE:
+            return await _send_text(send, 415, f"calls are {CONTENT_TYPE}")
+        if not path.startswith(tuple(f"/{service}" for service in _SERVICES)) or path.count("/") != 2:
+            return await _send_text(send, 404, "there is no such method")
+        if int(headers.get(b"content-length", b"0") or b"0") > MAX_BODY_BYTES:
+            return await _send_text(send, 413, f"a request has at most {MAX_BODY_BYTES} bytes")
+        if self._call_count >= MAX_CALLS:
+            busy = trailers_frame(
+                grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], f"the page has {MAX_CALLS} calls under way"
+            )
+            return await _send_reply(send, 200, _reply_fields(), busy)
+        self._call_count += 1
+        try:
+            await _Call(self._channel, path, headers, receive, send).run()
+        finally:
+            self._call_count -= 1
+        return None
+
+
+class _Call:
+    """One call of the page, passed on message by message.
+
+    Args:
+        channel: Connection to the server.
+        path: `/package.Service/Method`.
+        headers: Of the HTTP request.
+        receive: The request's body.
+        send: Takes the reply.
+    """
+
+    def __init__(
+        self, channel: AsyncChannel, path: str, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        self._method: AsyncStreamStream = channel.stream_stream(path, None, None)
+        self._metadata = _metadata(headers)
+        self._receive, self._send = receive, send
+        self._problem: str | None = None
+        self._is_sent = asyncio.Event()
+
+    async def run(self) -> None:
+        """Make the call, and end it when the browser goes."""
+        call = self._method(self._requests(), timeout=_CALL_TIMEOUT_S, metadata=self._metadata)
+        watch = asyncio.create_task(self._cancel_when_gone(call))
+        try:
+            await self._reply(call)
+        finally:
+            watch.cancel()
+            call.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+
+    async def _requests(self) -> AsyncIterator[bytes]:
+        try:
+            async for message in messages(self._parts(), MAX_MESSAGE_BYTES):
+                yield message
+        except (FramingError, TimeoutError) as error:
+            self._problem = str(error) or f"no byte of the request came for {BODY_TIMEOUT_S:.0f} s"
+            raise
+        finally:
+            self._is_sent.set()
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        count, is_more = 0, True
+        while is_more:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                event = await self._receive()
+            if event["type"] == "http.disconnect":
+                raise FramingError("the request was not finished")
+            part: bytes = event.get("body", b"")
+            count += len(part)
+            if count > MAX_BODY_BYTES:
+                raise FramingError(f"a request has at most {MAX_BODY_BYTES} bytes")
+            is_more = event.get("more_body", False)
+            yield part
+
+    async def _cancel_when_gone(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+        await self._is_sent.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        call.cancel()
+
+    async def _reply(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": _reply_fields()})
+        try:
+            async for message in async_status_kept(call):
+                await self._send(
+                    {"type": "http.response.body", "body": message_frame(message), "more_body": True}
+                )
+            end = trailers_frame(0, "", _shown(await call.trailing_metadata()))
+        except grpc.aio.AioRpcError as error:
+            code = error.code()
+            end = trailers_frame(code.value[0], error.details() or "", _shown(error.trailing_metadata()))
+        except asyncio.CancelledError:
+            if self._problem is None:
+                raise
+            end = trailers_frame(grpc.StatusCode.INVALID_ARGUMENT.value[0], self._problem)
+        if self._problem is not None:
+            end = trailers_frame(grpc.StatusCode.INVALID_ARGUMENT.value[0], self._problem)
+        await self._send({"type": "http.response.body", "body": end})
+
+
+def _metadata(headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+    given = {key.decode(): headers[key].decode("latin-1") for key in _FORWARDED if key in headers}
+    return tuple({"x-request-id": new_request_id(), VERSION_KEY: own_version(), **given}.items())
+
+
+def _shown(metadata: Any) -> list[tuple[str, str | bytes]]:
+    """Return trailing metadata as the page may see it."""
+    return [(key, value) for key, value in metadata or () if key not in _UNFORWARDED_TRAILERS]
+
+
+def _reply_fields() -> list[tuple[bytes, bytes]]:
+    return [*_SECURITY_HEADERS, (b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-store")]
+
+
+async def _send_text(send: Send, status: int, text: str) -> None:
+    content = f"{text}\n".encode()
+    fields = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", str(len(content)).encode()),
+    ]
+    await _send_reply(send, status, fields, content)
+
+
+async def _send_reply(send: Send, status: int, fields: list[tuple[bytes, bytes]], content: bytes) -> None:
+    headers = fields if _SECURITY_HEADERS[0] in fields else [*_SECURITY_HEADERS, *fields]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+async def _answer_lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        event = await receive()
+        await send({"type": f"{event['type']}.complete"})
+        if event["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,47 @@
+"""Which pages may call the gateway: allow-lists of Host and Origin.
+
+A browser sends whatever page is open to any address of this machine, with the caller's network rights. A page
+of another site is told by its `Origin`, one that moved its name to 127.0.0.1 (DNS rebinding) by its `Host`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_OWN_SITES = (b"same-origin", b"none")
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The names under which the page may be opened.
+
+    Args:
+        hosts: `host:port` of each, lower case.
+        scheme: `http` or `https`.
+    """
+
+    hosts: frozenset[str]
+    scheme: str = "http"
+
+    @classmethod
+    def at(cls, host: str, port: int, *, scheme: str = "http") -> "Origins":
+        """Return the names of an address: itself, and every name of the loopback address if it is one."""
+        own = f"[{host}]" if ":" in host else host.lower()
+        names = _LOOPBACK if own in _LOOPBACK else (own,)
+        return cls(frozenset(f"{name}:{port}" for name in names), scheme)
+
+    def refusal(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """Return why a request is refused; None if it is not."""
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if host not in self.hosts:
+            return f"the page has no name {host!r}; open it at {self.url(sorted(self.hosts)[0])}"
+        origin = headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1").lower() != self.url(host):
+            return "a page of another origin may not call this one"
+        if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITES:
+            return "a page of another site may not call this one"
+        return None
+
+    def url(self, host: str) -> str:
+        """Return the origin of a name."""
+        return f"{self.scheme}://{host}"

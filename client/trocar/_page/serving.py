@@ -1,0 +1,86 @@
+"""Serving the page over HTTP."""
+
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from trocar._page.gateway import Gateway
+from trocar._page.origins import Origins
+from trocar._transport.channel import ConnectOptions, open_async_channel
+
+DEFAULT_PORT = 8080
+
+HEADER_TIMEOUT_S = 10.0
+"""How long a connection may take for a request's headers, and may be idle between requests."""
+
+_MAX_HEADER_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class PageAddress:
+    """Where the page listens.
+
+    Args:
+        host: An address of this machine.
+        port: 0 for a free one.
+        certificate: PEM file of the certificate chain; HTTP without TLS when None.
+        key: PEM file of its private key.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+def listen(address: PageAddress) -> socket.socket:
+    """Open the port.
+
+    Raises:
+        OSError: It is in use, or the host is no address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family)
+
+
+async def serve_page(
+    options: ConnectOptions,
+    address: PageAddress,
+    announce: Callable[[str], None],
+    stopped: Callable[[], Awaitable[None]],
+) -> None:
+    """Serve the page of a server until stopped.
+
+    Args:
+        options: Connection to the server.
+        address: Where the page listens.
+        announce: Gets the page's URL once it can be opened.
+        stopped: Returns when the page should stop.
+
+    Raises:
+        OSError: The port cannot be opened.
+    """
+    from hypercorn.asyncio import serve
+    from hypercorn.config import Config
+
+    scheme = "https" if address.certificate else "http"
+    listener = listen(address)
+    port = listener.getsockname()[1]
+    config = Config()
+    config.bind = [f"fd://{listener.detach()}"]  # Hypercorn closes it
+    config.alpn_protocols = ["http/1.1"]
+    config.keep_alive_timeout = HEADER_TIMEOUT_S
+    config.h11_max_incomplete_size = _MAX_HEADER_BYTES
+    config.include_server_header = False
+    config.errorlog = None
+    if address.certificate:
+        config.certfile, config.keyfile = str(address.certificate), str(address.key)
+    gateway = Gateway(channel := open_async_channel(options), Origins.at(address.host, port, scheme=scheme))
+    try:
+        name = f"[{address.host}]" if ":" in address.host else address.host
+        announce(f"{scheme}://{name}:{port}/")
+        await serve(cast("Any", gateway), config, shutdown_trigger=stopped)  # its types name every event
+    finally:
+        await channel.close()

@@ -1,0 +1,63 @@
+// The calls of the page, in its own words.
+import { ModelService } from "../gen/trocar_api/v1/model_pb.js";
+import { ServerService } from "../gen/trocar_api/v1/server_pb.js";
+import { ExtractionService } from "../gen/trocar_api/v1/extraction_pb.js";
+import { Payloads } from "./tensors.js";
+import { call, stream } from "./wire.js";
+
+const CHUNK_BYTES = 1 << 20;
+
+export const serverInfo = (options) => call(ServerService.method.getServerInfo, {}, options);
+
+export const listModels = async (options) => (await call(ModelService.method.listModels, {}, options)).models;
+
+export const getModel = async (modelId, options) =>
+  (await call(ModelService.method.getModel, { modelId }, options)).model;
+
+export const listModules = async (modelId, options) =>
+  (await call(ModelService.method.listModules, { modelId }, options)).modules;
+
+/** One input of the page as an `Input` and its payload. */
+function wired(input) {
+  if (input.kind === "text") {
+    const entries = [{ form: { case: "text", value: input.text } }];
+    return { inputs: [{ value: { case: "texts", value: { entries } } }], payloads: [] };
+  }
+  const images = [{ form: { case: "encodedByteCount", value: BigInt(input.bytes.length) } }];
+  return { inputs: [{ value: { case: "images", value: { images } } }], payloads: [input.bytes] };
+}
+
+function* requests(head, payloads) {
+  yield head;
+  for (const [payloadIndex, payload] of payloads.entries()) {
+    for (let at = 0; at < payload.length; at += CHUNK_BYTES) {
+      yield { chunks: [{ payloadIndex, offsetBytes: BigInt(at), data: payload.subarray(at, at + CHUNK_BYTES) }] };
+    }
+  }
+}
+
+/**
+ * Runs one pass.
+ * @returns `{maps, timing, processed}`; `maps` has `{map, tensor}` for each value, in the order of the reply
+ */
+export async function extract(modelId, input, taps, options) {
+  const { inputs, payloads } = wired(input);
+  const head = { modelId, taps, inputs, maxChunkBytes: CHUNK_BYTES };
+  let first, parts;
+  for await (const message of stream(ExtractionService.method.extract, [...requests(head, payloads)], options)) {
+    if (!first) {
+      first = message;
+      parts = new Payloads(message.featureMaps);
+    }
+    parts.add(message.chunks);
+  }
+  return { maps: parts.tensors(first.featureMaps), timing: first.timing, processed: first.processed };
+}
+
+/** Names of the values that a selector stands for; the server decides what it means. */
+export async function select(modelId, input, selector, options) {
+  const { inputs } = wired(input);
+  const extraction = { modelId, taps: [{ selector }], inputs };
+  const plan = await call(ExtractionService.method.plan, { extraction }, options);
+  return plan.featureMaps.map((map) => map.path);
+}

@@ -1,0 +1,36 @@
+// Values as pixels, in viridis: even to the eye, and readable without colour vision.
+
+// A polynomial of degree 6 for each of red, green and blue, by Matt Zucker (https://www.shadertoy.com/view/WlfXRN, CC0).
+const VIRIDIS = [
+  [0.2777273272, 0.0054073445, 0.3340998053],
+  [0.1050930431, 1.4046135299, 1.3845901626],
+  [-0.3308618287, 0.2148475595, 0.0950951630],
+  [-4.6342304990, -5.7991009734, -19.3324409563],
+  [6.2282699363, 14.1799333668, 56.6905526007],
+  [4.7763849973, -13.7451453776, -65.3530326334],
+  [-5.4354558560, 4.6458526122, 26.3124352496],
+];
+
+const TABLE = Uint32Array.from({ length: 256 }, (_, step) => {
+  const [red, green, blue] = [0, 1, 2].map((part) => {
+    const share = VIRIDIS.reduceRight((sum, row) => sum * (step / 255) + row[part], 0);
+    return Math.round(255 * Math.min(1, Math.max(0, share)));
+  });
+  return (255 << 24) | (blue << 16) | (green << 8) | red;
+});
+
+const NOT_FINITE = 0xff0000ff; // red
+
+/** Draws values, row by row, into a canvas of one pixel for each; from `low` (dark) to `high` (bright). */
+export function draw(canvas, { values, height, width }, [low, high]) {
+  canvas.width = width;
+  canvas.height = height;
+  const image = new ImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  const scale = high > low ? 255 / (high - low) : 0;
+  for (let at = 0; at < pixels.length; at += 1) {
+    const step = Math.round((values[at] - low) * scale);
+    pixels[at] = Number.isFinite(values[at]) ? TABLE[Math.min(255, Math.max(0, step))] : NOT_FINITE;
+  }
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}

@@ -1,0 +1,61 @@
+// The input: a picture that is dropped or chosen, a sample, or a text; and what the model says of it.
+import { html, number } from "../html.js";
+import { best, input, model, result, takesImages, takesText, useImage, useSample, useText, view } from "../state.js";
+
+const SAMPLES = ["cat", "coffee", "astronaut"];
+
+async function take(files) {
+  const [file] = files ?? [];
+  if (file) await useImage(new Uint8Array(await file.arrayBuffer()), file.name);
+}
+
+function ImageInput() {
+  return html`
+    <label class="drop" onDragOver=${(event) => event.preventDefault()}
+           onDrop=${(event) => { event.preventDefault(); take(event.dataTransfer.files); }}>
+      ${input.value?.kind === "image"
+        ? html`<img src=${input.value.url} alt="The input, ${input.value.name}" />`
+        : html`<span>Drop an image here, or choose one</span>`}
+      <input type="file" accept="image/*" class="hidden" aria-label="Choose an image" onChange=${(event) => take(event.target.files)} />
+    </label>
+    <div class="samples" role="group" aria-label="Samples">
+      ${SAMPLES.map((name) => html`
+        <button key=${name} aria-pressed=${view.sample.value === name} onClick=${() => useSample(name)}>
+          <img src="/${name}.jpg" alt="" />${name}
+        </button>`)}
+    </div>`;
+}
+
+function TextInput() {
+  const send = (event) => {
+    event.preventDefault();
+    const text = new FormData(event.target).get("text").trim();
+    if (text) useText(text);
+  };
+  return html`
+    <form onSubmit=${send}>
+      <textarea name="text" rows="3" aria-label="Text" placeholder="Type a text">${view.text.value}</textarea>
+      <button type="submit">Run</button>
+    </form>`;
+}
+
+function Best() {
+  if (!best.value.length) return null;
+  return html`
+    <table class="best" aria-label="Best classes">
+      <tbody>${best.value.map(([index, name, score]) => html`
+        <tr key=${index}><th scope="row">${name}</th><td><meter min="0" max="1" value=${score} aria-label=${name}></meter></td><td>${number(score, 3)}</td></tr>`)}
+      </tbody>
+    </table>`;
+}
+
+export function Input() {
+  const timing = result.value?.timing;
+  return html`
+    <section class="input" aria-label="Input">
+      ${takesImages.value && html`<${ImageInput} />`}
+      ${takesText.value && html`<${TextInput} />`}
+      <${Best} />
+      ${timing && html`<p class="hint">${model.value.modelId}: ${number(timing.computeS * 1000, 3)} ms on the server</p>`}
+    </section>`;
+}

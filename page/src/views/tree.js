@@ -1,0 +1,70 @@
+// The module tree: shapes, parameters and calls, searched by selectors.
+import { useState } from "preact/hooks";
+import { count, html } from "../html.js";
+import { chooseModule, found, modules, search, view } from "../state.js";
+
+function nested(listed) {
+  const root = { children: new Map() };
+  for (const module of listed) {
+    if (!module.path) continue;
+    let node = root;
+    let path = "";
+    for (const name of module.path.split(".")) {
+      path = path ? `${path}.${name}` : name;
+      if (!node.children.has(name)) node.children.set(name, { name, path, children: new Map() });
+      node = node.children.get(name);
+    }
+    node.module = module;
+  }
+  return [...root.children.values()];
+}
+
+function shapeOf(module) {
+  const output = module?.calls[0]?.outputs.find((one) => one.tensor);
+  return output ? output.tensor.shape.map(Number).join("×") : "";
+}
+
+function Row({ path, name, module, level, children }) {
+  const isChosen = view.module.value === path;
+  return html`
+    <li role="none">
+      <button role="treeitem" aria-level=${level} aria-selected=${isChosen} class="module ${isChosen ? "chosen" : ""}"
+              disabled=${!module?.calls.length} onClick=${() => chooseModule(path)}
+              title=${module?.calls.length ? module.description : "does not run in this model's pass"}>
+        <span class="name">${name}</span>
+        <span class="type">${module?.type}</span>
+        <span class="shape">${shapeOf(module)}${module?.calls.length > 1 ? ` @${module.calls.length}` : ""}</span>
+        <span class="count">${module?.parameterCount ? count(module.parameterCount) : ""}</span>
+      </button>
+      ${children}
+    </li>`;
+}
+
+function Branch({ node, level }) {
+  const children = [...node.children.values()];
+  const holdsChosen = view.module.value.startsWith(`${node.path}.`);
+  const [isOpen, setOpen] = useState(level < 2 || holdsChosen);
+  const row = { path: node.path, name: node.name, module: node.module, level };
+  if (!children.length) return html`<${Row} ...${row} />`;
+  return html`
+    <${Row} ...${row}>
+      <button class="fold" aria-expanded=${isOpen} aria-label="${isOpen ? "Fold" : "Unfold"} ${node.path}" onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"}</button>
+      ${isOpen && html`<ul role="group">${children.map((one) => html`<${Branch} key=${one.path} node=${one} level=${level + 1} />`)}</ul>`}
+    </${Row}>`;
+}
+
+export function Tree() {
+  const paths = found.value;
+  const byPath = new Map(modules.value.map((one) => [one.path, one]));
+  return html`
+    <section class="tree" aria-label="Modules">
+      <input type="search" class="search" placeholder="layer*.0.conv1, **:Conv2d" aria-label="Search modules by name or selector"
+             value=${view.search.value} onChange=${(event) => search(event.target.value)} />
+      ${paths && html`<p class="hint" role="status">${paths.length} modules</p>`}
+      <ul role="tree" aria-label="Modules of ${view.model.value}">
+        ${paths
+          ? paths.map((path) => html`<${Row} key=${path} path=${path} name=${path || "(the model)"} module=${byPath.get(path)} level=${1} />`)
+          : nested(modules.value).map((node) => html`<${Branch} key=${node.path} node=${node} level=${1} />`)}
+      </ul>
+    </section>`;
+}

@@ -1,0 +1,209 @@
+"""The page in a real browser: what a user sees and does, without a request elsewhere or a console error."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copy, which
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import trocar
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import Serve
+from trocar_server.auth import Scope, TokenFile
+
+CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+TIMEOUT_MS = 120_000
+MODEL = "squeezenet1_1"
+MODULE = "features.3.squeeze"
+STATIC = Path(trocar.__file__).parent / "_page" / "static"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=TIMEOUT_MS)
+        yield opened
+        opened.close()
+
+
+class Tab:
+    """One page in the browser, and what went wrong there."""
+
+    def __init__(self, browser: Any, **options: Any) -> None:
+        self.page = browser.new_page(**options)
+        self.page.set_default_timeout(TIMEOUT_MS)
+        self.problems: list[str] = []
+        self.page.on("console", lambda line: self.problems.append(line.text))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("request", self._check)
+
+    def _check(self, request: Any) -> None:
+        if not request.url.startswith(("http://127.0.0.1:", "blob:http://127.0.0.1:", "data:")):
+            self.problems.append(f"asked for {request.url}")
+
+    def look(self, url: str) -> None:
+        """Open the page, take the sample of the cat and choose a module."""
+        self.page.goto(url)
+        self.page.get_by_role("button", name="cat").click()
+        self.page.locator("table.best").wait_for()
+        self.page.get_by_role("searchbox").fill(MODULE)
+        self.page.keyboard.press("Enter")
+        self.page.locator("button.module", has_text="squeeze").first.click()
+        self.page.locator(".thumbnail").first.wait_for()
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Tab]:
+    opened = Tab(browser)
+    yield opened
+    opened.page.close()
+    assert opened.problems == []
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(models={MODEL: {"weights": "random:0"}}, device="cpu") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def url(server: RunningServer) -> Iterator[str]:
+    with trocar.connect(server.address) as client, client.page() as page:
+        yield page.url
+
+
+def test_a_picture_a_module_and_its_channels(tab: Tab, url: str, server: RunningServer) -> None:
+    tab.look(url)
+    assert tab.page.locator("table.best tr").count() == 5
+    assert tab.page.locator(".thumbnail").count() == 16
+    tab.page.locator(".thumbnail").first.click()
+    tab.page.locator(".large canvas").wait_for()
+    strongest = int(tab.page.locator(".thumbnail span").first.inner_text())
+    with trocar.connect(server.address) as client:
+        found = client.extract(MODEL, STATIC / "cat.jpg", [MODULE])[MODULE]
+        named = client.predict(MODEL, [STATIC / "cat.jpg"])[0]
+    assert strongest == abs(found[0]).mean(axis=(1, 2)).argmax()
+    best = tab.page.locator("table.best th").all_inner_texts()
+    assert best == [one.label for one in named.classes]
+
+
+def test_the_pixels_are_the_values(tab: Tab, url: str, server: RunningServer) -> None:
+    tab.look(url)
+    tab.page.get_by_label("Order").select_option("index")
+    tab.page.get_by_label("Colours").select_option("own")
+    green = tab.page.locator(".thumbnail canvas").first.evaluate(
+        """canvas => { const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+           return [canvas.width, canvas.height, Array.from(data).filter((_, at) => at % 4 === 1)]; }"""
+    )
+    with trocar.connect(server.address) as client:
+        values = client.extract(MODEL, STATIC / "cat.jpg", [MODULE])[MODULE][0, 0]
+    height, width = values.shape
+    assert green[:2] == [width, height]
+    lowest, highest = values.argmin(), values.argmax()
+    shown = green[2]  # of viridis: grows with the value
+    assert (shown[lowest], shown[highest]) == (min(shown), max(shown))
+
+
+def test_a_link_brings_the_same_view_back(tab: Tab, url: str) -> None:
+    tab.look(url)
+    tab.page.locator(".thumbnail").nth(2).click()
+    shown = tab.page.locator(".large p").inner_text()
+    link = tab.page.url
+    tab.page.goto("about:blank")
+    tab.page.goto(link)
+    tab.page.locator(".large p").wait_for()
+    assert tab.page.locator(".large p").inner_text() == shown
+
+
+def test_copied_code_gives_the_numbers_of_the_page(
+    tab: Tab, url: str, server: RunningServer, tmp_path: Path
+) -> None:
+    tab.look(url)
+    texts = [button.get_attribute("data-text") for button in tab.page.locator("button.copy").all()]
+    mean = tab.page.locator(".statistics div", has_text="mean").locator("dd").inner_text()
+    copy(STATIC / "cat.jpg", tmp_path)
+    code = f"{texts[0]}\nprint('mean', maps[{MODULE!r}].mean(dtype='float64'))"
+    printed = run([sys.executable, "-c", code], tmp_path, server.address)
+    assert float(printed.split()[-1]) == pytest.approx(float(mean), rel=1e-3)
+    command = [sys.executable, "-m", *texts[1].split()]
+    run(command, tmp_path, server.address)
+    written = load_file(tmp_path / "features.safetensors")
+    with trocar.connect(server.address) as client:
+        expected = client.extract(MODEL, tmp_path / "cat.jpg", [MODULE])[MODULE]
+    assert np.array_equal(written[MODULE], expected)
+
+
+def run(command: list[str], folder: Path, address: str) -> str:
+    environment = {**os.environ, "TROCAR_SERVER": address}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_telephone_shows_all_of_it(browser: Any, url: str) -> None:
+    opened = Tab(browser, viewport={"width": 360, "height": 700})
+    opened.look(url)
+    opened.page.locator(".thumbnail").first.click()
+    opened.page.locator(".large canvas").wait_for()
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    opened.page.close()
+    assert opened.problems == []
+
+
+def test_a_file_that_is_no_picture_is_refused_in_the_servers_words(tab: Tab, url: str) -> None:
+    tab.page.goto(url)
+    tab.page.get_by_label("Choose an image").set_input_files(
+        {"name": "notes.jpg", "mimeType": "image/jpeg", "buffer": b"no picture"}
+    )
+    alert = tab.page.get_by_role("alert")
+    alert.wait_for()
+    assert "INVALID_ARGUMENT" in alert.inner_text()
+    tab.page.get_by_role("button", name="cat").click()
+    tab.page.locator("table.best").wait_for()
+    assert alert.count() == 0
+
+
+def test_the_keyboard_alone_opens_a_module(tab: Tab, url: str) -> None:
+    tab.page.goto(url)
+    tab.page.get_by_role("button", name="cat").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.locator("table.best").wait_for()
+    tab.page.locator("button.module").first.focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.locator(".thumbnail").first.wait_for()
+    assert tab.page.get_by_role("treeitem", selected=True).count() == 1
+
+
+def test_the_page_asks_for_a_token_where_the_server_wants_one(tab: Tab, serve: Serve, tmp_path: Path) -> None:
+    now_s = time.time()
+    _, token = TokenFile(tmp_path).add("full", Scope, expires_at_s=int(now_s) + 3600, now_s=now_s)
+    assert token is not None
+    guarded = serve(models={MODEL: {"weights": "random:0"}}, tokens=True, data_dir=tmp_path)
+    with trocar.connect(guarded.address, token=token) as client, client.page() as page:
+        tab.page.goto(page.url)
+        field = tab.page.get_by_label("Token")
+        field.fill("trocar_wrong")
+        field.press("Enter")
+        tab.page.get_by_role("alert").get_by_text("token").first.wait_for()
+        field.fill(token)
+        field.press("Enter")
+        tab.page.locator("button.module").first.wait_for()
+        assert token not in tab.page.url
+        tab.page.goto("about:blank")
