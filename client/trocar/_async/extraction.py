@@ -274,7 +274,7 @@ class AsyncExtraction:
             model_id: The id of a loaded model.
             inputs: The shape of one float32 input, batch included, or what `extract` takes: only shapes and
                 dtypes of arrays and the number of images count, and nothing is sent. One example
-                input when None.
+                input when None, or beside a dict of flags alone; `{"": shape, "flag": True}` has both.
             taps: As in `extract`.
             start_at: As in `extract`.
             start_shape: As in `extract`.
