@@ -195,8 +195,12 @@ def _takes(hosted: HostedModel, unprocessed: Sequence[ProcessorInput]) -> Takes:
     assert folder is not None  # there is at least one
     config = getattr(hosted.module, "config", None)
     count = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
-    is_count = isinstance(count, int) and count > 0
-    return Takes(folder, _argument_names(hosted.module), count if is_count else None)
+    most = count if isinstance(count, int) and count > 0 else None
+    # SigLIP was trained on texts of one length and takes the vector of the last token, padding or not.
+    is_of_one_length = str(getattr(config, "model_type", "")).startswith("siglip")
+    return Takes(
+        folder, _argument_names(hosted.module), most, most if is_of_one_length and most is not None else 0
+    )
 
 
 def _argument_names(module: nn.Module) -> frozenset[str] | None:
