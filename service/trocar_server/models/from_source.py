@@ -14,7 +14,7 @@ from torch import nn
 
 from trocar_server.models.huggingface.folder import ModelFolder, check_weights, open_folder
 from trocar_server.models.huggingface.hub import cached_folder, download, repository_folder
-from trocar_server.models.inputs import InputSignature
+from trocar_server.models.inputs import PIXEL_MASK, InputSignature
 from trocar_server.models.source import Source, parse_source, require_packages
 from trocar_server.models.spec import ModelSpec, PreprocessingSpec, WeightsKind
 
@@ -141,7 +141,8 @@ def _images(folder: Path | None, signature: InputSignature) -> tuple[Preprocessi
     if folder is None or channels is None or not has_image_settings(folder):
         return None, ""
     try:
-        return image_preprocessing(folder, channels), ""
+        takes_mask = any(spec.name == PIXEL_MASK for spec in signature.inputs)
+        return image_preprocessing(folder, channels, takes_mask=takes_mask), ""
     except NotMappedError as error:
         return None, str(error)
 

@@ -25,6 +25,8 @@ TOKEN_IDS = "input_ids"
 """The name that token ids have in transformers' models."""
 IMAGES = "pixel_values"
 """The name that images have in transformers' models."""
+PIXEL_MASK = "pixel_mask"
+"""Argument that is 1 where a padded image has pixels, int64 (batch, height, width)."""
 FLAGS = ("bool", "int", "str")
 """Types of inputs that are no tensors."""
 

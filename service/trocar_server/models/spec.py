@@ -72,6 +72,8 @@ class PreprocessingSpec:
     """Limit of the longer side after a resize of the shorter one, with transformers' rules; 0 for none."""
     scale: float | None = None
     """Factor of 8-bit values in place of 1/255, with transformers' rules."""
+    pads: bool = False
+    """Whether images of different sizes are padded to the largest, with `pixel_mask` as another argument."""
 
     def __post_init__(self) -> None:
         """Check the values."""

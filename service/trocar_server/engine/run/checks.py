@@ -137,7 +137,7 @@ class Checks:
             check_named(deployment.hosted, plan.inputs)
         signature = known_signature(deployment, plan)
         if signature is None:
-            if not plan.has_flags:  # another pass than the example's
+            if not (plan.has_flags or plan.has_made):  # another pass than the example's
                 self._resolve_example(plan, await self._example(deployment, plan, deadline))
             return unresolved
         try:

@@ -21,7 +21,7 @@ _STEPS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "norm
 _AS_PLAIN = ("Segformer", "Beit", "MobileNetV2")
 """Classes whose own steps are for segmentation maps alone."""
 _DETECTORS = ("Detr", "ConditionalDetr", "DeformableDetr", "RTDetr")
-"""Classes that pad images of different sizes; images of one size they take as plain ones do."""
+"""Classes that may pad images of different sizes and give their mask; else they do as plain ones."""
 _OWN_RESIZE = ("ConvNext", "Levit")
 _INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """By Pillow's numbers."""
@@ -39,12 +39,13 @@ def has_image_settings(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _FILES)
 
 
-def image_preprocessing(folder: Path, channels: int = 3) -> PreprocessingSpec:
+def image_preprocessing(folder: Path, channels: int = 3, *, takes_mask: bool = False) -> PreprocessingSpec:
     """Return the preprocessing that gives what a folder's image processor gives.
 
     Args:
         folder: The folder, with the processor's files.
         channels: What the model takes.
+        takes_mask: Whether the model takes `pixel_mask`: else images are not padded.
 
     Raises:
         NotMappedError: Its class or a setting has no counterpart; or it cannot be loaded.
@@ -59,7 +60,7 @@ def image_preprocessing(folder: Path, channels: int = 3) -> PreprocessingSpec:
     kind = type(processor).__name__.removesuffix("Pil").removesuffix("ImageProcessor")
     if not (_is_plain(type(processor)) or kind in (*_AS_PLAIN, *_DETECTORS, *_OWN_RESIZE)):
         raise NotMappedError(f"{kind}ImageProcessor has steps of its own")
-    return _spec(processor, kind)
+    return _spec(processor, kind, takes_mask=takes_mask)
 
 
 def _loaded(folder: Path) -> Any:
@@ -82,9 +83,9 @@ def _is_plain(kind: type[Any]) -> bool:
     )
 
 
-def _spec(processor: Any, kind: str) -> PreprocessingSpec:
-    pads = getattr(processor, "do_pad", None) and kind not in _DETECTORS
-    if pads or getattr(processor, "pad_size", None):
+def _spec(processor: Any, kind: str, *, takes_mask: bool) -> PreprocessingSpec:
+    pads = bool(getattr(processor, "do_pad", None))
+    if (pads and kind not in _DETECTORS) or getattr(processor, "pad_size", None):
         raise NotMappedError("pads images (do_pad, pad_size)")
     resize, longest = _resize(processor, kind) if processor.do_resize else ((), 0)
     crop = _crop(processor.crop_size) if getattr(processor, "do_center_crop", None) else ()
@@ -103,6 +104,7 @@ def _spec(processor: Any, kind: str) -> PreprocessingSpec:
         "transformers",
         longest,
         None if factor == _RESCALE else factor,
+        pads and takes_mask,
     )
 
 

@@ -128,3 +128,11 @@ def test_a_processor_that_names_code_is_refused_before_transformers_reads_it(tmp
     (tmp_path / "code.py").write_text("raise SystemExit")
     with pytest.raises(ServiceError, match="auto_map"):
         image_preprocessing(tmp_path)
+
+
+@pytest.mark.parametrize(("do_pad", "takes_mask"), [(True, True), (True, False), (False, True)])
+def test_images_are_padded_where_the_processor_and_the_model_do(
+    do_pad: bool, takes_mask: bool, tmp_path: Path
+) -> None:
+    T.DetrImageProcessorPil(do_pad=do_pad).save_pretrained(tmp_path)
+    assert image_preprocessing(tmp_path, takes_mask=takes_mask).pads == (do_pad and takes_mask)
