@@ -59,17 +59,19 @@ class AsyncDatasets:
 
         Args:
             source: Arrays, as (inputs, targets) or inputs alone, with samples in the first dimension; a
-                folder with one folder of JPEG, PNG or WebP files for each class, sent as they are; a `.npz`
-                file with `inputs` and `targets`; a torch Dataset or anything else with `__len__` and
-                `__getitem__`, whose samples are (inputs, target) or (inputs, {name: target}); a Hugging Face
-                dataset; or "torch:module:name" or "hf:name:split:column". Or texts, which the model's
-                tokenizer takes in each fit: a list of texts, pairs of texts or lists of token ids, as (texts,
-                labels) or alone; a `.csv`, `.jsonl` or `.parquet` file with the columns `text` (or
-                `sentence1` and `sentence2`) and `label`, or a Hugging Face dataset with these. Other inputs
-                are arrays of one dtype and shape, which the model takes as they are; uint8 (height, width,
-                3), images, paths or encoded bytes, which its preprocessing takes.
-            targets: With arrays and texts: one array, or a mapping of several by name; a list of labels for
-                each text labels its tokens. With a table or a Hugging Face dataset: the column to learn, or
+                folder with one folder for each class, of JPEG, PNG or WebP files, else of `.wav` and `.flac`
+                files, else of `.txt` files; a `.npz` file with `inputs` and `targets`; a torch Dataset or
+                anything else with `__len__` and `__getitem__`, whose samples are (inputs, target) or (inputs,
+                {name: target}); a Hugging Face dataset; or "torch:module:name" or "hf:name:split:column". Or
+                sound, which the model's feature extractor takes in each fit: `trocar.audio(...)`, or a list
+                of paths, as (sound, labels) or alone. Or texts, which the model's tokenizer takes: a list of
+                texts, pairs of texts or lists of token ids, as (texts, labels) or alone; a `.csv`, `.jsonl`
+                or `.parquet` file with the columns `text` (or `sentence1` and `sentence2`) and `label`, or a
+                Hugging Face dataset with these. Other inputs are arrays of one dtype and shape, which the
+                model takes as they are; uint8 (height, width, 3), images, paths or encoded bytes, which its
+                preprocessing takes.
+            targets: With arrays, texts and sound: one array, or a mapping of several by name; a list of
+                labels for each text labels its tokens. With a table or a Hugging Face dataset: the column to learn, or
                 several.
             name: For people; made of the source when empty.
             categories: Names of the classes by label; taken from the source when None, where it has any.

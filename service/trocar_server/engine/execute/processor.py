@@ -118,13 +118,19 @@ class Processor:
         return Processed(tuple(rest), found, tuple(described), byte_count)
 
     def process_from_thread(
-        self, hosted: HostedModel, given: TextInput, limits: Limits, flow: str
+        self,
+        hosted: HostedModel,
+        given: ProcessorInput,
+        payloads: Sequence[Payload],
+        limits: Limits,
+        flow: str,
     ) -> Processed:
-        """Process texts from a thread other than the event loop's, blocking; see `attach`.
+        """Process texts or sound from a thread other than the event loop's, blocking; see `attach`.
 
         Args:
             hosted: The model.
-            given: The texts.
+            given: The texts or the sound.
+            payloads: Those of the sound.
             limits: Limits of a call.
             flow: The flow that is charged.
 
@@ -137,7 +143,7 @@ class Processor:
 
         async def process() -> Processed:
             set_flow(flow)
-            return await self.process(hosted, (), (given,), (), limits)
+            return await self.process(hosted, (), (given,), payloads, limits)
 
         return asyncio.run_coroutine_threadsafe(process(), self._loop).result()
 
