@@ -71,8 +71,8 @@ class AsyncDatasets:
                 model takes as they are; uint8 (height, width, 3), images, paths or encoded bytes, which its
                 preprocessing takes.
             targets: With arrays, texts and sound: one array, or a mapping of several by name; a list of
-                labels for each text labels its tokens. With a table or a Hugging Face dataset: the column to learn, or
-                several.
+                labels for each text labels its tokens. With a table or a Hugging Face dataset: the column to
+                learn, or several.
             name: For people; made of the source when empty.
             categories: Names of the classes by label; taken from the source when None, where it has any.
             progress: Called as samples are read, possibly from another thread, and as shards are stored.
