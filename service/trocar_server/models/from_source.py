@@ -138,8 +138,10 @@ def _images(folder: Path | None, signature: InputSignature) -> tuple[Preprocessi
     )
 
     channels = signature.image_channels
-    if folder is None or channels is None or not has_image_settings(folder):
+    if folder is None or not (signature.image_arrays and has_image_settings(folder)):
         return None, ""
+    if channels is None:
+        return None, "makes patches, with the rows and columns of each image"
     try:
         takes_mask = any(spec.name == PIXEL_MASK for spec in signature.inputs)
         return image_preprocessing(folder, channels, takes_mask=takes_mask), ""

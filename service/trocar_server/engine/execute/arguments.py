@@ -430,10 +430,12 @@ def _no_preprocessing(hosted: HostedModel) -> ServiceError:
     else:
         message = f"{model} has no preprocessing for images"
     signature = hosted.known_signature
-    if signature is not None and signature.image_channels is not None:
-        shape = next(str(spec) for spec in signature.inputs if spec.name == IMAGES)
+    images = signature.image_arrays if signature is not None else ()
+    if images:
+        arrays = "the array" if len(images) == 1 else "the arrays"
         return ServiceError(
-            ErrorReason.NO_PREPROCESSING, f"{message}; prepare them and send the array {shape}"
+            ErrorReason.NO_PREPROCESSING,
+            f"{message}; prepare them and send {arrays} {'; '.join(map(str, images))}",
         )
     return ServiceError(
         ErrorReason.NO_PREPROCESSING,
