@@ -14,7 +14,7 @@ from torch import nn
 
 from trocar_server.models.huggingface.folder import ModelFolder, check_weights, open_folder
 from trocar_server.models.huggingface.hub import cached_folder, download, repository_folder
-from trocar_server.models.inputs import PIXEL_MASK, InputSignature
+from trocar_server.models.inputs import InputSignature
 from trocar_server.models.source import Source, parse_source, require_packages
 from trocar_server.models.spec import ModelSpec, PreprocessingSpec, WeightsKind
 
@@ -137,14 +137,11 @@ def _images(folder: Path | None, signature: InputSignature) -> tuple[Preprocessi
         image_preprocessing,
     )
 
-    channels = signature.image_channels
-    if folder is None or not (signature.image_arrays and has_image_settings(folder)):
+    if folder is None or not (signature.takes_images and has_image_settings(folder)):
         return None, ""
-    if channels is None:
-        return None, "makes patches, with the rows and columns of each image"
     try:
-        takes_mask = any(spec.name == PIXEL_MASK for spec in signature.inputs)
-        return image_preprocessing(folder, channels, takes_mask=takes_mask), ""
+        names = [spec.name for spec in signature.inputs]
+        return image_preprocessing(folder, signature.image_channels or 3, names), ""
     except NotMappedError as error:
         return None, str(error)
 

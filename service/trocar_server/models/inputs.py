@@ -27,7 +27,11 @@ IMAGES = "pixel_values"
 """The name that images have in transformers' models."""
 PIXEL_MASK = "pixel_mask"
 """Argument that is 1 where a padded image has pixels, int64 (batch, height, width)."""
-_BESIDE_IMAGES = ("pixel_attention_mask", "spatial_shapes")
+PATCH_MASK = "pixel_attention_mask"
+"""Argument that is 1 where a patch is of the image, (images, patches)."""
+SPATIAL_SHAPES = "spatial_shapes"
+"""Argument with the rows and columns of the patches of each image, (images, 2)."""
+_BESIDE_IMAGES = (PATCH_MASK, SPATIAL_SHAPES)
 FLAGS = ("bool", "int", "str")
 """Types of inputs that are no tensors."""
 
@@ -221,6 +225,11 @@ class InputSignature:
         shape = next((spec.shape for spec in self.inputs if spec.name == IMAGES), None)
         channels = shape[1] if shape is not None and len(shape) == 4 else None
         return channels if isinstance(channels, int) else None
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether images become an input: as they are, or in patches."""
+        return self.image_channels is not None or any(spec.name == SPATIAL_SHAPES for spec in self.inputs)
 
     @property
     def image_arrays(self) -> tuple[InputSpec, ...]:

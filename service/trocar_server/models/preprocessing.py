@@ -31,7 +31,7 @@ from torchvision.transforms.functional import pil_modes_mapping
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models.image_rules import TORCHVISION, ImageRules, Size, rules_of, scaled
-from trocar_server.models.inputs import PIXEL_MASK
+from trocar_server.models.inputs import PATCH_MASK, PIXEL_MASK, SPATIAL_SHAPES
 from trocar_server.models.spec import PreprocessingSpec
 
 Transform = Callable[[Image.Image], Tensor]
@@ -43,7 +43,9 @@ _WIDEST_FILTER = 3
 _PIXEL_BYTES = 4
 """Of an RGB image in Pillow."""
 _VALUE_BYTES = 4
-_MASK_BYTES = 8
+_PADDED_BYTES = 3 * _VALUE_BYTES + 8
+"""Of one pixel of padded images with its mask."""
+_PATCH_MASK_BYTES = 4
 Augment = Callable[[int, Tensor], Tensor]
 """Augmentation: from the position of an image in its batch, and the image, to its replacement."""
 
@@ -100,12 +102,13 @@ class SpecTransform:
         self.interpolation = InterpolationMode(spec.interpolation)
         self.longest = spec.longest
         self.pads = spec.pads
-        self.rules = rules_of(spec.rules, spec.longest, spec.scale)
+        self.patch, self.patches = spec.patch, spec.patches
+        self.rules = rules_of(spec.rules, spec.longest, spec.scale, spec.patch, spec.patches)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Resize, crop, scale and normalise one image."""
         value: Any = image  # torchvision's functions take PIL images, their annotations do not
-        if self.resize_size:
+        if self.resize_size or self.patch:
             size = self.rules.resized((image.height, image.width), tuple(self.resize_size))
             value = functional.resize(value, list(size), interpolation=self.interpolation, antialias=True)
         if self.crop_size:
@@ -123,6 +126,8 @@ class SpecTransform:
             f"``interpolation={self.interpolation}``"
             if self.resize_size
             else "",
+            f"resized to at most {self.patches} patches of {self.patch} x {self.patch} pixels"
+            * bool(self.patch),
             f"cropped in the centre to ``crop_size={self.crop_size}``" if self.crop_size else "",
             "rescaled to ``[0.0, 1.0]``" if scale is None else f"multiplied by ``{scale}``",
             f"normalized using ``mean={self.mean}`` and ``std={self.std}``" if self.mean else "",
@@ -151,7 +156,14 @@ class Preprocessor:
     @property
     def made_names(self) -> tuple[str, ...]:
         """Names of the arguments that `with_made` makes beside the images."""
+        if self.patch_count:
+            return (PATCH_MASK, SPATIAL_SHAPES)
         return (PIXEL_MASK,) if getattr(self._transform, "pads", False) else ()
+
+    @property
+    def patch_count(self) -> int:
+        """Number of patches of every image, filled up; 0 where images are not cut into patches."""
+        return int(getattr(self._transform, "patches", 0))
 
     def prepared_size(self, sizes: Iterable[Size | None]) -> PreparedSize:
         """Sizes after preparing images of these sizes; None is an image of unknown size.
@@ -170,8 +182,12 @@ class Preprocessor:
             # On the way: an image in Pillow, its values as bytes and as floats, before and after the mean.
             made = min(resized[0] * resized[1], self._whole_pixels()) * _PIXEL_BYTES
             most_bytes = max(most_bytes, made + 2 * value_bytes)
+        if self.patch_count:
+            patch_bytes = 3 * self._transform.patch**2 * _VALUE_BYTES  # type: ignore[attr-defined]
+            patches_bytes = count * self.patch_count * (patch_bytes + _PATCH_MASK_BYTES)
+            return PreparedSize(patches_bytes, most_bytes + batch_bytes)
         if self.made_names:  # beside the padded batch its parts
-            padded_bytes = count * padded[0] * padded[1] * (3 * _VALUE_BYTES + _MASK_BYTES)
+            padded_bytes = count * padded[0] * padded[1] * _PADDED_BYTES
             return PreparedSize(padded_bytes, most_bytes + batch_bytes, padded)
         return PreparedSize(batch_bytes, most_bytes + (0 if self._as_list else batch_bytes))
 
@@ -197,16 +213,29 @@ class Preprocessor:
         _check_same_size(tensors)
         return torch.stack(tensors)
 
-    def with_made(self, images: Iterable[Image.Image]) -> PreparedImages:
+    def with_made(
+        self, images: Iterable[Image.Image], augment: Augment | None = None, max_bytes: int | None = None
+    ) -> PreparedImages:
         """Return images of any sizes as one batch, with the arguments of `made_names`.
 
-        Images are padded with zeros, after they are normalised, below and to the right.
+        Images are padded with zeros, after they are normalised, below and to the right; or they are cut into
+        patches, (batch, patches, width), row by row, with zeros behind the last one.
+
+        Args:
+            images: As for one size.
+            augment: As for one size.
+            max_bytes: As for one size.
 
         Raises:
             ServiceError: `EMPTY_BATCH`, `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, as for one size.
         """
-        tensors = self._tensors(images, None, None)
+        tensors = self._tensors(images, augment, max_bytes)
+        if self.patch_count:
+            return self._in_patches(tensors)
         height, width = (max(tensor.shape[side] for tensor in tensors) for side in (1, 2))
+        byte_count = len(tensors) * height * width * _PADDED_BYTES
+        if max_bytes is not None and byte_count > max_bytes:
+            raise too_many_padded(len(tensors), (height, width), byte_count, max_bytes)
         values = tensors[0].new_zeros(len(tensors), 3, height, width)
         mask = torch.zeros(len(tensors), height, width, dtype=torch.int64)
         for index, tensor in enumerate(tensors):
@@ -214,6 +243,17 @@ class Preprocessor:
             values[index, :, : own[0], : own[1]] = tensor
             mask[index, : own[0], : own[1]] = 1
         return PreparedImages(values, {PIXEL_MASK: mask})
+
+    def _in_patches(self, tensors: Sequence[Tensor]) -> PreparedImages:
+        side = int(self._transform.patch)  # type: ignore[attr-defined]
+        values = torch.zeros(len(tensors), self.patch_count, 3 * side * side)
+        mask = torch.zeros(len(tensors), self.patch_count, dtype=torch.int32)
+        grids = [(tensor.shape[1] // side, tensor.shape[2] // side) for tensor in tensors]
+        for index, (tensor, (rows, columns)) in enumerate(zip(tensors, grids, strict=True)):
+            cut = tensor.reshape(3, rows, side, columns, side).permute(1, 3, 2, 4, 0)
+            values[index, : rows * columns] = cut.reshape(rows * columns, -1)
+            mask[index, : rows * columns] = 1
+        return PreparedImages(values, {PATCH_MASK: mask, SPATIAL_SHAPES: torch.tensor(grids)})
 
     def _tensors(
         self, images: Iterable[Image.Image], augment: Augment | None, max_bytes: int | None

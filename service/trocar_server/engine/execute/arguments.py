@@ -408,7 +408,7 @@ def with_named_images(hosted: HostedModel, inputs: tuple[ArgumentInput, ...]) ->
     images the first position is that of the token ids.
     """
     signature = hosted.known_signature
-    if signature is None or signature.image_channels is None or not has_images(inputs):
+    if signature is None or not (signature.takes_images and has_images(inputs)):
         return inputs
     own = {spec.name for spec in signature.inputs}
     named = tuple(

@@ -6,7 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from trocar_server.models.inputs import BATCH, IMAGE_BATCH, InputSignature, InputSpec
+from trocar_server.models.inputs import (
+    BATCH,
+    IMAGE_BATCH,
+    PATCH_MASK,
+    SPATIAL_SHAPES,
+    InputSignature,
+    InputSpec,
+)
 
 _SELF_SHIFTING = ("bart", "mbart", "pegasus", "led", "plbart", "mvp", "bigbird_pegasus", "blenderbot")
 """Encoder-decoders that make the decoder's ids of the encoder's."""
@@ -15,8 +22,6 @@ _TWO_TOWERS = ("clip", "siglip", "siglip2", "chinese_clip", "altclip", "align", 
 _SAMPLES = 8000
 _IMAGE_SIDE = 224
 """Of the example image of a model that takes any size, such as SegFormer and ResNet."""
-SPATIAL_SHAPES = "spatial_shapes"
-"""Rows and columns of the patches of each image."""
 _FLAG_TYPES = {bool: "flag:bool", int: "flag:int", str: "flag:str"}
 _OUTPUTS = ("output_attentions", "output_hidden_states")
 _NOT_SENT = ("past_key_values", "encoder_outputs", "return_dict", "use_cache")
@@ -114,7 +119,7 @@ def _known(config: Any, main: str) -> dict[str, tuple[str, tuple[int | str, ...]
 
 
 def _takes_patches(module: Any) -> bool:
-    """Whether a model takes images as patches, with the number of rows and columns of each: SigLIP 2's NaFlex."""
+    """Whether a model takes images as patches, with the rows and columns of each: SigLIP 2's NaFlex."""
     return SPATIAL_SHAPES in inspect.signature(_forward_of(module)).parameters and hasattr(
         getattr(module.config, "vision_config", None) or module.config, "num_patches"
     )
@@ -126,7 +131,7 @@ def _patches(config: Any) -> dict[str, tuple[str, tuple[int | str, ...], int]]:
     width = vision.num_channels * vision.patch_size**2
     return {
         "pixel_values": ("float32", (images, "patches", width), 0),
-        "pixel_attention_mask": ("int64", (images, "patches"), 2),
+        PATCH_MASK: ("int64", (images, "patches"), 2),
         SPATIAL_SHAPES: ("int64", (images, 2), 0),
     }
 
@@ -141,7 +146,7 @@ def _required(module: Any) -> set[str]:
     if _is_contrastive(config) and {"input_ids", "pixel_values"} <= set(parameters):
         names |= {"input_ids", "pixel_values"}
     if _takes_patches(module):
-        names |= {"pixel_attention_mask", SPATIAL_SHAPES}
+        names |= {PATCH_MASK, SPATIAL_SHAPES}
     return names
 
 

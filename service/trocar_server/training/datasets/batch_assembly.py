@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
@@ -19,6 +20,8 @@ from trocar_server.engine.execute.processor import Processed
 from trocar_server.engine.request.plan import split_arguments
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
+from trocar_server.models.inputs import IMAGES
+from trocar_server.models.preprocessing import Augment
 from trocar_server.processing.inputs import ProcessorInput
 from trocar_server.training.datasets.dataset_schema import ArraySignature, DatasetInfo
 from trocar_server.training.datasets.reader import LoadedSamples, as_pixels, is_pixels
@@ -93,11 +96,29 @@ def to_batch(
         inputs = as_pixels(inputs)
     if isinstance(inputs, list):
         assert hosted.preprocessing is not None  # ensured by check_dataset
+        if hosted.preprocessing.made_names:
+            return _with_made(loaded, inputs, info, hosted, None if augment is None else augmented)
         prepared = hosted.preprocessing(inputs, None if augment is None else augmented, MAX_LOADED_BYTES)
     else:
         signature = info.signature.inputs if info.signature else None
         prepared = _stacked([augmented(*pair) for pair in enumerate(as_tensor(inputs, signature).unbind())])
     return Batch((_placed(prepared, hosted),), {}, _targets(loaded, info, hosted), len(loaded.indices))
+
+
+def _with_made(
+    loaded: LoadedSamples,
+    images: list[Image.Image],
+    info: DatasetInfo,
+    hosted: HostedModel,
+    augment: Augment | None,
+) -> Batch:
+    """Make a batch of images with the arguments that are made beside them, such as their mask."""
+    assert hosted.preprocessing is not None
+    prepared = hosted.preprocessing.with_made(images, augment, MAX_LOADED_BYTES)
+    arguments: dict[str, Any] = {
+        name: value.to(hosted.device) for name, value in {IMAGES: prepared.values, **prepared.made}.items()
+    }
+    return Batch((), arguments, _targets(loaded, info, hosted), len(loaded.indices))
 
 
 def to_processed_batch(
