@@ -26,7 +26,8 @@ SIZES = [(30, 47), (9, 40), (1, 300), (64, 3)]
 
 def _kinds() -> dict[str, tuple[Any, Any]]:
     whole = T.Siglip2Config(text_config={**BLOCKS, "vocab_size": 30}, vision_config=VISION)
-    classifier = T.Siglip2Config(text_config={**BLOCKS, "vocab_size": 30}, vision_config=VISION, num_labels=3)
+    classifier = T.Siglip2Config(text_config={**BLOCKS, "vocab_size": 30}, vision_config=VISION)
+    classifier.num_labels = 3
     return {
         "whole": (T.Siglip2Model, whole),
         "classes": (T.Siglip2ForImageClassification, classifier),
