@@ -9,6 +9,7 @@
 | a tuple or dict of arrays (arguments)          | batches of the rows of each                 |
 | one image                                      | one batch of one image                      |
 | texts, sound; see `Client.extract`             | batches of texts, of clips                  |
+| flags in a dict, beside any of these           | go with every batch                         |
 | any other iterable, for example a generator    | its items, which are batches already        |
 """
 
@@ -29,7 +30,7 @@ from trocar._base.input_kinds import (
     refuse_url,
 )
 from trocar._base.tensors import is_array
-from trocar._request.inputs import Inputs
+from trocar._request.inputs import Flag, Inputs
 from trocar._request.texts import Audio, Texts, names_file
 from trocar._sources.files import SERVER_SUFFIXES, list_images
 from trocar._transport.rpc_errors import image_of
@@ -69,17 +70,17 @@ class Samples:
 
     def __init__(self, count: int, take: Callable[[int, int], Any], batch_size: int) -> None:
         self.count = count
-        self._take = take
+        self.take = take
         self._batch_size = batch_size
 
     def __iter__(self) -> Iterator[Inputs]:
         for start in range(0, self.count, self._batch_size):
-            yield self._take(start, start + self._batch_size)
+            yield self.take(start, start + self._batch_size)
 
     def label(self, index: int) -> str:
         """Name a batch: its samples, and the files where they are files."""
         start = index * self._batch_size
-        batch, last = self._take(start, start + self._batch_size), min(start + self._batch_size, self.count)
+        batch, last = self.take(start, start + self._batch_size), min(start + self._batch_size, self.count)
         samples = f"sample {start}" if last == start + 1 else f"samples {start} to {last - 1}"
         if isinstance(batch, list) and all(map(is_path, batch)):
             files = str(batch[0]) if len(batch) == 1 else f"{batch[0]} to {batch[-1]}"
@@ -89,12 +90,17 @@ class Samples:
     def sample_label(self, index: int, position: int) -> str:
         """Name a sample by its file or text; empty where it is none."""
         start = index * self._batch_size
-        batch = self._take(start, start + self._batch_size)
-        if isinstance(batch, Texts):
-            return batch.label(position)
-        if not isinstance(batch, list) or position >= len(batch):
-            return ""
-        return str(batch[position]) if is_path(batch[position]) else ""
+        return _sample_name(self.take(start, start + self._batch_size), position)
+
+
+def _sample_name(batch: object, position: int) -> str:
+    if isinstance(batch, Mapping):
+        return next(filter(None, (_sample_name(value, position) for value in batch.values())), "")
+    if isinstance(batch, Texts):
+        return batch.label(position)
+    if not isinstance(batch, list) or position >= len(batch):
+        return ""
+    return str(batch[position]) if is_path(batch[position]) else ""
 
 
 @overload
@@ -199,17 +205,12 @@ def _samples(inputs: object, batch_size: int) -> Samples | None:
     if isinstance(inputs, tuple):
         columns = [_with_rows(value) for value in inputs]
         return Samples(
-            _common_length(columns),
+            _common_length([len(column) for column in columns]),
             lambda start, end: tuple(column[start:end] for column in columns),
             batch_size,
         )
     if isinstance(inputs, Mapping):
-        named = {name: _with_rows(value) for name, value in inputs.items()}
-        return Samples(
-            _common_length(list(named.values())),
-            lambda start, end: {name: column[start:end] for name, column in named.items()},
-            batch_size,
-        )
+        return _named_rows(inputs, batch_size)
     return None
 
 
@@ -247,6 +248,30 @@ def _rows(values: Any, batch_size: int) -> Samples:
     return Samples(len(values), lambda start, end: values[start:end], batch_size)
 
 
+def _named_rows(inputs: Mapping[str, Any], batch_size: int) -> Samples:
+    """Return the rows of named arguments; flags go with every batch."""
+    flags = {name: value for name, value in inputs.items() if isinstance(value, (Flag, bool, int))}
+    named = {name: _samples_of(inputs[name], batch_size) for name in inputs if name not in flags}
+    if flags and not named:
+        raise TypeError(f"{next(iter(flags))!r} is a flag; pass an input of the model beside it")
+    return Samples(
+        _common_length([column.count for column in named.values()]),
+        lambda start, end: {**{name: column.take(start, end) for name, column in named.items()}, **flags},
+        batch_size,
+    )
+
+
+def _samples_of(value: Any, batch_size: int) -> Samples:
+    """Return the samples of one argument.
+
+    Raises:
+        TypeError: It cannot be cut into batches.
+    """
+    if isinstance(value, (Texts, Audio)):
+        return Samples(len(value), value.part, batch_size)
+    return _rows(_with_rows(value), batch_size)
+
+
 def _with_rows(value: Any) -> Any:
     if isinstance(value, list):
         return value
@@ -257,8 +282,8 @@ def _with_rows(value: Any) -> Any:
     return value
 
 
-def _common_length(columns: Sequence[Any]) -> int:
-    lengths = {len(column) for column in columns}
+def _common_length(counts: Sequence[int]) -> int:
+    lengths = set(counts)
     if len(lengths) > 1:
         raise ValueError(
             f"the arguments have {sorted(lengths)} rows, so they cannot be cut; pass an iterable of batches"

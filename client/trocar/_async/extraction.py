@@ -273,7 +273,7 @@ class AsyncExtraction:
             model_id: The id of a loaded model.
             inputs: The shape of one float32 input, including the batch, or inputs as in `extract`: only
                 shapes and dtypes of arrays and the number of images are used, and no values are sent. One
-                example input when None.
+                example input when None, or with a dict of flags alone; `{"": shape, "flag": True}` has both.
             taps: As in `extract`.
             start_at: As in `extract`.
             start_shape: As in `extract`.

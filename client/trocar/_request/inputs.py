@@ -100,10 +100,15 @@ NO_FLAGS: Mapping[str, bool | int | str] = MappingProxyType({})
 
 
 def with_flags(inputs: Any, flags: Mapping[str, bool | int | str]) -> Any:
-    """Return inputs together with flags of the forward; as they are without any."""
+    """Return inputs together with flags of the forward; as they are without any.
+
+    None, the example input of a dry run, becomes the flags alone.
+    """
     if not flags:
         return inputs
     found = {name: flag(value) for name, value in flags.items()}
+    if inputs is None:
+        return found
     return {**(inputs if isinstance(inputs, Mapping) else {"": inputs}), **found}
 
 

@@ -192,7 +192,7 @@ def processor_input(value: object) -> Texts | Audio | None:
     if is_texts(value):
         return texts(cast("Any", value))
     files = value if isinstance(value, list) else [value]
-    if files and all(map(_is_sound_file, files)):
+    if files and all(map(is_sound_file, files)):
         return _sound_files(files)
     return None
 
@@ -229,7 +229,7 @@ def names_file(text: str) -> bool:
     return 0 < len(text) <= _MAX_NAME and "\n" not in text and "\0" not in text and Path(text).is_file()
 
 
-def _is_sound_file(value: object) -> bool:
+def is_sound_file(value: object) -> bool:
     """Whether a value is the path of a .wav or .flac file."""
     return isinstance(value, (str, os.PathLike)) and str(os.fspath(value)).lower().endswith(_SOUND)
 

@@ -16,6 +16,10 @@ SERVER_SUFFIXES = frozenset(IMAGE_SUFFIXES)
 """What the server decodes."""
 CLIENT_SUFFIXES = SERVER_SUFFIXES | {".bmp", ".gif", ".tif", ".tiff", ".ppm"}
 """What is taken from a folder when the client decodes."""
+SOUND_SUFFIXES = frozenset({".wav", ".flac"})
+"""Sound that the server reads."""
+TEXT_SUFFIXES = frozenset({".txt"})
+"""Texts, one a file."""
 
 
 def file_source(paths: Sequence[Path], name: str = "") -> Source:
@@ -53,7 +57,26 @@ def list_images(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tuple
     Raises:
         SourceError: There is no image, or a folder cannot be listed.
     """
-    images, others, outside = [], 0, 0
+    found, others, outside = list_files(root, suffixes)
+    if not found:
+        raise SourceError(f"no image below {root}: {_advice(others, outside, suffixes)}")
+    left_out = [f"{others} of other types"] * bool(others)
+    left_out += [f"{outside} links to outside of it"] * bool(outside)
+    return found, (f"files left out below {root}: {', '.join(left_out)}",) if left_out else ()
+
+
+def list_files(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], int, int]:
+    """List the files of some types below a folder, sorted by relative path.
+
+    Hidden files and folders are left out.
+
+    Returns:
+        The files; the number of files of other types; the number of links that lead out of the folder.
+
+    Raises:
+        SourceError: A folder cannot be listed.
+    """
+    found, others, outside = [], 0, 0
     inside = root.resolve()
     for folder, folders, names in os.walk(root, onerror=_fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -66,15 +89,10 @@ def list_images(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tuple
             elif path.is_symlink() and not _is_inside(path, inside):
                 outside += 1
             elif stat.S_ISREG(path.stat().st_mode):
-                images.append(path)
+                found.append(path)
             else:  # reading a pipe would block
                 others += 1
-    if not images:
-        raise SourceError(f"no image below {root}: {_advice(others, outside, suffixes)}")
-    left_out = [f"{others} of other types"] * bool(others)
-    left_out += [f"{outside} links to outside of it"] * bool(outside)
-    notes = (f"files left out below {root}: {', '.join(left_out)}",) if left_out else ()
-    return sorted(images, key=lambda path: path.relative_to(root).as_posix()), notes
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix()), others, outside
 
 
 def _is_inside(link: Path, folder: Path) -> bool:

@@ -59,18 +59,20 @@ class Datasets:
 
         Args:
             source: Arrays, as (inputs, targets) or only inputs, with samples in the first dimension; a folder
-                with one folder of JPEG, PNG or WebP files for each class, sent unchanged; a `.npz` file with
-                `inputs` and `targets`; a torch Dataset or anything else with `__len__` and `__getitem__`,
-                whose samples are (inputs, target) or (inputs, {name: target}); a Hugging Face dataset; or
-                "torch:module:name" or "hf:name:split:column". Or texts, which the model's tokenizer takes in
-                each fit: a list of texts, pairs of texts or lists of token ids, as (texts, labels) or without
-                labels; a `.csv`, `.jsonl` or `.parquet` file with the columns `text` (or `sentence1` and
-                `sentence2`) and `label`, or a Hugging Face dataset with these. Other inputs are arrays of one
-                dtype and shape, which go to the model unchanged; or uint8 (height, width, 3), images, paths
-                or encoded bytes, which are preprocessed.
-            targets: With arrays and texts: one array, or a mapping of several by name; a list of labels for
-                each text labels its tokens. With a table or a Hugging Face dataset: the target column, or
-                several.
+                with one folder for each class, of JPEG, PNG or WebP files, else of `.wav` and `.flac` files,
+                else of `.txt` files, sent unchanged; a `.npz` file with `inputs` and `targets`; a torch
+                Dataset or anything else with `__len__` and `__getitem__`, whose samples are (inputs, target)
+                or (inputs, {name: target}); a Hugging Face dataset; or "torch:module:name" or
+                "hf:name:split:column". Or sound, which the model's feature extractor takes in each fit:
+                `trocar.audio(...)`, or a list of paths, as (sound, labels) or without labels. Or texts, which
+                the model's tokenizer takes in each fit: a list of texts, pairs of texts or lists of token
+                ids, as (texts, labels) or without labels; a `.csv`, `.jsonl` or `.parquet` file with the
+                columns `text` (or `sentence1` and `sentence2`) and `label`, or a Hugging Face dataset with
+                these. Other inputs are arrays of one dtype and shape, which go to the model unchanged; or
+                uint8 (height, width, 3), images, paths or encoded bytes, which are preprocessed.
+            targets: With arrays, texts and sound: one array, or a mapping of several by name; a list of
+                labels for each text labels its tokens. With a table or a Hugging Face dataset: the target
+                column, or several.
             name: A name for people; derived from the source when empty.
             categories: Names of the classes by label; when None, taken from the source, if it has any.
             progress: Called as samples are read, possibly from another thread, and as shards are stored.

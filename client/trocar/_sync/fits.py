@@ -56,8 +56,8 @@ class Trainer(TrainerCalls):
 
         Args:
             dataset: The id of an uploaded data set, or anything that `Client.upload_dataset` takes: a
-                pair of arrays, texts and labels, a folder of class folders, a torch Dataset, a Hugging Face
-                data set. Data that the server already has is not sent again.
+                pair of arrays, texts or sound and labels, a folder of class folders, a torch Dataset, a
+                Hugging Face data set. Data that the server already has is not sent again.
             epochs: Number of passes over the data set.
             batch_size: Samples in a batch.
             eval: The data set to evaluate on after each epoch, given as `dataset`.

@@ -1,4 +1,4 @@
-"""Folder shards: a folder per class, files as they are, undecoded."""
+"""Folder shards: a folder per class, files as they are: pictures or sound, undecoded, or texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,27 @@ from pathlib import Path
 
 import numpy as np
 
-from trocar._sources.files import SERVER_SUFFIXES, list_images, printable, read_file
-from trocar._uploads.shards import MAX_SHARD_SAMPLES, Parts, Shard, Tensor, image_parts, make_shard
+from trocar._sources.files import (
+    SERVER_SUFFIXES,
+    SOUND_SUFFIXES,
+    TEXT_SUFFIXES,
+    list_files,
+    list_images,
+    printable,
+    read_file,
+)
+from trocar._uploads.shards import (
+    MAX_SHARD_SAMPLES,
+    MakeParts,
+    Parts,
+    Shard,
+    Tensor,
+    image_parts,
+    make_shard,
+    sound_parts,
+    text_parts,
+)
+from trocar._uploads.text_shards import encoded_text
 from trocar._uploads.upload_plan import UploadPlan
 from trocar.errors import SourceError
 
@@ -19,10 +38,30 @@ class _File:
     label: int
 
 
-def folder_plan(root: Path, name: str, shard_bytes: int) -> UploadPlan:
-    """Return the plan of a folder: its classes are its folders by name, its samples their images by path.
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of sample that a folder may have."""
 
-    Hidden files and folders are left out, and links that lead out of the folder.
+    noun: str
+    suffixes: frozenset[str]
+    parts: MakeParts
+
+
+_IMAGES = _Kind("image", SERVER_SUFFIXES, image_parts)
+_KINDS = (
+    _IMAGES,
+    _Kind("sound", SOUND_SUFFIXES, sound_parts),
+    _Kind("text", TEXT_SUFFIXES, text_parts),
+)
+"""The first with a file counts: notes beside pictures and transcripts beside sound are left out."""
+
+
+def folder_plan(root: Path, name: str, shard_bytes: int) -> UploadPlan:
+    """Return the plan of a folder: its classes are its folders by name, its samples their files by path.
+
+    Samples are pictures; or .wav and .flac files where there is no picture; or .txt files, each a text in
+    UTF-8, where there is neither. Hidden files and folders are left out, and links that lead out of the
+    folder.
 
     Args:
         root: The folder.
@@ -30,7 +69,7 @@ def folder_plan(root: Path, name: str, shard_bytes: int) -> UploadPlan:
         shard_bytes: Of one shard.
 
     Raises:
-        SourceError: It has no class folders, or one of them no image.
+        SourceError: It has no class folders, or one of them no sample.
     """
     try:
         folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -38,35 +77,62 @@ def folder_plan(root: Path, name: str, shard_bytes: int) -> UploadPlan:
         raise SourceError(f"{root}: {error.strerror}") from error
     if not folders:
         raise SourceError(
-            f"{root} has no class folders; it needs one folder of images per class, as root/daisy/1.jpg"
+            f"{root} has no class folders; it needs one folder of images, sound or texts per class, as "
+            "root/daisy/1.jpg"
         )
-    files = [
-        _File(path, label)
-        for label, folder in enumerate(folders)
-        for path in list_images(folder, SERVER_SUFFIXES)[0]
-    ]
+    kind = _kind(folders)
+    files = [_File(path, label) for label, folder in enumerate(folders) for path in _listed(folder, kind)]
     categories = tuple(printable(folder.name) for folder in folders)
     chosen = name or printable(root.resolve().name) or "folder"
-    return UploadPlan(chosen, categories, len(files), partial(_shards, files, shard_bytes))
+    return UploadPlan(chosen, categories, len(files), partial(_shards, files, kind, shard_bytes))
 
 
-def _shards(files: Sequence[_File], shard_bytes: int) -> Iterator[Shard]:
+def _kind(folders: Sequence[Path]) -> _Kind:
+    """Return the kind of the samples; images where there are none of any kind."""
+    suffixes = frozenset().union(*(kind.suffixes for kind in _KINDS))
+    found = {path.suffix.lower() for folder in folders for path in list_files(folder, suffixes)[0]}
+    return next((kind for kind in _KINDS if kind.suffixes & found), _IMAGES)
+
+
+def _listed(folder: Path, kind: _Kind) -> list[Path]:
+    if kind is _IMAGES:
+        return list_images(folder, kind.suffixes)[0]
+    found = list_files(folder, kind.suffixes)[0]
+    if not found:
+        suffixes = " or ".join(sorted(kind.suffixes))
+        raise SourceError(f"no {kind.noun} below {folder}: other classes have {suffixes} files, it has none")
+    return found
+
+
+def _shards(files: Sequence[_File], kind: _Kind, shard_bytes: int) -> Iterator[Shard]:
     group: list[_File] = []
     size = 0
     for file in files:
         file_bytes = file.path.stat().st_size
         if group and (size + file_bytes > shard_bytes or len(group) == MAX_SHARD_SAMPLES):
-            yield make_shard(partial(_build, group), len(group))
+            yield make_shard(partial(_build, group, kind), len(group))
             group, size = [], 0
         group.append(file)
         size += file_bytes
-    yield make_shard(partial(_build, group), len(group))
+    yield make_shard(partial(_build, group, kind), len(group))
 
 
-def _build(files: Sequence[_File]) -> Parts:
-    images = [read_file(file.path) for file in files]
-    for file, image in zip(files, images, strict=True):
-        if not image:
-            raise SourceError(f"{file.path} is empty, not an image")
+def _build(files: Sequence[_File], kind: _Kind) -> Parts:
+    samples = [_read(file.path, kind) for file in files]
     labels = Tensor("int64", np.array([file.label for file in files], np.int64))
-    return image_parts(images, {"targets": labels})
+    return kind.parts(samples, {"targets": labels})
+
+
+def _read(path: Path, kind: _Kind) -> bytes:
+    """Read one sample as the server stores it."""
+    data = read_file(path)
+    if not data:
+        raise SourceError(f"{path} is empty, not {'an image' if kind is _IMAGES else f'a {kind.noun}'}")
+    if kind.suffixes is not TEXT_SUFFIXES:
+        return data
+    try:
+        return encoded_text(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{path} is no text in UTF-8 (byte {error.start}); convert it, for example with iconv"
+        ) from error

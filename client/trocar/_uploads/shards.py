@@ -15,7 +15,7 @@ SHARD_BYTES = 32 << 20
 MAX_SHARD_BYTES = 255 << 20
 """The server takes 256 MiB, header included."""
 MAX_SHARD_SAMPLES = 65_536
-"""Images or texts in one shard."""
+"""Images, texts or clips in one shard."""
 CHUNK_BYTES = 1 << 20
 """In one message."""
 
@@ -45,6 +45,10 @@ class Tensor:
     """Its name; bfloat16 is held as its bits in uint16."""
     array: Array
     """(samples, ...)."""
+
+
+MakeParts = Callable[[Sequence[bytes], Mapping[str, Tensor]], Parts]
+"""Makes the bytes of a shard of encoded samples and their targets."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,11 @@ def image_parts(images: Sequence[bytes], targets: Mapping[str, Tensor]) -> Parts
 def text_parts(texts: Sequence[bytes], targets: Mapping[str, Tensor]) -> Parts:
     """Return the bytes of a shard of texts; see `_uploads.text_shards`."""
     return _encoded_parts("texts", texts, targets)
+
+
+def sound_parts(clips: Sequence[bytes], targets: Mapping[str, Tensor]) -> Parts:
+    """Return the bytes of a shard of sound, each clip a WAV or FLAC file."""
+    return _encoded_parts("clips", clips, targets)
 
 
 def pieces(parts: Iterable[memoryview], piece_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from trocar._sources.text_tables import read_table, target_columns, text_columns
 from trocar._uploads.array_shards import named_targets, target_tensor
 from trocar._uploads.shards import (
     MAX_SHARD_SAMPLES,
+    MakeParts,
     Parts,
     Shard,
     Tensor,
@@ -39,13 +40,39 @@ def text_plan(given: Texts, targets: object, name: str, shard_bytes: int) -> Upl
         TypeError: A sample is a chat, or there are options; a target cannot be stored.
         ValueError: Texts and targets are not for the same number of samples.
     """
-    encoded = encoded_texts(given)
+    return encoded_plan(encoded_texts(given), "texts", text_parts, targets, name, shard_bytes)
+
+
+def encoded_plan(
+    encoded: Sequence[bytes],
+    noun: str,
+    parts: MakeParts,
+    targets: object,
+    name: str,
+    shard_bytes: int,
+) -> UploadPlan:
+    """Return the plan of samples that are bytes already.
+
+    Args:
+        encoded: The samples, as the server stores them.
+        noun: What they are, for messages.
+        parts: Makes the bytes of a shard of them.
+        targets: As in `text_plan`.
+        name: Name of the data set.
+        shard_bytes: Of one shard.
+
+    Raises:
+        TypeError: A target cannot be stored.
+        ValueError: Samples and targets are not equally many.
+    """
     tensors, categories = target_tensors(targets)
     for target, tensor in tensors.items():
         if not tensor.array.ndim or len(tensor.array) != len(encoded):
             count = len(tensor.array) if tensor.array.ndim else 1
-            raise ValueError(f"there are {len(encoded)} texts, and {target} for {count}; each text has one")
-    return UploadPlan(name, categories, len(encoded), partial(_shards, encoded, tensors, shard_bytes))
+            raise ValueError(
+                f"there are {len(encoded)} {noun}, and {target} for {count}; each {noun[:-1]} has one"
+            )
+    return UploadPlan(name, categories, len(encoded), partial(_shards, encoded, parts, tensors, shard_bytes))
 
 
 def table_plan(path: Path, columns: Sequence[str] | None, name: str, shard_bytes: int) -> UploadPlan:
@@ -111,21 +138,30 @@ def _encoded(entry: pb.TextEntry) -> bytes:
         value = list(entry.token_ids.ids)
     else:
         raise TypeError("a data set has texts, pairs of texts and token ids, no chats")
+    return encoded_text(value)
+
+
+def encoded_text(value: Any) -> bytes:
+    """Return a text, a list of two, or a list of token ids as JSON in UTF-8."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _shards(texts: Sequence[bytes], tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterator[Shard]:
-    row_bytes = sum(tensor.array.nbytes for tensor in tensors.values()) // len(texts)
+def _shards(
+    samples: Sequence[bytes], parts: MakeParts, tensors: Mapping[str, Tensor], shard_bytes: int
+) -> Iterator[Shard]:
+    row_bytes = sum(tensor.array.nbytes for tensor in tensors.values()) // len(samples)
     start, size = 0, 0
-    for index, text in enumerate(texts):
-        is_full = size + len(text) + row_bytes > shard_bytes or index - start == MAX_SHARD_SAMPLES
+    for index, sample in enumerate(samples):
+        is_full = size + len(sample) + row_bytes > shard_bytes or index - start == MAX_SHARD_SAMPLES
         if index > start and is_full:
-            yield make_shard(partial(_build, texts, tensors, start, index), index - start)
+            yield make_shard(partial(_build, samples, parts, tensors, start, index), index - start)
             start, size = index, 0
-        size += len(text) + row_bytes
-    yield make_shard(partial(_build, texts, tensors, start, len(texts)), len(texts) - start)
+        size += len(sample) + row_bytes
+    yield make_shard(partial(_build, samples, parts, tensors, start, len(samples)), len(samples) - start)
 
 
-def _build(texts: Sequence[bytes], tensors: Mapping[str, Tensor], start: int, stop: int) -> Parts:
+def _build(
+    samples: Sequence[bytes], parts: MakeParts, tensors: Mapping[str, Tensor], start: int, stop: int
+) -> Parts:
     rows = {name: Tensor(tensor.dtype, tensor.array[start:stop]) for name, tensor in tensors.items()}
-    return text_parts(texts[start:stop], rows)
+    return parts(samples[start:stop], rows)

@@ -15,12 +15,13 @@ import numpy as np
 from trocar._base.input_kinds import is_path
 from trocar._base.names import few, shortened
 from trocar._base.tensors import Array, is_array
-from trocar._request.texts import Texts, is_texts, texts
+from trocar._request.texts import Audio, Texts, is_sound_file, is_texts, processor_input, texts
 from trocar._sources.files import check_regular, printable
 from trocar._sources.text_tables import TABLE_SUFFIXES
 from trocar._uploads.array_shards import array_plan
 from trocar._uploads.folder_shards import folder_plan
 from trocar._uploads.shards import MAX_SHARD_BYTES
+from trocar._uploads.sound_shards import sound_plan
 from trocar._uploads.text_shards import table_plan, text_plan
 from trocar._uploads.upload_plan import UploadPlan
 from trocar.errors import SourceError
@@ -57,8 +58,11 @@ def opened_upload(
 def _plan(source: object, targets: object, name: str, shard_bytes: int, folder: Path) -> UploadPlan:
     if is_path(source):
         return _named(os.fspath(source), targets, name, shard_bytes, folder)
-    if isinstance(source, tuple) and len(source) == 2 and targets is None and _are_texts(source[0]):
+    if isinstance(source, tuple) and len(source) == 2 and targets is None and _is_processed(source[0]):
         source, targets = source
+    if _is_sound(source):
+        sound = source if isinstance(source, Audio) else processor_input(source)
+        return sound_plan(cast("Audio", sound), targets, name or "sound", shard_bytes)
     if isinstance(source, Texts) or _are_texts(source):
         given = source if isinstance(source, Texts) else texts(cast("Any", source))
         return text_plan(given, targets, name or "texts", shard_bytes)
@@ -67,6 +71,16 @@ def _plan(source: object, targets: object, name: str, shard_bytes: int, folder: 
     if isinstance(source, np.ndarray) or (is_array(source) and not hasattr(source, "features")):
         return array_plan(source, targets, name or "arrays", shard_bytes)
     return _object(source, targets, name, shard_bytes, folder)
+
+
+def _is_processed(value: object) -> bool:
+    return _is_sound(value) or _are_texts(value)
+
+
+def _is_sound(value: object) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(is_sound_file, value))
+    return isinstance(value, Audio)
 
 
 def _are_texts(value: object) -> bool:

@@ -1,10 +1,10 @@
 """Extraction requests, serialised to bytes; knows the messages, not the transport."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -230,6 +230,14 @@ class PlainRequests:
 
 def _described(inputs: object) -> list[pb.Input]:
     """Return shapes and dtypes of inputs; a shape stands for one float32 input."""
-    if isinstance(inputs, tuple) and all(isinstance(size, int) for size in inputs):
-        return [pb.Input(tensor=TensorSpec(dtype=DTYPE_FLOAT32, shape=inputs))]
-    return wire_inputs(inputs)[0]
+    if isinstance(inputs, Mapping) and _is_shape(shape := inputs.get("")):  # beside flags
+        return [_float_input(shape), *wire_inputs({name: inputs[name] for name in inputs if name})[0]]
+    return [_float_input(inputs)] if _is_shape(inputs) else wire_inputs(inputs)[0]
+
+
+def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:
+    return isinstance(value, tuple) and all(isinstance(size, int) for size in value)
+
+
+def _float_input(shape: tuple[int, ...]) -> pb.Input:
+    return pb.Input(tensor=TensorSpec(dtype=DTYPE_FLOAT32, shape=shape))

@@ -59,7 +59,7 @@ class StoredDataset:
     has_images: bool
     """Whether its inputs are encoded images, which the model's preprocessing takes."""
     inputs: DatasetTensor | None
-    """One input; None for images and texts, and while it is being uploaded."""
+    """One input; None for images, texts and sound, and while it is being uploaded."""
     targets: Mapping[str, DatasetTarget]
     """What there is to learn, by name; the name is "" where there is only one."""
     categories: tuple[str, ...] = field(repr=False)
@@ -70,6 +70,8 @@ class StoredDataset:
     """Why the server cannot read it; all but the id is unknown then."""
     has_texts: bool = False
     """Whether its inputs are texts, which the model's tokenizer takes."""
+    has_sound: bool = False
+    """Whether its inputs are sound, which the model's feature extractor takes."""
 
     def __str__(self) -> str:
         if self.problem:
@@ -91,6 +93,8 @@ def _inputs_text(dataset: StoredDataset) -> str:
         return "images"
     if dataset.has_texts:
         return "texts"
+    if dataset.has_sound:
+        return "sound"
     return "" if dataset.inputs is None else f"{dataset.inputs.dtype} {dataset.inputs.shape}"
 
 
@@ -170,6 +174,7 @@ def stored_dataset(message: pb.Dataset) -> StoredDataset:
         stored_at=_time(message),
         problem=message.problem,
         has_texts=message.has_texts,
+        has_sound=message.has_sound,
     )
 
 

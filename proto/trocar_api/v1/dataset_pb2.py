@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from trocar_api.v1 import tensor_pb2 as trocar__api_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btrocar_api/v1/dataset.proto\x12\rtrocar_api.v1\x1a\x1atrocar_api/v1/tensor.proto\"v\n\x0f\x44\x61tasetManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0csample_count\x18\x02 \x01(\x03\x12\x12\n\ncategories\x18\x03 \x03(\t\x12+\n\x06shards\x18\x04 \x03(\x0b\x32\x1b.trocar_api.v1.DatasetShard\"H\n\x0c\x44\x61tasetShard\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x12\n\nbyte_count\x18\x02 \x01(\x03\x12\x14\n\x0csample_count\x18\x03 \x01(\x03\"F\n\x12\x42\x65ginUploadRequest\x12\x30\n\x08manifest\x18\x01 \x01(\x0b\x32\x1e.trocar_api.v1.DatasetManifest\"A\n\x13\x42\x65ginUploadResponse\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x16\n\x0emissing_shards\x18\x02 \x03(\x05\"F\n\x12UploadShardRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x15\n\x13UploadShardResponse\")\n\x13\x43ommitUploadRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"?\n\x14\x43ommitUploadResponse\x12\'\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x16.trocar_api.v1.Dataset\"\xb8\x02\n\x07\x44\x61taset\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\x12\x11\n\tis_listed\x18\x04 \x01(\x08\x12\x14\n\x0csample_count\x18\x05 \x01(\x03\x12\x12\n\nbyte_count\x18\x06 \x01(\x03\x12\x12\n\nhas_images\x18\x07 \x01(\x08\x12)\n\x06inputs\x18\x08 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12-\n\x07targets\x18\t \x03(\x0b\x32\x1c.trocar_api.v1.DatasetTarget\x12\x12\n\ncategories\x18\n \x03(\t\x12\x13\n\x0bstored_at_s\x18\x0b \x01(\x01\x12\x0f\n\x07problem\x18\x0c \x01(\t\x12\x11\n\thas_texts\x18\r \x01(\x08\"\xa8\x01\n\rDatasetTarget\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06tensor\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x10\n\x03low\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0bvalue_count\x18\x05 \x01(\x05H\x02\x88\x01\x01\x42\x06\n\x04_lowB\x07\n\x05_highB\x0e\n\x0c_value_count\"\x15\n\x13ListDatasetsRequest\"l\n\x14ListDatasetsResponse\x12(\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x16.trocar_api.v1.Dataset\x12\x12\n\nbyte_count\x18\x02 \x01(\x03\x12\x16\n\x0emax_byte_count\x18\x03 \x01(\x03\"\'\n\x11GetDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"=\n\x12GetDatasetResponse\x12\'\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x16.trocar_api.v1.Dataset\"*\n\x14\x44\x65leteDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteDatasetResponse2\x9f\x04\n\x0e\x44\x61tasetService\x12T\n\x0b\x42\x65ginUpload\x12!.trocar_api.v1.BeginUploadRequest\x1a\".trocar_api.v1.BeginUploadResponse\x12V\n\x0bUploadShard\x12!.trocar_api.v1.UploadShardRequest\x1a\".trocar_api.v1.UploadShardResponse(\x01\x12W\n\x0c\x43ommitUpload\x12\".trocar_api.v1.CommitUploadRequest\x1a#.trocar_api.v1.CommitUploadResponse\x12W\n\x0cListDatasets\x12\".trocar_api.v1.ListDatasetsRequest\x1a#.trocar_api.v1.ListDatasetsResponse\x12Q\n\nGetDataset\x12 .trocar_api.v1.GetDatasetRequest\x1a!.trocar_api.v1.GetDatasetResponse\x12Z\n\rDeleteDataset\x12#.trocar_api.v1.DeleteDatasetRequest\x1a$.trocar_api.v1.DeleteDatasetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btrocar_api/v1/dataset.proto\x12\rtrocar_api.v1\x1a\x1atrocar_api/v1/tensor.proto\"v\n\x0f\x44\x61tasetManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0csample_count\x18\x02 \x01(\x03\x12\x12\n\ncategories\x18\x03 \x03(\t\x12+\n\x06shards\x18\x04 \x03(\x0b\x32\x1b.trocar_api.v1.DatasetShard\"H\n\x0c\x44\x61tasetShard\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x12\n\nbyte_count\x18\x02 \x01(\x03\x12\x14\n\x0csample_count\x18\x03 \x01(\x03\"F\n\x12\x42\x65ginUploadRequest\x12\x30\n\x08manifest\x18\x01 \x01(\x0b\x32\x1e.trocar_api.v1.DatasetManifest\"A\n\x13\x42\x65ginUploadResponse\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x16\n\x0emissing_shards\x18\x02 \x03(\x05\"F\n\x12UploadShardRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x15\n\x13UploadShardResponse\")\n\x13\x43ommitUploadRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"?\n\x14\x43ommitUploadResponse\x12\'\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x16.trocar_api.v1.Dataset\"\xcb\x02\n\x07\x44\x61taset\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\x12\x11\n\tis_listed\x18\x04 \x01(\x08\x12\x14\n\x0csample_count\x18\x05 \x01(\x03\x12\x12\n\nbyte_count\x18\x06 \x01(\x03\x12\x12\n\nhas_images\x18\x07 \x01(\x08\x12)\n\x06inputs\x18\x08 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12-\n\x07targets\x18\t \x03(\x0b\x32\x1c.trocar_api.v1.DatasetTarget\x12\x12\n\ncategories\x18\n \x03(\t\x12\x13\n\x0bstored_at_s\x18\x0b \x01(\x01\x12\x0f\n\x07problem\x18\x0c \x01(\t\x12\x11\n\thas_texts\x18\r \x01(\x08\x12\x11\n\thas_sound\x18\x0e \x01(\x08\"\xa8\x01\n\rDatasetTarget\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06tensor\x18\x02 \x01(\x0b\x32\x19.trocar_api.v1.TensorSpec\x12\x10\n\x03low\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0bvalue_count\x18\x05 \x01(\x05H\x02\x88\x01\x01\x42\x06\n\x04_lowB\x07\n\x05_highB\x0e\n\x0c_value_count\"\x15\n\x13ListDatasetsRequest\"l\n\x14ListDatasetsResponse\x12(\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x16.trocar_api.v1.Dataset\x12\x12\n\nbyte_count\x18\x02 \x01(\x03\x12\x16\n\x0emax_byte_count\x18\x03 \x01(\x03\"\'\n\x11GetDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"=\n\x12GetDatasetResponse\x12\'\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x16.trocar_api.v1.Dataset\"*\n\x14\x44\x65leteDatasetRequest\x12\x12\n\ndataset_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteDatasetResponse2\x9f\x04\n\x0e\x44\x61tasetService\x12T\n\x0b\x42\x65ginUpload\x12!.trocar_api.v1.BeginUploadRequest\x1a\".trocar_api.v1.BeginUploadResponse\x12V\n\x0bUploadShard\x12!.trocar_api.v1.UploadShardRequest\x1a\".trocar_api.v1.UploadShardResponse(\x01\x12W\n\x0c\x43ommitUpload\x12\".trocar_api.v1.CommitUploadRequest\x1a#.trocar_api.v1.CommitUploadResponse\x12W\n\x0cListDatasets\x12\".trocar_api.v1.ListDatasetsRequest\x1a#.trocar_api.v1.ListDatasetsResponse\x12Q\n\nGetDataset\x12 .trocar_api.v1.GetDatasetRequest\x1a!.trocar_api.v1.GetDatasetResponse\x12Z\n\rDeleteDataset\x12#.trocar_api.v1.DeleteDatasetRequest\x1a$.trocar_api.v1.DeleteDatasetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,21 +49,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMITUPLOADRESPONSE']._serialized_start=545
   _globals['_COMMITUPLOADRESPONSE']._serialized_end=608
   _globals['_DATASET']._serialized_start=611
-  _globals['_DATASET']._serialized_end=923
-  _globals['_DATASETTARGET']._serialized_start=926
-  _globals['_DATASETTARGET']._serialized_end=1094
-  _globals['_LISTDATASETSREQUEST']._serialized_start=1096
-  _globals['_LISTDATASETSREQUEST']._serialized_end=1117
-  _globals['_LISTDATASETSRESPONSE']._serialized_start=1119
-  _globals['_LISTDATASETSRESPONSE']._serialized_end=1227
-  _globals['_GETDATASETREQUEST']._serialized_start=1229
-  _globals['_GETDATASETREQUEST']._serialized_end=1268
-  _globals['_GETDATASETRESPONSE']._serialized_start=1270
-  _globals['_GETDATASETRESPONSE']._serialized_end=1331
-  _globals['_DELETEDATASETREQUEST']._serialized_start=1333
-  _globals['_DELETEDATASETREQUEST']._serialized_end=1375
-  _globals['_DELETEDATASETRESPONSE']._serialized_start=1377
-  _globals['_DELETEDATASETRESPONSE']._serialized_end=1400
-  _globals['_DATASETSERVICE']._serialized_start=1403
-  _globals['_DATASETSERVICE']._serialized_end=1946
+  _globals['_DATASET']._serialized_end=942
+  _globals['_DATASETTARGET']._serialized_start=945
+  _globals['_DATASETTARGET']._serialized_end=1113
+  _globals['_LISTDATASETSREQUEST']._serialized_start=1115
+  _globals['_LISTDATASETSREQUEST']._serialized_end=1136
+  _globals['_LISTDATASETSRESPONSE']._serialized_start=1138
+  _globals['_LISTDATASETSRESPONSE']._serialized_end=1246
+  _globals['_GETDATASETREQUEST']._serialized_start=1248
+  _globals['_GETDATASETREQUEST']._serialized_end=1287
+  _globals['_GETDATASETRESPONSE']._serialized_start=1289
+  _globals['_GETDATASETRESPONSE']._serialized_end=1350
+  _globals['_DELETEDATASETREQUEST']._serialized_start=1352
+  _globals['_DELETEDATASETREQUEST']._serialized_end=1394
+  _globals['_DELETEDATASETRESPONSE']._serialized_start=1396
+  _globals['_DELETEDATASETRESPONSE']._serialized_end=1419
+  _globals['_DATASETSERVICE']._serialized_start=1422
+  _globals['_DATASETSERVICE']._serialized_end=1965
 # @@protoc_insertion_point(module_scope)

@@ -65,7 +65,8 @@ class DatasetShard(_message.Message):
     where image i is the bytes of `images` from offset i to i + 1, encoded as JPEG, PNG or WebP; at most 65,536
     of them; or likewise `texts` and `offsets`, where each text is JSON in UTF-8 of at most 4 MiB: a string, a list
     of two strings, or a list of token ids. Labels of tokens are a target (samples, tokens), from each text's first
-    token on, filled up with -100. Beside that it has `targets` (samples, ...), or `targets.NAME` for each of several, or none. All
+    token on, filled up with -100. Or likewise `clips` and `offsets`, where each clip is a WAV or FLAC file of one
+    channel. Beside that it has `targets` (samples, ...), or `targets.NAME` for each of several, or none. All
     shards of a data set have the same tensors, with the same dtypes and the same shape of one sample.
     """
 
@@ -259,6 +260,7 @@ class Dataset(_message.Message):
     STORED_AT_S_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     HAS_TEXTS_FIELD_NUMBER: _builtins.int
+    HAS_SOUND_FIELD_NUMBER: _builtins.int
     dataset_id: _builtins.str
     """32 hexadecimal digits; a name for one that the operator listed."""
     name: _builtins.str
@@ -279,6 +281,8 @@ class Dataset(_message.Message):
     """Why it cannot be read; empty otherwise. All but the id is unknown then."""
     has_texts: _builtins.bool
     """Whether the inputs are texts, which the model's tokenizer takes."""
+    has_sound: _builtins.bool
+    """Whether the inputs are sound, which the model's feature extractor takes."""
     @_builtins.property
     def inputs(self) -> _tensor_pb2.TensorSpec:
         """One input. Unset for images, and while it is being uploaded."""
@@ -307,10 +311,11 @@ class Dataset(_message.Message):
         stored_at_s: _builtins.float = ...,
         problem: _builtins.str = ...,
         has_texts: _builtins.bool = ...,
+        has_sound: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "categories", b"categories", "dataset_id", b"dataset_id", "has_images", b"has_images", "has_texts", b"has_texts", "inputs", b"inputs", "is_complete", b"is_complete", "is_listed", b"is_listed", "name", b"name", "problem", b"problem", "sample_count", b"sample_count", "stored_at_s", b"stored_at_s", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "categories", b"categories", "dataset_id", b"dataset_id", "has_images", b"has_images", "has_sound", b"has_sound", "has_texts", b"has_texts", "inputs", b"inputs", "is_complete", b"is_complete", "is_listed", b"is_listed", "name", b"name", "problem", b"problem", "sample_count", b"sample_count", "stored_at_s", b"stored_at_s", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

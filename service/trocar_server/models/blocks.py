@@ -9,7 +9,8 @@ add to the residual stream, before it is added (BERT's and T5's too, where a mod
 output of block k - 1, and the last one that after the final norm, where there is one; but before it in those
 that transformers marks with `tie_last_hidden_states=False`: ViT, DINOv2, CLIP, SigLIP, wav2vec2.
 Encoder-decoders and models of two towers have the names with `encoder.`, `decoder.`, `text.`, `vision.` in
-front. A negative number counts from the last.
+front. A negative number counts from the last. `image_features` and `text_features` are the vectors that
+`get_image_features` and `get_text_features` of CLIP and SigLIP return, before they are normalised.
 """
 
 from collections.abc import Iterator
@@ -40,6 +41,14 @@ _FEED_FORWARD = (
 _FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "layer_norm", "layernorm", "post_layernorm")
 _EMBEDDINGS = ("embeddings", "embed_tokens", "wte", "patch_embed", "shared", "feature_projection")
 _HEADS = ("lm_head", "classifier", "score", "cls", "qa_outputs", "proj_out", "head", "projector")
+_FEATURES = {
+    "image_features": ("visual_projection", "vision_model.head"),
+    "text_features": ("text_projection", "text_model.head"),
+}
+"""Of CLIP, and of SigLIP."""
+_FEATURES_OF_TOWERS = {"vision": "image_features", "text": "text_features"}
+"""Of one tower of SigLIP, whose head makes them."""
+_WITH_FEATURES = ("altclip", "chinese_clip", "clip", "metaclip_2", "siglip")
 _TOWERS = {"text_model": "text.", "vision_model": "vision.", "encoder": "encoder.", "decoder": "decoder."}
 
 
@@ -53,7 +62,24 @@ def block_stages(model: nn.Module) -> dict[str, str]:
     if towers:
         head = next((name for name in _HEADS if isinstance(getattr(model, name, None), nn.Module)), "")
         stages |= {"head": head, "penultimate": f"{head}/in"} if head else {}
-    return stages
+    return stages | _features(model)
+
+
+def _features(model: Any) -> dict[str, str]:
+    """Return where a model of texts and images, or one tower of it, has the vectors that are compared."""
+    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
+    if not kind.startswith(_WITH_FEATURES):
+        return {}
+    modules = {path for path, _ in model.named_modules()}
+    found = {
+        name: path
+        for name, paths in _FEATURES.items()
+        if (path := next(filter(modules.__contains__, paths), ""))
+    }
+    if not found and kind.startswith("siglip") and "head" in modules:
+        tower = next((tower for tower in _FEATURES_OF_TOWERS if tower in kind), "")
+        return {_FEATURES_OF_TOWERS[tower]: "head"} if tower else {}
+    return found
 
 
 def _towers(model: nn.Module) -> Iterator[str]:

@@ -137,11 +137,11 @@ def _images(folder: Path | None, signature: InputSignature) -> tuple[Preprocessi
         image_preprocessing,
     )
 
-    channels = signature.image_channels
-    if folder is None or channels is None or not has_image_settings(folder):
+    if folder is None or not (signature.takes_images and has_image_settings(folder)):
         return None, ""
     try:
-        return image_preprocessing(folder, channels), ""
+        names = [spec.name for spec in signature.inputs]
+        return image_preprocessing(folder, signature.image_channels or 3, names), ""
     except NotMappedError as error:
         return None, str(error)
 

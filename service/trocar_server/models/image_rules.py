@@ -7,6 +7,7 @@ Both resize with Pillow. They differ in where a crop of unequal margins begins, 
 than the crop gets more black, and in limits of the longer side.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from torchvision.transforms import functional
 
 Size = tuple[int, int]
 """Height and width in pixels."""
+_SCALE_STEP = 1e-5
 
 
 class ImageRules(Protocol):
@@ -68,13 +70,19 @@ class TransformersRules:
     Attributes:
         longest: Limit of the longer side after a resize by the shorter one; 0 for none.
         scale: Factor of 8-bit values; 1/255 when None.
+        patch: Side of the patches that an image is resized for; 0 for none.
+        patches: The most of them.
     """
 
     longest: int = 0
     scale: float | None = None
+    patch: int = 0
+    patches: int = 0
 
     def resized(self, size: Size, resize: tuple[int, ...]) -> Size:
         """See `ImageRules`; as `get_size_with_aspect_ratio` of `transformers.image_transforms`."""
+        if self.patch:
+            return _in_patches(size, self.patch, self.patches)
         if not self.longest or len(resize) != 1:
             return _by_shorter_side(size, resize)
         height, width = size
@@ -100,9 +108,9 @@ class TransformersRules:
 TORCHVISION = TorchvisionRules()
 
 
-def rules_of(library: str, longest: int, scale: float | None) -> ImageRules:
-    """Return the rules of `torchvision` or `transformers`; the former have no limit and no scale."""
-    return TransformersRules(longest, scale) if library == "transformers" else TORCHVISION
+def rules_of(library: str, longest: int, scale: float | None, patch: int = 0, patches: int = 0) -> ImageRules:
+    """Return the rules of `torchvision` or `transformers`; the former have none of the other settings."""
+    return TransformersRules(longest, scale, patch, patches) if library == "transformers" else TORCHVISION
 
 
 def scaled(image: Image.Image, scale: float | None) -> Tensor:
@@ -128,3 +136,23 @@ def _by_shorter_side(size: Size, resize: tuple[int, ...]) -> Size:
     height, width = size
     longer = int(resize[0] * max(size) / min(size))
     return (resize[0], longer) if height <= width else (longer, resize[0])
+
+
+def _in_patches(size: Size, patch: int, patches: int) -> Size:
+    """Size whose sides are whole patches, and which has the most of them.
+
+    The search is that of `get_image_size_for_max_num_patches` of transformers' SigLIP 2 (5.23).
+    """
+    low, high = _SCALE_STEP / 10, 100.0
+    while high - low >= _SCALE_STEP:
+        scale = (low + high) / 2
+        height, width = (_whole_patches(side * scale, patch) for side in size)
+        if (height / patch) * (width / patch) <= patches:
+            low = scale
+        else:
+            high = scale
+    return _whole_patches(size[0] * low, patch), _whole_patches(size[1] * low, patch)
+
+
+def _whole_patches(length: float, patch: int) -> int:
+    return max(patch, math.ceil(length / patch) * patch)

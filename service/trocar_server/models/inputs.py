@@ -25,6 +25,13 @@ TOKEN_IDS = "input_ids"
 """The name that token ids have in transformers' models."""
 IMAGES = "pixel_values"
 """The name that images have in transformers' models."""
+PIXEL_MASK = "pixel_mask"
+"""Argument that is 1 where a padded image has pixels, int64 (batch, height, width)."""
+PATCH_MASK = "pixel_attention_mask"
+"""Argument that is 1 where a patch is of the image, (images, patches)."""
+SPATIAL_SHAPES = "spatial_shapes"
+"""Argument with the rows and columns of the patches of each image, (images, 2)."""
+_BESIDE_IMAGES = (PATCH_MASK, SPATIAL_SHAPES)
 FLAGS = ("bool", "int", "str")
 """Types of inputs that are no tensors."""
 
@@ -47,6 +54,8 @@ class InputSpec:
     """Whether a call may leave it out."""
     below: int = 0
     """Values are from 0 to below this, for example the size of a vocabulary; 0 for any."""
+    fill: int = 0
+    """Every value of the example; 0 for seeded ones within the range."""
 
     @property
     def is_flag(self) -> bool:
@@ -217,6 +226,22 @@ class InputSignature:
         channels = shape[1] if shape is not None and len(shape) == 4 else None
         return channels if isinstance(channels, int) else None
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether images become an input: as they are, or in patches."""
+        return self.image_channels is not None or any(spec.name == SPATIAL_SHAPES for spec in self.inputs)
+
+    @property
+    def image_arrays(self) -> tuple[InputSpec, ...]:
+        """Required inputs that images become; empty for a model that takes none by the usual name."""
+        if not any(spec.name == IMAGES for spec in self.inputs):
+            return ()
+        return tuple(
+            spec
+            for spec in self.inputs
+            if spec.name == IMAGES or (spec.name in _BESIDE_IMAGES and not spec.is_optional)
+        )
+
     def example(self, batch: int, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Return valid values for the required inputs by name, the same at every call, on the CPU.
 
@@ -277,6 +302,7 @@ def _changed(spec: InputSpec, settings: Mapping[str, Any]) -> InputSpec:
         None if shape is None else tuple(shape),
         settings.get("optional", spec.is_optional),
         settings.get("below", spec.below),
+        spec.fill,
     )
 
 
@@ -309,6 +335,8 @@ def _values(
     spec: InputSpec, shape: tuple[int, ...], dtype: torch.dtype | None, generator: torch.Generator
 ) -> Tensor:
     wanted = spec.torch_dtype
+    if spec.fill:
+        return torch.full(shape, spec.fill, dtype=wanted)
     if wanted.is_floating_point:
         return torch.rand(shape, generator=generator).to(dtype or wanted)
     if spec.below == 2 or wanted is torch.bool:

@@ -18,7 +18,7 @@ refused.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from torchvision.transforms.functional import pil_modes_mapping
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models.image_rules import TORCHVISION, ImageRules, Size, rules_of, scaled
+from trocar_server.models.inputs import PATCH_MASK, PIXEL_MASK, SPATIAL_SHAPES
 from trocar_server.models.spec import PreprocessingSpec
 
 Transform = Callable[[Image.Image], Tensor]
@@ -42,6 +43,9 @@ _WIDEST_FILTER = 3
 _PIXEL_BYTES = 4
 """Of an RGB image in Pillow."""
 _VALUE_BYTES = 4
+_PADDED_BYTES = 3 * _VALUE_BYTES + 8
+"""Of one pixel of padded images with its mask."""
+_PATCH_MASK_BYTES = 4
 Augment = Callable[[int, Tensor], Tensor]
 """Augmentation: from the position of an image in its batch, and the image, to its replacement."""
 
@@ -68,11 +72,23 @@ class PreparedSize:
     """Bytes of the model's input."""
     working_bytes: int
     """Peak bytes beside it, images not included."""
+    padded: Size | None = None
+    """Size that every image is padded to; None where none is padded."""
 
     @property
     def byte_count(self) -> int:
         """Peak bytes in total."""
         return self.batch_bytes + self.working_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedImages:
+    """Prepared images with what is made beside them."""
+
+    values: Tensor
+    """(batch, channels, height, width)."""
+    made: Mapping[str, Tensor]
+    """Further arguments of the forward, by name."""
 
 
 class SpecTransform:
@@ -85,12 +101,14 @@ class SpecTransform:
         self.std = list(spec.std)
         self.interpolation = InterpolationMode(spec.interpolation)
         self.longest = spec.longest
-        self.rules = rules_of(spec.rules, spec.longest, spec.scale)
+        self.pads = spec.pads
+        self.patch, self.patches = spec.patch, spec.patches
+        self.rules = rules_of(spec.rules, spec.longest, spec.scale, spec.patch, spec.patches)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Resize, crop, scale and normalise one image."""
         value: Any = image  # torchvision's functions take PIL images, their annotations do not
-        if self.resize_size:
+        if self.resize_size or self.patch:
             size = self.rules.resized((image.height, image.width), tuple(self.resize_size))
             value = functional.resize(value, list(size), interpolation=self.interpolation, antialias=True)
         if self.crop_size:
@@ -108,9 +126,12 @@ class SpecTransform:
             f"``interpolation={self.interpolation}``"
             if self.resize_size
             else "",
+            f"resized to at most {self.patches} patches of {self.patch} x {self.patch} pixels"
+            * bool(self.patch),
             f"cropped in the centre to ``crop_size={self.crop_size}``" if self.crop_size else "",
             "rescaled to ``[0.0, 1.0]``" if scale is None else f"multiplied by ``{scale}``",
             f"normalized using ``mean={self.mean}`` and ``std={self.std}``" if self.mean else "",
+            f"padded with zeros to the largest of the batch, with ``{PIXEL_MASK}``" if self.pads else "",
         ]
         return f"The images are {', then '.join(step for step in steps if step)}."
 
@@ -132,6 +153,18 @@ class Preprocessor:
         crop = _numbers(transform, "crop_size")
         self._crop: tuple[int, ...] = crop * 2 if len(crop) == 1 else crop
 
+    @property
+    def made_names(self) -> tuple[str, ...]:
+        """Names of the arguments that `with_made` makes beside the images."""
+        if self.patch_count:
+            return (PATCH_MASK, SPATIAL_SHAPES)
+        return (PIXEL_MASK,) if getattr(self._transform, "pads", False) else ()
+
+    @property
+    def patch_count(self) -> int:
+        """Number of patches of every image, filled up; 0 where images are not cut into patches."""
+        return int(getattr(self._transform, "patches", 0))
+
     def prepared_size(self, sizes: Iterable[Size | None]) -> PreparedSize:
         """Sizes after preparing images of these sizes; None is an image of unknown size.
 
@@ -139,14 +172,23 @@ class Preprocessor:
             ServiceError: `IMAGE_TOO_LARGE`, one would become too large, with its position; `INVALID_IMAGE`,
                 one has no pixels.
         """
-        batch_bytes = most_bytes = 0
+        batch_bytes = most_bytes = count = 0
+        padded = (0, 0)
         for index, size in enumerate(sizes):
             resized, kept = self._sizes(index, size) if size else ((0, 0), self._smallest())
+            count, padded = index + 1, (max(padded[0], kept[0]), max(padded[1], kept[1]))
             value_bytes = 3 * kept[0] * kept[1] * _VALUE_BYTES
             batch_bytes += value_bytes
             # On the way: an image in Pillow, its values as bytes and as floats, before and after the mean.
             made = min(resized[0] * resized[1], self._whole_pixels()) * _PIXEL_BYTES
             most_bytes = max(most_bytes, made + 2 * value_bytes)
+        if self.patch_count:
+            patch_bytes = 3 * self._transform.patch**2 * _VALUE_BYTES  # type: ignore[attr-defined]
+            patches_bytes = count * self.patch_count * (patch_bytes + _PATCH_MASK_BYTES)
+            return PreparedSize(patches_bytes, most_bytes + batch_bytes)
+        if self.made_names:  # beside the padded batch its parts
+            padded_bytes = count * padded[0] * padded[1] * _PADDED_BYTES
+            return PreparedSize(padded_bytes, most_bytes + batch_bytes, padded)
         return PreparedSize(batch_bytes, most_bytes + (0 if self._as_list else batch_bytes))
 
     def __call__(
@@ -165,6 +207,57 @@ class Preprocessor:
                 would not stack; `INVALID_IMAGE`, an image is too narrow to be resized; `IMAGE_TOO_LARGE`, one
                 would become too large, or all together.
         """
+        tensors = self._tensors(images, augment, max_bytes)
+        if self._as_list:
+            return tensors
+        _check_same_size(tensors)
+        return torch.stack(tensors)
+
+    def with_made(
+        self, images: Iterable[Image.Image], augment: Augment | None = None, max_bytes: int | None = None
+    ) -> PreparedImages:
+        """Return images of any sizes as one batch, with the arguments of `made_names`.
+
+        Images are padded with zeros, after they are normalised, below and to the right; or they are cut into
+        patches, (batch, patches, width), row by row, with zeros behind the last one.
+
+        Args:
+            images: As for one size.
+            augment: As for one size.
+            max_bytes: As for one size.
+
+        Raises:
+            ServiceError: `EMPTY_BATCH`, `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, as for one size.
+        """
+        tensors = self._tensors(images, augment, max_bytes)
+        if self.patch_count:
+            return self._in_patches(tensors)
+        height, width = (max(tensor.shape[side] for tensor in tensors) for side in (1, 2))
+        byte_count = len(tensors) * height * width * _PADDED_BYTES
+        if max_bytes is not None and byte_count > max_bytes:
+            raise too_many_padded(len(tensors), (height, width), byte_count, max_bytes)
+        values = tensors[0].new_zeros(len(tensors), 3, height, width)
+        mask = torch.zeros(len(tensors), height, width, dtype=torch.int64)
+        for index, tensor in enumerate(tensors):
+            own = tensor.shape[1:]
+            values[index, :, : own[0], : own[1]] = tensor
+            mask[index, : own[0], : own[1]] = 1
+        return PreparedImages(values, {PIXEL_MASK: mask})
+
+    def _in_patches(self, tensors: Sequence[Tensor]) -> PreparedImages:
+        side = int(self._transform.patch)  # type: ignore[attr-defined]
+        values = torch.zeros(len(tensors), self.patch_count, 3 * side * side)
+        mask = torch.zeros(len(tensors), self.patch_count, dtype=torch.int32)
+        grids = [(tensor.shape[1] // side, tensor.shape[2] // side) for tensor in tensors]
+        for index, (tensor, (rows, columns)) in enumerate(zip(tensors, grids, strict=True)):
+            cut = tensor.reshape(3, rows, side, columns, side).permute(1, 3, 2, 4, 0)
+            values[index, : rows * columns] = cut.reshape(rows * columns, -1)
+            mask[index, : rows * columns] = 1
+        return PreparedImages(values, {PATCH_MASK: mask, SPATIAL_SHAPES: torch.tensor(grids)})
+
+    def _tensors(
+        self, images: Iterable[Image.Image], augment: Augment | None, max_bytes: int | None
+    ) -> list[Tensor]:
         tensors: list[Tensor] = []
         byte_count = 0
         for index, image in enumerate(images):
@@ -174,10 +267,7 @@ class Preprocessor:
             tensors.append(self._prepare(index, image, augment))
         if not tensors:
             raise ServiceError(ErrorReason.EMPTY_BATCH, "no image given; send at least one")
-        if self._as_list:
-            return tensors
-        _check_same_size(tensors)
-        return torch.stack(tensors)
+        return tensors
 
     def _normalised(self, image: Tensor) -> Tensor:
         mean, std = _numbers(self._transform, "mean"), _numbers(self._transform, "std")
@@ -235,11 +325,21 @@ class Preprocessor:
             return 1, 1
         return (self._resize * 2)[0:2] if self._resize else (1, 1)  # type: ignore[return-value]
 
-    @property
-    def fixed_size(self) -> Size | None:
-        """Size of every prepared image, (height, width); None where it depends on the image's own."""
-        is_fixed = bool(self._crop) or len(self._resize) == 2
-        return self._smallest() if is_fixed else None
+    def common_size(self, sizes: Sequence[Size | None]) -> Size | None:
+        """Return the size of prepared images, (height, width); None where it depends on those not known.
+
+        Args:
+            sizes: Sizes of the images; None for one of unknown size.
+
+        Raises:
+            ServiceError: `IMAGE_TOO_LARGE` or `INVALID_IMAGE`.
+        """
+        if self._crop or len(self._resize) == 2:
+            return self._smallest()
+        kept = {self._sizes(index, size)[1] for index, size in enumerate(sizes) if size}
+        if None in sizes or not kept or (len(kept) > 1 and not self.made_names):
+            return None
+        return max(height for height, _ in kept), max(width for _, width in kept)
 
     def _whole_pixels(self) -> int:
         side = max((*self._resize, *self._crop, 0))
@@ -297,6 +397,16 @@ def too_many(index: int, max_bytes: int) -> ServiceError:
         ErrorReason.IMAGE_TOO_LARGE,
         f"the first {index + 1} images need more than the {max_bytes:,} bytes that one call may have of "
         "them; send fewer at once",
+    )
+
+
+def too_many_padded(count: int, size: Size, byte_count: int, max_bytes: int) -> ServiceError:
+    """Error for a batch of images that is too large once they are padded to one size."""
+    return ServiceError(
+        ErrorReason.IMAGE_TOO_LARGE,
+        f"the {count} images are padded to {size[0]} x {size[1]} pixels, the most of their heights and "
+        f"widths, and become {byte_count:,} bytes; one call may have {max_bytes:,}. Send fewer at once, or "
+        "images of like proportions together",
     )
 
 

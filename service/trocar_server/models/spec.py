@@ -72,6 +72,12 @@ class PreprocessingSpec:
     """Limit of the longer side after a resize of the shorter one, with transformers' rules; 0 for none."""
     scale: float | None = None
     """Factor of 8-bit values in place of 1/255, with transformers' rules."""
+    pads: bool = False
+    """Whether images of different sizes are padded to the largest, with `pixel_mask` as another argument."""
+    patch: int = 0
+    """Pixels of a patch's side, where images are cut into patches; 0 where they are not."""
+    patches: int = 0
+    """The most patches of an image, which is resized to have about as many, and filled up to so many."""
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -28,11 +28,13 @@ class Takes:
         folder: The processor's files.
         names: The arguments that the model takes; all when None.
         token_count: The most tokens of one sample, None where the model does not tell.
+        padded_tokens: Tokens that every text is padded to at least; 0 for the longest of its batch.
     """
 
     folder: Path
     names: frozenset[str] | None
     token_count: int | None
+    padded_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def tokenize(process: WorkerProcess, given: TextInput, takes: Takes, limits: Lim
         **_common(takes),
         **asdict(given.options),
         "model_tokens": takes.token_count,
+        "padded_tokens": takes.padded_tokens,
         "most_tokens": limits.max_tokens,
         "most_characters": limits.max_text_characters,
     }

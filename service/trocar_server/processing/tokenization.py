@@ -34,7 +34,7 @@ def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str
         for index, (kind, content) in enumerate(entries)
     ]
     lengths = [len(each["input_ids"]) for each in encoded]
-    padded_length = max(lengths)
+    padded_length = max(*lengths, head["padded_tokens"])
     if padded_length * len(encoded) > head["most_tokens"]:
         raise ServiceError(
             ErrorReason.REQUEST_TOO_LARGE,

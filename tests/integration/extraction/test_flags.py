@@ -200,6 +200,85 @@ def test_the_command_line_takes_flags(
     assert grads["stats"]["linear/grad_out"]["absmax"] == 6
 
 
+def _answer(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--json"])
+    captured = capsys.readouterr()
+    assert not stopped.value.code, captured.err
+    return json.loads(captured.out)
+
+
+def test_dry_runs_on_the_command_line_take_flags(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TROCAR_SERVER", server.address)
+    wide = ["plan", "scaled", "--tap", "last", "--flag", "mode=wide"]
+    assert _answer(capsys, *wide)["feature_maps"]["last"]["shape"] == [1, 4]
+    assert _answer(capsys, *wide, "--input", "5,3")["feature_maps"]["last"]["shape"] == [5, 4]
+    hidden = _answer(
+        capsys, "plan", "bert", "--tap", '/out["hidden_states"][1]', "--flag", "output_hidden_states=true"
+    )
+    assert hidden["feature_maps"]['/out["hidden_states"][1]']["shape"] == [1, 8, 8]
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "scaled", "--tap", "last", "--flag", "times=much"])
+    assert stopped.value.code == 1
+    assert "'times' takes a int, not 'much' (str)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_classes_on_the_command_line_are_those_with_the_flags(
+    server: RunningServer,
+    models: dict[str, tuple[Path, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TROCAR_SERVER", server.address)
+    pixels = np.random.default_rng(1).standard_normal((3, 3, 12, 16), np.float32)
+    path = tmp_path / "large.npy"
+    np.save(path, pixels)
+    flags = ["--flag", "interpolate_pos_encoding=true"]
+    with torch.inference_mode():
+        logits = models["vit"][1](torch.from_numpy(pixels), interpolate_pos_encoding=True).logits
+    found = _answer(capsys, "predict", "vit", str(path), *flags, "--batch", "2", "--top", "1")
+    assert [one["classes"][0]["number"] for one in found["samples"]] == logits.argmax(1).tolist()
+    with pytest.raises(SystemExit):
+        main(["predict", "vit", str(path)])
+    capsys.readouterr()
+    grads = _answer(capsys, "gradients", "vit", str(path), "--at", "classifier", "--stats", "absmax", *flags)
+    assert grads["of"].startswith(f"logit({logits.argmax(1).tolist()}")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["dead", "vit", "FILE", "--tap", "vit.layers.1"],
+        ["cka", "vit", "FILE", "--tap", "vit.layers.1"],
+        ["fid", "vit", "FILE", "FILE", "--at", "vit.layers.1"],
+        ["diff", "vit", "vit", "FILE", "--tap", "vit.layers.1"],
+        ["compare", "vit", "FILE", "--tap", "vit.layers.1", "--edit", "vit.layers.0 scale 2"],
+        ["health", "vit", "FILE", "--at", "vit.layers.1"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_analyses_on_the_command_line_take_flags(
+    server: RunningServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    monkeypatch.setenv("TROCAR_SERVER", server.address)
+    np.save(
+        tmp_path / "large.npy", np.random.default_rng(1).standard_normal((4, 3, 12, 16)).astype(np.float32)
+    )
+    given = [str(tmp_path / "large.npy") if word == "FILE" else word for word in words]
+    assert _answer(capsys, *given, "--flag", "interpolate_pos_encoding=true")
+    with pytest.raises(SystemExit) as stopped:  # the model refuses pictures of this size
+        main(given)
+    assert stopped.value.code
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize("words", [["times"], ["=3"], ["times=1", "times=2"]])
 def test_a_flag_that_cannot_be_read_ends_the_command(
     server: RunningServer,

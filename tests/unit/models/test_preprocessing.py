@@ -65,6 +65,24 @@ def test_images_that_end_in_different_sizes_do_not_make_a_batch() -> None:
     assert reason_of(error) is ErrorReason.INPUT_REJECTED
 
 
+def test_images_of_a_padding_processor_get_a_mask_and_are_counted_padded() -> None:
+    padding = Preprocessor(SpecTransform(PreprocessingSpec(mean=(0.5,) * 3, std=(0.5,) * 3, pads=True)))
+    images = [Image.new("RGB", (width, height), "white") for height, width in ((2, 5), (4, 3))]
+    prepared = padding.with_made(images)
+    assert prepared.values.shape == (2, 3, 4, 5)
+    mask = prepared.made["pixel_mask"]
+    assert mask.shape == (2, 4, 5)
+    assert mask.dtype == torch.int64
+    assert mask[0].nonzero().tolist() == [[row, column] for row in range(2) for column in range(5)]
+    assert torch.equal((prepared.values[:, 0] != 0).long(), mask)
+    assert padding.common_size([(2, 5), (4, 3)]) == (4, 5)
+    assert padding.common_size([(2, 5), None]) is None
+    assert padding.prepared_size([(2, 5), (4, 3)]).batch_bytes == prepared.values.nbytes + mask.nbytes
+    tall_and_wide = padding.prepared_size([(1, 8_000), (8_000, 1)])
+    assert tall_and_wide.padded == (8_000, 8_000)
+    assert tall_and_wide.batch_bytes == 2 * 8_000 * 8_000 * 20
+
+
 def test_no_image_is_an_empty_batch() -> None:
     with pytest.raises(ServiceError) as error:
         Preprocessor(SpecTransform(PreprocessingSpec()))([])

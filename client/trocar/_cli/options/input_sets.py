@@ -1,6 +1,6 @@
 """Input sets of the analyses: files and folders in, batches with a progress bar out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from trocar._cli.options.completion import complete_modules
 from trocar._cli.options.samples import InputSample, batches, expand
 from trocar._cli.runs.pass_run import samples_for, span
 from trocar._extras import need
+from trocar._request.inputs import NO_FLAGS, with_flags
 from trocar.errors import MissingExtraError
 
 IMAGES_HELP = (
@@ -55,16 +56,25 @@ class ShownBatches:
         size: The most samples in one batch.
         progress: The bars.
         task: The bar of these samples.
+        flags: Flags of the forward, which go with every batch.
     """
 
-    def __init__(self, samples: Sequence[InputSample], size: int, progress: Progress, task: TaskID) -> None:
+    def __init__(
+        self,
+        samples: Sequence[InputSample],
+        size: int,
+        progress: Progress,
+        task: TaskID,
+        flags: Mapping[str, bool | int | str] = NO_FLAGS,
+    ) -> None:
         self._batches = list(batches(samples, size))
+        self._flags = flags
         self._progress = progress
         self._task = task
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:
-            yield [sample.value for sample in batch]
+            yield with_flags([sample.value for sample in batch], self._flags)
             self._progress.advance(self._task, len(batch))
 
     def label(self, index: int) -> str:
@@ -93,7 +103,9 @@ def read_set(client: Client, model_id: str, sources: Sequence[str | Path]) -> li
 
 
 @contextmanager
-def analysing(size: int, **sets: Sequence[InputSample]) -> Iterator[list[ShownBatches]]:
+def analysing(
+    size: int, flags: Mapping[str, bool | int | str] = NO_FLAGS, /, **sets: Sequence[InputSample]
+) -> Iterator[list[ShownBatches]]:
     """Yield batches of each set, with a bar on the terminal; inputs that do not fit end the command.
 
         with analysing(batch, real=real, generated=generated) as (a, b):
@@ -107,7 +119,7 @@ def analysing(size: int, **sets: Sequence[InputSample]) -> Iterator[list[ShownBa
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         try:
             yield [
-                ShownBatches(samples, size, progress, progress.add_task(name, total=len(samples)))
+                ShownBatches(samples, size, progress, progress.add_task(name, total=len(samples)), flags)
                 for name, samples in sets.items()
             ]
         except (TypeError, ValueError) as error:

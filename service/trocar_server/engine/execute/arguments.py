@@ -19,6 +19,7 @@ from trocar_server.engine.request.plan import (
     FlagInput,
     ImageInput,
     ImageSpec,
+    MadeInput,
     Payload,
     Signature,
     TensorInput,
@@ -31,7 +32,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import Family, HostedModel
 from trocar_server.models.image_rules import Size
 from trocar_server.models.inputs import IMAGES
-from trocar_server.models.preprocessing import too_many
+from trocar_server.models.preprocessing import too_many, too_many_padded
 from trocar_server.surgery import PassGuard
 from trocar_server.tensors.reductions import dtype_name
 
@@ -51,7 +52,9 @@ def predicted_signature(hosted: HostedModel, inputs: Sequence[ArgumentInput]) ->
     """Return the arguments' signature where it is known before any image is decoded."""
     if has_images(inputs):
         return None
-    return tuple(_tensor_signature(hosted, entry) for entry in inputs if not isinstance(entry, ImageInput))
+    return tuple(
+        _tensor_signature(hosted, entry) for entry in inputs if not isinstance(entry, (ImageInput, MadeInput))
+    )
 
 
 def _tensor_signature(
@@ -253,6 +256,8 @@ def _made_bytes(hosted: HostedModel, sizes: Sequence[Size | None], max_bytes: in
             raise too_many(index, room_bytes)
     assert hosted.preprocessing is not None  # refused before: see check_images
     prepared = hosted.preprocessing.prepared_size(sizes)
+    if prepared.padded is not None and prepared.batch_bytes > room_bytes:
+        raise too_many_padded(len(sizes), prepared.padded, prepared.batch_bytes, room_bytes)
     if prepared.batch_bytes > room_bytes:
         raise too_many(len(sizes) * room_bytes // prepared.batch_bytes, room_bytes)
     return decoded_bytes * 4 // 3 + prepared.byte_count
@@ -310,8 +315,9 @@ def build_arguments(
         PassAborted: The guard stopped it; it is checked before each image.
     """
     remaining = iter(payloads)
+    made: dict[str, torch.Tensor] = {}
     return [
-        _argument(hosted, entry, position, remaining, _while_allowed(decoded, guard), is_start=is_start)
+        _argument(hosted, entry, position, remaining, _while_allowed(decoded, guard), made, is_start=is_start)
         for position, (entry, decoded) in enumerate(zip(inputs, images, strict=True))
     ]
 
@@ -329,11 +335,15 @@ def _argument(
     position: int,
     payloads: Iterator[Payload],
     images: Iterator[Image.Image],
+    made: dict[str, torch.Tensor],
     *,
     is_start: bool,
 ) -> Argument:
+    """Make one argument; images leave in `made` what is made beside them, which comes after them."""
     if isinstance(entry, FlagInput):
         return entry.value
+    if isinstance(entry, MadeInput):
+        return made[entry.name]
     if not isinstance(entry, ImageInput):
         # Rounded twice where it was sent as float16 or bfloat16; float32 keeps the value that was sent.
         sent_as = entry.model_dtype
@@ -350,6 +360,10 @@ def _argument(
     for _ in entry.images:
         next(payloads)
     assert hosted.preprocessing is not None  # refused before: see check_images
+    if hosted.preprocessing.made_names:
+        prepared = hosted.preprocessing.with_made(images)
+        made |= {name: current().to_device(value, hosted.device) for name, value in prepared.made.items()}
+        return _prepared(hosted, prepared.values)
     batch = hosted.preprocessing(images)
     if isinstance(batch, list):
         return [_prepared(hosted, image) for image in batch]
@@ -390,18 +404,23 @@ def check_lists(hosted: HostedModel, inputs: Sequence[ArgumentInput]) -> None:
 def with_named_images(hosted: HostedModel, inputs: tuple[ArgumentInput, ...]) -> tuple[ArgumentInput, ...]:
     """Give images without a name, or of the name `images`, the name that the model has for them.
 
-    In most signatures of texts and images the first position is that of the token ids.
+    What is made beside them, such as the mask of padded images, is appended. In most signatures of texts and
+    images the first position is that of the token ids.
     """
     signature = hosted.known_signature
-    if signature is None or signature.image_channels is None or not has_images(inputs):
+    if signature is None or not (signature.takes_images and has_images(inputs)):
         return inputs
     own = {spec.name for spec in signature.inputs}
-    return tuple(
+    named = tuple(
         replace(entry, name=IMAGES)
         if isinstance(entry, ImageInput) and entry.name in {"", *_IMAGE_NAMES} - own
         else entry
         for entry in inputs
     )
+    if hosted.preprocessing is None or any(isinstance(entry, MadeInput) for entry in inputs):
+        return named
+    counts = [len(entry.images) for entry in named if isinstance(entry, ImageInput)]
+    return (*named, *(MadeInput(name, counts[0]) for name in hosted.preprocessing.made_names))
 
 
 def _no_preprocessing(hosted: HostedModel) -> ServiceError:
@@ -411,15 +430,24 @@ def _no_preprocessing(hosted: HostedModel) -> ServiceError:
     else:
         message = f"{model} has no preprocessing for images"
     signature = hosted.known_signature
-    if signature is not None and signature.image_channels is not None:
-        shape = next(str(spec) for spec in signature.inputs if spec.name == IMAGES)
+    images = signature.image_arrays if signature is not None else ()
+    if images:
+        arrays = "the array" if len(images) == 1 else "the arrays"
         return ServiceError(
-            ErrorReason.NO_PREPROCESSING, f"{message}; prepare them and send the array {shape}"
+            ErrorReason.NO_PREPROCESSING,
+            f"{message}; prepare them and send {arrays} {'; '.join(map(str, images))}",
         )
     return ServiceError(
         ErrorReason.NO_PREPROCESSING,
         f"{message}; send an array of shape (batch, {', '.join(map(str, hosted.input_shape))})",
     )
+
+
+def image_sizes(image_specs: Sequence[ImageSpec]) -> list[Size | None]:
+    """Return height and width of images; None of encoded ones, which tell them later."""
+    return [
+        (image_spec.height, image_spec.width) if image_spec.height else None for image_spec in image_specs
+    ]
 
 
 def check_images(hosted: HostedModel, inputs: Sequence[ArgumentInput], limits: Limits) -> int:
@@ -431,11 +459,7 @@ def check_images(hosted: HostedModel, inputs: Sequence[ArgumentInput], limits: L
     Raises:
         ServiceError: `NO_PREPROCESSING` or `IMAGE_TOO_LARGE`.
     """
-    given = [entry.images for entry in inputs if isinstance(entry, ImageInput)]
-    if given and hosted.preprocessing is None:
+    sizes = [image_sizes(entry.images) for entry in inputs if isinstance(entry, ImageInput)]
+    if sizes and hosted.preprocessing is None:
         raise _no_preprocessing(hosted)
-    sizes = [
-        [(image_spec.height, image_spec.width) if image_spec.height else None for image_spec in image_specs]
-        for image_specs in given
-    ]
     return sum(_made_bytes(hosted, each, limits.max_request_bytes) for each in sizes)

@@ -118,13 +118,19 @@ class Processor:
         return Processed(tuple(rest), found, tuple(described), byte_count)
 
     def process_from_thread(
-        self, hosted: HostedModel, given: TextInput, limits: Limits, flow: str
+        self,
+        hosted: HostedModel,
+        given: ProcessorInput,
+        payloads: Sequence[Payload],
+        limits: Limits,
+        flow: str,
     ) -> Processed:
-        """Process texts from a thread other than the event loop's, blocking; see `attach`.
+        """Process texts or sound from a thread other than the event loop's, blocking; see `attach`.
 
         Args:
             hosted: The model.
-            given: The texts.
+            given: The texts or the sound.
+            payloads: Those of the sound.
             limits: Limits of a call.
             flow: The flow that is charged.
 
@@ -137,7 +143,7 @@ class Processor:
 
         async def process() -> Processed:
             set_flow(flow)
-            return await self.process(hosted, (), (given,), (), limits)
+            return await self.process(hosted, (), (given,), payloads, limits)
 
         return asyncio.run_coroutine_threadsafe(process(), self._loop).result()
 
@@ -195,8 +201,12 @@ def _takes(hosted: HostedModel, unprocessed: Sequence[ProcessorInput]) -> Takes:
     assert folder is not None  # there is at least one
     config = getattr(hosted.module, "config", None)
     count = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
-    is_count = isinstance(count, int) and count > 0
-    return Takes(folder, _argument_names(hosted.module), count if is_count else None)
+    most = count if isinstance(count, int) and count > 0 else None
+    # SigLIP was trained on texts of one length and takes the vector of the last token, padding or not.
+    is_of_one_length = str(getattr(config, "model_type", "")).startswith("siglip")
+    return Takes(
+        folder, _argument_names(hosted.module), most, most if is_of_one_length and most is not None else 0
+    )
 
 
 def _argument_names(module: nn.Module) -> frozenset[str] | None:

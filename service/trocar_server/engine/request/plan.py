@@ -122,12 +122,21 @@ class FlagInput:
     value: Flag
 
 
-ArgumentInput: TypeAlias = TensorInput | TensorListInput | ImageInput | FlagInput
+@dataclass(frozen=True)
+class MadeInput:
+    """An argument that the preprocessing makes beside the images, such as their mask: no payload."""
+
+    name: str
+    count: int
+    """Number of the images."""
+
+
+ArgumentInput: TypeAlias = TensorInput | TensorListInput | ImageInput | FlagInput | MadeInput
 
 
 def payload_count(entry: ArgumentInput) -> int:
     """Return the number of an argument's payloads."""
-    if isinstance(entry, (TensorInput, FlagInput)):
+    if isinstance(entry, (TensorInput, FlagInput, MadeInput)):
         return int(isinstance(entry, TensorInput))
     return len(entry.shapes if isinstance(entry, TensorListInput) else entry.images)
 
@@ -223,6 +232,11 @@ class Plan:
         return any(isinstance(entry, FlagInput) for entry in self.inputs)
 
     @property
+    def has_made(self) -> bool:
+        """Whether the preprocessing makes an input beside images, which the example input does not have."""
+        return any(isinstance(entry, MadeInput) for entry in self.inputs)
+
+    @property
     def has_sound(self) -> bool:
         """Whether any input, or one of a source, is sound."""
         given = (*self.unprocessed, *(entry for source in self.sources for entry in source.unprocessed))
@@ -251,6 +265,8 @@ def batch_size(inputs: Sequence[ArgumentInput]) -> int | None:
     first = inputs[0]
     if isinstance(first, ImageInput):
         return len(first.images)
+    if isinstance(first, MadeInput):
+        return first.count
     if isinstance(first, TensorListInput):
         return len(first.shapes)
     return first.shape[0] if first.shape else None

@@ -18,7 +18,14 @@ from trocar_server.engine.execute.arguments import (
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment, RecordedSource, RecordedSources
 from trocar_server.engine.host.recordings import DataNeededError, MadeDataRefusedError
-from trocar_server.engine.request.plan import EditRequest, Plan, Signature
+from trocar_server.engine.request.plan import (
+    EditRequest,
+    FlagInput,
+    Plan,
+    Signature,
+    TensorInput,
+    TensorListInput,
+)
 from trocar_server.engine.resolve.planner import Resolved, resolve_taps
 from trocar_server.engine.resolve.surgery_plan import NO_SURGERY, plan_surgery
 from trocar_server.engine.resolve.text_spans import refuse_spans
@@ -83,7 +90,7 @@ class Checks:
         """
         deployment = self._deployment_of(plan.model_id)
         refuse_spans(plan)
-        plan = _with_named_images(deployment, plan)
+        plan = _with_example(deployment, _with_named_images(deployment, plan))
         images_bytes = check_images(deployment.hosted, plan.inputs, self._limits())
         check_lists(deployment.hosted, plan.inputs)
         if plan.inputs and plan.start_at is None:
@@ -130,7 +137,7 @@ class Checks:
             check_named(deployment.hosted, plan.inputs)
         signature = known_signature(deployment, plan)
         if signature is None:
-            if not plan.has_flags:  # another pass than the example's
+            if not (plan.has_flags or plan.has_made):  # another pass than the example's
                 self._resolve_example(plan, await self._example(deployment, plan, deadline))
             return unresolved
         try:
@@ -260,6 +267,20 @@ def _with_named_images(deployment: Deployment, plan: Plan) -> Plan:
     if inputs == plan.inputs and sources == plan.sources:
         return plan
     return replace(plan, inputs=inputs, sources=sources)
+
+
+def _with_example(deployment: Deployment, plan: Plan) -> Plan:
+    """Return a dry run of flags alone with the example input beside them; any other plan as it is."""
+    is_flags = plan.has_flags and all(isinstance(entry, FlagInput) for entry in plan.inputs)
+    if not is_flags or plan.start_at is not None:
+        return plan
+    example = tuple(
+        TensorListInput(entry.name, entry.dtype, entry.shapes)
+        if entry.is_list
+        else TensorInput(entry.name, entry.dtype, entry.shapes[0])
+        for entry in deployment.example_signature
+    )
+    return replace(plan, inputs=(*example, *plan.inputs))
 
 
 def _rows(signature: Signature) -> int:

@@ -5,13 +5,21 @@ from dataclasses import dataclass
 
 import torch
 
-from trocar_server.engine.execute.arguments import predicted_signature, signature_of_batch
+from trocar_server.engine.execute.arguments import image_sizes, predicted_signature, signature_of_batch
 from trocar_server.engine.host.deployment import Deployment
-from trocar_server.engine.request.plan import ArgumentInput, ImageInput, Signature, TensorSignature
+from trocar_server.engine.request.plan import (
+    ArgumentInput,
+    ImageInput,
+    MadeInput,
+    Signature,
+    TensorSignature,
+)
 from trocar_server.engine.resolve.edit_resolution import Expansions
 from trocar_server.engine.resolve.planner import Resolved
 from trocar_server.engine.resolve.tap_outputs import Output
 from trocar_server.models import HostedModel
+from trocar_server.models.image_rules import Size
+from trocar_server.models.inputs import IMAGES, PATCH_MASK, PIXEL_MASK
 from trocar_server.surgery import Recording, Target, call_order
 
 
@@ -65,19 +73,35 @@ def assumed_signature(deployment: Deployment, inputs: Sequence[ArgumentInput]) -
     counts = [len(entry.images) for entry in inputs if isinstance(entry, ImageInput)]
     if not counts:
         return predicted_signature(hosted, inputs) or ()
-    if hosted.known_signature is not None and hosted.known_signature.image_channels is not None:
-        return tuple(_assumed(hosted, entry) for entry in inputs)
+    if hosted.known_signature is not None and hosted.known_signature.takes_images:
+        sizes = [
+            size for entry in inputs if isinstance(entry, ImageInput) for size in image_sizes(entry.images)
+        ]
+        return tuple(_assumed(hosted, entry, sizes) for entry in inputs)
     return signature_of_batch(hosted, counts[0], hosted.dtype or torch.float32)
 
 
-def _assumed(hosted: HostedModel, entry: ArgumentInput) -> TensorSignature:
+def _assumed(hosted: HostedModel, entry: ArgumentInput, sizes: Sequence[Size | None]) -> TensorSignature:
     """Signature of an argument; of images whose size is not known, that of the model's example."""
+    if isinstance(entry, MadeInput):
+        count, *rest = _image_shape(hosted, IMAGES, sizes)
+        if entry.name == PATCH_MASK:
+            return TensorSignature(entry.name, torch.int32, ((count, rest[0]),))
+        return TensorSignature(
+            entry.name, torch.int64, ((count, *(rest[1:] if entry.name == PIXEL_MASK else (2,))),)
+        )
     if not isinstance(entry, ImageInput):
         found = predicted_signature(hosted, (entry,))
         assert found  # only that of images may be unknown
         return found[0]
-    assert hosted.known_signature is not None
-    example = hosted.known_signature.shape_of(hosted.known_signature.find(entry.name, 0), len(entry.images))
-    size = hosted.preprocessing.fixed_size if hosted.preprocessing else None
-    shape = (*example[:2], *(size or example[2:]))
+    shape = _image_shape(hosted, entry.name, sizes)
     return TensorSignature(entry.name, hosted.dtype or torch.float32, (shape,))
+
+
+def _image_shape(hosted: HostedModel, name: str, sizes: Sequence[Size | None]) -> tuple[int, ...]:
+    assert hosted.known_signature is not None
+    example = hosted.known_signature.shape_of(hosted.known_signature.find(name, 0), len(sizes))
+    if hosted.preprocessing and hosted.preprocessing.patch_count:
+        return len(sizes), hosted.preprocessing.patch_count, example[2]
+    size = hosted.preprocessing.common_size(sizes) if hosted.preprocessing else None
+    return (*example[:2], *(size or example[2:]))

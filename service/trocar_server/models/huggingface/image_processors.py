@@ -6,13 +6,14 @@ transformers reads the settings, with each class's defaults and the forms of old
 `models.preprocessing`, so images are decoded, limited and counted as for every other model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from trocar_server.errors import first_line
 from trocar_server.models.huggingface.folder import read_configuration
 from trocar_server.models.huggingface.quiet import quietly
+from trocar_server.models.inputs import PIXEL_MASK, SPATIAL_SHAPES
 from trocar_server.models.spec import PreprocessingSpec
 
 _FILES = ("processor_config.json", "preprocessor_config.json")
@@ -21,7 +22,9 @@ _STEPS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "norm
 _AS_PLAIN = ("Segformer", "Beit", "MobileNetV2")
 """Classes whose own steps are for segmentation maps alone."""
 _DETECTORS = ("Detr", "ConditionalDetr", "DeformableDetr", "RTDetr")
-"""Classes that pad images of different sizes; images of one size they take as plain ones do."""
+"""Classes that may pad images of different sizes and give their mask; else they do as plain ones."""
+_IN_PATCHES = ("Siglip2",)
+"""Classes that resize an image to about as many patches as the model takes, and cut it into these."""
 _OWN_RESIZE = ("ConvNext", "Levit")
 _INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """By Pillow's numbers."""
@@ -39,12 +42,14 @@ def has_image_settings(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _FILES)
 
 
-def image_preprocessing(folder: Path, channels: int = 3) -> PreprocessingSpec:
+def image_preprocessing(folder: Path, channels: int = 3, beside: Collection[str] = ()) -> PreprocessingSpec:
     """Return the preprocessing that gives what a folder's image processor gives.
 
     Args:
         folder: The folder, with the processor's files.
         channels: What the model takes.
+        beside: Arguments that the model takes beside images: without `pixel_mask` these are not padded,
+            without `spatial_shapes` they are not cut into patches.
 
     Raises:
         NotMappedError: Its class or a setting has no counterpart; or it cannot be loaded.
@@ -57,9 +62,11 @@ def image_preprocessing(folder: Path, channels: int = 3) -> PreprocessingSpec:
     if channels != 3:
         raise NotMappedError(f"makes RGB, and the model takes {channels} channels")
     kind = type(processor).__name__.removesuffix("Pil").removesuffix("ImageProcessor")
+    if kind in _IN_PATCHES and SPATIAL_SHAPES in beside:
+        return _spec_of_patches(processor)
     if not (_is_plain(type(processor)) or kind in (*_AS_PLAIN, *_DETECTORS, *_OWN_RESIZE)):
         raise NotMappedError(f"{kind}ImageProcessor has steps of its own")
-    return _spec(processor, kind)
+    return _spec(processor, kind, takes_mask=PIXEL_MASK in beside)
 
 
 def _loaded(folder: Path) -> Any:
@@ -82,9 +89,9 @@ def _is_plain(kind: type[Any]) -> bool:
     )
 
 
-def _spec(processor: Any, kind: str) -> PreprocessingSpec:
-    pads = getattr(processor, "do_pad", None) and kind not in _DETECTORS
-    if pads or getattr(processor, "pad_size", None):
+def _spec(processor: Any, kind: str, *, takes_mask: bool) -> PreprocessingSpec:
+    pads = bool(getattr(processor, "do_pad", None))
+    if (pads and kind not in _DETECTORS) or getattr(processor, "pad_size", None):
         raise NotMappedError("pads images (do_pad, pad_size)")
     resize, longest = _resize(processor, kind) if processor.do_resize else ((), 0)
     crop = _crop(processor.crop_size) if getattr(processor, "do_center_crop", None) else ()
@@ -103,6 +110,23 @@ def _spec(processor: Any, kind: str) -> PreprocessingSpec:
         "transformers",
         longest,
         None if factor == _RESCALE else factor,
+        pads and takes_mask,
+    )
+
+
+def _spec_of_patches(processor: Any) -> PreprocessingSpec:
+    if not processor.do_resize:
+        raise NotMappedError("cuts images into patches without a resize (do_resize)")
+    normalises = bool(processor.do_normalize)
+    factor = float(processor.rescale_factor) if processor.do_rescale else 1.0
+    return PreprocessingSpec(
+        mean=_three(processor.image_mean, "image_mean") if normalises else (),
+        std=_three(processor.image_std, "image_std") if normalises else (),
+        interpolation=_interpolation(processor.resample),
+        rules="transformers",
+        scale=None if factor == _RESCALE else factor,
+        patch=int(processor.patch_size),
+        patches=int(processor.max_num_patches),
     )
 
 

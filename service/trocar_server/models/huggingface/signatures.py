@@ -6,7 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from trocar_server.models.inputs import BATCH, IMAGE_BATCH, InputSignature, InputSpec
+from trocar_server.models.inputs import (
+    BATCH,
+    IMAGE_BATCH,
+    PATCH_MASK,
+    SPATIAL_SHAPES,
+    InputSignature,
+    InputSpec,
+)
 
 _SELF_SHIFTING = ("bart", "mbart", "pegasus", "led", "plbart", "mvp", "bigbird_pegasus", "blenderbot")
 """Encoder-decoders that make the decoder's ids of the encoder's."""
@@ -33,12 +40,16 @@ def transformers_signature(module: Any) -> InputSignature:
     side = getattr(tower, "image_size", None) or _IMAGE_SIDE
     height, width = side if isinstance(side, (list, tuple)) else (side, side)
     sizes |= {"height": int(height), "width": int(width)}
+    if _takes_patches(module):
+        sizes["patches"] = int(tower.num_patches)
     return InputSignature(inputs, sizes, _largest(module))
 
 
 def _specs(module: Any) -> Iterator[InputSpec]:
     config = module.config
     known = _known(config, module.main_input_name)
+    if _takes_patches(module):
+        known |= _patches(config)
     required = _required(module)
     for parameter in inspect.signature(_forward_of(module)).parameters.values():
         name = parameter.name
@@ -49,7 +60,7 @@ def _specs(module: Any) -> Iterator[InputSpec]:
             continue
         if name in known:
             dtype, shape, below = known[name]
-            yield InputSpec(name, dtype, shape, name not in required, below)
+            yield InputSpec(name, dtype, shape, name not in required, below, int(name == SPATIAL_SHAPES))
         elif flag := _flag(parameter.annotation):
             yield InputSpec(name, flag, None, is_optional=True)
         elif name.endswith(("embeds", "states")):
@@ -107,6 +118,24 @@ def _known(config: Any, main: str) -> dict[str, tuple[str, tuple[int | str, ...]
     }
 
 
+def _takes_patches(module: Any) -> bool:
+    """Whether a model takes images as patches, with the rows and columns of each: SigLIP 2's NaFlex."""
+    return SPATIAL_SHAPES in inspect.signature(_forward_of(module)).parameters and hasattr(
+        getattr(module.config, "vision_config", None) or module.config, "num_patches"
+    )
+
+
+def _patches(config: Any) -> dict[str, tuple[str, tuple[int | str, ...], int]]:
+    vision = getattr(config, "vision_config", None) or config
+    images = IMAGE_BATCH if _is_contrastive(config) else BATCH
+    width = vision.num_channels * vision.patch_size**2
+    return {
+        "pixel_values": ("float32", (images, "patches", width), 0),
+        PATCH_MASK: ("int64", (images, "patches"), 2),
+        SPATIAL_SHAPES: ("int64", (images, 2), 0),
+    }
+
+
 def _required(module: Any) -> set[str]:
     """Return the names of what a pass cannot do without."""
     config = module.config
@@ -116,6 +145,8 @@ def _required(module: Any) -> set[str]:
         names.add("decoder_input_ids")
     if _is_contrastive(config) and {"input_ids", "pixel_values"} <= set(parameters):
         names |= {"input_ids", "pixel_values"}
+    if _takes_patches(module):
+        names |= {PATCH_MASK, SPATIAL_SHAPES}
     return names
 
 

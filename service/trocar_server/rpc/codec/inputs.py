@@ -14,6 +14,7 @@ from trocar_server.engine.request.plan import (
     FlagInput,
     ImageInput,
     ImageSpec,
+    MadeInput,
     SourceInputs,
     TensorInput,
     TensorListInput,
@@ -134,7 +135,7 @@ def _converted(field: str, given: _Tensors, wanted: tensor_pb2.Dtype.ValueType) 
 
 def _converted_bytes(entry: ArgumentInput) -> int:
     """Byte count of tensors as converted for the model."""
-    if isinstance(entry, (ImageInput, FlagInput)):
+    if isinstance(entry, (ImageInput, FlagInput, MadeInput)):
         return 0
     shapes = (entry.shape,) if isinstance(entry, TensorInput) else entry.shapes
     return sum(map(math.prod, shapes)) * entry.model_dtype.itemsize

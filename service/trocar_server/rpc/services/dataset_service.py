@@ -138,8 +138,9 @@ def _dataset(info: DatasetInfo, *, with_categories: bool) -> pb.Dataset:
         is_listed=info.is_listed,
         sample_count=info.sample_count,
         byte_count=info.byte_count,
-        has_images=info.signature is not None and inputs is None and not info.signature.is_text,
+        has_images=info.signature is not None and info.signature.has_images,
         has_texts=info.signature is not None and info.signature.is_text,
+        has_sound=info.signature is not None and info.signature.is_sound,
         inputs=None if inputs is None else _tensor(inputs),
         targets=[_target(name, signature) for name, signature in info.signature.targets.items()]
         if info.signature

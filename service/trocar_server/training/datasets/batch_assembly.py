@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
@@ -19,7 +20,9 @@ from trocar_server.engine.execute.processor import Processed
 from trocar_server.engine.request.plan import split_arguments
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
-from trocar_server.processing.inputs import TextInput
+from trocar_server.models.inputs import IMAGES
+from trocar_server.models.preprocessing import Augment
+from trocar_server.processing.inputs import ProcessorInput
 from trocar_server.training.datasets.dataset_schema import ArraySignature, DatasetInfo
 from trocar_server.training.datasets.reader import LoadedSamples, as_pixels, is_pixels
 from trocar_server.training.datasets.sample_sources import MAX_LOADED_BYTES, Array
@@ -45,8 +48,8 @@ def check_dataset(info: DatasetInfo, hosted: HostedModel) -> None:
             ErrorReason.DATASET_INVALID, "the data set is still being uploaded; finish its upload first"
         )
     inputs = info.signature.inputs
-    if info.signature.is_text:
-        return  # the tokenizer refuses its texts, or takes them
+    if info.signature.is_text or info.signature.is_sound:
+        return  # the tokenizer or the feature extractor refuses its samples, or takes them
     if inputs is None and hosted.preprocessing is None:
         raise ServiceError(
             ErrorReason.NO_PREPROCESSING,
@@ -88,11 +91,13 @@ def to_batch(
         return value if augment is None else _drawn(augment, value, seed, epoch, loaded.indices[position])
 
     inputs = loaded.inputs
-    assert not isinstance(inputs, tuple)  # texts: see to_text_batch
+    assert not isinstance(inputs, tuple)  # texts and sound: see to_processed_batch
     if not isinstance(inputs, list) and is_pixels(inputs[0]) and hosted.preprocessing is not None:
         inputs = as_pixels(inputs)
     if isinstance(inputs, list):
         assert hosted.preprocessing is not None  # ensured by check_dataset
+        if hosted.preprocessing.made_names:
+            return _with_made(loaded, inputs, info, hosted, None if augment is None else augmented)
         prepared = hosted.preprocessing(inputs, None if augment is None else augmented, MAX_LOADED_BYTES)
     else:
         signature = info.signature.inputs if info.signature else None
@@ -100,20 +105,36 @@ def to_batch(
     return Batch((_placed(prepared, hosted),), {}, _targets(loaded, info, hosted), len(loaded.indices))
 
 
-def to_text_batch(
+def _with_made(
     loaded: LoadedSamples,
-    texts: TextInput,
+    images: list[Image.Image],
+    info: DatasetInfo,
+    hosted: HostedModel,
+    augment: Augment | None,
+) -> Batch:
+    """Make a batch of images with the arguments that are made beside them, such as their mask."""
+    assert hosted.preprocessing is not None
+    prepared = hosted.preprocessing.with_made(images, augment, MAX_LOADED_BYTES)
+    arguments: dict[str, Any] = {
+        name: value.to(hosted.device) for name, value in {IMAGES: prepared.values, **prepared.made}.items()
+    }
+    return Batch((), arguments, _targets(loaded, info, hosted), len(loaded.indices))
+
+
+def to_processed_batch(
+    loaded: LoadedSamples,
+    given: ProcessorInput,
     processed: Processed,
     info: DatasetInfo,
     hosted: HostedModel,
     losses: Sequence[LossSpec],
 ) -> Batch:
-    """Make a batch of texts on the model's device, padded to the longest of them.
+    """Make a batch of texts or sound on the model's device, padded to the longest of them.
 
     Args:
         loaded: The samples.
-        texts: Their texts.
-        processed: What the model's tokenizer made of them.
+        given: Their texts, or their sound.
+        processed: What the model's tokenizer or feature extractor made of them.
         info: Metadata of the data set.
         hosted: The model.
         losses: The terms of the trainer's loss, for labels of tokens.
@@ -127,7 +148,7 @@ def to_text_batch(
     arguments = build_arguments(hosted, inputs, processed.payloads, [[] for _ in inputs])
     positional, keyword = split_arguments([entry.name for entry in inputs], arguments)
     targets = _targets(loaded, info, hosted)
-    layout = token_layout(processed.made, [texts])
+    layout = token_layout(processed.made, [given])
     if layout is not None:
         targets = with_token_labels(losses, targets, keyword, layout)
     return Batch(tuple(positional), keyword, targets, len(loaded.indices))

@@ -69,11 +69,18 @@ class SampleSignature:
     """Signature of the samples of a data set, or of one shard."""
 
     inputs: ArraySignature | None
-    """One input; None for encoded images and for texts."""
+    """One input; None for encoded images, texts and sound."""
     targets: Mapping[str, TargetSignature]
     """By name; a single unnamed target has the name ""."""
     is_text: bool = False
     """Whether samples are texts."""
+    is_sound: bool = False
+    """Whether samples are clips of sound."""
+
+    @property
+    def has_images(self) -> bool:
+        """Whether samples are encoded images."""
+        return self.inputs is None and not (self.is_text or self.is_sound)
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,7 @@ def signature_from_json(value: Mapping[str, Any]) -> SampleSignature:
         inputs=None if inputs is None else ArraySignature(str(inputs["dtype"]), tuple(inputs["shape"])),
         targets={name: _target_from_json(target) for name, target in value["targets"].items()},
         is_text=bool(value.get("is_text", False)),  # records of servers that stored no texts
+        is_sound=bool(value.get("is_sound", False)),
     )
 
 

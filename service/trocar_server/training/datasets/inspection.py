@@ -1,4 +1,4 @@
-"""Shard validation before use: tensors, offsets, image headers, texts, labels."""
+"""Shard validation before use: tensors, offsets, headers of images and clips, texts, labels."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,14 +17,17 @@ from trocar_server.training.datasets.dataset_schema import (
     SampleSignature,
     TargetSignature,
 )
+from trocar_server.training.datasets.stored_sound import check_sound_header
 from trocar_server.training.datasets.stored_text import parse_text
 
-INPUTS, IMAGES, TEXTS, OFFSETS, TARGETS = "inputs", "images", "texts", "offsets", "targets"
-_SAMPLES = (INPUTS, IMAGES, TEXTS)
+INPUTS, IMAGES, TEXTS, CLIPS = "inputs", "images", "texts", "clips"
+OFFSETS, TARGETS = "offsets", "targets"
+_ENCODED = (IMAGES, TEXTS, CLIPS)
+_SAMPLES = (INPUTS, *_ENCODED)
 MAX_TARGETS = 64
 MAX_NAME_CHARACTERS = 64
 MAX_ENCODED = 65_536
-"""Images or texts per shard: checking each takes some 50 microseconds."""
+"""Images, texts or clips per shard: checking each takes some 50 microseconds."""
 
 DTYPES = ("float64", "int64", "float32", "int32", "float16", "bfloat16", "int16", "int8", "uint8", "bool")
 """Dtypes of a shard's tensors."""
@@ -56,7 +59,7 @@ def inspect(descriptor: int) -> tuple[int, SampleSignature]:
         for name, entry in entries.items()
         if name not in (*_SAMPLES, OFFSETS)
     }
-    return count, SampleSignature(inputs, targets, is_text=TEXTS in entries)
+    return count, SampleSignature(inputs, targets, is_text=TEXTS in entries, is_sound=CLIPS in entries)
 
 
 def shard_header(descriptor: int) -> dict[str, Entry]:
@@ -78,24 +81,26 @@ def invalid(problem: str) -> ServiceError:
 
 
 def encoded_name(entries: Mapping[str, Entry]) -> str:
-    """Return the name of the tensor that holds images or texts; empty for a shard of arrays."""
-    return next((name for name in (IMAGES, TEXTS) if name in entries), "")
+    """Return the name of the tensor that holds images, texts or clips; empty for a shard of arrays."""
+    return next((name for name in _ENCODED if name in entries), "")
 
 
 def check_encoded(descriptor: int, max_pixels: int) -> None:
-    """Check the header of every image, or every text, of a shard; a shard of arrays has none.
+    """Check the header of every image or clip, or every text, of a shard; a shard of arrays has none.
 
     Raises:
         ServiceError: `DATASET_INVALID`, one is not an image, has a damaged header or too many pixels; or is
-            no text.
+            no text; or is neither WAV nor FLAC.
         OSError: The file cannot be read.
     """
     entries = shard_header(descriptor)
     if name := encoded_name(entries):
-        is_text = name == TEXTS
-        check: Callable[[bytes], object]
-        check = parse_text if is_text else lambda data: read_image_header(data, max_pixels)
-        _check_each(descriptor, entries, entries[name], check, "text" if is_text else "image")
+        checks: dict[str, Callable[[bytes], object]] = {
+            IMAGES: lambda data: read_image_header(data, max_pixels),
+            TEXTS: parse_text,
+            CLIPS: check_sound_header,
+        }
+        _check_each(descriptor, entries, entries[name], checks[name], name.removesuffix("s"))
 
 
 def _check_each(
@@ -121,7 +126,7 @@ def sample_count_of(entries: Mapping[str, Entry]) -> int:
     """
     encoded = encoded_name(entries)
     if sum(name in entries for name in _SAMPLES) != 1 or bool(encoded) != (OFFSETS in entries):
-        raise invalid("it needs `inputs`, or `images` and `offsets`, or `texts` and `offsets`")
+        raise invalid("it needs `inputs`, or `offsets` and one of `images`, `texts` and `clips`")
     names = [target_name(name) for name in entries if name not in (*_SAMPLES, OFFSETS)]
     if len(names) > MAX_TARGETS or ("" in names and len(names) > 1):
         raise invalid(f"it can have `targets` alone, or up to {MAX_TARGETS} of `targets.NAME`")
@@ -146,8 +151,8 @@ def target_name(key: str) -> str:
         return ""
     if name == key or not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
         raise invalid(
-            f"{key[:80]!r} is not a tensor of a shard; available: inputs, images, texts, offsets, targets, "
-            "targets.NAME"
+            f"{key[:80]!r} is not a tensor of a shard; available: inputs, images, texts, clips, offsets, "
+            "targets, targets.NAME"
         )
     return name
 
@@ -163,7 +168,7 @@ def joined(signatures: Iterable[SampleSignature]) -> SampleSignature:
         if found is None:
             found = signature
             continue
-        is_alike = (found.inputs, found.is_text) == (signature.inputs, signature.is_text)
+        is_alike = replace(found, targets={}) == replace(signature, targets={})
         if not is_alike or _outlines(found) != _outlines(signature):
             raise ServiceError(
                 ErrorReason.DATASET_INVALID,
@@ -178,7 +183,7 @@ def joined(signatures: Iterable[SampleSignature]) -> SampleSignature:
 
 
 def read_offsets(descriptor: int, entries: Mapping[str, Entry]) -> NDArray[np.int64]:
-    """Return the offsets at which images or texts begin and end."""
+    """Return the offsets at which images, texts or clips begin and end."""
     entry = entries[OFFSETS]
     return np.frombuffer(read_exactly(descriptor, entry.start, entry.byte_count), "<i8")
 

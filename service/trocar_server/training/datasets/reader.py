@@ -24,6 +24,7 @@ from trocar_server.training.datasets.sample_sources import (
     SampleSource,
     too_many,
 )
+from trocar_server.training.datasets.stored_sound import Clips
 from trocar_server.training.datasets.stored_text import parse_text
 
 _CHARACTER_BYTES = 4
@@ -37,7 +38,7 @@ class RawSample:
     """One sample as stored."""
 
     inputs: Array | bytes
-    """An array, or an encoded image or text."""
+    """An array, or an encoded image, text or clip."""
     targets: dict[str, Array]
     """By name."""
 
@@ -48,8 +49,8 @@ class LoadedSamples:
 
     indices: tuple[int, ...]
     """Indices of the samples in the data set."""
-    inputs: Array | list[Image.Image] | tuple[TextEntry, ...]
-    """(samples, ...); or images of any size; or texts."""
+    inputs: Array | list[Image.Image] | tuple[TextEntry, ...] | Clips
+    """(samples, ...); or images of any size; or texts; or sound."""
     targets: dict[str, Array]
     """(samples, ...) by name."""
 
@@ -101,14 +102,14 @@ class DatasetReader:
         """Return array samples, stacked: `inputs`, and each target by its name, `targets` if it has none.
 
         Raises:
-            ServiceError: As `samples`; `DATASET_INVALID`, they are encoded images or texts.
+            ServiceError: As `samples`; `DATASET_INVALID`, they are encoded images, texts or sound.
             IndexError: There is no such sample.
         """
         raw = self._read(indices)
         if isinstance(raw.inputs, list):
             raise ServiceError(
                 ErrorReason.DATASET_INVALID,
-                "the data set has encoded images or texts; they cannot be returned as one array",
+                "the data set has encoded images, texts or sound; they cannot be returned as one array",
             )
         named = {name or "targets": array for name, array in raw.targets.items()}
         return {"inputs": raw.inputs, **named}
@@ -121,9 +122,11 @@ class DatasetReader:
             IndexError: There is no such sample.
         """
         raw = self._read(indices)
-        inputs: Array | list[Image.Image] | tuple[TextEntry, ...]
+        inputs: Array | list[Image.Image] | tuple[TextEntry, ...] | Clips
         if self._source.signature.is_text:
             inputs = _parsed(raw)
+        elif self._source.signature.is_sound:
+            inputs = Clips(map(bytes, raw.inputs))
         else:
             inputs = self._decoded(raw) if isinstance(raw.inputs, list) else raw.inputs
         return LoadedSamples(raw.indices, inputs, dict(raw.targets))
@@ -184,11 +187,14 @@ class DatasetReader:
         return decoded
 
 
-def _byte_count(inputs: Array | list[Image.Image] | tuple[TextEntry, ...]) -> int:
+def _byte_count(inputs: Array | list[Image.Image] | tuple[TextEntry, ...] | Clips) -> int:
     if isinstance(inputs, list):
         return sum(image.width * image.height * 3 for image in inputs)
     if isinstance(inputs, tuple):
-        return sum(entry.character_count for entry in inputs) * _CHARACTER_BYTES
+        return sum(
+            len(entry) if isinstance(entry, bytes) else entry.character_count * _CHARACTER_BYTES
+            for entry in inputs
+        )
     return int(inputs.nbytes)
 
 

@@ -5,37 +5,47 @@ fit = Fit(core, samples, None, fit_spec, scratch_dir, checkpoint)
 samples.close()
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.processor import Processed
+from trocar_server.engine.request.plan import Payload
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
-from trocar_server.processing.inputs import TextInput, TextOptions
-from trocar_server.training.datasets.batch_assembly import check_dataset, to_batch, to_text_batch
+from trocar_server.processing.inputs import (
+    AudioInput,
+    AudioSpec,
+    ProcessorInput,
+    TextEntry,
+    TextInput,
+    TextOptions,
+)
+from trocar_server.training.datasets.batch_assembly import check_dataset, to_batch, to_processed_batch
 from trocar_server.training.datasets.dataset_schema import TargetSignature
 from trocar_server.training.datasets.reader import DatasetReader, LoadedSamples, is_pixels
+from trocar_server.training.datasets.stored_sound import Clips
 from trocar_server.training.fit.augmentations import Augmentation
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.spec.trainer_spec import LossSpec
 
 
 @dataclass(frozen=True)
-class TextProcessing:
-    """Tokenization of a fit's texts.
+class InputProcessing:
+    """Processing of a fit's texts and sound.
 
     Attributes:
-        process: Tokenizes texts with a model's tokenizer; blocks, on any thread but the event loop's.
+        process: Runs a model's tokenizer or feature extractor; blocks, on any thread but the event loop's.
         options: Options of the tokenization.
         losses: The terms of the trainer's loss, for labels of tokens.
     """
 
-    process: Callable[[HostedModel, TextInput], Processed]
+    process: Callable[[HostedModel, ProcessorInput, Sequence[Payload]], Processed]
     options: TextOptions
     losses: tuple[LossSpec, ...]
 
@@ -43,8 +53,8 @@ class TextProcessing:
 KEPT_BYTES = 256 << 20
 """Memory for the samples of an evaluation set, so that later epochs neither read nor decode them again."""
 
-_Loaded: TypeAlias = tuple[LoadedSamples, tuple[TextInput, Processed] | None]
-"""Samples; and, of texts, these and what the tokenizer made of them."""
+_Loaded: TypeAlias = tuple[LoadedSamples, tuple[ProcessorInput, Processed] | None]
+"""Samples; and, of texts and sound, these and what the model's processor made of them."""
 
 
 class DatasetSamples:
@@ -54,7 +64,7 @@ class DatasetSamples:
         reader: Reader of the data set; closed with this object.
         hosted: The model, for its preprocessing and its device.
         seed: The trainer's seed, for augmentations.
-        texts: Tokenization of a data set of texts; not needed for others.
+        processing: Processing of a data set of texts or sound; not needed for others.
         kept_bytes: Memory for samples that were read, by batch; 0 to read them whenever they are needed.
 
     Raises:
@@ -66,21 +76,21 @@ class DatasetSamples:
         reader: DatasetReader,
         hosted: HostedModel,
         seed: int,
-        texts: TextProcessing | None = None,
+        processing: InputProcessing | None = None,
         kept_bytes: int = 0,
     ) -> None:
         check_dataset(reader.info, hosted)
         self._kept: dict[tuple[int, ...], LoadedSamples] = {}
         self._free_bytes = kept_bytes
-        self._reader, self._hosted, self._seed, self._texts = reader, hosted, seed, texts
+        self._reader, self._hosted, self._seed, self._processing = reader, hosted, seed, processing
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="trocar-samples")
         self._prefetched: tuple[tuple[int, ...], Future[_Loaded]] | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, as augmentations receive it; () for texts."""
+        """Shape of one input, as augmentations receive it; () for texts and sound."""
         signature = self._reader.info.signature
-        if signature is not None and signature.is_text:
+        if signature is not None and (signature.is_text or signature.is_sound):
             return ()
         inputs = signature.inputs if signature else None
         if inputs is None or (is_pixels(inputs) and self._hosted.preprocessing is not None):
@@ -103,8 +113,8 @@ class DatasetSamples:
         """
         loaded, tokenized = self._loaded(tuple(indices.tolist()))
         info = self._reader.info
-        if tokenized is not None and self._texts is not None:
-            return to_text_batch(loaded, *tokenized, info, self._hosted, self._texts.losses)
+        if tokenized is not None and self._processing is not None:
+            return to_processed_batch(loaded, *tokenized, info, self._hosted, self._processing.losses)
         return to_batch(loaded, info, self._hosted, augmentation, seed=self._seed, epoch=epoch)
 
     def announce(self, indices: Tensor) -> None:
@@ -127,14 +137,14 @@ class DatasetSamples:
         self._reader.close()
 
     def _load(self, wanted: tuple[int, ...]) -> _Loaded:
-        """Read samples, and tokenize texts."""
+        """Read samples, and process texts and sound."""
         loaded = self._kept.get(wanted) or self._read(wanted)
         if not isinstance(loaded.inputs, tuple):
             return loaded, None
-        assert self._texts is not None  # a server's fits have it
-        texts = TextInput("", loaded.inputs, self._texts.options)
+        assert self._processing is not None  # a server's fits have it
+        given, payloads = _unprocessed(loaded.inputs, self._processing.options)
         try:
-            return loaded, (texts, self._texts.process(self._hosted, texts))
+            return loaded, (given, self._processing.process(self._hosted, given, payloads))
         except ServiceError as error:
             if error.reason is ErrorReason.CANCELLED:  # the server is stopping: the samples are not at fault
                 raise
@@ -196,8 +206,18 @@ class SamplePart:
         return self._samples.labels(target)
 
 
+def _unprocessed(
+    inputs: tuple[TextEntry, ...] | Clips, options: TextOptions
+) -> tuple[ProcessorInput, list[Payload]]:
+    """Return samples as a call's inputs, with their payloads."""
+    if not isinstance(inputs, Clips):
+        return TextInput("", inputs, options), []
+    clips = tuple(AudioSpec(len(clip)) for clip in inputs)
+    return AudioInput("", clips, 0), [np.frombuffer(clip, np.uint8) for clip in inputs]
+
+
 def _unusable(error: ServiceError, indices: tuple[int, ...]) -> ServiceError:
-    """Name the sample of the data set in an error about one text of a batch."""
+    """Name the sample of the data set in an error about one text or clip of a batch."""
     if error.reason is ErrorReason.REQUEST_TOO_LARGE:
         return ServiceError(error.reason, f"{error.message}: use a smaller batch_size", **error.details)
     position = error.details.get("sample", "")

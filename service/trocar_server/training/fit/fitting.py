@@ -9,7 +9,7 @@ are not logged twice, so that a reconnecting watcher neither misses an event nor
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.processor import Processed
+from trocar_server.engine.request.plan import Payload
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, current_flow, set_flow
-from trocar_server.processing.inputs import TextInput, TextOptions
+from trocar_server.processing.inputs import ProcessorInput, TextOptions
 from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.datasets.order import split_order
 from trocar_server.training.files.event_log import LAST_KINDS, EventLog, LoggedEvent, NewEvent
@@ -28,7 +29,7 @@ from trocar_server.training.files.event_logs import EventLogs
 from trocar_server.training.fit.fit import Fit
 from trocar_server.training.fit.fit_data import Reader
 from trocar_server.training.fit.fit_run import REPEATED, FitRun, began, new_event
-from trocar_server.training.fit.fit_samples import KEPT_BYTES, DatasetSamples, SamplePart, TextProcessing
+from trocar_server.training.fit.fit_samples import KEPT_BYTES, DatasetSamples, InputProcessing, SamplePart
 from trocar_server.training.fit.fit_state import FitState
 from trocar_server.training.shielded import shielded
 from trocar_server.training.spec.fit_spec import FitSpec
@@ -250,7 +251,8 @@ class Fits:
                 opened = await asyncio.to_thread(self._library.open, trainer.principal, dataset_id)
                 kept_bytes = KEPT_BYTES if readers and spec.epochs > 1 else 0
                 hosted, seed = trainer.core.hosted, trainer.spec.seed
-                readers.append(DatasetSamples(opened, hosted, seed, self._texts(trainer, spec), kept_bytes))
+                processing = self._processing(trainer, spec)
+                readers.append(DatasetSamples(opened, hosted, seed, processing, kept_bytes))
             run: FitRun
 
             def checkpoint(state: FitState) -> int:
@@ -271,14 +273,15 @@ class Fits:
                 reader.close()
             raise
 
-    def _texts(self, trainer: Trainer, spec: FitSpec) -> TextProcessing:
+    def _processing(self, trainer: Trainer, spec: FitSpec) -> InputProcessing:
         engine = self._trainers.engine
 
-        def process(hosted: HostedModel, texts: TextInput) -> Processed:
-            return engine.processor.process_from_thread(hosted, texts, engine.limits, trainer.principal)
+        def process(hosted: HostedModel, given: ProcessorInput, payloads: Sequence[Payload]) -> Processed:
+            processor, limits = engine.processor, engine.limits
+            return processor.process_from_thread(hosted, given, payloads, limits, trainer.principal)
 
         options = TextOptions(spec.max_tokens, spec.truncate)
-        return TextProcessing(process, options, trainer.spec.losses)
+        return InputProcessing(process, options, trainer.spec.losses)
 
     async def _restore(self, trainer: Trainer, described: dict[str, Any]) -> None:
         spec = parse_fit_spec(described["spec"])

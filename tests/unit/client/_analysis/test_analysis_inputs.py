@@ -57,6 +57,16 @@ def test_an_array_is_cut_into_its_rows() -> None:
     np.testing.assert_array_equal(np.concatenate(parts), x)
 
 
+def test_flags_go_with_every_batch() -> None:
+    x = np.arange(3)
+    first, last = cut({"x": x, "times": 2, "is_fast": True, "mode": trocar.flag("wide")})
+    flags = {"times": 2, "is_fast": True, "mode": trocar.flag("wide")}
+    assert {name: value for name, value in last.items() if name != "x"} == flags
+    assert [len(first["x"]), len(last["x"])] == [2, 1]
+    sentences: Any = batches_of({"": trocar.texts(["a cat", "a dog"]), "times": 2}, 1)
+    assert sentences.sample_label(1, 0) == "a dog"
+
+
 def test_arguments_are_cut_together() -> None:
     x, y = np.arange(3), np.arange(6).reshape(3, 2)
     assert [tuple(part.shape for part in batch) for batch in cut((x, y))] == [((2,), (2, 2)), ((1,), (1, 2))]

@@ -16,6 +16,7 @@ from transformers import AutoImageProcessor
 
 from trocar_server.errors import ServiceError
 from trocar_server.models.huggingface.image_processors import NotMappedError, image_preprocessing
+from trocar_server.models.image_rules import TransformersRules
 from trocar_server.models.preprocessing import Preprocessor, SpecTransform
 
 SMALL = {"shortest_edge": 20}
@@ -128,3 +129,31 @@ def test_a_processor_that_names_code_is_refused_before_transformers_reads_it(tmp
     (tmp_path / "code.py").write_text("raise SystemExit")
     with pytest.raises(ServiceError, match="auto_map"):
         image_preprocessing(tmp_path)
+
+
+@pytest.mark.parametrize(("do_pad", "takes_mask"), [(True, True), (True, False), (False, True)])
+def test_images_are_padded_where_the_processor_and_the_model_do(
+    do_pad: bool, takes_mask: bool, tmp_path: Path
+) -> None:
+    T.DetrImageProcessorPil(do_pad=do_pad).save_pretrained(tmp_path)
+    beside = ["pixel_mask"] if takes_mask else []
+    assert image_preprocessing(tmp_path, beside=beside).pads == (do_pad and takes_mask)
+
+
+def test_images_in_patches_get_the_size_that_transformers_gives() -> None:
+    from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_size_for_max_num_patches
+
+    random = np.random.default_rng(0)
+    sizes = [(1, 1), (1, 8_000), (8_000, 1), *random.integers(1, 3_000, (60, 2)).tolist()]
+    for patch, patches in ((16, 256), (4, 20), (14, 1)):
+        rules = TransformersRules(patch=patch, patches=patches)
+        for height, width in sizes:
+            found = rules.resized((height, width), ())
+            assert found == get_image_size_for_max_num_patches(height, width, patch, patches)
+            assert found[0] * found[1] <= patches * patch**2
+
+
+def test_images_are_cut_into_patches_where_the_model_takes_their_shapes(tmp_path: Path) -> None:
+    T.Siglip2ImageProcessorPil(patch_size=4, max_num_patches=20).save_pretrained(tmp_path)
+    spec = image_preprocessing(tmp_path, beside=["spatial_shapes"])
+    assert (spec.patch, spec.patches, spec.pads) == (4, 20, False)

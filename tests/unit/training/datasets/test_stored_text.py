@@ -84,7 +84,7 @@ def test_texts_come_back_in_any_order(tmp_path: Path) -> None:
     ("shard", "problem"),
     [
         (text_shard(b'"a"', b"no"), "text 1 of a shard cannot be used: it is no JSON"),
-        (shard_of(texts=np.zeros(3, np.uint8)), "`texts` and `offsets`"),
+        (shard_of(texts=np.zeros(3, np.uint8)), "one of `images`, `texts` and `clips`"),
         (
             shard_of(texts=np.zeros(3, np.float32), offsets=np.array([0, 12])),
             "`texts` is uint8, `offsets` int64",

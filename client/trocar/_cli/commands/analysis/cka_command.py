@@ -8,6 +8,7 @@ from trocar import Client
 from trocar._cli.console import show_json, show_report
 from trocar._cli.options.arguments import AsJson, BatchSize, ModelId, Taps
 from trocar._cli.options.completion import complete_models, complete_modules
+from trocar._cli.options.execution_options import FlagTexts, parse_flags
 from trocar._cli.options.input_sets import ImagesOrFolders, Plot, analysing, check_plot, read_set
 
 
@@ -37,13 +38,14 @@ def cka(  # noqa: PLR0913 - one parameter for each option
         bool, typer.Option("--debiased", help="Use the debiased estimator, for few samples.")
     ] = False,
     plot: Plot = None,
+    flag: FlagTexts = None,
     batch: BatchSize = 16,
     as_json: AsJson = False,
 ) -> None:
     """Print the linear CKA between modules of one or two models."""
     check_plot(plot)
-    samples = read_set(client, model_id, images)
-    with analysing(batch, **{model_id: samples}) as (inputs,):
+    flags, samples = parse_flags(flag), read_set(client, model_id, images)
+    with analysing(batch, flags, **{model_id: samples}) as (inputs,):
         result = client.cka(
             model_id, inputs, tap, other=other, other_taps=other_tap or None, debiased=debiased
         )

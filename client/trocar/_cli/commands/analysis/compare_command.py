@@ -11,6 +11,7 @@ from trocar._cli.failures import refuse
 from trocar._cli.options.arguments import AsJson, BatchSize, ModelId
 from trocar._cli.options.completion import complete_models
 from trocar._cli.options.edit_options import EditTexts, parse_edits
+from trocar._cli.options.execution_options import FlagTexts, parse_flags
 from trocar._cli.options.input_sets import (
     ImagesOrFolders,
     OptionalTaps,
@@ -42,6 +43,7 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     tolerance: Tolerance = 1e-5,
     plot: Plot = None,
     plot_all: PlotAll = False,
+    flag: FlagTexts = None,
     batch: BatchSize = 16,
     as_json: AsJson = False,
 ) -> None:
@@ -53,8 +55,8 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     edits = parse_edits(edit)
     if not edits and other is None:
         refuse("name a difference: --edit 'layer3 zero channels=1,2', or --other MODEL")
-    samples = read_set(client, model_id, images)
-    with analysing(batch, **{model_id: samples}) as (inputs,):
+    flags, samples = parse_flags(flag), read_set(client, model_id, images)
+    with analysing(batch, flags, **{model_id: samples}) as (inputs,):
         found = client.compare(
             model_id, inputs, edits=edits, other=other, taps=tap or None, top=top, tolerance=tolerance
         )

@@ -7,6 +7,7 @@ import typer
 from trocar import Client
 from trocar._cli.console import show_json, show_report
 from trocar._cli.options.arguments import AsJson, BatchSize, ModelId
+from trocar._cli.options.execution_options import FlagTexts, parse_flags
 from trocar._cli.options.input_sets import (
     ImagesOrFolders,
     OptionalTaps,
@@ -32,6 +33,7 @@ def dead(  # noqa: PLR0913 - one parameter for each option
     ] = 0.0,
     plot: Plot = None,
     plot_all: PlotAll = False,
+    flag: FlagTexts = None,
     batch: BatchSize = 16,
     as_json: AsJson = False,
 ) -> None:
@@ -40,8 +42,8 @@ def dead(  # noqa: PLR0913 - one parameter for each option
     No values are sent. Feature maps without such channels are left out of the table, not of the JSON.
     """
     check_plot(plot)
-    samples = read_set(client, model_id, images)
-    with analysing(batch, **{model_id: samples}) as (inputs,):
+    flags, samples = parse_flags(flag), read_set(client, model_id, images)
+    with analysing(batch, flags, **{model_id: samples}) as (inputs,):
         report = client.dead_channels(model_id, inputs, tap or "**", threshold=threshold)
     if as_json:
         show_json(report)

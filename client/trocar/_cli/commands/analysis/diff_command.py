@@ -10,6 +10,7 @@ from trocar._cli.console import show_json, show_report
 from trocar._cli.options.arguments import AsJson, BatchSize
 from trocar._cli.options.completion import complete_models, complete_modules
 from trocar._cli.options.edit_options import parse_edits
+from trocar._cli.options.execution_options import FlagTexts, parse_flags
 from trocar._cli.options.input_sets import (
     ImagesOrFolders,
     OptionalTaps,
@@ -62,6 +63,7 @@ def diff(  # noqa: PLR0913 - one parameter for each option
     tolerance: Tolerance = 1e-5,
     plot: Plot = None,
     plot_all: PlotAll = False,
+    flag: FlagTexts = None,
     batch: BatchSize = 16,
     as_json: AsJson = False,
 ) -> None:
@@ -71,8 +73,8 @@ def diff(  # noqa: PLR0913 - one parameter for each option
     """
     check_plot(plot)
     edits_a, edits_b = parse_edits(edit_a, "--edit-a"), parse_edits(edit_b, "--edit-b")
-    samples = read_set(client, model_a, images)
-    with analysing(batch, **{f"{model_a}, {model_b}": samples}) as (inputs,):
+    flags, samples = parse_flags(flag), read_set(client, model_a, images)
+    with analysing(batch, flags, **{f"{model_a}, {model_b}": samples}) as (inputs,):
         result = client.diff(
             model_a,
             model_b,

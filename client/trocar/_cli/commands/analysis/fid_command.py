@@ -8,6 +8,7 @@ from trocar import Client
 from trocar._cli.console import show_json, show_report
 from trocar._cli.options.arguments import AsJson, BatchSize, ModelId
 from trocar._cli.options.completion import complete_modules
+from trocar._cli.options.execution_options import FlagTexts, parse_flags
 from trocar._cli.options.input_sets import analysing, read_set
 
 
@@ -28,6 +29,8 @@ def fid(
             help="Module whose output gives the features; positions are averaged.",
         ),
     ] = "avgpool",
+    *,
+    flag: FlagTexts = None,
     batch: BatchSize = 32,
     as_json: AsJson = False,
 ) -> None:
@@ -35,8 +38,9 @@ def fid(
 
     Distances are comparable for one model, one module and one size of set.
     """
+    flags = parse_flags(flag)
     left, right = read_set(client, model_id, [folder_a]), read_set(client, model_id, [folder_b])
-    with analysing(batch, **{f"A {folder_a}": left, f"B {folder_b}": right}) as (images_a, images_b):
+    with analysing(batch, flags, **{f"A {folder_a}": left, f"B {folder_b}": right}) as (images_a, images_b):
         result = client.fid(model_id, images_a, images_b, at)
     if as_json:
         show_json(result)

@@ -11,9 +11,11 @@ from trocar._cli.failures import refuse
 from trocar._cli.options.arguments import AsJson, ModelId
 from trocar._cli.options.completion import complete_modules
 from trocar._cli.options.edit_options import EditTexts, parse_edits
+from trocar._cli.options.execution_options import FlagTexts, parse_flags
 from trocar._cli.options.input_sets import ImagesOrFolders, Plot, PlotAll, check_plot
 from trocar._cli.options.objective_options import Labels, Of, read_objective
 from trocar._cli.options.one_pass import read_pass
+from trocar._request.inputs import with_flags
 
 
 def health(  # noqa: PLR0913 - options of a command
@@ -47,6 +49,7 @@ def health(  # noqa: PLR0913 - options of a command
         float, typer.Option(metavar="LIMIT", min=0, help="Flag such ratios above this.")
     ] = 1e3,
     edit: EditTexts = None,
+    flag: FlagTexts = None,
     plot: Plot = None,
     plot_all: PlotAll = False,
     as_json: AsJson = False,
@@ -60,7 +63,8 @@ def health(  # noqa: PLR0913 - options of a command
         HealthThresholds(vanishing, exploding, vanishing_ratio, exploding_ratio)
     except ValueError as error:
         refuse(f"--{str(error).replace('_', '-')}")
-    edits, inputs = parse_edits(edit), read_pass(client, model_id, images)
+    edits, flags = parse_edits(edit), parse_flags(flag)
+    inputs = with_flags(read_pass(client, model_id, images), flags)
     wanted = read_objective(client, model_id, inputs, of, labels)
     report = client.health(
         model_id,

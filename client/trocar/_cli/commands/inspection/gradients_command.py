@@ -58,12 +58,11 @@ def gradients(  # noqa: PLR0913 - options of a command
     if not names and out is None:
         refuse("--stats: name at least one statistic, or save the gradients with --out")
     _check_out(out)
-    edits, flags, inputs = parse_edits(edit), parse_flags(flag), read_pass(client, model_id, images)
+    edits, flags = parse_edits(edit), parse_flags(flag)
+    inputs = with_flags(read_pass(client, model_id, images), flags)
     wanted = read_objective(client, model_id, inputs, of, labels)
     taps = [tap(selector, stats=names, values=out is not None) for selector in at]
-    maps = client.gradients(
-        model_id, with_flags(inputs, flags), of=wanted.objective, at=taps, edits=edits, adapter=adapter
-    )
+    maps = client.gradients(model_id, inputs, of=wanted.objective, at=taps, edits=edits, adapter=adapter)
     if out is not None:
         _save(maps, out)
     statistics = StatisticsTable(names)

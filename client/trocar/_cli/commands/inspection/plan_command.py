@@ -9,7 +9,8 @@ from trocar._base.tables import size_text
 from trocar._cli.console import shape_text, show, show_json, table
 from trocar._cli.options.arguments import AsJson, ModelId, Taps, parse_shape
 from trocar._cli.options.edit_options import EditTexts, parse_edits
-from trocar._cli.options.execution_options import AdapterOption
+from trocar._cli.options.execution_options import AdapterOption, FlagTexts, parse_flags
+from trocar._request.inputs import with_flags
 
 
 def plan(
@@ -24,10 +25,12 @@ def plan(
     ] = None,
     edit: EditTexts = None,
     adapter: AdapterOption = "",
+    flag: FlagTexts = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what extract would return, without computing it."""
-    found = client.plan(model_id, parse_shape(input_shape), tap, edits=parse_edits(edit), adapter=adapter)
+    inputs = with_flags(parse_shape(input_shape), parse_flags(flag))
+    found = client.plan(model_id, inputs, tap, edits=parse_edits(edit), adapter=adapter)
     if as_json:
         show_json(found)
         return

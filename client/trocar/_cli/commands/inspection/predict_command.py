@@ -10,8 +10,10 @@ from trocar._cli.failures import refuse
 from trocar._cli.options.arguments import AsJson, BatchSize, ModelId
 from trocar._cli.options.choices import Activations
 from trocar._cli.options.edit_options import EditTexts, parse_edits
+from trocar._cli.options.execution_options import FlagTexts, parse_flags
 from trocar._cli.options.input_sets import IMAGES_HELP, analysing, read_set
 from trocar._cli.options.text_options import TextFile, TextsOption, read_texts
+from trocar._request.inputs import with_flags
 from trocar._request.texts import texts
 
 Top = Annotated[int, typer.Option(metavar="NUMBER", min=1, help="Number of classes for each sample.")]
@@ -30,6 +32,7 @@ def predict(  # noqa: PLR0913 - one parameter for each option
         typer.Option(help="softmax: one class is right; sigmoid: several may be; none: the output as it is."),
     ] = Activations.SOFTMAX,
     edit: EditTexts = None,
+    flag: FlagTexts = None,
     batch: BatchSize = 16,
     as_json: AsJson = False,
 ) -> None:
@@ -37,16 +40,16 @@ def predict(  # noqa: PLR0913 - one parameter for each option
 
     Scores are probabilities: the softmax of the model's output over its classes.
     """
-    edits, sentences = parse_edits(edit), read_texts(text, text_file)
+    edits, flags, sentences = parse_edits(edit), parse_flags(flag), read_texts(text, text_file)
     if bool(sentences) == bool(images):
         refuse("name either IMAGES or texts: --text TEXT or --text-file FILE")
     options: dict[str, Any] = {"top": top, "activation": activation.value, "edits": edits}
     if sentences:
         with analysing(batch):
-            found = client.predict(model_id, texts(sentences), **options, batch_size=batch)
+            found = client.predict(model_id, with_flags(texts(sentences), flags), **options, batch_size=batch)
     else:
         samples = read_set(client, model_id, images or ())
-        with analysing(batch, **{model_id: samples}) as (inputs,):
+        with analysing(batch, flags, **{model_id: samples}) as (inputs,):
             found = client.predict(model_id, inputs, **options)
     if as_json:
         show_json(found)

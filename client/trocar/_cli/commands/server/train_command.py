@@ -34,7 +34,8 @@ def train(  # noqa: PLR0913 - options of a command
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA", help="A folder with a folder of images for each class, or the id of a data set."
+            metavar="DATA",
+            help="A folder with a folder of images, sound or texts for each class, or the id of a data set.",
         ),
     ],
     *,

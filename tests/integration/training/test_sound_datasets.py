@@ -1,0 +1,232 @@
+"""Data sets of sound and folders of texts: fits equal the same epochs with transformers and torch alone."""
+
+# transformers is half typed.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportAttributeAccessIssue=false
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoTokenizer,
+    BertForSequenceClassification,
+    WhisperFeatureExtractor,
+    WhisperForAudioClassification,
+)
+
+import trocar
+from tests.support.models.text_models import WORDS, save_text_classifier, save_whisper
+from tests.support.servers.running_server import RunningServer, running_server
+from trocar._cli import main
+from trocar.errors import DatasetInvalidError, FitInvalidError, SourceError
+
+RATE, BATCH = 16_000, 3
+CLASSES = ("bird", "siren")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    whisper = save_whisper(tmp_path_factory.mktemp("whisper"))
+    bert = save_text_classifier(tmp_path_factory.mktemp("bert"), BertForSequenceClassification)
+    return {"whisper": whisper, "bert": bert}
+
+
+@pytest.fixture(scope="module")
+def running(folders: dict[str, Path]) -> Iterator[RunningServer]:
+    models: dict[str, Any] = {name: {"source": f"hf:{folder}"} for name, folder in folders.items()}
+    with running_server(models=models, device="cpu", limits={"max_audio_s": 4}) as started:
+        yield started
+
+
+def _clips(count: int = 7) -> list[Any]:
+    random = np.random.default_rng(0)
+    return [
+        random.standard_normal(size).astype(np.float32) / 4
+        for size in random.integers(4_000, 16_000, count).tolist()
+    ]
+
+
+def _save_sound(root: Path, clips: list[Any]) -> tuple[list[Any], list[int]]:
+    """Save clips by class, as WAV and FLAC; return what is read of them, in the order of a folder."""
+    for number, clip in enumerate(clips):
+        folder = root / CLASSES[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = "flac" if number % 3 else "wav"
+        soundfile.write(folder / f"{number}.{suffix}", clip, RATE)
+        (folder / f"{number}.txt").write_text("a transcript, which is left out")
+    files = [
+        (path, label)
+        for label, name in enumerate(CLASSES)
+        for path in sorted((root / name).glob("*"))
+        if path.suffix != ".txt"
+    ]
+    return [soundfile.read(path, dtype="float32")[0] for path, _ in files], [label for _, label in files]
+
+
+def _fitted_plainly(folder: Path, clips: list[Any], labels: list[int]) -> Any:
+    """Run one epoch in order with transformers and torch alone."""
+    extractor: Any = WhisperFeatureExtractor.from_pretrained(str(folder))
+    model: Any = WhisperForAudioClassification.from_pretrained(folder)
+    model.train()
+    for parameter in model.parameters():  # aligned as torch allocates, which decides the last bits
+        parameter.data = parameter.data.clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(0)
+    for start in range(0, len(clips), BATCH):
+        features = extractor(clips[start : start + BATCH], sampling_rate=RATE, return_tensors="pt")
+        optimizer.zero_grad()
+        logits = model(features["input_features"]).logits
+        cross_entropy(logits, torch.tensor(labels[start : start + BATCH])).backward()
+        optimizer.step()
+    return model
+
+
+def _assert_weights(trainer: trocar.Trainer, model: Any, path: Path) -> None:
+    found = load_file(trainer.export(path))
+    expected = model.state_dict()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=0, msg=name)
+
+
+def _trainer(client: trocar.Client, model: str) -> trocar.Trainer:
+    return client.train(model, losses="cross_entropy", optimizer=trocar.sgd(lr=0.1), seed=0)
+
+
+def test_a_fit_on_a_folder_of_sound_equals_torch(
+    client: trocar.Client, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    clips, labels = _save_sound(tmp_path / "sounds", _clips())
+    dataset = client.upload_dataset(tmp_path / "sounds")
+    assert (dataset.has_sound, dataset.has_images, dataset.has_texts, dataset.inputs) == (
+        True,
+        False,
+        False,
+        None,
+    )
+    assert (dataset.sample_count, client.dataset(dataset.dataset_id).categories) == (7, CLASSES)
+    with _trainer(client, "whisper") as trainer:
+        history = trainer.fit(dataset, batch_size=BATCH, shuffle=False, eval=dataset)
+        assert history.outcome == "finished"
+        assert 0 <= history.evaluations[-1]["metrics"]["accuracy"] <= 1
+        model = _fitted_plainly(folders["whisper"], clips, labels)
+        _assert_weights(trainer, model, tmp_path / "fitted.safetensors")
+
+
+@pytest.mark.parametrize("form", ["arrays", "files"])
+def test_clips_in_memory_and_lists_of_files_are_data_sets(
+    client: trocar.Client, folders: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    clips, labels = _clips(4), [0, 1, 1, 0]
+    if form == "files":
+        paths = [tmp_path / f"{index}.wav" for index in range(4)]
+        for path, clip in zip(paths, clips, strict=True):
+            soundfile.write(path, clip, RATE, subtype="FLOAT")
+        given: Any = (paths, labels)
+    else:
+        given = (trocar.audio(clips, RATE), labels)
+    with _trainer(client, "whisper") as trainer:
+        history = trainer.fit(given, batch_size=BATCH, shuffle=False)
+        assert history.outcome == "finished"
+        model = _fitted_plainly(folders["whisper"], clips, labels)
+        _assert_weights(trainer, model, tmp_path / "fitted.safetensors")
+
+
+def test_a_folder_of_texts_is_the_data_set_of_its_texts(
+    client: trocar.Client, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    random = np.random.default_rng(3)
+    texts = [" ".join(random.choice(WORDS[:7], size=1 + index % 5)) for index in range(6)]
+    for index, text in enumerate(texts):
+        folder = tmp_path / "reviews" / ("bad", "good")[index // 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{index}.txt").write_text(text, encoding="utf-8-sig" if index == 1 else "utf-8")
+    (tmp_path / "reviews" / "good" / "readme.md").write_text("left out")
+    dataset = client.upload_dataset(tmp_path / "reviews")
+    assert dataset.has_texts
+    assert client.dataset(dataset.dataset_id).categories == ("bad", "good")
+    labels = [0, 0, 0, 1, 1, 1]
+    same = client.upload_dataset((texts, labels), name="reviews", categories=("bad", "good"))
+    assert same.dataset_id == dataset.dataset_id  # the same manifest
+    tokenizer: Any = AutoTokenizer.from_pretrained(folders["bert"])
+    model: Any = BertForSequenceClassification.from_pretrained(folders["bert"])
+    with torch.no_grad():
+        logits = model.train()(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+    with _trainer(client, "bert") as trainer:
+        history = trainer.fit(dataset, batch_size=6, shuffle=False)
+    wanted = cross_entropy(logits, torch.tensor(labels)).item()
+    assert history.losses[0] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_folders_of_sound_and_texts_are_trained_on_from_the_command_line(
+    running: RunningServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TROCAR_SERVER", running.address)
+    _save_sound(tmp_path / "sounds", _clips(4))
+    for name in ("a", "b"):
+        (tmp_path / "words" / name).mkdir(parents=True)
+        (tmp_path / "words" / name / "1.txt").write_text(WORDS[0])
+
+    def run(*words: str) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            main(list(words))
+        captured = capsys.readouterr()
+        assert not stopped.value.code, captured.err
+        return captured.out
+
+    run("train", "whisper", str(tmp_path / "sounds"), "--batch", "2")
+    run("train", "bert", str(tmp_path / "words"), "--batch", "2")
+    run("datasets", "upload", str(tmp_path / "sounds"))
+    listed = run("datasets", "list")
+    assert "sound" in listed
+    assert "texts" in listed
+
+
+def test_sound_that_cannot_be_used_is_refused_with_its_place(client: trocar.Client, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    (damaged / "bird").mkdir(parents=True)
+    (damaged / "bird" / "1.wav").write_bytes(b"no sound")
+    with pytest.raises(DatasetInvalidError, match="clip 0 of a shard cannot be used: it is neither a WAV"):
+        client.upload_dataset(damaged)
+    quiet = np.zeros(20_000, np.float32)
+    slow, long = trocar.audio([quiet] * 2, 8_000), trocar.audio([quiet[:4_000], quiet], RATE)
+    with _trainer(client, "whisper") as trainer:
+        with pytest.raises(FitInvalidError, match=r"sample 0 of the data set .*: clip 0 has 8,000 samples"):
+            trainer.fit((slow, [0, 1]), batch_size=1, shuffle=False)
+        with pytest.raises(FitInvalidError, match=r"sample 1 .*: clip 1 has 1\.2 s, and the model takes 1 s"):
+            trainer.fit((long, [0, 1]), batch_size=2, shuffle=False)
+    with (
+        _trainer(client, "bert") as trainer,
+        pytest.raises(FitInvalidError, match="no feature extractor, so it takes no sound"),
+    ):
+        trainer.fit((trocar.audio(_clips(2), RATE), [0, 1]), batch_size=2)
+    with pytest.raises(ValueError, match="there are 2 clips, and targets for 3; each clip has one"):
+        client.upload_dataset((trocar.audio(_clips(2), RATE), [0, 1, 1]))
+
+
+def test_folders_that_are_no_data_set_are_refused(client: trocar.Client, tmp_path: Path) -> None:
+    for folder, name, data in (
+        ("empty", "1.txt", b""),
+        ("latin", "1.txt", "caf\u00e9".encode("latin-1")),
+        ("short", "1.txt", b"a"),
+        ("nothing", "1.md", b"a"),
+    ):
+        (tmp_path / folder / "a").mkdir(parents=True)
+        (tmp_path / folder / "a" / name).write_bytes(data)
+    (tmp_path / "short" / "b").mkdir()
+    for folder, message in (
+        ("empty", "1.txt is empty, not a text"),
+        ("latin", r"1.txt is no text in UTF-8 \(byte 3\)"),
+        ("short", "no text below .*b: other classes have .txt files, it has none"),
+        ("nothing", "no image below"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            client.upload_dataset(tmp_path / folder)
