@@ -50,7 +50,7 @@ async def engine(tmp_path: Path, backend: LateBackend) -> AsyncIterator[Engine]:
     owner.start()
     config = EngineConfig(compile_after=1, min_gain=0.0)
     found = Engine(catalogue, owner, Limits(), tmp_path, config=config)
-    await found.load("doubling")
+    await found.deployments.load("doubling")
     yield found
     backend.is_held = False
     await asyncio.to_thread(owner.stop)
@@ -61,7 +61,7 @@ async def asked(engine: Engine, number: float) -> Extraction:
     plan = Plan("doubling", (TapRequest(parse_selector("keep")),), (inputs,), 1 << 20)
     checked = await engine.checks.check(plan)
     payload: Payload = np.full((ROWS, 3), number, np.float32).reshape(-1).view(np.uint8)
-    return await engine.extract(await engine.prepare(checked, Payloads([payload])))
+    return await engine.extract(await engine.preparation.prepare(checked, Payloads([payload])))
 
 
 def values_of(extraction: Extraction) -> list[float]:

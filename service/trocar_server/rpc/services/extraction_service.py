@@ -158,7 +158,9 @@ class ExtractionService:
         """Return a plan with its texts as token ids, whose shapes are then known."""
         if plan.has_sound:
             raise invalid("extraction.inputs", "a dry run takes no sound; send the shapes of its features")
-        plan, _ = await self._engine.process(plan, split_payloads(plan, [], tensors_of(stored)), deadline)
+        hosted = self._engine.catalogue.loaded(plan.model_id)
+        payloads = split_payloads(plan, [], tensors_of(stored))
+        plan, _ = await self._engine.preparation.process(hosted, plan, payloads, deadline)
         return plan
 
     def own_handlers(self) -> dict[str, Handler]:

@@ -37,7 +37,7 @@ def question_of(
     """
     if not (engine.replies.max_bytes and to_execution(request.execution).cache and request.model_id):
         return None
-    version = engine.repeatable_version(request.model_id)
+    version = engine.deployment(request.model_id).reply_version
     if version is None:
         return None
     return Question(principal, request.model_id, version, _digest_of_request(request, stored))

@@ -148,7 +148,7 @@ async def receive_batch(
     of_targets = payloads[len(own) :]
     if batch.unprocessed:
         batch, own = await _processed(batch, own, trainers.engine, reservation, deadline)
-    images = await trainers.engine.decoded(batch.hosted, batch.inputs, own, reservation.reserve)
+    images = await trainers.engine.preparation.decode(batch.hosted, batch.inputs, own, reservation.reserve)
     if number is not None and number < 0:
         raise invalid("number", f"{number} is negative")
     make_batch = partial(_make_batch, batch, own, of_targets, images)
@@ -187,7 +187,10 @@ async def _processed(
 ) -> tuple[BatchPlan, Sequence[Payload]]:
     """Process a batch's texts and sound; return a batch of tensors and images alone, and its payloads."""
     hosted = batch.hosted
-    made = await engine.processed(hosted, batch.inputs, batch.unprocessed, own, deadline, reservation)
+    processor, limits = engine.preparation.processor, engine.limits
+    made = await processor.process(
+        hosted, batch.inputs, batch.unprocessed, own, limits, deadline, reservation
+    )
     check_tensors(hosted, made.inputs)
     layout = token_layout(made.made, batch.unprocessed)
     return replace(batch, inputs=made.inputs, unprocessed=(), layout=layout), made.payloads

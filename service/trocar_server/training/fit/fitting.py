@@ -275,7 +275,9 @@ class Fits:
         engine = self._trainers.engine
 
         def process(hosted: HostedModel, texts: TextInput) -> Processed:
-            return engine.processor.process_from_thread(hosted, texts, engine.limits, trainer.principal)
+            return engine.preparation.processor.process_from_thread(
+                hosted, texts, engine.limits, trainer.principal
+            )
 
         options = TextOptions(spec.max_tokens, spec.truncate)
         return TextProcessing(process, options, trainer.spec.losses)
