@@ -29,7 +29,7 @@ from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.admission import Admission, Reservation, with_budgets
 from trocar_server.engine.schedule.deadlines import left_s
 from trocar_server.engine.schedule.device import DeviceThread
-from trocar_server.engine.transfer import current
+from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue
 from trocar_server.surgery import PassGuard
@@ -51,6 +51,7 @@ class Engine:
 
     Attributes:
         deployments: The models in memory.
+        deployment: Returns one of them that the current caller may use; see `Deployments.find`.
         checks: Checks requests before anything is computed.
         preparation: Processes that turn texts, sound and images into tensors.
         compiled: Compiled variants of passes.
@@ -74,16 +75,13 @@ class Engine:
         self.limits = with_budgets(limits.model_copy(update={"max_pass_bytes": limit}))
         self.admission = Admission(self.limits)
         self.preparation = Preparation(lambda: self.limits, conversion)
-        self.checks = Checks(self.deployment, lambda: self.limits, self.run, self._run_later)
-        self.replies = ReplyCache(limits.feature_cache_bytes)
-        self.compiled = CompiledVariants(owner, config, self.limits, data_dir)
         self.deployments = Deployments(
             catalogue, owner, lambda: self.limits, data_dir, replica_counts or {}, self._forget
         )
-
-    def deployment(self, model_id: str) -> Deployment:
-        """Return a loaded model that the current caller may use; see `Deployments.find`."""
-        return self.deployments.find(model_id)
+        self.deployment = self.deployments.find
+        self.checks = Checks(self.deployment, lambda: self.limits, self.run, self._run_later)
+        self.replies = ReplyCache(limits.feature_cache_bytes)
+        self.compiled = CompiledVariants(owner, config, self.limits, data_dir)
 
     async def serve(self, call: Call, reservation: Reservation) -> Extraction | KeptReply:
         """Check a call, receive its payloads, and run it, or return the reply of an earlier equal call.
@@ -98,14 +96,18 @@ class Engine:
         if call.plan.needs_processing:
             call = await self._processed(call, reservation)
         checked = await self._check(call, reservation)
-        announced, reply_bytes, rows = call.announced_bytes, checked.byte_count, checked.rows
-        reservation.check(announced + reply_bytes, rows)
-        expected_s = self._expected_s(checked, call.deadline)
-        reservation.check_seconds(expected_s)
-        with call.phase("receive"):
-            received = await call.receive(reservation)
-        reservation.reserve(reply_bytes, rows)
-        reservation.expect(expected_s)
+        reply_bytes, rows, pool = checked.byte_count, checked.rows, checked.deployment.pool
+        expected_s = pool.throughput.known_seconds(rows)
+        if call.arrived is not None:
+            reservation.reserve(call.announced_bytes + reply_bytes, rows, seconds=expected_s)
+            pool.check(call.deadline, rows, checked.plan.execution.priority)
+            received = call.arrived()
+        else:
+            reservation.check(call.announced_bytes + reply_bytes, rows, seconds=expected_s)
+            pool.check(call.deadline, rows, checked.plan.execution.priority)
+            with call.phase("receive"):
+                received = await call.receive(reservation)
+            reservation.reserve(reply_bytes, rows, seconds=expected_s)
         keeping = call.keeping
         key = None if keeping is None else await key_of(keeping.question, received)
         if key is not None and (kept := self.replies.get(key.question.owner, key.digest)) is not None:
@@ -115,14 +117,16 @@ class Engine:
             payloads = call.processed or split_payloads(checked.plan, received, call.stored)
             await check_operands(checked.plan, payloads)
         with call.phase("prepare"):
-            prepared = await self.preparation.prepare(checked, payloads, call.deadline, reservation)
+            if checked.has_images:
+                prepared = await self.preparation.prepare(checked, payloads, call.deadline, reservation)
+            else:
+                prepared = Prepared(checked, payloads, *checked.no_images)
         del received, payloads
         extraction = await self.extract(prepared, call.deadline)
         del prepared
         if key is not None and keeping is not None:
             await self._keep(key, checked, extraction, keeping.describe)
-        reservation.computed()
-        reservation.add(extraction.byte_count - reservation.byte_count)
+        reservation.settle(extraction.byte_count)
         return extraction
 
     async def _processed(self, call: Call, reservation: Reservation) -> Call:
@@ -134,7 +138,14 @@ class Engine:
             self.catalogue.loaded(call.plan.model_id), call.plan, payloads, call.deadline, reservation
         )
         return replace(
-            call, plan=plan, announced_bytes=0, receive=_nothing, key=None, keeping=None, processed=payloads
+            call,
+            plan=plan,
+            announced_bytes=0,
+            receive=_nothing,
+            key=None,
+            keeping=None,
+            arrived=None,
+            processed=payloads,
         )
 
     async def _check(self, call: Call, reservation: Reservation) -> CheckedPlan:
@@ -149,16 +160,6 @@ class Engine:
         if key is not None:
             checked.deployment.keep_checked(key, checked)
         return checked
-
-    def _expected_s(self, checked: CheckedPlan, deadline: float | None) -> float:
-        """Return about how long a pass will take, from earlier passes; 0 where there were too few.
-
-        Raises:
-            ServiceError: `SERVER_BUSY`, the call would be refused by the model's queue.
-        """
-        pool = checked.deployment.pool
-        pool.check(deadline, checked.rows, checked.plan.execution.priority)
-        return pool.throughput.seconds(checked.rows) if pool.throughput.is_known else 0.0
 
     async def _keep(
         self, key: Key, checked: CheckedPlan, extraction: Extraction, describe: Callable[[Extraction], bytes]
@@ -230,7 +231,8 @@ class Engine:
             def work() -> Extraction:
                 resolved, result = run_plan(replica, prepared, guard)
                 maps = statistics.add(result) if statistics else result.feature_maps
-                return extraction_of(checked.plan, resolved, result, maps, queue_s, current().take())
+                copies = this_thread.transfers.take()
+                return extraction_of(checked.plan, resolved, result, maps, queue_s, copies)
 
             return await self.run(work, guard, deadline)
 

@@ -8,10 +8,11 @@ The interceptor opens a record for each call; code that works for the call adds 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Protocol
 
@@ -83,7 +84,7 @@ class Observers:
 
     members: Sequence[CallObserver] = ()
 
-    @property
+    @cached_property
     def wants_phases(self) -> bool:
         """Whether one of them wants phases."""
         return any(member.wants_phases for member in self.members)
@@ -194,16 +195,15 @@ UNKNOWN_METHOD = "/unknown/unknown"
 _current: ContextVar[CallRecord | None] = ContextVar("trocar_call", default=None)
 
 
-def current_call() -> CallRecord | None:
-    """Record of the current task's call; None outside of calls."""
-    return _current.get()
+current_call: Callable[[], CallRecord | None] = _current.get
+"""Returns the record of the current task's call; None outside of calls."""
 
 
 def note_model(model_id: str) -> None:
     """Set the model or trainer of the current call, as soon as it is known."""
     call = _current.get()
     if call is not None:
-        call.name_model(model_id)
+        call.model_id = model_id[:_MAX_MODEL_CHARACTERS]
 
 
 def phase(name: str) -> AbstractContextManager[None]:

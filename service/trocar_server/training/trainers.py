@@ -93,9 +93,10 @@ class Trainers:
             ServiceError: As `get`.
         """
         await self.ready.wait()
-        await self._look_again()
-        unreadable = self._unreadable_one(principal, trainer_id)
-        if unreadable is not None:
+        if self._storage_problem is not None:
+            await self._look_again()
+        unreadable = self._unreadable and self._unreadable_one(principal, trainer_id)
+        if unreadable:
             await shielded(self._try_again(unreadable))
         return self.get(principal, trainer_id)
 
@@ -150,7 +151,8 @@ class Trainers:
             ServiceError: `STORAGE_UNAVAILABLE`, the trainers cannot be listed.
         """
         await self.ready.wait()
-        await self._look_again()
+        if self._storage_problem is not None:
+            await self._look_again()
         if self._storage_problem is not None:
             raise _again(self._storage_problem)
         own = [one for one in self._unreadable.values() if one.principal == principal]
@@ -279,9 +281,7 @@ class Trainers:
             self._unreadable.pop(record.trainer_id, None)
 
     async def _look_again(self) -> None:
-        """Try again to read the disk, if that failed before."""
-        if self._storage_problem is None:
-            return
+        """Try again to read the disk, which failed before."""
         async with self._creating:
             if self._storage_problem is not None:
                 await self.restore_all()

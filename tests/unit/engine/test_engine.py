@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +164,28 @@ async def served(engine: Engine, wanted: Plan, key: bytes | None) -> list[float]
     assert values is not None
     found: list[float] = values.view(np.float32).tolist()
     return found
+
+
+async def test_bytes_that_came_with_the_request_are_copied_once_there_is_room(engine: Engine) -> None:
+    await engine.deployments.load("identity")
+    copied: list[int] = []
+
+    def arrived() -> list[Payload]:
+        copied.append(reservation.byte_count)
+        return [rows(1, 2, 3)]
+
+    call = replace(call_of(plan("identity"), None), arrived=arrived)
+    with engine.admission.admit(MethodClass.EXTRACT, "alice") as reservation:
+        answer = await engine.serve(call, reservation)
+        assert isinstance(answer, Extraction)
+        assert copied == [24]  # inputs and reply
+        assert reservation.byte_count == 12
+    most = engine.limits.max_principal_bytes
+    with engine.admission.admit(MethodClass.EXTRACT, "alice") as reservation:
+        with pytest.raises(ServiceError) as caught:
+            await engine.serve(replace(call, announced_bytes=most), reservation)
+        assert caught.value.reason is ErrorReason.REQUEST_TOO_LARGE
+        assert len(copied) == 1
 
 
 async def test_a_plan_that_was_asked_before_is_checked_once_until_something_changes(

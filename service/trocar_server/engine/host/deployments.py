@@ -67,7 +67,8 @@ class Deployments(Mapping[str, Deployment]):
         Raises:
             ServiceError: `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`.
         """
-        self._catalogue.loaded(model_id)
+        if self._catalogue.get(model_id).hosted is None:
+            self._catalogue.loaded(model_id)  # raises the reason
         return self._by_id[model_id]
 
     async def load(self, model_id: str) -> Entry:
