@@ -9,8 +9,9 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 # Two workers fill two cores; a file's tests stay together, as they share servers. PYTEST_ARGS comes behind:
-# `PYTEST_ARGS="-n 0"` runs everything in one process, as `--pdb` needs.
-PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# `PYTEST_ARGS="-n 0"` runs everything in one process, as `--pdb` needs. A test that fails is run once more, and
+# its first failure is shown all the same; a run in which that happens more than three times fails.
+PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder --reruns 1
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # The wheel is the same, byte for byte, wherever a commit is built.

@@ -53,6 +53,28 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+_RERUN_LIMIT = 3
+"""So many tests of a run may pass at a second try only (`--reruns 1`)."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show how tests failed that passed at their second try: each is a defect, of a test or of Trocar."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"failed at first: {report.nodeid}", sep="_")
+        report.toterminal(terminalreporter._tw)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which more tests than a few needed a second try: that is no chance."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    count = len(reporter.stats.get("rerun", []))
+    if count > _RERUN_LIMIT and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{count} tests passed at a second try only: more than {_RERUN_LIMIT}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep servers that are given no folder out of this user's own state and downloads."""

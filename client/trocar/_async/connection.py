@@ -19,6 +19,7 @@ from trocar._transport.channel import (
     new_request_id,
     open_async_channel,
 )
+from trocar._transport.early_status import async_status_kept
 from trocar._transport.exchange import AsyncExchange
 from trocar._transport.local import async_stop, stop_with
 from trocar._transport.rpc_errors import ClientClosedError, error_from_rpc
@@ -163,7 +164,8 @@ class AsyncConnection:
 
     def extract_stream(self, requests: AsyncIterator[bytes], request_id: str) -> AsyncStream:
         """Open one attempt at a stream of batches."""
-        return self._begin(self._extract_stream, requests, metadata=self.options.metadata(request_id))
+        metadata = self.options.metadata(request_id)
+        return async_status_kept(self._begin(self._extract_stream, requests, metadata=metadata))
 
     def _open(
         self,
@@ -176,7 +178,7 @@ class AsyncConnection:
         metadata = self.options.metadata(request_id)
         if request.fits_one_message:
             return self._begin(one, request.message(), timeout=timeout_s, metadata=metadata)
-        return self._begin(many, request.messages(), timeout=timeout_s, metadata=metadata)
+        return async_status_kept(self._begin(many, request.messages(), timeout=timeout_s, metadata=metadata))
 
     def _begin(self, method: Callable[..., Result], request: object, **options: object) -> Result:
         """Begin a call on the channel, which another thread may close at any moment.
