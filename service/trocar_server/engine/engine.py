@@ -98,7 +98,7 @@ class Engine:
         checked = await self._check(call, reservation)
         reply_bytes, rows, pool = checked.byte_count, checked.rows, checked.deployment.pool
         expected_s = pool.throughput.known_seconds(rows)
-        if call.arrived is not None:
+        if call.arrived is not None:  # nothing is awaited before its bytes: checked and reserved in one step
             reservation.reserve(call.announced_bytes + reply_bytes, rows, seconds=expected_s)
             pool.check(call.deadline, rows, checked.plan.execution.priority)
             received = call.arrived()
