@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import TracebackType
 from typing import Protocol
 
@@ -83,11 +82,12 @@ class Observers:
     """Several observers as one."""
 
     members: Sequence[CallObserver] = ()
+    wants_phases: bool = field(init=False)
+    """Whether one of them wants phases."""
 
-    @cached_property
-    def wants_phases(self) -> bool:
-        """Whether one of them wants phases."""
-        return any(member.wants_phases for member in self.members)
+    def __post_init__(self) -> None:
+        wants_phases = any(member.wants_phases for member in self.members)
+        object.__setattr__(self, "wants_phases", wants_phases)
 
     def started(self, call: "CallRecord") -> None:
         """Notify each."""
