@@ -95,8 +95,8 @@ class Trainers:
         await self.ready.wait()
         if self._storage_problem is not None:
             await self._look_again()
-        unreadable = self._unreadable and self._unreadable_one(principal, trainer_id)
-        if unreadable:
+        unreadable = self._unreadable_one(principal, trainer_id) if self._unreadable else None
+        if unreadable is not None:
             await shielded(self._try_again(unreadable))
         return self.get(principal, trainer_id)
 
