@@ -158,8 +158,8 @@ class Proto:
 def _overview(files: Sequence[Proto]) -> str:
     lines = [
         "# The wire",
-        "What every client of a server sends and receives, as the `.proto` files in `proto/trocar_api/v1` "
-        f"say it. The package is `{PACKAGE}`; fields and methods are only ever added. Errors carry a "
+        "The protocol between client and server, generated from the `.proto` files in `proto/trocar_api/v1`. "
+        f"The package is `{PACKAGE}`. Fields and methods are added, never changed or removed. Errors carry a "
         "[reason](../extracting.md#errors). Clients of Triton and KServe use "
         "[another protocol](../open-inference.md).",
         "| service | methods |\n|---|---|",

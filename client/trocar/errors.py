@@ -311,11 +311,11 @@ class ModelConflictError(ModelError, reason=ErrorReason.MODEL_CONFLICT):
 
 
 class ModelInvalidError(ModelError, reason=ErrorReason.MODEL_INVALID):
-    """The operator's description of the model does not work."""
+    """The configuration of the model is invalid."""
 
 
 class WeightsUnavailableError(ModelError, reason=ErrorReason.WEIGHTS_UNAVAILABLE):
-    """The weights could not be downloaded, or the file is not there."""
+    """The weights could not be downloaded, or the file is missing."""
 
 
 class WeightsMismatchError(ModelError, reason=ErrorReason.WEIGHTS_MISMATCH):
@@ -335,7 +335,7 @@ class ServerDrainingError(ServerUnavailableError, reason=ErrorReason.SERVER_DRAI
 
 
 class ServerBusyError(ServerError, reason=ErrorReason.SERVER_BUSY):
-    """Too many calls wait for the model, no replica was free in time, or the call does not fit now."""
+    """Too many calls wait, no replica was free in time, or there is no room for the call now."""
 
     retry_after_s: float | None = None
     """In how many seconds the same call may succeed, as the server expects it; None where it said nothing."""
@@ -354,23 +354,23 @@ class CallCancelledError(ServerError, reason=ErrorReason.CANCELLED):
 
 
 class InternalServerError(ServerError, reason=ErrorReason.INTERNAL):
-    """A defect of the server; its log has the details under the request id."""
+    """A bug in the server; its log has the details with the request id."""
 
 
 class VersionSkewError(TrocarError, reason=ErrorReason.VERSION_SKEW):
-    """Client and server are of incompatible versions; the message has both."""
+    """Client and server have incompatible versions; the message tells both."""
 
 
 class UnknownMethodError(VersionSkewError, reason=ErrorReason.UNKNOWN_METHOD):
-    """The server does not know the call: it is older than the client."""
+    """The server does not have this method, because it is older than the client."""
 
 
 class BadReplyError(TrocarError):
-    """The reply breaks the wire contract: cut short, out of order or not decodable."""
+    """The reply violates the protocol: truncated, out of order or not decodable."""
 
 
 class DatasetError(TrocarError):
-    """A run over a whole data set cannot start or go on; see its subclasses."""
+    """A run over a data set cannot start or continue; see its subclasses."""
 
 
 class SourceError(DatasetError):

@@ -69,7 +69,7 @@ class Cka:
         """Draw the matrix as a heat map, with the values if they fit.
 
         Args:
-            path: Where to save the picture; the suffix says the format, for example ".png".
+            path: The file of the picture; the suffix sets the format, for example ".png".
 
         Raises:
             ImportError: matplotlib is missing: pip install "trocar[plot]".

@@ -52,7 +52,7 @@ class Comparison:
     """A model before and after an edit, or two models; see `Client.compare`.
 
     found = client.compare("resnet50", "photos/", edits=trocar.edit("layer3", "zero", channels=range(10)))
-    found.changed                            # the samples that have another best class
+    found.changed                            # samples whose best class changed
     found["layer4"].relative_error           # as in `Diff`
     print(found)
     found.plot("compared.png")
@@ -71,7 +71,7 @@ class Comparison:
 
     @property
     def changed(self) -> tuple[ClassChange, ...]:
-        """The samples that have another best class."""
+        """The samples whose best class changed."""
         return tuple(one for one in self.classes if one.is_changed)
 
     def __getitem__(self, name: str) -> DiffRow:
@@ -86,8 +86,8 @@ class Comparison:
         """Draw the differences as `Diff.plot` does, and the scores of the best classes before and after.
 
         Args:
-            path: Where to save the picture; the suffix says the format, for example ".png".
-            all_rows: Whether more than 30 rows are all drawn, in execution order; else the 30 that tell most.
+            path: The file of the picture; the suffix sets the format, for example ".png".
+            all_rows: Whether to draw all rows, in execution order; otherwise at most the 30 most relevant.
 
         Raises:
             ImportError: matplotlib is missing: pip install "trocar[plot]".

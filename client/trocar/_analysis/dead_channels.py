@@ -46,13 +46,13 @@ class DeadRow:
 
     @property
     def share(self) -> float:
-        """Dead channels as a part of all, 0 to 1."""
+        """Dead channels as a share of all, 0 to 1."""
         return len(self.dead) / self.channels if self.channels else 0.0
 
 
 @dataclass(frozen=True)
 class DeadChannels:
-    """Which channels are dead, by feature map in execution order; see `Client.dead_channels`.
+    """Dead channels by feature map, in execution order; see `Client.dead_channels`.
 
     report = client.dead_channels("resnet50", "photos/", taps="**:ReLU")
     report["layer1.0.relu@0"].dead       # (3, 17, 40)
@@ -96,8 +96,8 @@ class DeadChannels:
         """Draw the share of dead channels of every feature map as bars.
 
         Args:
-            path: Where to save the picture; the suffix says the format, for example ".png".
-            all_rows: Whether more than 30 rows are all drawn, in execution order; else the 30 that tell most.
+            path: The file of the picture; the suffix sets the format, for example ".png".
+            all_rows: Whether to draw all rows, in execution order; otherwise at most the 30 most relevant.
 
         Raises:
             ImportError: matplotlib is missing: pip install "trocar[plot]".

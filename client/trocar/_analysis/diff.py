@@ -85,7 +85,7 @@ class Diff:
 
     @property
     def first_diverging(self) -> DiffRow | None:
-        """The first row that diverges, in execution order; None where all agree."""
+        """The first row that diverges, in execution order; None if all agree."""
         return next((row for row in self.rows if row.diverges(self.tolerance)), None)
 
     def __getitem__(self, name: str) -> DiffRow:
@@ -103,8 +103,8 @@ class Diff:
         """Draw relative error and cosine over the feature maps, the first diverging one marked.
 
         Args:
-            path: Where to save the picture; the suffix says the format, for example ".png".
-            all_rows: Whether more than 30 rows are all drawn, in execution order; else the 30 that tell most.
+            path: The file of the picture; the suffix sets the format, for example ".png".
+            all_rows: Whether to draw all rows, in execution order; otherwise at most the 30 most relevant.
 
         Raises:
             ImportError: matplotlib is missing: pip install "trocar[plot]".

@@ -74,7 +74,7 @@ def fid_of(a: Moments, b: Moments, at: str) -> Fid:
 
 
 def frechet_distance(mean_a: ArrayLike, cov_a: ArrayLike, mean_b: ArrayLike, cov_b: ArrayLike) -> float:
-    """Return the squared Frechet distance between two normal distributions, the number that FID is.
+    """Return the squared Frechet distance between two normal distributions, as in FID.
 
         trocar.frechet_distance(a.mean(0), np.cov(a, rowvar=False), b.mean(0), np.cov(b, rowvar=False))
 

@@ -87,7 +87,7 @@ class Health:
 
     health = client.health("resnet50", images, of=trocar.loss("cross_entropy", labels))
     health["layer1.0.conv1"].ratio
-    health.flagged                       # the rows that need a look
+    health.flagged                       # rows with a problem
     print(health)
     """
 
@@ -124,8 +124,8 @@ class Health:
         """Draw the norms over the modules, and the ratios below, on logarithmic axes; flags have colours.
 
         Args:
-            path: Where to save the picture; the suffix says the format, for example ".png".
-            all_rows: Whether more than 30 rows are all drawn, in execution order; else the 30 that tell most.
+            path: The file of the picture; the suffix sets the format, for example ".png".
+            all_rows: Whether to draw all rows, in execution order; otherwise at most the 30 most relevant.
 
         Raises:
             ImportError: matplotlib is missing: pip install "trocar[plot]".

@@ -7,10 +7,10 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from trocar._analysis.health import FLAGS
 from trocar._analysis.pictures import name_rows, shown_rows
+from trocar._base.figures import Figure
 from trocar._base.tensors import Array
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ class Pca:
         """Draw the share of the variance of each component, and their sum.
 
         Args:
-            path: Where to save the picture; the suffix says the format, for example ".png".
+            path: The file of the picture; the suffix sets the format, for example ".png".
 
         Raises:
             ImportError: matplotlib is missing: pip install "trocar[plot]".

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-try:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-except ImportError as error:
-    raise ImportError('plots need matplotlib: pip install "trocar[plot]"') from error
-
+from trocar._base.figures import Figure
 from trocar._base.tensors import Array
 
 if TYPE_CHECKING:
@@ -161,7 +156,7 @@ def _draw_differences(panels: Sequence[Axes], shown: ShownRows[DiffRow], diff: D
     right.plot(cosines, places, "." if shown.note else ".-", color=_GOOD, linewidth=0.8)
     right.set_xlabel("cosine")
     right.ticklabel_format(axis="x", useOffset=False)
-    right.xaxis.set_major_locator(MaxNLocator(4))
+    right.locator_params(axis="x", nbins=4)
     if not np.isfinite(cosines).any():
         right.set_xlim(-1, 1)
     name_rows(left, [row.name for row in rows])
@@ -209,7 +204,7 @@ def draw_pca(pca: Pca) -> Figure:
     axes.set_xlabel("component")
     axes.set_ylabel("share of the variance, %")
     axes.set_ylim(0, 105)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.locator_params(axis="x", integer=True)
     axes.legend()
     figure.suptitle(f"{pca.model_id} {pca.at}: {len(shares)} of {pca.mean.size} components".strip())
     return figure

@@ -40,7 +40,7 @@ class ClassScore:
 
     @property
     def label(self) -> str:
-        """The name, or `class 3` where there is none."""
+        """The name, or `class 3` if there is none."""
         return self.name or f"class {self.number}"
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Prediction(Sequence[ClassScore]):
 
     @property
     def name(self) -> str:
-        """The name of the best class; empty where the server knows none."""
+        """The name of the best class; empty if the server knows none."""
         return self.top.name
 
     @property
@@ -99,8 +99,8 @@ class Predictions(Sequence[Prediction]):
     """The best classes of every sample; see `Client.predict`.
 
     found = client.predict("resnet50", ["cat.jpg", "dog.jpg"])
-    found[0].name, found[0].score            # the best class of the first
-    found["dog.jpg"][1]                      # the second best of another
+    found[0].name, found[0].score            # best class of the first sample
+    found["dog.jpg"][1]                      # second best class of another
     print(found)
     """
 
@@ -141,7 +141,7 @@ class Predictions(Sequence[Prediction]):
         return text_table(_HEAD, self._cells(), ("number", "score"))
 
     def __repr__(self) -> str:
-        title = f"Predictions of {self.model_id} for {len(self)} samples:"
+        title = f"Predictions of {self.model_id} for {len(self)} {'sample' if len(self) == 1 else 'samples'}:"
         best = (f"  {shortened(one.sample, _MOST_NAME)}: {one.top}" for one in self.samples)
         return first_lines("\n".join([title, *best]))
 

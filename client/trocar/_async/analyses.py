@@ -53,26 +53,26 @@ class AsyncAnalyses:
             result.distance
 
         |mean_a - mean_b|^2 + tr(cov_a + cov_b - 2 (cov_a cov_b)^(1/2)) with sample covariances (divided by
-        n - 1), of Heusel et al. 2017, in float64. Mean and covariance are taken on the server. The
-        published numbers are for the Inception weights of 2015 and their own resizing; numbers of other
-        models and sizes of sets compare only among themselves.
+        n - 1), of Heusel et al. 2017, in float64. The server computes mean and covariance. Published numbers
+        use the Inception weights of 2015 and their own resizing; only compare numbers of the same model and
+        the same set size.
 
         Args:
             model_id: The id of a loaded model.
-            images_a: A folder, a list of images or an array of them, or an iterable of batches; at
-                least 2 images. More than there are channels, or the distance is biased.
+            images_a: A folder, a list of images or an array of them, or an iterable of batches; at least 2
+                images. Use more images than channels; otherwise the distance is biased.
             images_b: The other set.
-            at: Where the features are, one value of shape (batch, channels), or with positions, which are
+            at: The place of the features, one value of shape (batch, channels), or with positions, which are
                 averaged; for another pooling pass `tap(..., reduce=[trocar.pool("cls")])`.
-            batch_size: The most images in one pass, where they do not come in batches.
+            batch_size: The maximum number of images in one pass, unless the inputs are batches.
 
         Returns:
             The distance and its parts; prints as a table.
 
         Raises:
-            ValueError: A set is too small, the features are not finite, or `at` stands for several values.
+            ValueError: A set is too small, the features are not finite, or `at` matches several values.
             FileNotFoundError: There is no such file or folder.
-            TrocarError: What `extract` raises; a note says in which batch.
+            TrocarError: As `extract`; a note names the batch.
         """
         return await analysis_passes.fid(self._extraction, model_id, (images_a, images_b), at, batch_size)
 
@@ -102,9 +102,9 @@ class AsyncAnalyses:
             taps: Taps of the rows. Every feature map needs one row for each sample.
             other: Another model for the columns; the same one when None.
             other_taps: Taps of the columns; as `taps` when None.
-            batch_size: The most samples in one pass, where they do not come in batches.
-            debiased: Estimate without the bias that few samples give: CKA from the unbiased HSIC of Song
-                et al. 2012, as Nguyen et al. 2021 do, on all samples at once. Needs 4 samples.
+            batch_size: The maximum number of samples in one pass, unless the inputs are batches.
+            debiased: Estimate without the bias of few samples: CKA from the unbiased HSIC of Song et al.
+                2012, as Nguyen et al. 2021 do, on all samples at once. Needs 4 samples.
 
         Returns:
             The matrix with the names of its rows and columns; prints as a table and plots as a heat map.
@@ -112,7 +112,7 @@ class AsyncAnalyses:
         Raises:
             ValueError: There are too few samples, or the feature maps have no row for each sample.
             FileNotFoundError: There is no such file or folder.
-            TrocarError: What `extract` raises; a note says in which batch.
+            TrocarError: As `extract`; a note names the batch.
         """
         models, both_taps = (model_id, other or model_id), (taps, other_taps)
         return await analysis_passes.cka(self._extraction, models, inputs, both_taps, batch_size, debiased)
@@ -126,19 +126,19 @@ class AsyncAnalyses:
         threshold: float = 0.0,
         batch_size: int = 32,
     ) -> DeadChannels:
-        """Report channels whose absolute maximum over all inputs is not above a threshold.
+        """Report channels whose absolute maximum over all inputs does not exceed a threshold.
 
             report = await client.dead_channels("resnet50", "photos/", taps="**:ReLU")
             report.dead_count
 
-        The maxima are taken on the server; no values are sent. Channels with a NaN are reported apart.
+        The server computes the maxima; no values are sent. Channels with a NaN are reported separately.
 
         Args:
             model_id: The id of a loaded model.
             inputs: A folder, a list of images, an array, or an iterable of batches; see the analysis page.
-            taps: Where to look; everywhere by default. Channels are as for statistics with over="channel".
+            taps: Places to check, all by default. Channels are those of statistics with over="channel".
             threshold: Channels whose absolute maximum is at most this count as dead.
-            batch_size: The most samples in one pass, where they do not come in batches.
+            batch_size: The maximum number of samples in one pass, unless the inputs are batches.
 
         Returns:
             A row for each feature map; prints those with dead or NaN channels as a table.
@@ -146,7 +146,7 @@ class AsyncAnalyses:
         Raises:
             ValueError: `threshold` is negative or not finite, or there are no inputs.
             FileNotFoundError: There is no such file or folder.
-            TrocarError: What `extract` raises; a note says in which batch.
+            TrocarError: As `extract`; a note names the batch.
         """
         return await analysis_passes.dead_channels(
             self._extraction, model_id, inputs, taps, threshold, batch_size
@@ -177,13 +177,13 @@ class AsyncAnalyses:
             model_a: The id of a loaded model.
             model_b: The other model; may be the same id.
             inputs: A folder, a list of images, an array, or an iterable of batches; see the analysis page.
-            taps: What to compare, by name; what only one model has is listed.
-            taps_b: What to ask of the second model where names differ: a list in the order of `taps`, or a
-                mapping from what is in `taps` to its counterpart.
-            edits_a: What is changed in the first model, as in `extract`.
-            edits_b: What is changed in the second model; with the same id twice, what the edits do to it.
+            taps: Values to compare, paired by name; values that only one model has are listed.
+            taps_b: Selectors of the second model if names differ: a list in the order of `taps`, or a mapping
+                from entries of `taps` to their counterparts.
+            edits_a: Edits in the first model, as in `extract`.
+            edits_b: Edits in the second model; use the same id twice to see the effect of edits.
             tolerance: Relative error up to which feature maps count as equal.
-            batch_size: The most samples in one pass, where they do not come in batches.
+            batch_size: The maximum number of samples in one pass, unless the inputs are batches.
 
         Returns:
             A row for each feature map, in execution order; prints as a table and plots.
@@ -191,7 +191,7 @@ class AsyncAnalyses:
         Raises:
             ValueError: `tolerance` is negative, taps do not pair up, or there are no inputs.
             FileNotFoundError: There is no such file or folder.
-            TrocarError: What `extract` raises; a note says in which batch of which model.
+            TrocarError: As `extract`; a note names the batch and the model.
         """
         models = (model_a, model_b)
         return await analysis_passes.diff(
@@ -212,23 +212,23 @@ class AsyncAnalyses:
             pca = await client.fit_pca("resnet50", "photos/", at="layer3", k=16)
             pca.components.shape             # (16, 1024)
 
-        From mean and covariance, which are taken on the server, by eigendecomposition in float64. Variances
-        are divided by n - 1, and signs are as scikit-learn's.
+        Computed from mean and covariance, which the server computes, by eigendecomposition in float64.
+        Variances are divided by n - 1, and signs are as in scikit-learn.
 
         Args:
             model_id: The id of a loaded model.
             inputs: A folder, a list of images, an array, or an iterable of batches; see the analysis page.
             at: One feature map.
-            k: How many components, at most the smaller of the numbers of channels and vectors.
-            batch_size: The most samples in one pass, where they do not come in batches.
+            k: Number of components, at most the smaller of the numbers of channels and vectors.
+            batch_size: The maximum number of samples in one pass, unless the inputs are batches.
 
         Returns:
             Components, mean and explained variance; can be saved and loaded.
 
         Raises:
-            ValueError: `k` is out of range, the features are not finite, or `at` stands for several values.
+            ValueError: `k` is out of range, the features are not finite, or `at` matches several values.
             FileNotFoundError: There is no such file or folder.
-            TrocarError: What `extract` raises; a note says in which batch.
+            TrocarError: As `extract`; a note names the batch.
         """
         return await analysis_passes.fit_pca(self._extraction, model_id, inputs, at, k, batch_size)
 
@@ -254,19 +254,19 @@ class AsyncAnalyses:
 
         For every call of every module, the gradient at its output: Euclidean norm, zeros, NaN and infinities;
         the norm of the gradient of the module's own parameters, the norm of these parameters, and the ratio
-        of the two. Norms grow and shrink with the objective: a loss that is a mean over the batch has smaller
-        gradients at outputs than a sum. What has no gradient is left out.
+        of the two. Norms scale with the objective: a loss that is a mean over the batch has smaller gradients
+        at outputs than a sum. Values without a gradient are left out.
 
-        A row is flagged `nan` or `inf` where a gradient has such an element, `dead` where one is all zeros,
-        and `vanishing` or `exploding` where a norm or the ratio is beyond its threshold.
+        A row is flagged `nan` or `inf` if a gradient has such an element, `dead` if one is all zeros, and
+        `vanishing` or `exploding` if a norm or the ratio is beyond its threshold.
 
         Args:
             model_id: The id of a loaded model.
             inputs: As in `extract`: the inputs of one pass.
-            of: What gradients are taken of: a loss, a class, a value.
-            at: Where to look; everywhere by default. "layer4" is the gradient at its output, "layer4/in" that
-                at its input.
-            edits: What is changed on the way, as in `extract`.
+            of: The objective: a loss, a class, a value.
+            at: Places to report, all by default. "layer4" is the gradient at its output, "layer4/in" that at
+                its input.
+            edits: Changes during the pass, as in `extract`.
             vanishing: Norms below it are flagged, at outputs and of a module's parameters together.
             exploding: Norms above it are flagged.
             vanishing_ratio: Ratios of the parameters' gradient to the parameters below it are flagged.
@@ -278,7 +278,7 @@ class AsyncAnalyses:
 
         Raises:
             ValueError: A threshold is negative or not finite, or a lower one is not below the upper one.
-            TrocarError: What `gradients` raises.
+            TrocarError: As `gradients`.
         """
         thresholds = HealthThresholds(vanishing, exploding, vanishing_ratio, exploding_ratio)
         passing = {"of": of, "edits": edits, "timeout_s": timeout_s}

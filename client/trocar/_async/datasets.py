@@ -46,43 +46,43 @@ class AsyncDatasets:
         shard_bytes: int | str = SHARD_BYTES,
         timeout_s: float | None = None,
     ) -> StoredDataset:
-        """Store samples and their targets on the server, to train on.
+        """Store samples and their targets on the server, for training.
 
             dataset = await client.upload_dataset((images, labels), name="digits")
             dataset = await client.upload_dataset("flowers/")        # flowers/daisy/1.jpg, flowers/rose/7.jpg
             dataset = await client.upload_dataset(torch_dataset)     # samples are (inputs, target)
             dataset = await client.upload_dataset((texts, labels))   # lists; or "reviews.csv"
 
-        It belongs to its uploader, by token; others neither see nor use it. A broken connection is
-        reopened. An interrupted upload resumes when it is called again with the same source:
-        only missing shards are sent, and none if all of them are stored already.
+        The data set belongs to its uploader, by token; others can neither see nor use it. A broken connection
+        is reopened. To resume an interrupted upload, call this again with the same source: only missing
+        shards are sent, and none if all are already stored.
 
         Args:
-            source: Arrays, as (inputs, targets) or inputs alone, with samples in the first dimension; a
-                folder with one folder of JPEG, PNG or WebP files for each class, sent as they are; a `.npz`
-                file with `inputs` and `targets`; a torch Dataset or anything else with `__len__` and
-                `__getitem__`, whose samples are (inputs, target) or (inputs, {name: target}); a Hugging Face
-                dataset; or "torch:module:name" or "hf:name:split:column". Or texts, which the model's
-                tokenizer takes in each fit: a list of texts, pairs of texts or lists of token ids, as (texts,
-                labels) or alone; a `.csv`, `.jsonl` or `.parquet` file with the columns `text` (or
-                `sentence1` and `sentence2`) and `label`, or a Hugging Face dataset with these. Other inputs
-                are arrays of one dtype and shape, which the model takes as they are; uint8 (height, width,
-                3), images, paths or encoded bytes, which its preprocessing takes.
+            source: Arrays, as (inputs, targets) or only inputs, with samples in the first dimension; a folder
+                with one folder of JPEG, PNG or WebP files for each class, sent unchanged; a `.npz` file with
+                `inputs` and `targets`; a torch Dataset or anything else with `__len__` and `__getitem__`,
+                whose samples are (inputs, target) or (inputs, {name: target}); a Hugging Face dataset; or
+                "torch:module:name" or "hf:name:split:column". Or texts, which the model's tokenizer takes in
+                each fit: a list of texts, pairs of texts or lists of token ids, as (texts, labels) or without
+                labels; a `.csv`, `.jsonl` or `.parquet` file with the columns `text` (or `sentence1` and
+                `sentence2`) and `label`, or a Hugging Face dataset with these. Other inputs are arrays of one
+                dtype and shape, which go to the model unchanged; or uint8 (height, width, 3), images, paths
+                or encoded bytes, which are preprocessed.
             targets: With arrays and texts: one array, or a mapping of several by name; a list of labels for
-                each text labels its tokens. With a table or a Hugging Face dataset: the column to learn, or
+                each text labels its tokens. With a table or a Hugging Face dataset: the target column, or
                 several.
-            name: For people; made of the source when empty.
-            categories: Names of the classes by label; taken from the source when None, where it has any.
+            name: A name for people; derived from the source when empty.
+            categories: Names of the classes by label; when None, taken from the source, if it has any.
             progress: Called as samples are read, possibly from another thread, and as shards are stored.
-            shard_bytes: Of samples that are sent, checked and stored at once, up to 255 MiB.
+            shard_bytes: Bytes of samples that are sent, checked and stored at once, up to 255 MiB.
             timeout_s: Deadline of each call, one for a shard, in seconds.
 
         Raises:
             SourceError: The source cannot be read, or its samples are not alike.
-            DatasetInvalidError: No data set can be made of it, for example since an image is damaged.
-            QuotaExceededError: It is more than you may store; see `datasets` and `delete_dataset`.
+            DatasetInvalidError: The source cannot be a data set, for example because an image is damaged.
+            QuotaExceededError: It exceeds your quota; see `datasets` and `delete_dataset`.
             StorageFullError: The server's disk is full.
-            TypeError: Something in it cannot be stored, or `targets` do not go with it.
+            TypeError: Something in it cannot be stored, or `targets` do not fit the source.
             ValueError: It has no sample, or `shard_bytes` is out of range.
         """
         home = await self._connection.home()
@@ -113,10 +113,10 @@ class AsyncDatasets:
         return Listing(found, DATASET_COLUMNS)
 
     async def dataset(self, dataset_id: str) -> StoredDataset:
-        """Return one data set, categories included.
+        """Return one data set, including its categories.
 
         Args:
-            dataset_id: Its id, or the name of one that the operator listed.
+            dataset_id: Its id, or the name of a data set of the server's configuration.
 
         Raises:
             UnknownDatasetError: You have no data set of this id.
@@ -129,14 +129,14 @@ class AsyncDatasets:
         return await self._connection.find(ask)
 
     async def delete_dataset(self, dataset_id: str) -> None:
-        """Delete a data set of yours, or end an upload.
+        """Delete one of your data sets, or end an upload.
 
         Args:
             dataset_id: Its id.
 
         Raises:
             UnknownDatasetError: You have no data set of this id.
-            InvalidArgumentError: It is the operator's.
+            InvalidArgumentError: It belongs to the server's configuration.
         """
         request = dataset_pb2.DeleteDatasetRequest(dataset_id=dataset_id)
 

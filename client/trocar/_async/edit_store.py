@@ -26,23 +26,23 @@ class AsyncEditStore:
     async def store_edits(
         self, model_id: str, name: str, edits: Edit | Sequence[Edit], *, replace: bool = False
     ) -> StoredEdits:
-        """Store a list of edits on the server (each of several), under a name to use in `edits`.
+        """Store a list of edits on the server (on each of several servers), under a name for `edits`.
 
             await client.store_edits("resnet18", "ablate-3", [trocar.edit("layer3", "zero", channels=3)])
             maps = await client.extract("resnet18", images, taps="avgpool", edits="ablate-3")
 
-        They belong to their owner, by token; others neither see nor use them.
+        They belong to their owner, by token; others can neither see nor use them.
 
         Args:
             model_id: The id of a loaded model; the edits are checked against its example input.
-            name: Small letters, digits and `._-`, at most 63.
+            name: Lower case letters, digits and `._-`, at most 63 characters.
             edits: 1 to 256 edits, without swaps from a source; their arrays at most 8 MiB.
             replace: Whether a list of this name may be replaced.
 
         Raises:
-            EditsExistError: There is a list of this name, and `replace` is False.
+            EditsExistError: A list of this name exists, and `replace` is False.
             EditError: An edit does not fit the model; see its subclasses.
-            SelectorError: An edit selects what cannot be edited; see its subclasses.
+            SelectorError: An edit selects a place that cannot be edited; see its subclasses.
             TypeError: Something in `edits` was not made with `edit`.
             ValueError: `name` cannot be a name, or `edits` is empty.
         """
@@ -72,7 +72,7 @@ class AsyncEditStore:
         """Delete stored edits; running calls that use them are not affected.
 
         Args:
-            model_id: The model that they are for.
+            model_id: The model of the edits.
             name: Their name.
 
         Raises:

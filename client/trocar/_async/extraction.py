@@ -78,67 +78,66 @@ class AsyncExtraction:
 
         Args:
             model_id: The id of a loaded model, for example "resnet18".
-            inputs: What the model's forward takes:
-                an array or torch tensor, for example float32 (batch, channels, height, width), as
-                it is; or images, which the server preprocesses as the model's weights say: a path,
-                encoded bytes, a PIL image, a list of these, or uint8 pixels (height, width, 3) or
-                (batch, height, width, 3). A list of equally shaped arrays is stacked to a batch. A
-                tuple of arrays is positional arguments, a dict is keyword arguments.
+            inputs: Inputs of the model's forward: an array or torch tensor, unchanged, for example float32
+                (batch, channels, height, width); or images, which the server preprocesses as the model's
+                weights require: a path, encoded bytes, a PIL image, a list of these, or uint8 pixels (height,
+                width, 3) or (batch, height, width, 3). A list of equally shaped arrays is stacked to a batch.
+                A tuple of arrays is positional arguments, a dict is keyword arguments.
             taps: Selectors such as "layer4" or "layer*.0.relu@1", or `tap(...)` for statistics and
                 aliases. At least one.
-            start_at: Where the pass starts instead of at the model's input, for example "layer3" or
-                "layer4/in"; `inputs` is then the value there, one array, as an earlier `extract` gave
-                it. Bit-equal to the full pass.
-            start_shape: With `start_at`: the shape of the model's own input from which that value came; the
-                model's example input with the value's batch size when None.
-            edits: What is changed on the way, in this order: `edit(...)`, or names of stored edits. Taps see
-                changed values, unless the edit says `order="after"`.
-            of: What gradients are taken of, for taps with `gradient=True`, selectors such as
+            start_at: The place where the pass starts instead of the model's input, for example "layer3" or
+                "layer4/in"; `inputs` is then the value at this place, one array, as an earlier `extract`
+                returned it. Bit-equal to the full pass.
+            start_shape: With `start_at`: the shape of the model's input from which that value was computed;
+                when None, the model's example input with the value's batch size.
+            edits: Changes during the pass, in this order: `edit(...)`, or names of stored edits. Taps get
+                changed values, unless the edit has `order="after"`.
+            of: The objective for gradients, for taps with `gradient=True`, selectors such as
                 "layer4/grad_out", and edits of gradients; see `gradients`.
-            sources: Other inputs by name, from whose passes `edit(..., "swap", source=name)` takes values.
-            numerics: The loosest numbers that will do: "exact" (bit-equal to eager PyTorch), "fast" (float32,
-                a relative error of at most 1e-5) or "bf16" (a cosine of at least 0.9999); the model's default
-                when None. Until the server has a faster variant ready, and always with edits, gradients and
-                `start_at`, the pass is exact; `maps.execution` reports the numerics used.
-            merge: Whether the batch may run together with those of other calls; never when it is exact.
-            cache: Whether the reply may come from the server's feature cache, where it has one. The
-                connection's choice when None.
-            priority: "low", "normal" or "high": which of your own calls go first.
+            sources: Other inputs by name; `edit(..., "swap", source=name)` takes values from passes on them.
+            numerics: The least exact numerics that you accept: "exact" (bit-equal to eager PyTorch), "fast"
+                (float32, a relative error of at most 1e-5) or "bf16" (a cosine of at least 0.9999); the
+                model's default when None. Until the server has a faster variant ready, and always with edits,
+                gradients and `start_at`, the pass is exact; `maps.execution` reports the numerics used.
+            merge: Whether the batch may be merged with those of other calls; exact calls are never merged.
+            cache: Whether the reply may come from the server's feature cache, if it has one. When None, the
+                setting of the connection.
+            priority: "low", "normal" or "high": the order among your own calls.
             out: Arrays to fill instead of new ones, by feature map name; C-contiguous, writable, of
                 exactly the shape and dtype of the reply.
             timeout_s: Overrides the client's timeout for this call, in seconds.
-            chunk_bytes: The most payload bytes in one message of the reply, or a text such as "512KiB";
-                1 MiB when None.
-            wire: "float16" or "bfloat16": what float32 inputs and feature maps are rounded to for the way;
-                they are float32 again at its end. Half of the bytes for slow networks; slower on one machine.
-            adapter: Name of one of your LoRA adapters on the model, of `trocar.lora(..., name="style")`; the
-                model alone when empty.
+            chunk_bytes: The maximum number of payload bytes in one message of the reply, or a text such as
+                "512KiB"; 1 MiB when None.
+            wire: "float16" or "bfloat16": the dtype in which float32 inputs and feature maps are sent; they
+                are float32 again at the other end. Halves the bytes for slow networks; slower on one machine.
+            adapter: Name of one of your LoRA adapters for the model, from `trocar.lora(..., name="style")`;
+                no adapter when empty.
 
         Returns:
-            The feature maps by name: by tap, and within a tap in execution order. A convolution's
-            value has shape (batch, channels, height, width), a transformer block's (batch, tokens,
-            width). bfloat16 values come as float32, exactly.
+            The feature maps by name: by tap, and within a tap in execution order. A convolution's value has
+            shape (batch, channels, height, width), a transformer block's (batch, tokens, width). bfloat16
+            values are returned as float32, exactly.
 
         Raises:
             UnknownModelError: The catalogue has no model of this id.
-            ModelNotLoadedError: It is not in memory; see `load`.
+            ModelNotLoadedError: The model is not in memory; see `load`.
             UnknownModuleError: A selector matches nothing; see `modules`.
             ModuleNotCalledError: The pass never called one of the modules.
             SelectorError: A selector is wrong in another way; see its subclasses.
-            StartNotPossibleError: What follows `start_at` needs more than that value.
+            StartNotPossibleError: The pass after `start_at` needs more than that value.
             EditError: An edit does not fit; see its subclasses.
-            ObjectiveError: There is no gradient of that; see its subclasses.
-            UnknownTrainerError: You have no adapter of this name on the model.
+            ObjectiveError: The objective has no gradient; see its subclasses.
+            UnknownTrainerError: You have no adapter of this name for the model.
             UnknownEditsError: You have stored no edits of this name for the model.
             UnknownSourceError: A swap names none of `sources`.
             InputRejectedError: The model cannot take the inputs.
             InputError: The inputs are wrong in another way; see its subclasses.
             RequestTooLargeError: The inputs exceed the server's limit.
-            ReplyTooLargeError: The feature maps would; nothing was computed.
+            ReplyTooLargeError: The feature maps would exceed the server's limit; nothing was computed.
             ServerBusyError: No replica was free in time; the same call may succeed later.
-            BadReplyError: The reply was cut short or breaks the contract.
+            BadReplyError: The reply was truncated or violates the protocol.
             FileNotFoundError: A path of `inputs` does not exist.
-            TypeError: `inputs` holds something that cannot be sent, or an edit or `of` is none.
+            TypeError: `inputs` contains something that cannot be sent, or an edit or `of` has the wrong type.
             ValueError: Arrays of one list differ in shape, `out` does not fit the reply, an input is too
                 large for `wire="float16"`, or there are no such numerics, priority or wire.
         """
@@ -235,9 +234,9 @@ class AsyncExtraction:
             maps_out = await client.shared_array((64, 2048, 7, 7))
             await client.extract("resnet50", images, taps="layer4", out={"layer4": maps_out})
 
-        As `inputs`, or as the one array of `out`, it is not copied on this side. Where the server lends no
-        memory it is an array like any other. Do not change it while a call uses it; one that failed may
-        change what is in `out` for a moment longer.
+        As `inputs`, or as the only array of `out`, it is not copied in the client. If the server offers no
+        shared memory, it is a normal array. Do not change it while a call uses it; after a failed call, the
+        contents of `out` may still change for a short time.
 
         Args:
             shape: The size of each dimension.
@@ -265,16 +264,16 @@ class AsyncExtraction:
         adapter: str = "",
         timeout_s: float | None = None,
     ) -> ExtractionPlan:
-        """Return the outputs and resources of an `extract`, as a dry run; nothing is computed.
+        """Return the outputs and resources of an `extract` as a dry run, without computing it.
 
             plan = await client.plan("resnet50", (8, 3, 224, 224), taps=["layer*"])
             plan.reply_bytes
 
         Args:
             model_id: The id of a loaded model.
-            inputs: The shape of one float32 input, batch included, or what `extract` takes: only shapes and
-                dtypes of arrays and the number of images count, and nothing is sent. One example
-                input when None.
+            inputs: The shape of one float32 input, including the batch, or inputs as in `extract`: only
+                shapes and dtypes of arrays and the number of images are used, and no values are sent. One
+                example input when None.
             taps: As in `extract`.
             start_at: As in `extract`.
             start_shape: As in `extract`.
@@ -289,8 +288,8 @@ class AsyncExtraction:
             would stop. Prints as a table.
 
         Raises:
-            TrocarError: What `extract` raises about the model, the taps, edits and objective, the shapes of
-                inputs and limits.
+            TrocarError: As `extract` for the model, the taps, edits and objective, the shapes of inputs and
+                limits.
         """
         start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
         request = plan_request(model_id, inputs, taps, start, surgery, adapter)
@@ -328,13 +327,13 @@ class AsyncExtraction:
                 async for result in stream:
                     result.maps["avgpool"]   # numpy array (batch, 2048, 1, 1)
 
-        The next batches are sent while the model works on this one. A batch that fails does so alone:
-        `result.error` says why. A broken connection is reopened, from the first batch without an answer.
+        The next batches are sent while the model computes this one. If a batch fails, the others continue:
+        `result.error` tells why. A broken connection is reopened, starting with the first batch that has no
+        result.
 
         Args:
             model_id: The id of a loaded model.
-            batches: Each item is what `extract` takes as `inputs`. Taken one by one, a few ahead of the
-                results.
+            batches: Each item is one `inputs` of `extract`. Read one by one, a few ahead of the results.
             taps: As in `extract`.
             start_at: As in `extract`.
             start_shape: As in `extract`.
@@ -344,21 +343,22 @@ class AsyncExtraction:
             merge: As in `extract`.
             cache: As in `extract`.
             priority: As in `extract`.
-            running_statistics: Whether statistics over "all" and over "channel" are taken over the whole
-                stream, and are in `stream.statistics` after the last result, instead of each batch's own.
-            checkpoint: Of an earlier stream with the same taps (`result.checkpoint`): its statistics
-                resume there. Send the batches behind that result.
-            checkpoint_interval: With running statistics: how many batches lie between two checkpoints, 1
-                to 1024. As many are kept, to be sent again after a broken connection.
-            first_batch: The index of the first batch, for a stream that goes on with earlier work.
-            window: Batches that may be sent and not yet answered, at least 1; this bounds the memory.
+            running_statistics: Whether to compute statistics over "all" and over "channel" for the whole
+                stream instead of each batch; they are in `stream.statistics` after the last result.
+            checkpoint: The `result.checkpoint` of an earlier stream with the same taps: its statistics resume
+                there. Send the batches after that result.
+            checkpoint_interval: With running statistics: the number of batches between two checkpoints, 1 to
+                1024. The client keeps this many batches, to send them again after a broken connection.
+            first_batch: The index of the first batch, for a stream that continues an earlier one.
+            window: Maximum number of batches that are sent and not yet answered, at least 1; this bounds the
+                memory.
             timeout_s: How long one batch may wait and compute, in seconds; the client's timeout when None.
             chunk_bytes: As in `extract`.
             wire: As in `extract`.
             adapter: As in `extract`, for every batch.
 
         Returns:
-            An iterator of `BatchResult`. While it runs it may raise what `extract` raises about the model or
+            An iterator of `BatchResult`. While it runs it may raise the errors of `extract` for the model or
             the taps, and any exception of `batches`.
 
         Raises:

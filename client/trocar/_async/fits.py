@@ -37,12 +37,12 @@ class AsyncTrainer(AsyncTrainerCalls):
             result = await trainer.step(images, labels)
             result.loss
 
-    Every call that changes it has a number, so that one that is retried after a broken connection is
-    applied once. Leaving the `with` block closes it and deletes its checkpoints; without one it lives until
-    it is closed or its time to live is over.
+    Every call that changes it has a number, so a call that is retried after a broken connection is applied
+    once. Leaving the `with` block closes the trainer and deletes its checkpoints. Without a `with` block it
+    exists until it is closed or its time to live ends.
 
     Attributes:
-        trainer_id: Works as a model's id in every call of the client.
+        trainer_id: Can be used as a model id in every call of the client.
     """
 
     @taking(FitCall)
@@ -52,35 +52,36 @@ class AsyncTrainer(AsyncTrainerCalls):
             history = await trainer.fit((images, labels), epochs=5, eval=(test_images, test_labels))
             history.plot()
 
-        The fit continues when this program ends or the connection breaks; `watch` attaches again.
+        The fit continues if this program ends or the connection breaks; `watch` follows it again.
 
         Args:
             dataset: The id of an uploaded data set, or anything that `AsyncClient.upload_dataset` takes: a
                 pair of arrays, texts and labels, a folder of class folders, a torch Dataset, a Hugging Face
-                data set. What the server has already is not sent again.
-            epochs: Times over the data set.
+                data set. Data that the server already has is not sent again.
+            epochs: Number of passes over the data set.
             batch_size: Samples in a batch.
-            eval: What to evaluate on after each epoch, as `dataset`.
+            eval: The data set to evaluate on after each epoch, given as `dataset`.
             eval_split: Share of `dataset` that is evaluated after each epoch and not trained on, from 0 to
-                below 1; not beside `eval`. It is the end of `torch.randperm(n, generator=G)`, G seeded with
-                the trainer's seed.
-            shuffle: Whether epoch e takes the samples in the order of `torch.randperm(n, generator=G)`, G
+                below 1; not with `eval`. It is the end of `torch.randperm(n, generator=G)`, G seeded with the
+                trainer's seed.
+            shuffle: Whether epoch e uses the samples in the order of `torch.randperm(n, generator=G)`, G
                 seeded with the trainer's seed + e.
             drop_last: Whether a last batch of fewer samples is left out.
             metrics: Names or `trocar.metric(...)`.
             augment: Names or `trocar.augmentation(...)`: torchvision's v2 transforms, in this order.
             early_stop: `trocar.early_stop(...)`.
             checkpoint_every: Updates between two checkpoints; one at the end of each epoch when 0.
-            feature_cache: Whether what a frozen prefix computes is kept where the result is bit-equal.
-            max_tokens: Of a data set of texts: the most tokens of one; what the model takes when None.
-            truncate: Whether longer texts are cut; otherwise the fit ends there with an error.
+            feature_cache: Whether to cache the outputs of a frozen prefix if the result is bit-equal.
+            max_tokens: For a data set of texts: the maximum number of tokens of a text; the model's maximum
+                when None.
+            truncate: Whether longer texts are cut; otherwise such a text ends the fit with an error.
             progress: Whether to show bars, of the upload and of the fit.
             on_event: Called with every event.
 
         Raises:
-            FitInvalidError: Something of this does not work; the message lists every problem.
-            TrainerBusyError: Another fit is under way.
-            TrocarError: The fit failed, for example with `NonFiniteStepError`; the reason says why.
+            FitInvalidError: The specification is invalid; the message lists every problem.
+            TrainerBusyError: Another fit is running.
+            TrocarError: The fit failed, for example with `NonFiniteStepError`; the reason tells why.
         """
         with make_progress(options.progress) as bar:
             first = await self._start(options, bar.show_upload)
@@ -99,20 +100,20 @@ class AsyncTrainer(AsyncTrainerCalls):
             history = await trainer.wait()
 
         Args:
-            event_number: The first event wanted; that of the newest fit's begin when None.
+            event_number: The first event to return; when None, the start of the newest fit.
             progress: Whether to show a bar.
             on_event: Called with every event.
 
         Raises:
             UnknownFitError: The trainer has had no fit.
-            TrocarError: The fit failed; the reason says why. `watch` yields its events all the same.
+            TrocarError: The fit failed; the reason tells why. `watch` still yields its events.
         """
         with make_progress(progress) as bar:
             return await self._followed(event_number, bar, on_event)
 
     @taking(StartFitCall)
     async def start_fit(self, options: StartFitCall) -> int:  # noqa: D417 - as in fit
-        """Begin a fit and return at once; see `fit` for the arguments.
+        """Start a fit and return at once; see `fit` for the arguments.
 
         Args:
             dataset: As in `fit`.
@@ -140,7 +141,7 @@ class AsyncTrainer(AsyncTrainerCalls):
         """Yield the events of a fit until it has ended; a broken connection is reopened.
 
         Args:
-            event_number: The first one wanted; that of the newest fit's begin when None.
+            event_number: The first event to yield; when None, the start of the newest fit.
         """
         connection, wanted = self._connection, event_number
         attempts = Attempts(connection.options.retries, resumes=True)
@@ -169,7 +170,7 @@ class AsyncTrainer(AsyncTrainerCalls):
             await async_pause(pause_s)
 
     async def pause(self) -> str:
-        """Pause the fit after the present batch; everything stays, also over a restart of the server."""
+        """Pause the fit after the current batch; it can be resumed, also after a restart of the server."""
         return await self._control(pb.FIT_COMMAND_PAUSE)
 
     async def resume(self) -> str:
@@ -177,7 +178,7 @@ class AsyncTrainer(AsyncTrainerCalls):
         return await self._control(pb.FIT_COMMAND_RESUME)
 
     async def cancel(self) -> str:
-        """End the fit after the present batch; the weights stay as they are."""
+        """End the fit after the current batch; the trainer keeps its current weights."""
         return await self._control(pb.FIT_COMMAND_CANCEL)
 
     async def _start(self, options: FitOptions, on_upload: Callable[[UploadProgress], object] | None) -> int:
@@ -185,7 +186,7 @@ class AsyncTrainer(AsyncTrainerCalls):
         for source in (options.dataset, options.eval):  # before the first of them is uploaded
             need_for_source(source)
         if options.dataset is None:
-            raise FitInvalidError("dataset: there is none to train on")
+            raise FitInvalidError("dataset: no data set is given")
         datasets = AsyncDatasets(self._connection)
         spec.dataset_id = await datasets.dataset_id(options.dataset, on_upload)
         if options.eval is not None:

@@ -58,27 +58,27 @@ class AsyncGradients:
             grads["layer4"]                  # numpy array (8, 2048, 7, 7), also as "layer4/grad_out"
             grads.objective                  # the logits of class 207, summed over the samples
 
-        A gradient is named by its own port: "layer4/grad_out", "/grad_in", "fc/param_grad(weight)"; or by its
-        alias. The selector in `at` works as a key, too, where it stands for one gradient. Where `taps` has
-        collected a value of that very name, the key is the value, and the gradient goes by its name.
-        `grads.info[name].is_gradient` tells them apart.
+        The name of a gradient includes its port: "layer4/grad_out", "/grad_in", "fc/param_grad(weight)"; or
+        it is its alias. The selector in `at` is also a key, if it matches one gradient. If `taps` has
+        collected a value of that name, the key means the value, and the gradient has only its full name.
+        `grads.info[name].is_gradient` distinguishes them.
 
         Args:
             model_id: The id of a loaded model.
-            inputs: As in `extract`. Of images, "/in" is what preprocessing made of them.
-            of: What gradients are taken of: `trocar.logit(207)`, `trocar.value(...)`, `trocar.loss(...)` and
-                their like, or a weighted sum of these.
-            at: Selectors of the values whose gradients are wanted: "layer4", "fc/in", "/in" (the model's own
+            inputs: As in `extract`. For images, "/in" is the preprocessed input.
+            of: The objective: `trocar.logit(207)`, `trocar.value(...)`, `trocar.loss(...)` and so on, or a
+                weighted sum of these.
+            at: Selectors of the values whose gradients to return: "layer4", "fc/in", "/in" (the model's own
                 input), "fc/param(weight)", "**/param(*)". `tap(...)` for statistics and reductions of a
                 gradient: `tap("layer4", stats="l2", values=False)`.
-            taps: Values of the same pass to collect beside them.
-            edits: As in `extract`; an edit of a port such as "relu@0/grad_out" changes the gradient on its
-                way.
+            taps: Values of the same pass to collect as well.
+            edits: As in `extract`; an edit of a port such as "relu@0/grad_out" changes the gradient in the
+                backward pass.
             sources: As in `extract`.
             out: As in `extract`.
             timeout_s: Overrides the client's timeout for this call, in seconds.
             chunk_bytes: As in `extract`.
-            wire: As in `extract`; gradients lose as much as values.
+            wire: As in `extract`; gradients lose the same precision as values.
             adapter: As in `extract`.
 
         Returns:
@@ -87,9 +87,9 @@ class AsyncGradients:
         Raises:
             NotDifferentiableError: There is no gradient at a place, or it has no influence on the objective.
             ObjectiveOutOfRangeError: The objective names a class that the model does not have.
-            ObjectiveRejectedError: The objective does not fit the values that it is made of.
-            TrocarError: What `extract` raises; a pass with gradients needs more memory.
-            TypeError: `of` is no objective.
+            ObjectiveRejectedError: The objective does not fit its values.
+            TrocarError: As `extract`; a pass with gradients needs more memory.
+            TypeError: `of` is not an objective.
             ValueError: `at` is empty.
         """
         surgery, wanted = make_surgery(edits, as_objective(of), sources), gradient_taps(at, taps)

@@ -39,14 +39,14 @@ class AsyncServer:
 
         Args:
             timeout_s: The longest wait, in seconds; a first start may download weights.
-            models: Ids of the models to wait for. None for all: until the server serves and loads none any
-                more. One that failed is not waited for then; `models` lists it with the reason.
+            models: Ids of the models to wait for. None for all: until the server is serving and loads no
+                model. A failed model is then not waited for; `models` lists it with the reason.
 
         Returns:
-            What `server_info` returns. A server that is drained is not waited for.
+            The result of `server_info`. The method does not wait for a drained server.
 
         Raises:
-            DeadlineExceededError: It did not answer, or the models were not loaded, in time.
+            DeadlineExceededError: The server did not answer, or the models were not loaded, in time.
             ModelNotLoadedError: A model of `models` failed, with the reason, or was unloaded.
             UnknownModelError: The server has no such model.
         """
@@ -116,16 +116,16 @@ class AsyncServer:
         """Reload the server's configuration; for its operator.
 
         Models, data sets, limits and whether tokens are required may change; running calls finish with the
-        configuration they began with. An invalid one changes nothing.
+        old configuration. An invalid configuration changes nothing.
 
         Args:
             timeout_s: Deadline in seconds; new models are loaded before the reply.
 
         Returns:
-            The changes, a line each.
+            The changes, one line each.
 
         Raises:
-            InvalidArgumentError: The configuration is wrong, or changes what only a restart can.
+            InvalidArgumentError: The configuration is wrong, or changes a setting that needs a restart.
             ModelError: A new model cannot be loaded; see `load`.
             ScopeMissingError: Your token does not have the scope admin.
         """

@@ -28,7 +28,7 @@ class AsyncTrainers:
 
     @taking(TrainerOptions)
     async def train(self, options: TrainerOptions) -> AsyncTrainer:  # noqa: D417 - its arguments are the fields
-        """Make a trainer from a hosted model; the model itself never changes.
+        """Create a trainer from a hosted model; the model itself never changes.
 
             trainer = await client.train(
                 "resnet18",
@@ -40,16 +40,16 @@ class AsyncTrainers:
             )
             (await trainer.step(images, labels)).loss
 
-        In plain torch: parameters outside of `trainable` have `requires_grad=False`. A module is
-        in train mode if it or, for one without parameters, its parent holds something trainable; batch norm
-        whose own parameters are frozen is in eval mode. The head is made after `torch.manual_seed(seed)`. On
-        a CPU the weights are bit-equal to those of the same steps in plain torch.
+        In terms of torch: parameters outside of `trainable` have `requires_grad=False`. A module is in train
+        mode if it (or, for a module without parameters, its parent) contains trained parameters; batch norm
+        with frozen parameters is in eval mode. The head is created after `torch.manual_seed(seed)`. On a CPU
+        the weights are bit-equal to those of the same steps in plain torch.
 
         Args:
             model_id: The id of a loaded model.
             head: A new classifier: its number of classes, or `trocar.head(...)`; the model's own when None.
-            trainable: What is trained: modules (all of their parameters) and parameters by selector;
-                everything when empty. A new head always is.
+            trainable: Trained modules (all of their parameters) and parameters by selector; everything when
+                empty. A new head is always trained.
             losses: Terms of the loss: names or `trocar.loss_term(...)`; cross-entropy when empty.
             optimizer: `trocar.sgd(...)`, `adam`, `adamw`, `rmsprop`, `adagrad`, `lbfgs`; SGD with a rate of
                 0.01 when None.
@@ -58,26 +58,27 @@ class AsyncTrainers:
                 are accumulated.
             saved_tensors: `trocar.spool(...)` or `trocar.host_memory()`; on the device when None.
             regularizers: `trocar.regularizer(...)`, added to the loss.
-            train_mode: Modules that are in train mode though nothing of them is trained.
-            activation_checkpointing: Modules that are computed again in the backward pass, not saved.
-            clip_norm: The most Euclidean norm of all gradients together.
-            accumulation: Batches for each update; each counts for its share.
+            train_mode: Modules that are in train mode although none of their parameters is trained.
+            activation_checkpointing: Modules whose values are recomputed in the backward pass instead of
+                saved.
+            clip_norm: The maximum Euclidean norm of all gradients together.
+            accumulation: Batches for each update; each contributes an equal share.
             precision: "float32", or "bf16" for autocast.
-            ema_decay: Keeps a moving average of what is trained, which evaluation, extraction, export and
-                publishing use: average = decay * average + (1 - decay) * weight after each update.
-            seed: Of the head, of dropout and of the order of the data.
+            ema_decay: Keeps a moving average of the trained parameters, which evaluation, extraction, export
+                and publishing use: average = decay * average + (1 - decay) * weight after each update.
+            seed: Seed of the head, of dropout and of the order of the data.
             deterministic: Whether only deterministic algorithms are used.
             on_nonfinite: Handling of a step whose loss or gradients are not finite: "fail" or "skip".
-            adapter: A LoRA adapter, trained in place of the model's parameters: a rank for every linear
-                layer, `trocar.lora(...)` or `trocar.lora_from(...)`; none when None.
-            ttl_s: Seconds after its last use at which it is closed; the server's own limit when None.
+            adapter: A LoRA adapter, trained instead of the model's parameters: a rank for every linear layer,
+                `trocar.lora(...)` or `trocar.lora_from(...)`; none when None.
+            ttl_s: Seconds after its last use until it is closed; the server's limit when None.
             timeout_s: Overrides the client's timeout, in seconds.
 
         Raises:
-            TrainerInvalidError: Something of this does not work; the message lists every problem.
+            TrainerInvalidError: The specification is invalid; the message lists every problem.
             UnknownModelError: The catalogue has no model of this id.
-            ModelNotLoadedError: It is not in memory; see `load`.
-            QuotaExceededError: You have as many trainers as you may.
+            ModelNotLoadedError: The model is not in memory; see `load`.
+            QuotaExceededError: You have reached the limit of trainers.
         """
         request = pb.CreateTrainerRequest(spec=trainer_spec(options), request_id=new_request_id())
         home = await self._connection.home()
@@ -102,8 +103,8 @@ class AsyncTrainers:
             UnknownTrainerError: You have no trainer of this id.
             CheckpointCorruptError: Its files on the server's disk are damaged.
             StorageUnavailableError: The server's disk cannot be read.
-            ModelNotLoadedError: The model that it began with cannot be loaded.
-            UnknownModelError: The server does not have that model any more.
+            ModelNotLoadedError: Its base model cannot be loaded.
+            UnknownModelError: The server no longer has its base model.
         """
 
         async def ask(one: AsyncConnection) -> AsyncTrainer:
@@ -118,7 +119,7 @@ class AsyncTrainers:
     async def trainers(self) -> list[TrainerInfo]:
         """Return your trainers, oldest first; of several servers, those that answer.
 
-        One that is on the server's disk and cannot be read is among them, last, with `problem`.
+        Trainers on the server's disk that cannot be read are included, last, with `problem`.
 
         Raises:
             StorageUnavailableError: The server cannot read its folder of trainers at all.

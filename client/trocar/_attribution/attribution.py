@@ -69,9 +69,9 @@ class Attribution:
     def heatmap(self) -> Array:
         """The values as maps from 0 to 1, float32 of shape (batch, height, width), of the input's size.
 
-        Of class activation maps as pytorch-grad-cam makes them: scaled to 0..1, resized bilinearly, and
-        scaled again. Of other methods the channels are added up and absolute values divided as in captum's
-        pictures: by the value below which 98 % of their sum is.
+        For class activation maps as in pytorch-grad-cam: scaled to 0..1, resized bilinearly, and scaled
+        again. For other methods the channels are summed and absolute values divided as in captum's pictures:
+        by the value below which 98 % of their sum lies.
 
         Raises:
             ValueError: The model's input is no image, or the values have no positions.
@@ -99,11 +99,12 @@ class Attribution:
             client.grad_cam("resnet50", "cat.jpg").plot("cam.png")
 
         Args:
-            path: Where to save the picture; the suffix says the format, for example ".png".
-            image: What to draw under it: a path, a PIL image, or pixels (height, width, 3), from which the
-                input was made; the heat map lies where the server cropped. The model's own input when None.
-            sample: Which sample of the batch; a grid of all of them when None.
-            alpha: How much the heat map covers, 0 to 1.
+            path: The file of the picture; the suffix sets the format, for example ".png".
+            image: The image to draw under it: a path, a PIL image, or pixels (height, width, 3), from which
+                the input was made; the heat map covers the area that the server cropped. The model's input
+                when None.
+            sample: The position of the sample in the batch; a grid of all samples when None.
+            alpha: The opacity of the heat map, 0 to 1.
 
         Returns:
             The matplotlib figure. No display is needed.

@@ -88,7 +88,7 @@ def _tokens_as_grid(values: Array, grid: tuple[int, int] | None) -> Array:
         grid = (side, side)
         if count - side * side > 1:  # one class token at most; registers need an explicit grid
             raise ValueError(
-                f"{count} tokens form no square, with or without a class token; pass grid=(height, width)"
+                f"{count} tokens do not form a square, with or without class token; pass grid=(height, width)"
             )
     height, columns = grid
     if min(grid) < 1 or height * columns > count:

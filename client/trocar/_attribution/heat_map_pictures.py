@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-try:
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError('plots need matplotlib: pip install "trocar[plot]"') from error
-
+from trocar._base.figures import Figure
 from trocar._base.input_kinds import is_path, is_pil
 from trocar._base.rgb import rgb_pixels
 from trocar._base.tensors import Array, as_numpy

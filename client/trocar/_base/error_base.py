@@ -15,8 +15,8 @@ class TrocarError(Exception):
     """Any failed call.
 
     Args:
-        message: What happened and what to do next, for a person to read.
-        reason: The stable reason; the class's own when not given.
+        message: What happened and what to do next, for people.
+        reason: The stable reason; by default that of the class.
         details: Extra facts as text, for example the nearest names.
         request_id: Id of this call in the server's log; empty when it was never sent.
     """
@@ -50,16 +50,16 @@ TrocarError.__module__ = _PUBLIC_MODULE
 
 
 class NotFoundError(TrocarError):
-    """The server does not know a name; the message has the nearest ones."""
+    """The server does not know a name; the message lists similar ones."""
 
 
 class ModelError(TrocarError):
-    """The model exists but cannot be used as it is."""
+    """The model exists but cannot be used now."""
 
 
 class InvalidRequestError(TrocarError):
-    """The request cannot succeed as it is; sending it again does not help."""
+    """The request is invalid; a retry does not help."""
 
 
 class ServerError(TrocarError):
-    """The server could not do it now; the same call may succeed later."""
+    """The server could not serve the call now; a retry may succeed later."""

@@ -9,7 +9,7 @@ class SelectorError(InvalidRequestError):
 
 
 class InputError(InvalidRequestError):
-    """The inputs do not fit the model or themselves."""
+    """The inputs do not fit the model or one another."""
 
 
 class UnknownEditsError(NotFoundError, reason=ErrorReason.UNKNOWN_EDITS):
@@ -21,7 +21,7 @@ class UnknownSourceError(NotFoundError, reason=ErrorReason.UNKNOWN_SOURCE):
 
 
 class UnknownSegmentError(NotFoundError, reason=ErrorReason.UNKNOWN_SEGMENT):
-    """You have no segment of shared memory of this id; clients of this package then send chunks."""
+    """You have no shared memory segment of this id; this client then sends chunks."""
 
 
 class UnknownModuleError(SelectorError, NotFoundError, reason=ErrorReason.UNKNOWN_MODULE):
@@ -57,7 +57,7 @@ class ModuleNotCalledError(SelectorError, reason=ErrorReason.MODULE_NOT_CALLED):
 
 
 class AmbiguousCallError(SelectorError, reason=ErrorReason.AMBIGUOUS_CALL):
-    """The module is called more than once; say which call with `@0`, `@-1` or `@*`."""
+    """The module is called more than once; select a call with `@0`, `@-1` or `@*`."""
 
 
 class CallOutOfRangeError(SelectorError, reason=ErrorReason.CALL_OUT_OF_RANGE):
@@ -81,7 +81,7 @@ class ReductionRejectedError(InvalidRequestError, reason=ErrorReason.REDUCTION_R
 
 
 class StartNotPossibleError(InvalidRequestError, reason=ErrorReason.START_NOT_POSSIBLE):
-    """The pass cannot start there: what follows needs more than that value."""
+    """The pass cannot start there: the rest of the pass needs more than that value."""
 
 
 class EditError(InvalidRequestError):
@@ -93,15 +93,15 @@ class EditShapeMismatchError(EditError, reason=ErrorReason.EDIT_SHAPE_MISMATCH):
 
 
 class EditDtypeRejectedError(EditError, reason=ErrorReason.EDIT_DTYPE_REJECTED):
-    """An edit's operation makes no sense for the value's dtype."""
+    """An edit's operation is not defined for the value's dtype."""
 
 
 class EditNotPossibleError(EditError, reason=ErrorReason.EDIT_NOT_POSSIBLE):
-    """An edit cannot be made at this place."""
+    """An edit is not possible at this place."""
 
 
 class EditNotReachedError(EditError, reason=ErrorReason.EDIT_NOT_REACHED):
-    """The pass ends before it comes to an edit, or never uses what it changes: tap something behind it."""
+    """The pass ends before it reaches an edit, or never uses the edited value: tap a later value."""
 
 
 class EditsExistError(EditError, reason=ErrorReason.EDITS_EXIST):
@@ -113,7 +113,7 @@ class EditsCorruptError(EditError, reason=ErrorReason.EDITS_CORRUPT):
 
 
 class EditsUnavailableError(EditError, reason=ErrorReason.EDITS_UNAVAILABLE):
-    """Stored edits cannot be read or written: the server's disk is full, or not its to write."""
+    """Stored edits cannot be read or written: the server's disk is full or not writable."""
 
 
 class NonFiniteValueError(InvalidRequestError, reason=ErrorReason.NON_FINITE_VALUE):
@@ -125,7 +125,7 @@ class ObjectiveError(InvalidRequestError):
 
 
 class NotDifferentiableError(ObjectiveError, reason=ErrorReason.NOT_DIFFERENTIABLE):
-    """There is no gradient there: integers, code without gradients, or no influence on the objective."""
+    """There is no gradient: integers, code without gradients, or no influence on the objective."""
 
 
 class ObjectiveOutOfRangeError(ObjectiveError, reason=ErrorReason.OBJECTIVE_OUT_OF_RANGE):
@@ -133,7 +133,7 @@ class ObjectiveOutOfRangeError(ObjectiveError, reason=ErrorReason.OBJECTIVE_OUT_
 
 
 class ObjectiveRejectedError(ObjectiveError, reason=ErrorReason.OBJECTIVE_REJECTED):
-    """The objective does not fit the values that it is made of."""
+    """The objective does not fit its values."""
 
 
 class InvalidTensorError(InputError, reason=ErrorReason.INVALID_TENSOR):

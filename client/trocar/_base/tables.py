@@ -24,6 +24,8 @@ _MOST_LINES = 8
 class Listing(list[Entry]):
     """A list that a notebook shows as a table, equal to the plain list of its entries.
 
+    Columns that are empty in every row are left out.
+
     Args:
         entries: The entries.
         columns: The columns of its table.
@@ -44,13 +46,16 @@ class Listing(list[Entry]):
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
-        return html_table(tuple(self._columns), self._rows())
+        return html_table(*self._table())
 
     def _text(self) -> str:
-        return text_table(tuple(self._columns), self._rows())
+        return text_table(*self._table())
 
-    def _rows(self) -> list[Row]:
-        return [[text(entry) for text in self._columns.values()] for entry in self]
+    def _table(self) -> tuple[Row, list[Row]]:
+        """Return the titles and the rows."""
+        columns = {title: [text(entry) for entry in self] for title, text in self._columns.items()}
+        shown = {title: cells for title, cells in columns.items() if any(cells) or not self}
+        return tuple(shown), list(zip(*shown.values(), strict=True))
 
 
 def html_table(head: Row, rows: Iterable[Row], caption: str = "") -> str:

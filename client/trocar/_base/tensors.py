@@ -60,7 +60,7 @@ def to_wire(value: object) -> WireTensor:
             or `__dlpack__`.
 
     Raises:
-        TypeError: It is no array, or its dtype has no wire dtype.
+        TypeError: It is not an array, or its dtype has no wire dtype.
         ValueError: It has more than 8 dimensions.
     """
     return named_to_wire(*_host_array(value))
@@ -133,7 +133,7 @@ def float_array(value: object) -> Array:
     """Return the host array of any library's array; bfloat16, which NumPy does not have, exactly as float32.
 
     Raises:
-        TypeError: It is no array.
+        TypeError: It is not an array.
     """
     array, name = _host_array(value)
     if name != "bfloat16":
@@ -147,7 +147,7 @@ def named_array(value: object) -> tuple[Array, str]:
     """Return the host array of any library's array and the name of its dtype; bfloat16 as its bits in uint16.
 
     Raises:
-        TypeError: It is no array.
+        TypeError: It is not an array.
     """
     return _host_array(value)
 

@@ -10,7 +10,7 @@ class TrainerError(TrocarError):
 
 
 class TrainerInvalidError(InvalidRequestError, reason=ErrorReason.TRAINER_INVALID):
-    """The trainer's description does not work; the message lists every problem."""
+    """The trainer's specification is invalid; the message lists every problem."""
 
 
 class TargetRejectedError(InputError, reason=ErrorReason.TARGET_REJECTED):
@@ -18,11 +18,11 @@ class TargetRejectedError(InputError, reason=ErrorReason.TARGET_REJECTED):
 
 
 class FitInvalidError(InvalidRequestError, reason=ErrorReason.FIT_INVALID):
-    """The fit's description does not work; the message lists every problem."""
+    """The fit's specification is invalid; the message lists every problem."""
 
 
 class DatasetInvalidError(InvalidRequestError, reason=ErrorReason.DATASET_INVALID):
-    """The upload is no data set that can be trained on."""
+    """The upload is not a data set that can be trained on."""
 
 
 class UnknownTrainerError(NotFoundError, reason=ErrorReason.UNKNOWN_TRAINER):
@@ -50,7 +50,7 @@ class TrainerBrokenError(TrainerError, reason=ErrorReason.TRAINER_BROKEN):
 
 
 class NonFiniteStepError(TrainerError, reason=ErrorReason.NON_FINITE_STEP):
-    """The loss or a gradient was not finite; the trainer is as before the step."""
+    """The loss or a gradient was not finite; the trainer is unchanged."""
 
 
 class StepOutOfOrderError(TrainerError, reason=ErrorReason.STEP_OUT_OF_ORDER):
@@ -58,7 +58,7 @@ class StepOutOfOrderError(TrainerError, reason=ErrorReason.STEP_OUT_OF_ORDER):
 
 
 class SpoolFailedError(TrainerError, reason=ErrorReason.SPOOL_FAILED):
-    """Saved tensors could not be written to the server's disk; the trainer is as before the step."""
+    """Saved tensors could not be written to the server's disk; the trainer is unchanged."""
 
 
 class CheckpointCorruptError(TrainerError, reason=ErrorReason.CHECKPOINT_CORRUPT):

@@ -125,6 +125,7 @@ def model_facts(model: Model) -> dict[str, str]:
     """Return what there is to tell of a model, by name."""
     preprocessing = model.preprocessing
     has_names = any(entry.name for entry in model.inputs)
+    without_images = "" if has_names else "none: the model takes arrays only"
     facts = {
         "model": model.model_id,
         "state": model.state,
@@ -139,7 +140,7 @@ def model_facts(model: Model) -> dict[str, str]:
         "input": "" if has_names else f"(batch, {', '.join(map(str, model.input_shape))})",
         "inputs": "\n".join(map(str, model.inputs)) if has_names else "",
         "stages": ", ".join(model.stages),
-        "images": preprocessing.description if preprocessing else "none: the model takes arrays only",
+        "images": preprocessing.description if preprocessing else without_images,
         "categories": few(model.categories, _LISTED_NAMES),
     }
     return {name: text for name, text in facts.items() if text}

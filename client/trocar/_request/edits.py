@@ -42,16 +42,16 @@ class Edit:
 
     @classmethod
     def from_json(cls, mapping: Mapping[str, Any]) -> "Edit":
-        """Return the edit that a mapping describes, as JSON and TOML have it.
+        """Return the edit of a mapping, as read from JSON or TOML.
 
             Edit.from_json({"at": "layer3", "op": "scale", "factor": 0.0, "channels": [1, 2]})
             Edit.from_json({"at": "layer4", "op": "swap", "source": "clean", "index": ":, :8"})
 
         Args:
-            mapping: `at`, the selector, `op`, the operation, and the operation's options by name;
-                `channels`, `samples`, `tokens`, `index`, `mask`, `order` and `channel_dim` as for `edit`.
-                Positions are a number, a list or a text such as "2:8"; an index is a text such as
-                ":, 3:8"; arrays are lists. What `edit` calls `at` of a swap is `from` here.
+            mapping: `at`, the selector, `op`, the operation, and the operation's options by name; `channels`,
+                `samples`, `tokens`, `index`, `mask`, `order` and `channel_dim` as for `edit`. Positions are a
+                number, a list or a text such as "2:8"; an index is a text such as ":, 3:8"; arrays are lists.
+                The option `at` of a swap is `from` here.
 
         Raises:
             TypeError: A key is unknown or missing, or a value is of the wrong type.
@@ -89,14 +89,14 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
         edit("layer3", "scale", 0.0, channels=[1, 2])       # two channels off
         edit("fc/in", "add", 1)                             # before the module runs
         edit("layer4", "swap", source="clean")              # activation patching, see `extract(sources=)`
-        edit("relu@0/grad_out", "clamp", low=0)             # the gradient on its way back
-        edit("fc/param(weight)", "zero", index=np.s_[3])    # for this pass alone
+        edit("relu@0/grad_out", "clamp", low=0)             # a gradient, in the backward pass
+        edit("fc/param(weight)", "zero", index=np.s_[3])    # for this pass only
 
     The selected part x of the value becomes:
 
     - `set(value)`, `zero()`: a number or array; zeros.
     - `add(value)`, `scale(factor)`, `affine(scale=1, shift=0)`: x + value; x * factor; x * scale + shift.
-    - `clamp(low=None, high=None)`: limited to a range; an end that is left out is open.
+    - `clamp(low=None, high=None)`: limited to a range; an omitted limit is not applied.
     - `noise(scale, kind="gaussian", seed=0)`: x + noise of this standard deviation; of kind "uniform", from
       -scale to scale.
     - `mean_ablate(reference=None)`: the mean over the batch; or the reference, one number per channel or an
@@ -107,31 +107,31 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
     - `add_input()`: output + input of the same call.
     - `steer(direction, alpha=1, keep_norm=False)`: x + alpha * direction along the channels; (channels,) or
       (batch, channels).
-    - `project_out(basis)`, `project_onto(basis)`: x without, or only, its part in the span of the rows of
-      (vectors, channels).
-    - `top_k(k, dim=None, absolute=False)`: zero but for the k largest along a dimension, by default the
-      channels.
-    - `dropout(probability, seed=0)`: zero at random, the rest scaled up.
+    - `project_out(basis)`, `project_onto(basis)`: x without, or only, its projection onto the span of the
+      rows of (vectors, channels).
+    - `top_k(k, dim=None, absolute=False)`: the k largest elements along a dimension, by default the channels;
+      zeros elsewhere.
+    - `dropout(probability, seed=0)`: random zeros, the rest scaled up.
     - `cast(dtype)`: rounded to "float16", "bfloat16" or "int8" and back.
     - `skip()`: the module's input; the module does not run.
     - `normalise(max_norm, scope="sample", exact=False)`: scaled down to a norm, of each "sample", of each
-      "channel_vector" or of "all"; with `exact` up, too.
+      "channel_vector" or of "all"; with `exact` also scaled up.
     - `nan_to_num(nan=0, posinf=None, neginf=None)`: x without NaN and infinities.
 
-    Edits run in the order of their list. Random numbers are those of torch's CPU generator with this seed.
+    Edits run in the order of their list. Random numbers come from torch's CPU generator with this seed.
 
     Args:
-        selector: What is changed: a value ("layer3", "fc/in"), a parameter for this pass alone
+        selector: What to change: a value ("layer3", "fc/in"), a parameter for this pass only
             ("fc/param(weight)"), or a gradient ("layer3/grad_out", "fc/grad_in", "fc/param_grad(weight)").
         operation: Its name.
         *values: Its first options; they may also be given by name.
         channels: Only these channels; positions as for `trocar.channels`.
         samples: Only these samples of the batch.
         tokens: Only these tokens of (batch, tokens, width).
-        index: Only this part, as `numpy.s_[...]` returns it; an integer drops its dimension from what the
-            operation sees.
+        index: Only this part, as `numpy.s_[...]` returns it; an integer drops its dimension before the
+            operation.
         mask: Only where this bool array is true; it is broadcast to the value. Not with the four above.
-        order: "before": taps at the same place see the changed value; "after": the original.
+        order: "before": taps at the same place get the changed value; "after": the original.
         channel_dim: Which dimension holds the channels; negative counts from the end. By default the last
             of a tensor of rank 3, otherwise dimension 1, and of rank 1 dimension 0.
         **options: The operation's options by name. Numbers and arrays must be finite.

@@ -78,12 +78,12 @@ class Flag:
 
 
 def flag(value: bool | int | str) -> Flag:
-    """Return an argument that is no tensor, for a string that is no text.
+    """Return an argument that is not a tensor, for example a string that is not a text input.
 
         client.extract("mine", {"x": array, "mode": trocar.flag("fast")}, ["layer"])
 
-    Booleans and whole numbers in a dict of inputs are flags without it. `client.model(NAME).inputs` lists the
-    flags of a model.
+    Booleans and whole numbers in a dict of inputs are flags without this function.
+    `client.model(NAME).inputs` lists the flags of a model.
 
     Args:
         value: A boolean, a whole number of 64 bits, or a string.

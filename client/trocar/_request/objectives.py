@@ -40,14 +40,14 @@ class Term:
 
 @dataclass(frozen=True)
 class Objective:
-    """What gradients are taken of: one number made from values of a pass.
+    """The scalar whose gradients are computed, made from values of a pass.
 
         of = trocar.logit(207)
         of = trocar.logit(207) - 0.5 * trocar.logit(208)
         of = 1 - trocar.value("/out", reduce="mean")
 
-    Objectives can be added, subtracted, negated, and multiplied and divided by numbers. A number that is
-    added has no gradient; it counts in `FeatureMaps.objective` only.
+    Objectives can be added, subtracted, negated, and multiplied and divided by numbers. An added number has
+    no gradient; it only changes `FeatureMaps.objective`.
     """
 
     terms: tuple[Term, ...]

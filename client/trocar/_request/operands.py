@@ -30,7 +30,7 @@ def number(label: str, value: object) -> float:
         value: Of any library.
 
     Raises:
-        TypeError: It is no number.
+        TypeError: It is not a number.
         ValueError: It is NaN, infinite or too large.
     """
     if not is_number(value):
@@ -48,7 +48,7 @@ def integer(label: str, value: Any, low: int = -_MAX_INT64 - 1, high: int = _MAX
     """Return a whole number in a range; 64 bits with a sign by default.
 
     Raises:
-        TypeError: It is no whole number.
+        TypeError: It is not a whole number.
         ValueError: It is out of range.
     """
     try:
@@ -128,7 +128,7 @@ def tensor(label: str, value: object, ranks: Collection[int] = range(9)) -> Wire
         ranks: How many dimensions it may have.
 
     Raises:
-        TypeError: It is no array of numbers.
+        TypeError: It is not an array of numbers.
         ValueError: Something in it is NaN or infinite, it is empty, or of another rank.
     """
     sent = to_wire(_array(label, value))

@@ -53,17 +53,17 @@ def span(text: str, /) -> TextSpan: ...
 @overload
 def span(*, role: str) -> TextSpan: ...
 def span(start: int | str = "", stop: int | None = None, /, *, role: str = "") -> TextSpan:
-    """Name the tokens that hold a part of a text, without special tokens; for `tokens=`.
+    """Select the tokens of a part of a text, without special tokens; for `tokens=`.
 
         trocar.tap("layer[3]", tokens=trocar.span("Paris"))          # every occurrence
         trocar.tap("layer[3]", tokens=trocar.span(4, 9))             # characters 4 to 8
-        trocar.tap("layer[3]", tokens=trocar.span(role="assistant")) # of a chat, without the template's own
+        trocar.tap("layer[3]", tokens=trocar.span(role="assistant")) # of a chat, without template text
         trocar.tap("layer[3]", tokens=[trocar.span("cat"), trocar.span("dog")])  # one for each text
 
     Args:
-        start: The first character, from 0, of a pair in its first text, of a chat in what the template
-            renders (`maps.tokens.samples[0].rendered`); or the text that is looked for, at most 512 long.
-        stop: The character behind the last one, above `start`.
+        start: The first character, from 0; for a pair in its first text, for a chat in the rendered template
+            (`maps.tokens.samples[0].rendered`). Or the text to find, at most 512 characters.
+        stop: The position after the last character, above `start`.
         role: A role of a chat: the contents of its messages.
 
     Raises:
@@ -82,7 +82,7 @@ def span(start: int | str = "", stop: int | None = None, /, *, role: str = "") -
         return TextSpan(text=start, role=role)
     first, behind = _integer(start), _integer(stop)
     if not 0 <= first < behind:
-        raise ValueError(f"span({first}, {behind}): it starts at 0 or above and ends behind its start")
+        raise ValueError(f"span({first}, {behind}): it starts at 0 or above and ends after its start")
     return TextSpan(first, behind)
 
 
@@ -119,7 +119,7 @@ def position_list(axis: str, positions: Positions) -> Sequence[int]:
     """Return a caller's positions.
 
     Raises:
-        TypeError: These are no integers.
+        TypeError: They are not integers.
         ValueError: There are none or too many, or the slice cannot be counted.
     """
     chosen: Sequence[int]

@@ -51,7 +51,7 @@ CASTS: dict[str, pb.Cast] = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """One reduction on the server; made by `index`, `channels`, `pool` and their like."""
+    """One reduction on the server; made by `index`, `channels`, `pool` and similar functions."""
 
     message: pb.Reduction
     """As it goes to the server."""
@@ -80,8 +80,8 @@ def index(expression: IndexExpression) -> Reduction:
         trocar.index(np.s_[:, 0])       # an integer drops its dimension
 
     Args:
-        expression: Integers, slices with a positive step and at most one ellipsis, as `numpy.s_` makes
-            them; from the first dimension on. At most 16.
+        expression: Integers, slices with a positive step and at most one ellipsis, as `numpy.s_` returns
+            them, starting at the first dimension. At most 16.
 
     Raises:
         TypeError: Anything else is in it: a mask, a list, None.
@@ -98,11 +98,11 @@ def channels(positions: Positions) -> Reduction:
 
     Args:
         positions: One, several, or a slice that can be counted without knowing the size: `slice(2, 8)`,
-            `slice(-8, None)`. Negative ones count from the end. They come in this order and may repeat; the
-            dimension stays. 1 to 65,536, and each must exist.
+            `slice(-8, None)`. Negative positions count from the end. The result has this order; positions may
+            repeat; the dimension is kept. 1 to 65,536 positions, and each must exist.
 
     Raises:
-        TypeError: These are no integers.
+        TypeError: They are not integers.
         ValueError: There are none or too many, or the slice cannot be counted.
     """
     return _take("channels", positions)
@@ -116,14 +116,14 @@ def tokens(positions: Tokens) -> Reduction:
         trocar.tokens("assistant")
 
     Args:
-        positions: As for `channels`; "cls" or "last", each sample's first or last token that is no padding,
-            as `trocar.pool`; a `span` of the text, or a list of one for each text; "system", "user" or
-            "assistant", short for `span(role=...)`. Of spans each sample has its own number of tokens:
-            shorter ones are filled up with zeros, which statistics and pools leave out, `maps.samples`
-            cuts, and `maps.info[name].token_positions` tells.
+        positions: As for `channels`; "cls" or "last", each sample's first or last token that is not padding,
+            as in `trocar.pool`; a `span` of the text, or a list with one span for each text; "system", "user"
+            or "assistant", short for `span(role=...)`. With spans, each sample has its own number of tokens:
+            shorter samples are filled up with zeros, which statistics and pools ignore and `maps.samples`
+            removes; `maps.info[name].token_positions` tells the tokens.
 
     Raises:
-        TypeError: These are no integers.
+        TypeError: They are not integers.
         ValueError: There are none or too many, the slice cannot be counted, or no tokens have this name.
     """
     if isinstance(positions, str):
@@ -156,7 +156,7 @@ def crop(top: int, left: int, height: int, width: int) -> Reduction:
 
 
 def pool(kind: PoolKind, size: int | Sequence[int] | None = None, power: float = 3.0) -> Reduction:
-    """Pool the positions, which are all dimensions but samples and channels.
+    """Pool the positions, which are all dimensions except samples and channels.
 
         trocar.pool("avg")              # (batch, channels, height, width) -> (batch, channels)
         trocar.pool("max", (2, 2))      # -> (batch, channels, 2, 2), adaptive
@@ -164,8 +164,8 @@ def pool(kind: PoolKind, size: int | Sequence[int] | None = None, power: float =
 
     Args:
         kind: "avg", "max", "gem" (`mean(max(x, 1e-6) ** power) ** (1 / power)`) "cls", the first token, or
-            "last", the last one. Padding is left out: `tap(padding=True)` counts it.
-        size: The size that is left, one number for each pooled dimension or one for all, as in torch's
+            "last", the last one. Padding is ignored; `tap(padding=True)` includes it.
+        size: The resulting size, one number for each pooled dimension or one for all, as in torch's
             `adaptive_avg_pool2d`. None drops the pooled dimensions.
         power: The power of "gem", above 0.
 
@@ -188,12 +188,12 @@ def pool(kind: PoolKind, size: int | Sequence[int] | None = None, power: float =
 def top_k(k: int, dim: int = -1, *, smallest: bool = False) -> Reduction:
     """Take the k largest elements along a dimension, largest first. Must be the last reduction.
 
-    Where they were comes as a feature map of its own, int64, whose name ends in `.indices`.
+    Their positions are another feature map, int64, whose name ends in `.indices`.
 
     Args:
-        k: How many, at least 1 and at most the dimension's size.
+        k: Number of elements, at least 1 and at most the dimension's size.
         dim: Which dimension; negative counts from the end.
-        smallest: The smallest instead, smallest first.
+        smallest: Take the smallest instead, smallest first.
 
     Raises:
         ValueError: `k` is below 1.
@@ -204,7 +204,7 @@ def top_k(k: int, dim: int = -1, *, smallest: bool = False) -> Reduction:
 
 
 def gram(*, normalized: bool = True) -> Reduction:
-    """Take of each sample the matrix of inner products of its channels: (batch, channels, channels).
+    """Compute the inner products of the channels of each sample: (batch, channels, channels).
 
     Args:
         normalized: Whether to divide by the number of positions.
@@ -213,15 +213,16 @@ def gram(*, normalized: bool = True) -> Reduction:
 
 
 def grid(height: int = 0, width: int = 0, *, prefix: int = 0) -> Reduction:
-    """Fold the patch tokens of a vision transformer to rows and columns, without class and register tokens.
+    """Arrange patch tokens of a vision transformer in rows and columns, without class and register tokens.
 
-    (batch, tokens, width) becomes (batch, width, height, width of the grid), as of a convolution.
+    (batch, tokens, width) becomes (batch, width, height, width of the grid), like the output of a
+    convolution.
 
         trocar.tap("layer[-1]", reduce=trocar.grid())
         trocar.tap("layer[-1]", reduce=[trocar.grid(), trocar.pool("max", 4)])
 
     Args:
-        height: Rows of patches. Without numbers the model's own are taken.
+        height: Rows of patches. Without numbers, those of the model are used.
         width: Columns of patches.
         prefix: Tokens before the patches.
 
@@ -230,7 +231,7 @@ def grid(height: int = 0, width: int = 0, *, prefix: int = 0) -> Reduction:
     """
     if (height, width, prefix) != (0, 0, 0) and (min(height, width) < 1 or prefix < 0):
         raise ValueError(
-            f"grid of {height} x {width} behind {prefix} tokens; give height and width, or nothing"
+            f"grid of {height} x {width} after {prefix} tokens; give height and width, or neither"
         )
     message = pb.GridReduction(height=height, width=width, prefix_count=prefix)
     return Reduction(pb.Reduction(grid=message))
@@ -239,11 +240,11 @@ def grid(height: int = 0, width: int = 0, *, prefix: int = 0) -> Reduction:
 def project(component_count: int, *, seed: int = 0) -> Reduction:
     """Project each sample, flattened, with a random Gaussian matrix: (batch, component_count), float32.
 
-    The same seed and sizes give the same matrix, whatever the device; distances are kept roughly.
+    The same seed and sizes give the same matrix on every device; distances are approximately preserved.
 
     Args:
         component_count: 1 to 65,536.
-        seed: Of torch's generator, 64 bits with a sign.
+        seed: Seed of torch's generator, a signed 64-bit integer.
 
     Raises:
         ValueError: `component_count` is below 1, or the seed is out of range.
@@ -265,10 +266,10 @@ def pca(components: object, mean: object = None) -> Reduction:
 
     Args:
         components: Array of shape (components, channels), float32 or float64; or an object that has them.
-        mean: Array of shape (channels,); None does not centre. Of an object its own is taken.
+        mean: Array of shape (channels,); None does not centre. For an object, its own mean is used.
 
     Raises:
-        TypeError: They are no arrays of float32 or float64.
+        TypeError: They are not arrays of float32 or float64.
         ValueError: Their shapes do not fit, an object's mean is given twice, or it whitens.
     """
     rows, centre = _components_and_mean(components, mean)

@@ -44,7 +44,7 @@ _INTEGERS = frozenset(("uint8", "int8", "int16", "int32", "int64"))
 
 
 def logit(classes: Classes, at: str | None = None) -> Objective:
-    """Take as objective the output of a class, summed over the samples.
+    """Return the output for a class as an objective, summed over the samples.
 
         trocar.logit(207)
         trocar.logit([207, 281])                 # one class for each of two samples
@@ -56,19 +56,19 @@ def logit(classes: Classes, at: str | None = None) -> Objective:
             (batch, tokens, classes); positions are summed.
 
     Raises:
-        TypeError: A class is no whole number.
+        TypeError: A class is not a whole number.
         ValueError: A class is negative, or there is none.
     """
     return _class_score("logit", pb.CLASS_SCORE_KIND_LOGIT, classes, at)
 
 
 def probability(classes: Classes, at: str | None = None) -> Objective:
-    """Take as objective the probability of a class, softmax over the classes; see `logit`."""
+    """Return the probability of a class as an objective, softmax over the classes; see `logit`."""
     return _class_score("probability", pb.CLASS_SCORE_KIND_PROBABILITY, classes, at)
 
 
 def log_probability(classes: Classes, at: str | None = None) -> Objective:
-    """Take as objective the logarithm of a class's probability; see `logit`."""
+    """Return the logarithm of a class's probability as an objective; see `logit`."""
     return _class_score("log_probability", pb.CLASS_SCORE_KIND_LOG_PROBABILITY, classes, at)
 
 
@@ -84,7 +84,7 @@ def value(  # noqa: PLR0913 - one keyword for each thing that it can say
     reductions: Reduction | Iterable[Reduction] = (),
     channel_dim: int | None = None,
 ) -> Objective:
-    """Take as objective a sum, mean or norm of any value.
+    """Return a sum, mean or norm of any value as an objective.
 
         trocar.value("layer4", channels=[3], reduce="mean")
         trocar.value("/out", function="square")             # the sum of squares
@@ -92,7 +92,7 @@ def value(  # noqa: PLR0913 - one keyword for each thing that it can say
     Args:
         selector: One value.
         reduce: "sum", "mean" or "norm", the Euclidean norm, over all elements.
-        function: What is done to each element before that: "square", "abs", "log" or "exp".
+        function: Applied to each element first: "square", "abs", "log" or "exp".
         samples: Which samples, as in `tap`.
         channels: Which channels, as in `tap`.
         tokens: Which tokens, as in `tap`.
@@ -101,7 +101,7 @@ def value(  # noqa: PLR0913 - one keyword for each thing that it can say
         channel_dim: Which dimension holds the channels, as in `tap`.
 
     Raises:
-        TypeError: A reduction is none, or positions are no integers.
+        TypeError: An entry is not a reduction, or positions are not integers.
         ValueError: An unknown name, or a reduction by principal components.
     """
     if isinstance(reduce, Reduction):
@@ -130,21 +130,21 @@ def loss(
     at: str | None = None,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Objective:
-    """Take as objective a loss of torch, with its defaults.
+    """Return a torch loss as an objective, with its defaults.
 
         trocar.loss("cross_entropy", [207, 281])
         trocar.loss("mse", target, at="decoder")
 
     Args:
-        kind: "cross_entropy" and "nll" (of log probabilities) with class indices, -100 for one that is left
-            out; "cross_entropy" with probabilities, too; "bce_with_logits", "mse", "l1", "smooth_l1" and
-            "kl_div" (log probabilities against probabilities) with labels of the value's shape.
+        kind: "cross_entropy" and "nll" (of log probabilities) with class indices, -100 for samples to ignore;
+            "cross_entropy" also with probabilities; "bce_with_logits", "mse", "l1", "smooth_l1" and "kl_div"
+            (log probabilities against probabilities) with labels of the value's shape.
         labels: The labels, as an array or lists.
         at: The selector of the predictions; the model's output when None.
-        reduction: "mean" (of "kl_div" over the batch) or "sum".
+        reduction: "mean" (for "kl_div" over the batch) or "sum".
 
     Raises:
-        TypeError: The labels are no numbers, or no whole ones where they have to be.
+        TypeError: The labels are not numbers, or not whole numbers where these are required.
         ValueError: An unknown name, or labels that are NaN or infinite.
     """
     name = one_of("the loss", kind, LOSSES)
@@ -162,17 +162,17 @@ def loss(
 
 
 def gradient_penalty(of: Objective, at: str | None = None, center: float = 0.0) -> Objective:
-    """Take as objective the mean over the samples of (|gradient| - center)^2: a second derivative.
+    """Return the mean over the samples of (|gradient| - center)^2 as an objective: a second derivative.
 
         trocar.loss("cross_entropy", labels) + 10 * trocar.gradient_penalty(trocar.value("/out"), center=1)
 
     Args:
-        of: Of what the gradient is; without a penalty inside.
-        at: The selector of the value with respect to which it is; the model's first input when None.
+        of: The objective whose gradient is penalised; without a penalty inside.
+        at: The gradient is with respect to this value; the model's first input when None.
         center: 0 for the R1 penalty, 1 for the one of WGAN-GP.
 
     Raises:
-        TypeError: `of` is no objective.
+        TypeError: `of` is not an objective.
         ValueError: There is a penalty inside, or `center` is not finite.
     """
     inner = as_objective(of)

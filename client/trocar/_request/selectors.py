@@ -33,24 +33,24 @@ def selector(
     port: str = "out",
     picks: Iterable[int | str] = (),
 ) -> str:
-    """Write a selector from its parts, with quotes around the names that need them.
+    """Build a selector from its parts, with quotes around names that need them.
 
         trocar.selector("blocks.a:b", port="in")                        # 'blocks."a:b"/in'
         trocar.selector("layer*.0.relu", kind="pattern", call=-1)       # 'layer*.0.relu@-1'
         trocar.selector("", picks=["out"])                              # '/out["out"]'
 
     Args:
-        path: What `kind` says; "" with kind "module" is the model itself. Names are parted by dots.
-        kind: "module" for an exact module path, in which a star means itself; "pattern" for one with `*`
-            and `**`; "regex" for a regular expression that matches whole module paths; "fx" for a
-            node of the traced graph and "fn" for a function, both with `*` where wanted.
+        path: A path of the given `kind`; "" with kind "module" is the model itself. Names are separated by
+            dots.
+        kind: "module" for an exact module path, in which a star is literal; "pattern" for one with `*` and
+            `**`; "regex" for a regular expression that matches whole module paths; "fx" for a node of the
+            traced graph and "fn" for a function, both optionally with `*`.
         type: The class that a module must have.
         call: Which call, negative from the last; "*" for all.
-        port: "out", "in", "in(name)" for a keyword input, "param(name)", "pattern" and
-            "logits" of a module's attention, "scores" of an attention function; or a gradient, "grad_out",
-            "grad_in", "grad_in(name)", "param_grad(name)". "param(*)" and "param_grad(*)" are all of the
-            module's own.
-        picks: The way into a structured value: positions, negative from the end, and keys.
+        port: "out", "in", "in(name)" for a keyword input, "param(name)", "pattern" and "logits" of a module's
+            attention, "scores" of an attention function; or a gradient, "grad_out", "grad_in",
+            "grad_in(name)", "param_grad(name)". "param(*)" and "param_grad(*)" are all of the module itself.
+        picks: The element of a structured value: positions, negative from the end, and keys.
 
     Returns:
         The selector as text. The server validates it.

@@ -58,16 +58,16 @@ Stat: TypeAlias = str | QuantilesWanted | HistogramWanted
 
 
 def quantiles(*shares: float) -> QuantilesWanted:
-    """Ask a tap for these quantiles.
+    """Request these quantiles in `stats` of a tap.
 
         trocar.tap("layer4", stats=["mean", trocar.quantiles(0.05, 0.5, 0.95)])
 
-    Between two elements they are interpolated, as by `numpy.quantile`. They are exact for up to 4,194,304
-    elements over all channels, and always per sample of up to that size; beyond it `Statistics.rank_error`
-    says how far their ranks may be off.
+    Values between two elements are interpolated, as in `numpy.quantile`. Quantiles are exact for up to
+    4,194,304 elements over all channels, and per sample always for samples of up to that size; beyond it
+    `Statistics.rank_error` bounds the error of their ranks.
 
     Args:
-        *shares: Each 0 to 1, in any order; 1 to 1,024 of them.
+        *shares: 1 to 1,024 numbers, each from 0 to 1, in any order.
 
     Raises:
         ValueError: One is not between 0 and 1, or there are none or too many.
@@ -76,16 +76,16 @@ def quantiles(*shares: float) -> QuantilesWanted:
 
 
 def histogram(edges: Iterable[float] | None = None, *, bins: int | None = None) -> HistogramWanted:
-    """Ask a tap for a histogram.
+    """Request a histogram in `stats` of a tap.
 
         trocar.tap("layer4", stats=[trocar.histogram(bins=32)], over="channel")
         trocar.tap("layer4", stats=[trocar.histogram(edges=[0.0, 0.5, 1.0, 2.0])])
 
     Args:
-        edges: The edges of the bins, ascending; 2 to 65,537 of them. What lies outside is not counted.
-        bins: Without edges: the most bins, 1 to 65,536. 64 by default. Their edges are multiples of a power
-            of two and cover the finite values. Of one bin with values on both sides of zero the edges
-            are each such a multiple.
+        edges: The edges of the bins, ascending; 2 to 65,537 of them. Elements outside are not counted.
+        bins: Without edges: the maximum number of bins, 1 to 65,536, by default 64. Their edges are multiples
+            of a power of two and cover the finite values. If one bin has values on both sides of zero, each
+            of its edges is such a multiple.
 
     Raises:
         ValueError: Both are given, or edges that do not ascend, or too few or many.

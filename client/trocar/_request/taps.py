@@ -135,7 +135,7 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
     gradient: bool = False,
     padding: bool = False,
 ) -> Tap:
-    """Declare values and statistics to collect at one selector, with options beside it.
+    """Declare the values and statistics to collect at one selector, with options.
 
         tap("layer4", stats=["mean", "std"], values=False)
         tap("layer1.0.conv1", alias="edges", stats=["absmax"], over="channel")
@@ -144,32 +144,32 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
 
     Args:
         selector: `[kind:]path[:Type][@call][#order][/port][[pick]]`, for example "layer4", "layer*.0.relu@1",
-            "fc/in"; `selector` writes one from its parts.
-        alias: A name for the feature map; the selector must then stand for one value.
+            "fc/in"; `selector` builds one from its parts.
+        alias: A name for the feature map; the selector must then match one value.
         stats: Any of "mean", "var" (population), "std" (population), "min", "max", "absmax", "l2",
-            "zero_fraction", "nan_count", "inf_count", "l1", "skewness", "kurtosis", "count",
-            "argmax_channel" (over "all" or "sample"), "covariance" (over "channel"), "quantiles" (of 0,
-            0.25, 0.5, 0.75 and 1) or `quantiles(...)`, "histogram" (64 bins) or `histogram(...)`.
+            "zero_fraction", "nan_count", "inf_count", "l1", "skewness", "kurtosis", "count", "argmax_channel"
+            (over "all" or "sample"), "covariance" (over "channel"), "quantiles" (at 0, 0.25, 0.5, 0.75 and 1)
+            or `quantiles(...)`, "histogram" (64 bins) or `histogram(...)`.
         values: False leaves the values on the server and returns statistics and shape only.
-        over: What the statistics are taken over: "all" for one number, "channel" or "sample" for
-            an array of numbers.
-        channel_dim: Which dimension of the value, before reductions, holds the channels; negative counts
-            from the end. By default the last of a tensor of rank 3, (batch, tokens, width), otherwise 1.
+        over: Compute statistics over "all" elements for one number, or per "channel" or "sample" for an array
+            of numbers.
+        channel_dim: The channel dimension of the value before reductions; negative counts from the end. By
+            default the last of a tensor of rank 3, (batch, tokens, width), otherwise 1.
         samples: Which samples of the batch; short for a first `trocar.samples(...)`.
         channels: Which channels; short for a `trocar.channels(...)` after the samples.
         tokens: Which tokens; short for a `trocar.tokens(...)` after the channels: positions, "cls", "last",
             a `trocar.span(...)` of the text, or a role of a chat, "system", "user" or "assistant".
-        index: What `numpy.s_[...]` returns; short for a `trocar.index(...)` after the tokens.
-        reduce: Further reductions, in order: `trocar.pool("avg")`, `trocar.top_k(5)` and their like.
-            At most 16 in all. Statistics are taken of what they leave.
-        cast: "float16", "bfloat16", "int8" or "int8_per_channel": what the values are sent as.
-        gradient: Whether the gradient of the call's objective (`of=`) with respect to the value is meant
-            instead of the value: "layer4" then stands for "layer4/grad_out".
-        padding: Whether statistics, pools and Gram matrices count the tokens of padding, which the attention
-            mask tells: the tokenizer's, or yours.
+        index: The result of `numpy.s_[...]`; short for a `trocar.index(...)` after the tokens.
+        reduce: Further reductions, in order: `trocar.pool("avg")`, `trocar.top_k(5)` and others. At most 16
+            in total. Statistics are computed after them.
+        cast: The dtype of the values that are sent: "float16", "bfloat16", "int8" or "int8_per_channel".
+        gradient: Whether to collect the gradient of the call's objective (`of=`) with respect to the value
+            instead of the value: "layer4" then means "layer4/grad_out".
+        padding: Whether statistics, pools and Gram matrices include padding tokens, according to the
+            attention mask of the tokenizer or of the request.
 
     Raises:
-        TypeError: A reduction is none, or positions are no integers.
+        TypeError: An entry is not a reduction, or positions are not integers.
         ValueError: An unknown statistic, `over` or `cast`, or an option that has no meaning with the others.
     """
     wanted = (stats,) if isinstance(stats, (str, QuantilesWanted, HistogramWanted)) else tuple(stats)

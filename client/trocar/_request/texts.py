@@ -104,13 +104,14 @@ def texts(
 
         client.extract("mini", trocar.texts(long_texts, truncate=True), ["encoder.layer.3"])
 
-    A plain string or list of strings may be passed as an input, too; strings that look like the name of a
-    file are then taken for one, and here never.
+    You can also pass a plain string or list of strings as an input. Strings that look like a file name are
+    then read as files; this function never does that.
 
     Args:
         samples: A text, a pair of texts as a tuple, the ids of tokens as a list, or a list of these.
-        max_tokens: The most tokens of one sample; what the model takes when None.
-        truncate: Whether longer samples are cut; otherwise they are refused, with their number of tokens.
+        max_tokens: The maximum number of tokens of one sample; the model's maximum when None.
+        truncate: Whether longer samples are cut; otherwise they are refused, and the error tells their number
+            of tokens.
         add_special_tokens: Whether the tokenizer adds its special tokens to texts and pairs.
 
     Raises:
@@ -132,14 +133,14 @@ def chat(
     max_tokens: int | None = None,
     truncate: bool = False,
 ) -> Texts:
-    """Return conversations as an input; the server renders them by the model's own chat template.
+    """Return conversations as an input; the server renders them with the model's own chat template.
 
         trocar.chat([{"role": "user", "content": "hello"}])
 
     Args:
         messages: Messages, as `{"role": ..., "content": ...}` or (role, content); or a list of conversations.
         template: The name of the chat template, for a tokenizer that has several.
-        add_generation_prompt: Whether the tokens that begin the assistant's answer follow.
+        add_generation_prompt: Whether to add the tokens that begin the assistant's answer.
         max_tokens: As in `texts`.
         truncate: As in `texts`.
 
@@ -156,19 +157,19 @@ def chat(
 
 
 def audio(samples: Any, rate: int) -> Audio:
-    """Return sound as an input; the server takes it through the model's own feature extractor.
+    """Return sound as an input; the server applies the model's own feature extractor.
 
         client.extract("whisper", trocar.audio(samples, 16_000), ["encoder.layers.3"])
 
-    Paths of .wav and .flac files may be passed as inputs, too.
+    You can also pass paths of .wav and .flac files as inputs.
 
     Args:
         samples: An array of one dimension, one channel, floating-point; or a list of these.
-        rate: Samples in a second; the feature extractor's own.
+        rate: Samples per second; must be the feature extractor's rate.
 
     Raises:
         EmptyBatchError: There is no clip.
-        TypeError: A clip is no array of floating-point numbers.
+        TypeError: A clip is not an array of floating-point numbers.
         ValueError: A clip does not have one dimension, or `rate` is not positive.
     """
     clips = list(samples) if isinstance(samples, (list, tuple)) else [samples]
@@ -215,7 +216,7 @@ def is_texts(value: object) -> bool:
     named = [item for item in value if isinstance(item, str) and names_file(item)]
     if named and len(named) < len(value):
         raise TypeError(
-            f"the list holds texts beside {named[0]!r}, which looks like the name of a file; write "
+            f"the list mixes texts with {named[0]!r}, which looks like the name of a file; write "
             "trocar.texts([...]) for texts, and pathlib.Path for files"
         )
     return not named

@@ -86,22 +86,22 @@ class FeatureMaps(Mapping[str, Array]):
         maps = client.extract("resnet50", images, taps=["layer4", "layer*.0:Bottleneck"])
         maps["layer4"]                       # numpy array (8, 2048, 7, 7)
         torch.from_numpy(maps["layer4"])     # shares memory, as DLPack does
-        maps.expansions["layer*.0:Bottleneck"]   # the names that this selector became
+        maps.expansions["layer*.0:Bottleneck"]   # the feature maps of this selector
 
-    A selector of the request that stands for exactly one value works as a key, too; the name of a feature
-    map comes first. Of `gradients(at="layer4")` the name is "layer4/grad_out", and `maps["layer4"]` is the
-    same unless the value itself was tapped, too. Arrays are writable and yours; bfloat16 values come as
-    float32, exactly.
+    A selector of the request that matches exactly one value is also a key; names of feature maps have
+    priority. For `gradients(at="layer4")` the name is "layer4/grad_out", and `maps["layer4"]` is the same
+    unless the value itself was also tapped. Arrays are writable; bfloat16 values are converted to float32,
+    exactly.
 
     Attributes:
         stats: Statistics by name, for taps that asked for some.
-        info: Path, type, call, shape and dtype by name, also where the values stayed on the server.
-        expansions: The names that each selector of the request became, in execution order.
-        timing: Time breakdown: waiting, computing and, of a single call, the rest.
+        info: Path, type, call, shape and dtype by name, also if the values were not sent.
+        expansions: The names of the feature maps that each selector matched, in execution order.
+        timing: Time breakdown: waiting, computing and, for a single call, the rest.
         stopped_at: The module after which the pass was stopped; None when it ran to its end.
         model_id: The model that ran.
-        objective: The value of the objective, where gradients were taken of one.
-        edit_expansions: The names of the values that each edit's selector became, stored edits included.
+        objective: The value of the objective, if gradients were computed.
+            edit_expansions: The names of the values that each edit's selector became, stored edits included.
         execution: Execution of the pass: numerics, engine, the samples of its batch.
         processed: What the model's processor made of texts and sound, in the order of the inputs.
     """
@@ -140,7 +140,7 @@ class FeatureMaps(Mapping[str, Array]):
 
     @property
     def tokens(self) -> ProcessedInput:
-        """What the tokenizer made of the texts; of the first, where several inputs are texts.
+        """The tokens of the texts; of the first input if several are texts.
 
         Raises:
             ValueError: No input was a text.
@@ -151,11 +151,11 @@ class FeatureMaps(Mapping[str, Array]):
         return found
 
     def samples(self, name: str, axis: int | None = None) -> list[Array]:
-        """Return the values of a feature map sample by sample, without those of padding.
+        """Return the values of a feature map sample by sample, without padding.
 
             maps.samples("encoder.layer.3")      # a list of arrays (tokens, 384)
 
-        Of `tokens=` as spans or roles these are the chosen tokens of each sample.
+        With spans or roles as `tokens=`, these are the chosen tokens of each sample.
 
         Args:
             name: Which feature map.
@@ -177,15 +177,15 @@ class FeatureMaps(Mapping[str, Array]):
         ]
 
     def span(self, name: str, start: int, stop: int, *, sample: int = 0, axis: int | None = None) -> Array:
-        """Return the values of the tokens that hold characters `start` to `stop` of one text.
+        """Return the values of the tokens that contain characters `start` to `stop` of one text.
 
             text = "the cat sat"
             maps.span("encoder.layer.3", text.index("cat"), text.index("cat") + 3)    # (tokens, 384)
 
         Args:
             name: Which feature map.
-            start: The first character, from 0; of a chat in `maps.tokens.samples[sample].rendered`.
-            stop: The character behind the last one.
+            start: The first character, from 0; for a chat in `maps.tokens.samples[sample].rendered`.
+            stop: The position after the last character.
             sample: Which text.
             axis: As for `samples`.
 
@@ -234,7 +234,7 @@ class FeatureMaps(Mapping[str, Array]):
     __hash__ = None  # type: ignore[assignment]  # as for every class with an __eq__ of its own
 
     def dequantized(self, name: str) -> Array:
-        """Return the values of a feature map as float32, where they came as int8; others as they are.
+        """Return the values of a feature map as float32 if they were sent as int8; others unchanged.
 
         Args:
             name: Which feature map.
@@ -254,13 +254,13 @@ class FeatureMaps(Mapping[str, Array]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the arrays to a safetensors file, under their exact names.
 
-        The file's metadata holds, as JSON, what each selector became (`trocar.expansions`) and where
-        each array came from (`trocar.info`); where there were some, also what each edit's selector became
-        (`trocar.edit_expansions`), the value of the objective (`trocar.objective`) and what the processor
-        made of texts and sound (`trocar.processed`).
+        The file's metadata has, as JSON, the names that each selector matched (`trocar.expansions`) and the
+        source of each array (`trocar.info`); if there are any, also the names that each edit's selector
+        matched (`trocar.edit_expansions`), the value of the objective (`trocar.objective`) and the processed
+        texts and sound (`trocar.processed`).
 
         Args:
-            path: Where to write; an existing file is replaced.
+            path: The file; an existing file is replaced.
         """
         info = {name: asdict(entry) for name, entry in self.info.items()}
         metadata = {
@@ -287,14 +287,14 @@ class FeatureMaps(Mapping[str, Array]):
     ) -> "Figure":
         """Draw one feature map of sample 0 as a picture.
 
-        A map of shape (batch, channels, height, width) becomes a grid of its first channels, each on
-        its own colour scale; (batch, tokens, width) becomes one image of tokens x width; (batch,
-        features) becomes a line.
+        A map of shape (batch, channels, height, width) becomes a grid of its first channels, each with its
+        own colour scale; (batch, tokens, width) becomes one image of tokens x width; (batch, features)
+        becomes a line.
 
         Args:
             name: Which feature map; the first when None.
-            channels: The most channels to draw.
-            path: Where to save the picture; the suffix says the format, for example ".png".
+            channels: The maximum number of channels to draw.
+            path: The file of the picture; the suffix sets the format, for example ".png".
 
         Returns:
             The matplotlib figure. No display is needed.

@@ -66,7 +66,7 @@ def event_from_json(line: str) -> FitEvent:
     """Load an event written by `FitEvent.to_json`.
 
     Raises:
-        ValueError: It is no event.
+        ValueError: It is not an event.
     """
     try:
         facts = {name: _plain(value) for name, value in json.loads(line).items()}
@@ -187,11 +187,11 @@ class History(Sequence[FitEvent]):
         return self._events[-1].kind if is_over else "running"
 
     def best(self, metric: str = "loss", *, higher_is_better: bool | None = None) -> FitEvent:
-        """Return the best evaluation, the first where several are.
+        """Return the best evaluation, the first if there are several.
 
         Args:
             metric: "loss", or the name of a metric that is one number.
-            higher_is_better: Whether more is better; for everything but the loss when None.
+            higher_is_better: Whether larger is better; when None, for everything except the loss.
 
         Raises:
             ValueError: No evaluation has such a number.
@@ -216,7 +216,7 @@ class History(Sequence[FitEvent]):
         """Load a file written by `save`.
 
         Raises:
-            ValueError: A line is no event.
+            ValueError: A line is not an event.
         """
         events = []
         for position, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):

@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from trocar._base.figures import Figure
 from trocar._result.history import numbers
-
-try:
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError('plots need matplotlib: pip install "trocar[plot]"') from error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

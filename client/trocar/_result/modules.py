@@ -11,7 +11,7 @@ from trocar._base.tables import html_facts
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """One leaf of what a module returned."""
+    """One tensor or other leaf of a module's output."""
 
     pick: str
     """The pick that reaches it, for example `["out"]`; empty for a plain tensor."""
@@ -52,7 +52,7 @@ class ModuleInfo:
 
     @property
     def output_shape(self) -> tuple[int, ...] | None:
-        """Shape of the one tensor that the first call returned; None where it is not one tensor."""
+        """Shape of the tensor that the first call returned; None if it did not return one tensor."""
         tensors = [output for output in self.outputs if output.shape is not None]
         return tensors[0].shape if len(tensors) == 1 else None
 

@@ -4,12 +4,8 @@ import math
 
 import numpy as np
 
+from trocar._base.figures import Figure
 from trocar._base.tensors import Array
-
-try:
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError('plots need matplotlib: pip install "trocar[plot]"') from error
 
 
 def draw(values: Array, *, title: str, channels: int) -> Figure:

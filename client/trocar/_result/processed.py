@@ -14,7 +14,7 @@ _MOST_TOKENS = 24
 
 @dataclass(frozen=True)
 class ProcessedSample:
-    """What the processor made of one sample."""
+    """One sample after the processor."""
 
     length: int
     """Number of tokens, or of sound samples, without padding."""
@@ -36,7 +36,7 @@ class ProcessedSample:
 
 @dataclass(frozen=True)
 class ProcessedInput:
-    """What the processor made of one input.
+    """One input after the processor.
 
     maps = client.extract("mini", ["a sentence", "another one"], ["encoder.layer.3"])
     maps.tokens.lengths                      # (4, 4)

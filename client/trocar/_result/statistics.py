@@ -19,8 +19,8 @@ class Histogram:
 
         plt.stairs(histogram.counts, histogram.edges)
 
-    Bins are half-open, the last one includes its right edge, as in `numpy.histogram`; NaN and what lies
-    outside is not counted.
+    Bins are half-open, and the last one includes its right edge, as in `numpy.histogram`. NaN and elements
+    outside are not counted.
     """
 
     counts: NDArray[np.int64]
@@ -46,27 +46,27 @@ AnyStatistic: TypeAlias = StatisticValue | Histogram
 
 
 class Statistics:
-    """The statistics that a tap asked for, as attributes. Read-only.
+    """The requested statistics of a tap, as attributes. Read-only.
 
         maps.stats["layer4"].mean            # float
         maps.stats["layer4"].std             # float64 array (channels,) with over="channel"
 
-    Numbers were computed in float64; NaN and Inf propagate as in NumPy. With over="all" each is
-    a float (an int for the counts), otherwise a float64 array of shape (channels,) or (samples,).
-    Quantiles have one more dimension, a histogram is an object with `counts` and `edges`.
+    Numbers are computed in float64; NaN and Inf propagate as in NumPy. With over="all" each is a float (an
+    int for the counts), otherwise a float64 array of shape (channels,) or (samples,). Quantiles have one more
+    dimension, a histogram is an object with `counts` and `edges`.
 
     Args:
         values: The statistics by name.
         over: Grouping of the statistics.
         channel_dim: The channel dimension used.
-        rank_error: How far the ranks of the quantiles may be off.
+        rank_error: Bound of the error of the quantiles' ranks.
         covariance: The covariance matrix of the channels.
 
     Attributes:
         over: Grouping of the statistics: "all", "channel" or "sample".
         channel_dim: The channel dimension used, from 0; None unless over is "channel".
-        rank_error: How many ranks the quantiles may be off, as a share of the elements of each; 0.0
-            where they are exact.
+        rank_error: Bound of the error of the quantiles' ranks, as a share of the elements of each; 0.0 if
+            they are exact.
     """
 
     over: str

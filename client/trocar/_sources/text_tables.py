@@ -76,6 +76,6 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
             if line.strip():
                 row = json.loads(line)
                 if not isinstance(row, dict):
-                    raise ValueError(f"line {number} is no JSON object")
+                    raise ValueError(f"line {number} is not a JSON object")
                 rows.append(row)
     return rows

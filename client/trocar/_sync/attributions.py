@@ -45,13 +45,13 @@ class Attributions:
         batch_size: int = 16,
         **options: Any,
     ) -> Attribution:
-        """Return how much each element of the input, or of a feature map, speaks for a class.
+        """Return how much each element of the input, or of a feature map, contributes to a class.
 
             result = client.attribute("resnet50", "cat.jpg", "integrated_gradients", steps=50)
             result.values                    # (1, 3, 224, 224)
             result.plot("cat.png")
 
-        | method | gives |
+        | method | result |
         |---|---|
         | `saliency` | the gradient |
         | `input_x_gradient` | the value times its gradient |
@@ -59,38 +59,40 @@ class Attributions:
         | `smoothgrad` | the mean of one of these three over noisy copies of the inputs |
         | `grad_cam`, `grad_cam_plus_plus` | a map of a module's positions |
         | `layer_conductance` | the flow through each element of a module's value, along the same path |
-        | `guided_backprop` | the gradient, of which each ReLU lets only positive parts pass |
-        | `occlusion` | what the score loses where a window of the input is replaced |
+        | `guided_backprop` | the gradient, with only its positive parts at each ReLU |
+        | `occlusion` | the drop of the score when a window of the input is replaced |
 
-        They are those of captum and pytorch-grad-cam. Many passes go in one stream, several at once.
+        The methods are those of captum and pytorch-grad-cam. Several passes are sent in one stream.
 
         Args:
             model_id: The id of a loaded model with one input.
-            inputs: A batch: an array (batch, ...) as it is, or images as for `extract`.
-            method: Its name.
-            of: What is attributed, for example `trocar.logit(207)`, or `trocar.logit([207, 3])` with a class
-                for each sample. The logit of each sample's most likely class when None, after one pass more.
-            at: What it is attributed to: a selector for one value. When None, the model's input; of class
-                activation maps and `layer_conductance` the last feature map with height and width before
-                the pooling, and of a ViT the tokens before the last attention, as a grid. The result's `at`
-                says which. `integrated_gradients` and `occlusion` are of the input alone.
-            batch_size: The most samples in one of many passes. Methods of one pass take the whole batch.
-            **options: Of the method:
+            inputs: A batch: an array (batch, ...), unchanged, or images as in `extract`.
+            method: The name of the method.
+            of: The score, for example `trocar.logit(207)`, or `trocar.logit([207, 3])` with a class for each
+                sample. When None, the logit of each sample's most likely class, after one more pass.
+            at: The selector of the value that gets the attribution. When None, the model's input; for class
+                activation maps and `layer_conductance` the last feature map with height and width before the
+                pooling, and for a ViT the tokens before the last attention, as a grid. The result's `at`
+                tells which. `integrated_gradients` and `occlusion` always use the input.
+            batch_size: The maximum number of samples in one of many passes. Methods of one pass take the
+                whole batch.
+            **options: Options of the method:
                 `abs=True` of saliency: absolute values.
                 `baseline=0` of integrated_gradients, layer_conductance and occlusion: a number, or an array
-                that is broadcast to the inputs. These are the model's own, in which 0 is a mean colour.
+                that is broadcast to the model's inputs after preprocessing, in which 0 is a mean colour.
                 `steps=50` of integrated_gradients and layer_conductance: points of the Gauss-Legendre rule.
                 `delta=False` of the same: whether to return the convergence delta.
-                `over="saliency"`, `samples=25`, `sigma=1.0` and `seed=0` of smoothgrad: the method, how many
-                copies, the noise's standard deviation in the inputs' units; and the method's own options.
+                `over="saliency"`, `samples=25`, `sigma=1.0` and `seed=0` of smoothgrad: the method, the
+                number of copies, the noise's standard deviation in units of the inputs; and the method's
+                own options.
                 `channel_dim=None` of the maps and layer_conductance: -1 for a Swin, (batch, h, w, channels).
                 `grid=None` of the same: tokens to positions: (height, width) of the last ones, or a
-                function from (batch, tokens, width) to (batch, channels, height, width); a square, behind
-                one class token at most, when None.
+                function from (batch, tokens, width) to (batch, channels, height, width); when None, a
+                square after at most one class token.
                 `relus="**:ReLU"` of guided_backprop: selectors. A ReLU that is a function, not a module, is
-                not among them, and its gradient stays as it is; captum has the same gap.
+                not included, and its gradient is unchanged, as in captum.
                 `window` and `stride` of occlusion: a size along height and width and a distance, or one for
-                each dimension of a sample; a 14th of the input, and half of that, when not given.
+                each dimension of a sample; by default a 14th of the input, and half of that.
 
         Returns:
             Values, classes, scores and heat maps; plots.
@@ -98,9 +100,9 @@ class Attributions:
         Raises:
             ValueError: There is no such method, an option is out of range or does not fit the inputs, the
                 method cannot have this objective, or `at` is None and no place suits.
-            TypeError: The method has no such option, or the model's input is no single array of floats.
+            TypeError: The method has no such option, or the model's input is not a single array of floats.
             NotDifferentiableError: There is no gradient at this place.
-            TrocarError: What `extract` and `gradients` raise.
+            TrocarError: As `extract` and `gradients`.
         """
         check_batch_size(batch_size)
         chosen = method_options(method, options)
@@ -123,35 +125,36 @@ class Attributions:
         channel_dim: int | None = None,
         grid: Grid = None,
     ) -> Attribution:
-        """Return where in an image a class comes from: Grad-CAM, or Grad-CAM++.
+        """Return which parts of an image contribute to a class: Grad-CAM, or Grad-CAM++.
 
             cam = client.grad_cam("resnet50", "cat.jpg")
             cam.at                           # "layer4"
             cam.heatmap                      # (1, 224, 224), from 0 to 1
             cam.plot("cam.png")
 
-        relu(sum of channels x mean gradient), of Selvaraju et al. 2017; the numbers are pytorch-grad-cam's.
+        relu(sum of channels x mean gradient), of Selvaraju et al. 2017; the numbers equal those of
+        pytorch-grad-cam.
 
         Args:
             model_id: The id of a loaded model with one input.
-            images: A batch of images as for `extract`, or an array (batch, channels, height, width) as it is.
-            at: Where the feature map is, one value. When None, the last one with height and width before the
-                pooling; of a ViT the last `ln_1`, as nothing but the class token counts behind it.
-            of: What is attributed; the logit of each sample's most likely class when None, after one pass
-                more.
-            plus_plus: Whether channels are weighted as Chattopadhyay et al. 2018 do.
-            channel_dim: The dimension of the channels; 1 when None, -1 for a Swin. Tokens have theirs last.
-            grid: How tokens become positions, see `attribute`.
+            images: A batch of images as in `extract`, or an array (batch, channels, height, width),
+                unchanged.
+            at: The selector of the feature map, one value. When None, the last one with height and width
+                before the pooling; for a ViT the last `ln_1`, because only the class token is used after it.
+            of: The score; when None, the logit of each sample's most likely class, after one more pass.
+            plus_plus: Whether channels are weighted as in Chattopadhyay et al. 2018.
+            channel_dim: The dimension of the channels; 1 when None, -1 for a Swin. For tokens it is the last.
+            grid: The conversion of tokens to positions, see `attribute`.
 
         Returns:
             `values` (batch, h, w), not scaled; `heatmap` from 0 to 1, of the input's size.
 
         Raises:
-            ValueError: The value has no positions, its tokens make no grid, or `at` is None and no place
-                suits; the message names places.
+            ValueError: The value has no positions, its tokens do not form a grid, or `at` is None and no
+                place fits; the message names places.
             TypeError: The model has several inputs.
             NotDifferentiableError: There is no gradient at this place.
-            TrocarError: What `extract` and `gradients` raise.
+            TrocarError: As `extract` and `gradients`.
         """
         method = "grad_cam_plus_plus" if plus_plus else "grad_cam"
         return self.attribute(model_id, images, method, of=of, at=at, channel_dim=channel_dim, grid=grid)

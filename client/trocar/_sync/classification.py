@@ -61,23 +61,23 @@ class Classification:
                 that is called `logits`.
             inputs: One input as in `extract`, a folder, a list of images or texts, an array, or an iterable
                 of batches; see the analysis page.
-            top: Number of classes for each sample; all where the model has fewer.
+            top: Number of classes for each sample; all if the model has fewer.
             activation: How scores are computed from the model's output, in float64: "softmax" over the
-                classes, of which one is right; "sigmoid" of each, of which several may be; "none" for a model
-                whose output is probabilities already, or for the output as it is.
-            edits: What is changed on the way, as in `extract`.
+                classes, if one is right; "sigmoid" of each, if several may be right; "none" for a model whose
+                output is already probabilities, or for the unchanged output.
+            edits: Changes during the pass, as in `extract`.
             numerics: As in `extract`.
-            batch_size: The most samples in one pass, where they do not come in batches.
+            batch_size: The maximum number of samples in one pass, unless the inputs are batches.
 
         Returns:
-            A row for each sample, best class first; prints as a table. Names are empty where the server
-            knows none.
+            A row for each sample, best class first; prints as a table. Names are empty if the server knows
+            none.
 
         Raises:
-            ValueError: The model's output is no scores of classes, the message says what it is; the output
-                is not finite; `top` is no positive number; or there are no inputs.
+            ValueError: The model's output is not class scores (the message tells what it is); the output is
+                not finite; `top` is not a positive number; or there are no inputs.
             FileNotFoundError: There is no such file or folder.
-            TrocarError: What `extract` raises; a note says in which batch.
+            TrocarError: As `extract`; a note names the batch.
         """
         batches = batches_of(inputs, batch_size)
         output = self.output(model_id)
@@ -106,31 +106,31 @@ class Classification:
         """Compare a model with itself after an edit, or with another model, on the same inputs.
 
             found = client.compare("resnet50", "photos/", edits=trocar.edit("layer3", "zero"))
-            found.changed                    # samples whose best class is another one
+            found.changed                    # samples whose best class changed
             found["layer4"].relative_error
 
         Args:
-            model_id: The id of a loaded model: before.
+            model_id: The id of a loaded model, for `before`.
             inputs: As in `predict`.
-            edits: What is changed after, as in `extract`.
-            other: Another model: after, with the edits if there are some. The same one when None.
-            taps: The values to compare; those of every module when None. All values travel: name some of a
-                large model.
+            edits: Edits for `after`, as in `extract`.
+            other: Another model for `after`, with the edits if there are any. The same model when None.
+            taps: The values to compare; those of every module when None. All values are sent, so name some
+                for a large model.
             top: Number of classes in `before` and `after` for each sample.
             activation: As in `predict`.
             tolerance: Relative error up to which feature maps count as equal.
-            batch_size: The most samples in one pass, where they do not come in batches.
+            batch_size: The maximum number of samples in one pass, unless the inputs are batches.
 
         Returns:
-            The differences of the values as in `diff`, the output among them, and what happened to the best
-            class of each sample; without classes where an output is no scores of classes, or is not finite.
-            Prints as tables and plots.
+            The differences of the values as in `diff`, including the output, and the change of the best class
+            of each sample; without classes if an output is not class scores, or is not finite. Prints as
+            tables and plots.
 
         Raises:
             ValueError: There is neither an edit nor another model, `tolerance` or `top` is out of range, or
                 there are no inputs.
             FileNotFoundError: There is no such file or folder.
-            TrocarError: What `extract` raises; a note says in which batch of which model.
+            TrocarError: As `extract`; a note names the batch and the model.
         """
         if not edits and other is None:
             raise ValueError(
@@ -172,10 +172,10 @@ class Classification:
         return (first, second), ClassChangeCollector(sides[0], sides[1])
 
     def output(self, model_id: str) -> ClassOutput:
-        """Return where a model's scores are.
+        """Return the place of a model's scores.
 
         Raises:
-            ValueError: Its output is no scores of classes.
+            ValueError: Its output is not class scores.
         """
         model = self._models.model(model_id)
         return class_output(model, self._extraction.plan(model_id, None, OUTPUT))

@@ -48,46 +48,45 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
         with trocar.connect("localhost:50051") as client:
             maps = client.extract("resnet50", images, taps=["layer4"])
 
-    With "local" there is no separate server: it runs in this process, for this client, until the client
-    is closed or dropped or the interpreter exits. `connect` then returns when its models are loaded.
+    With "local" there is no separate server: it runs in this process, for this client, until the client is
+    closed or garbage-collected or the interpreter exits. `connect` then returns when its models are loaded.
 
         client = trocar.connect("local", models={"resnet50": "DEFAULT", "mine": my_module})
 
     Args:
         target: `host:port`, or any gRPC target such as "unix:/run/trocar.sock"; several servers as
-            "gpu1:50051,gpu2:50051", which are called in turn; or "local". The port is 50051 where none is
-            written, https:// means TLS. When None: `TROCAR_SERVER`, the profile's, or "localhost:50051".
-        timeout_s: Deadline of every call that names none, in seconds.
-        token: Sent as a bearer token; over plain text to this machine only. `TROCAR_TOKEN`, or the profile's
-            for the profile's own server, when None.
-        tls: True for TLS with the roots that gRPC brings along, or `TlsOptions`. `TROCAR_CA`, or the
-            profile's, when None; False for plain text in any case.
-        retries: How often a call is tried again where the server cannot be reached, 0 to 4, with
-            a backoff from 0.1 to 2 seconds, within the deadline.
-        shared_memory: Whether inputs from 512 KiB and feature maps from 1 MiB on go through memory that
-            is shared with the server. None: where the target is a Unix socket and the server lends some;
-            see `transport`.
-            False: never. True: as None, and `ValueError` where the target is no Unix socket.
+            "gpu1:50051,gpu2:50051", which are called in turn; or "local". The default port is 50051; https://
+            means TLS. When None: `TROCAR_SERVER`, the profile's, or "localhost:50051".
+        timeout_s: Default deadline of a call, in seconds.
+        token: Sent as a bearer token; in plain text only to this machine. When None: `TROCAR_TOKEN`, or the
+            profile's token for the profile's server.
+        tls: True for TLS with the root certificates of gRPC, or `TlsOptions`. When None: `TROCAR_CA`, or the
+            profile's. False always means plain text.
+        retries: How often a call is retried if the server cannot be reached, 0 to 4, with a backoff from 0.1
+            to 2 seconds, within the deadline.
+        shared_memory: Whether inputs from 512 KiB and feature maps from 1 MiB on go through memory that is
+            shared with the server. None: if the target is a Unix socket and the server offers shared memory;
+            see `transport`. False: never. True: as None, and `ValueError` if the target is not a Unix socket.
         compression: "gzip" compresses every message, lossless, in both directions: for networks slower than
-            about 20 MB/s, and values that repeat. It takes the place of shared memory.
-        cache: Whether replies may come from the server's feature cache, where it has one. True also asks by
-            digest alone for what was sent before, which pays where the same inputs come again; False asks
-            for a pass each time; None leaves it to the server.
-        models: With "local", what to host: names such as ["resnet50", "vit_b_16=random:0"]; an `nn.Module` or
-            several, whose ids are the names of their classes in small letters; or a dict from
+            about 20 MB/s, and values that repeat. It replaces shared memory.
+        cache: Whether replies may come from the server's feature cache, if it has one. True also sends only a
+            digest of repeated requests, which is faster if inputs repeat. False computes a pass each time.
+            None leaves it to the server.
+        models: With "local", the models to host: names such as ["resnet50", "vit_b_16=random:0"]; an
+            `nn.Module` or several, whose ids are the names of their classes in lower case; or a dict from
             model id to the name of weights, to a table with the keys of `[models.ID]` in the configuration
             file, to an `nn.Module`, or to {"module": ..., "input_shape": (3, 32, 32)}. A module shares its
-            weights with what is hosted and is not changed itself.
+            weights with the hosted model and is not changed.
         options: With "local", settings as in the configuration file: "device", "threads", "data_dir",
-            "cache_dir" and "limits". Without "data_dir" its trainers, data sets and stored edits are in a
-            private folder that is removed when the client is closed or the program ends.
-        profile: A profile of `~/.config/trocar/config.toml`, which `trocar login` makes; `TROCAR_PROFILE`, or
-            the current one, when None.
+            "cache_dir" and "limits". Without "data_dir", trainers, data sets and stored edits are in a
+            private folder that is deleted when the client is closed or the program ends.
+        profile: A profile of `~/.config/trocar/config.toml`, which `trocar login` creates. When None:
+            `TROCAR_PROFILE`, or the current one.
 
     Raises:
-        ValueError: A value or an address is wrong, there is no such profile, a token would cross a network in
-            plain text, or `models`, `options` and `tls` do not go with the target.
-        FileNotFoundError: A file of `tls` is not there.
+        ValueError: A value or an address is wrong, there is no such profile, a token would be sent over a
+            network in plain text, or `models`, `options` or `tls` cannot be used with the target.
+        FileNotFoundError: A file of `tls` does not exist.
         ServerUnavailableError: The target is "local" and the server is not installed.
         ModelError: The target is "local" and a model cannot be loaded; see its subclasses.
         NotFoundError: The target is "local" and a model or its weights have no such name.
@@ -108,9 +107,9 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
 class Client:
     """A connection to a Trocar server; made by `connect`.
 
-    Safe for concurrent calls. Every method that calls the server may raise, beside what it
-    lists, `ServerUnavailableError`, `DeadlineExceededError`, `PermissionDeniedError`,
-    `VersionSkewError` and `InternalServerError`; all are `TrocarError`.
+    Safe for concurrent calls. Every method that calls the server may raise, in addition to the errors that it
+    lists, `ServerUnavailableError`, `DeadlineExceededError`, `PermissionDeniedError`, `VersionSkewError` and
+    `InternalServerError`; all are `TrocarError`.
     """
 
     def __init__(self, options: ConnectOptions, local: LocalServer | None = None) -> None:

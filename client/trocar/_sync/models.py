@@ -32,7 +32,7 @@ class Models:
         return Listing(map(from_wire.model, reply.models), MODEL_COLUMNS)
 
     def model(self, model_id: str) -> Model:
-        """Return one model, categories included.
+        """Return one model, including its categories.
 
         Args:
             model_id: The id of a catalogue entry, for example "resnet18".
@@ -46,19 +46,19 @@ class Models:
         return from_wire.model(reply.model)
 
     def load(self, model_id: str, weights: str = "", *, timeout_s: float = 600.0) -> Model:
-        """Load a model and return it when it can be used; a loaded model stays as it is.
+        """Load a model and return it when it can be used; a loaded model does not change.
 
         Args:
             model_id: The id of a catalogue entry, or a torchvision model name that is not in it yet.
-            weights: For a name that is new: "DEFAULT" (also when empty), the name of a weights enum
-                member, or "random:0" with any seed. Empty, or equal, for an existing entry.
+            weights: For a new name: "DEFAULT" (also when empty), the name of a weights enum member, or
+                "random:0" with any seed. Empty, or equal, for an existing entry.
             timeout_s: Deadline in seconds; a download can take minutes.
 
         Raises:
             UnknownModelError: Neither the catalogue nor torchvision has the name.
             UnknownWeightsError: The architecture has no weights of this name.
             ModelConflictError: The entry exists with other weights.
-            WeightsUnavailableError: They could not be downloaded, or the file is not there.
+            WeightsUnavailableError: They could not be downloaded, or the file is missing.
             WeightsMismatchError: Keys are missing, unexpected or of another shape.
             WeightsCorruptError: The file cannot be read.
         """
@@ -70,7 +70,7 @@ class Models:
         return (self._connection.everywhere(ask))[0]
 
     def unload(self, model_id: str) -> Model:
-        """Drop a model's weights from the server's memory when the calls that use it have ended.
+        """Remove a model's weights from the server's memory when the calls that use it have ended.
 
         Args:
             model_id: The id of a catalogue entry; the entry stays.
@@ -86,12 +86,12 @@ class Models:
         return (self._connection.everywhere(ask))[0]
 
     def modules(self, model_id: str, inputs_shape: Sequence[int] | None = None) -> ModuleTree:
-        """Return the modules of a model, with what each call of them returns.
+        """Return the modules of a model, with the output of each of their calls.
 
         Args:
             model_id: The id of a loaded model.
-            inputs_shape: The float32 input to assume, batch dimension included, for example
-                (8, 3, 224, 224). One example input when None.
+            inputs_shape: The assumed shape of a float32 input, including the batch, for example (8, 3, 224,
+                224). One example input when None.
 
         Returns:
             The modules in execution order; prints as a tree.

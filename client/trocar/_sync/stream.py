@@ -32,12 +32,14 @@ class ExtractStream:
             for result in stream:
                 result.maps["avgpool"]
 
-    A few batches are in flight at once: they are taken from `batches` as results are. A broken connection is
-    reopened, and unanswered batches are sent again. Use it in a `with` block, or run it to its end.
+    A few batches are in flight at once: the next ones are read from `batches` when results are read. A broken
+    connection is reopened, and unanswered batches are sent again. Use the stream in a `with` block, or
+    iterate to its end.
 
     Attributes:
         statistics: After the last result: the running statistics by feature map, if requested.
-        info: After the last result: their metadata; the first size of a shape is the sum over all batches.
+        info: After the last result: metadata by feature map; the first size of a shape is the sum over all
+            batches.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class TrainerCalls:
         return html_facts({title: text(self._newest) for title, text in TRAINER_COLUMNS.items()}, caption)
 
     def info(self) -> TrainerInfo:
-        """Return the trainer as it is now; like every call, this renews its time to live.
+        """Return the current state of the trainer; like every call, this renews its time to live.
 
         Raises:
             UnknownTrainerError: It was closed.
@@ -102,23 +102,24 @@ class TrainerCalls:
         number: int | None = None,
         timeout_s: float | None = None,
     ) -> StepResult:
-        """Run a batch forwards and backwards, and update the weights when enough batches were accumulated.
+        """Run a forward and a backward pass, and update the weights if enough batches are accumulated.
 
         Args:
             inputs: As in `Client.extract`.
-            targets: What the loss compares with: class indices, or an array as the loss wants it, or a dict
-                of name to array; None where every term does without.
-            number: Of the call, see `info`; assigned automatically when None. A call that is repeated with
-                its number is not applied again, and returns the same.
+            targets: Targets of the loss: class indices, an array as the loss requires it, or a dict from name
+                to array; None if no term needs targets.
+            number: Number of the call, see `info`; assigned automatically when None. A call that is repeated
+                with its number is not applied again, and returns the same result.
             timeout_s: Overrides the client's timeout, in seconds.
 
         Raises:
             TargetRejectedError: The targets do not fit the loss.
-            NonFiniteStepError: The loss or a gradient is not finite; the trainer is as before.
-            TrainerBusyError: A fit is under way.
-            TrainerBrokenError: It must be restored from a checkpoint first.
+            NonFiniteStepError: The loss or a gradient is not finite; the trainer is unchanged.
+            TrainerBusyError: A fit is running.
+            TrainerBrokenError: The trainer must be restored from a checkpoint first.
             StepOutOfOrderError: `number` is not the next one.
-            SpoolFailedError: The server's disk did not take saved tensors; the trainer is as before.
+            SpoolFailedError: Saved tensors could not be written to the server's disk; the trainer is
+                unchanged.
             InputRejectedError: The model cannot take the inputs.
         """
         return self._numbered(pb.TRAIN_KIND_STEP, inputs, targets, number, timeout_s)
@@ -131,7 +132,7 @@ class TrainerCalls:
         number: int | None = None,
         timeout_s: float | None = None,
     ) -> StepResult:
-        """Run a batch forwards and backwards; gradients are accumulated. See `step`."""
+        """Run a forward and a backward pass, and accumulate gradients. See `step`."""
         return self._numbered(pb.TRAIN_KIND_FORWARD_BACKWARD, inputs, targets, number, timeout_s)
 
     def optimizer_step(self, *, number: int | None = None, timeout_s: float | None = None) -> StepResult:
@@ -166,16 +167,16 @@ class TrainerCalls:
     def extract(
         self, inputs: Inputs | None, taps: str | Tap | Sequence[str | Tap], **options: Any
     ) -> FeatureMaps:
-        """Return feature maps of the present weights; options as in `Client.extract`."""
+        """Return feature maps with the current weights; options as in `Client.extract`."""
         return self._extraction.extract(self.trainer_id, inputs, taps, **options)
 
     def gradients(self, inputs: Inputs | None, *, of: Objective, **options: Any) -> FeatureMaps:
-        """Return gradients with the present weights; options as in `Client.gradients`."""
+        """Return gradients with the current weights; options as in `Client.gradients`."""
         gradients = Gradients(self._connection, self._extraction)
         return gradients.gradients(self.trainer_id, inputs, of=of, **options)
 
     def save(self, note: str = "", *, timeout_s: float | None = None) -> Checkpoint:
-        """Write a checkpoint; when this returns it survives a crash of the server.
+        """Write a checkpoint, which survives a crash of the server after this returns.
 
         Raises:
             StorageFullError: The server's disk is full; earlier checkpoints are unchanged.
@@ -185,10 +186,10 @@ class TrainerCalls:
         return checkpoint(reply.checkpoint)
 
     def restore(self, checkpoint_number: int | None = None, *, timeout_s: float | None = None) -> TrainerInfo:
-        """Take the trainer back to a checkpoint: weights, optimizer, schedule, buffers, random numbers.
+        """Restore a checkpoint: weights, optimizer, schedule, buffers, random numbers.
 
         Args:
-            checkpoint_number: Which; the newest when None.
+            checkpoint_number: The number of the checkpoint; the newest when None.
             timeout_s: Overrides the client's timeout, in seconds.
 
         Raises:
@@ -228,7 +229,7 @@ class TrainerCalls:
             peft.PeftModel.from_pretrained(base, folder)
 
         Args:
-            folder: Gets `adapter_model.safetensors` and `adapter_config.json`; made if it is missing.
+            folder: The folder for `adapter_model.safetensors` and `adapter_config.json`; created if missing.
             timeout_s: Overrides the client's timeout, in seconds; a download that takes longer is resumed.
 
         Raises:
@@ -241,12 +242,13 @@ class TrainerCalls:
         return home
 
     def load_adapter(self, folder: str | os.PathLike[str], *, timeout_s: float | None = None) -> Checkpoint:
-        """Replace the weights of the adapter, and of a new head, by those of a folder of PEFT.
+        """Replace the weights of the adapter, and of a new head, by those of a PEFT folder.
 
-        Optimizer and counters stay; a checkpoint is written.
+        Optimizer and counters do not change; a checkpoint is written.
 
         Args:
-            folder: Has `adapter_model.safetensors`; names and shapes are those of the trainer's adapter.
+            folder: The folder with `adapter_model.safetensors`; names and shapes must be those of the
+                trainer's adapter.
             timeout_s: Overrides the client's timeout, in seconds.
 
         Raises:
@@ -304,19 +306,20 @@ class TrainerCalls:
     def publish(
         self, model_id: str, *, categories: Sequence[str] = (), timeout_s: float | None = None
     ) -> str:
-        """Make a copy of the present weights a hosted model, at once and after restarts.
+        """Host a copy of the current weights as a model, at once and after restarts.
 
         Args:
-            model_id: Its id: small letters, digits and `._-`, at most 63; not in the catalogue.
-            categories: Class names by index. When empty: those of the data set of the newest fit where the
-                trainer has a new head of as many classes, else the base model's.
+            model_id: Its id: lower case letters, digits and `._-`, at most 63 characters; not in the
+                catalogue.
+            categories: Class names by index. When empty: those of the data set of the newest fit if the
+                trainer has a new head with this number of classes, otherwise those of the base model.
             timeout_s: Overrides the client's timeout, in seconds.
 
         Returns:
             The id of the model, which is loaded.
 
         Raises:
-            ModelConflictError: There is a model of this id.
+            ModelConflictError: A model of this id exists.
         """
         request = pb.PublishTrainerRequest(
             trainer_id=self.trainer_id, model_id=model_id, categories=categories
@@ -364,7 +367,7 @@ class TrainerCalls:
             for message in self._connection.train(call, request_id, left_s):
                 result = pb.TrainResponse.FromString(message).result
             if result is None:
-                raise BadReplyError("the server said nothing of the batch")
+                raise BadReplyError("the reply has no result for the batch")
             return result
 
         return self._connection.resumed(attempt, timeout_s)

@@ -150,9 +150,9 @@ class ConnectOptions:
         if self.shared_memory and not (self.target == LOCAL or self.target.startswith(UNIX)):
             raise ValueError(f"shared memory needs a Unix socket, not {self.target!r}")
         if self.target == LOCAL and self.tls:
-            raise ValueError(f"tls does not go with the target {LOCAL!r}: nothing leaves this process")
+            raise ValueError(f"tls cannot be used with the target {LOCAL!r}, which needs no network")
         if self.token and not self.tls and not is_loopback(self.target):
-            raise ValueError(f"a token to {self.target} would be readable on the way; connect with tls=True")
+            raise ValueError(f"a token to {self.target} would be sent in plain text; connect with tls=True")
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -150,13 +150,13 @@ def _parsed(read: dict[str, Any]) -> Profiles:
         raise TypeError("`current` is a name and `profiles` a table of profiles")
     named = {name: _profile(name, table) for name, table in tables.items()}
     if current and current not in named:
-        raise ValueError(f"current = {current!r} is no profile; {name_hint(current, named)}")
+        raise ValueError(f"current = {current!r} is not a profile; {name_hint(current, named)}")
     return Profiles(current, named)
 
 
 def _profile(name: str, table: object) -> Profile:
     if not isinstance(table, dict):
-        raise TypeError(f"profiles.{name} is no table")
+        raise TypeError(f"profiles.{name} is not a table")
     for key, value in table.items():
         if key not in SETTINGS:
             raise ValueError(f"profiles.{name}: no setting {key!r}; {name_hint(key, SETTINGS)}")

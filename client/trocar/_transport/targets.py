@@ -58,7 +58,7 @@ def _with_port(address: str) -> str:
             return f"{address}:{DEFAULT_PORT}"
         if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
             raise ValueError(
-                f"{address!r}: {port!r} is no port, 1 to 65535; write for example {DEFAULT_TARGET}"
+                f"{address!r}: {port!r} is not a port, 1 to 65535; write for example {DEFAULT_TARGET}"
             )
         return address
     return f"[{address}]:{DEFAULT_PORT}"  # an IPv6 address without brackets
@@ -93,7 +93,7 @@ def listed_target(addresses: tuple[str, ...]) -> str:
     found = [_looked_up(address) for address in addresses]
     families = {family for family, _ in found}
     if len(families) > 1:
-        raise ValueError("the addresses of the servers are of IPv4 and IPv6; write all of them in one kind")
+        raise ValueError("the addresses of the servers mix IPv4 and IPv6; use one of them for all")
     return f"{families.pop()}:{','.join(address for _, address in found)}"
 
 

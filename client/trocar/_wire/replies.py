@@ -255,8 +255,8 @@ class ReplyAssembler:
         received_bytes = destination.buffer.nbytes - destination.missing_bytes
         if chunk.payload_index != self._current or start != received_bytes:
             raise BadReplyError(
-                f"chunks out of order: payload {self._current} at byte {received_bytes} was due, "
-                f"payload {chunk.payload_index} at byte {start} came"
+                f"chunks out of order: payload {self._current} at byte {received_bytes} was expected, "
+                f"payload {chunk.payload_index} at byte {start} was received"
             )
         if end > destination.buffer.nbytes:
             raise BadReplyError(f"the reply has more bytes for {destination.name!r} than it announced")

@@ -183,7 +183,9 @@ class StreamAssembler:
             raise BadReplyError("the stream begins something before the end of what it began")
         result = response.result
         if response.HasField("result") and result.batch_index != self._next_index:
-            raise BadReplyError(f"batch {self._next_index} was due, batch {result.batch_index} came")
+            raise BadReplyError(
+                f"batch {self._next_index} was expected, batch {result.batch_index} was received"
+            )
         self._part = _Part(self._model_id, response, self._objective_offset, self._widens)
 
     def _finish(self, part: "_Part") -> Iterator[BatchResult]:

@@ -164,8 +164,8 @@ def test_a_method_says_so_before_it_writes(
 ) -> None:
     package, extra, call = METHODS[case]
     without(monkeypatch, package)
-    for name in ("trocar._result.history_plot", "trocar._result.history_tensorboard"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("_base.figures", "_result.history_plot", "_result.history_tensorboard"):
+        monkeypatch.delitem(sys.modules, f"trocar.{name}", raising=False)
     with pytest.raises(ImportError, match=rf'pip install "trocar\[{extra}\]"'):
         call(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -190,5 +190,5 @@ def test_names_are_looked_up_and_kinds_of_addresses_are_not_mixed() -> None:
 
 def test_a_token_goes_to_several_servers_of_this_machine_only() -> None:
     trocar.connect("127.0.0.1:1,127.0.0.1:2", token="x").close()
-    with pytest.raises(ValueError, match="would be readable on the way"):
+    with pytest.raises(ValueError, match="would be sent in plain text"):
         trocar.connect("127.0.0.1:1,gpu2:2", token="x")

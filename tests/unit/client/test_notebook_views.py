@@ -277,6 +277,12 @@ def test_a_model_shows_its_facts() -> None:
     assert repr(model("resnet18")) == "<Model resnet18: loaded, 11,000 parameters on cpu>"
 
 
+def test_a_model_of_named_inputs_is_not_said_to_take_arrays_only() -> None:
+    texts = trocar.ModelInput("input_ids", "int64", ("batch", "tokens"))
+    assert "arrays only" not in shown(model(inputs=(texts,))).text
+    assert "arrays only" in shown(model()).text
+
+
 def test_a_module_tree_folds_below_its_first_level() -> None:
     html = tree()._repr_html_()
     found = read(html)
@@ -322,6 +328,7 @@ def test_an_attribution_without_a_picture_is_text(missing: str, monkeypatch: pyt
     given: dict[str, Any] = {}
     if missing == "matplotlib":
         monkeypatch.delitem(sys.modules, "trocar._attribution.heat_map_pictures", raising=False)
+        monkeypatch.delitem(sys.modules, "trocar._base.figures", raising=False)
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     else:
         given = {"values": np.zeros((2, 7)), "inputs": np.zeros((2, 7))}

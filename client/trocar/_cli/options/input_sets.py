@@ -39,7 +39,7 @@ Plot = Annotated[
 
 PlotAll = Annotated[
     bool,
-    typer.Option("--plot-all", help="Draw all modules; else the 30 that tell most, where there are more."),
+    typer.Option("--plot-all", help="Draw all modules. Default: at most the 30 most relevant."),
 ]
 Tolerance = Annotated[
     float,

@@ -32,8 +32,8 @@ def lora_from(folder: str | os.PathLike[str], *, name: str = "") -> Lora:
         trainer = client.train("gpt2", adapter=trocar.lora_from("my-adapter"), losses="causal_lm")
 
     Args:
-        folder: Has `adapter_config.json` and `adapter_model.safetensors`.
-        name: What your calls call it; see `lora`.
+        folder: The folder with `adapter_config.json` and `adapter_model.safetensors`.
+        name: Its name in your calls; see `lora`.
 
     Raises:
         OSError: A file cannot be read.

@@ -47,7 +47,7 @@ class Metric:
 
 
 def metric(name: str, **options: object) -> Metric:
-    """Return a metric of evaluations, beside the loss.
+    """Return a metric of evaluations, in addition to the loss.
 
     Args:
         name: "accuracy", "top_k", "f1", "auroc", "confusion_matrix" or "mean_iou".
@@ -72,10 +72,10 @@ def early_stop(
     """Return the condition for early stopping before the last epoch.
 
     Args:
-        metric: Of the evaluation: "loss", or the name of a metric that is one number.
+        metric: The metric of the evaluation: "loss", or the name of a metric that is one number.
         patience: Evaluations in a row that are not better than the best.
         min_delta: Minimum improvement.
-        higher_is_better: Whether more is better; for everything but the loss when None.
+        higher_is_better: Whether larger is better; when None, for everything except the loss.
     """
     better = metric != "loss" if higher_is_better is None else higher_is_better
     return EarlyStop(metric, patience, min_delta, better)

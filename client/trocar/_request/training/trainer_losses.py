@@ -23,7 +23,7 @@ class Teacher:
 
 
 def teacher(model_id: str, selector: str = "") -> Teacher:
-    """Return a teacher, with which a loss term compares instead of a target.
+    """Return a teacher, which a loss term uses instead of a target.
 
     Args:
         model_id: The id of a loaded model.
@@ -75,13 +75,13 @@ def loss_term(
 
     Args:
         name: "cross_entropy", "bce_with_logits", "mse", "l1", "huber", "kl_div", or without a target
-            "l1_norm" (mean absolute value) and "l2_norm" (mean square). Of texts: "causal_lm" (token ids as
-            targets, shifted by the server) and "token_cross_entropy" (a label per token), -100 for what does
-            not count; "contrastive" (vectors: the first half of the batch and the second are pairs) and
-            "contrastive_logits" (scores (n, n), as CLIP's), without a target.
+            "l1_norm" (mean absolute value) and "l2_norm" (mean square). For texts: "causal_lm" (token ids as
+            targets, shifted by the server) and "token_cross_entropy" (a label per token), -100 for tokens to
+            ignore; "contrastive" (vectors: the first half of the batch and the second are pairs) and
+            "contrastive_logits" (scores (n, n), as in CLIP), without a target.
         weight: Factor in the sum.
-        at: The value that it is of, for example "layer4"; the model's output when empty.
-        target: Which of the batch's targets, where there are several.
+        at: The value that the loss uses, for example "layer4"; the model's output when empty.
+        target: The name of the target, if a batch has several.
         teacher: Another model, or `teacher(...)`, to compare with instead of a target.
         **options: torch's own: label_smoothing, weight (of the classes), ignore_index, delta, ...; with
             "kl_div" and a teacher, temperature.

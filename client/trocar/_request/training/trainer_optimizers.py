@@ -25,7 +25,7 @@ class ParameterGroup:
 
 
 def parameter_group(parameters: Selectors, **options: object) -> ParameterGroup:
-    """Return parameters with options of their own, such as another rate: `parameter_group("fc", lr=0.1)`."""
+    """Return parameters with separate options, such as another rate: `parameter_group("fc", lr=0.1)`."""
     return ParameterGroup(tuple(selectors(parameters, "parameters")), options)
 
 
@@ -67,7 +67,7 @@ def sgd(
 
     Args:
         lr: Learning rate.
-        groups: Parameters with other options; what none names has those given here.
+        groups: Parameters with other options; all other parameters have the options given here.
         in_backward: Whether each parameter is updated, and its gradient freed, in the backward pass.
         **options: torch's own: momentum, weight_decay, nesterov, ...
     """
@@ -141,9 +141,9 @@ def schedule(
     Args:
         name: "constant", "step" (torch's StepLR), "cosine" (CosineAnnealingLR), "one_cycle" (OneCycleLR)
             or "plateau" (ReduceLROnPlateau).
-        per: After what they change: "step" or "epoch".
-        warmup: Steps (or epochs) in which they grow from `warmup_start` times to once themselves.
-        warmup_start: See there.
+        per: When the rate changes: after each "step" or "epoch".
+        warmup: Steps (or epochs) in which the rate grows from `warmup_start` times its value to its value.
+        warmup_start: The factor at the start of `warmup`.
         **options: torch's own. `fit` fills in T_max and total_steps.
     """
     return Schedule(name, options, per, warmup, warmup_start)

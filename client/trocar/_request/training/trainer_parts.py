@@ -64,10 +64,10 @@ def head(
         dropout: Probability of dropout before each layer.
         init: "default" (torch's own), "zeros", "normal" (deviation 0.01), "xavier" or "kaiming" (uniform).
         bias: Whether its layers have biases.
-        path: The module that it takes the place of; the server finds the classifier when empty.
-        of: Adds the head behind a model of texts that has none: "sentence", on the vector of each text (its
-            sentence embedding, else its pooler's output, else the mean of its tokens), or "tokens", on the
-            last hidden states. The model returns `logits` then.
+        path: The module that it replaces; when empty, the server finds the classifier.
+        of: Adds the head to a text model that has none: "sentence", on the vector of each text (its sentence
+            embedding, else its pooler's output, else the mean of its tokens), or "tokens", on the last hidden
+            states. The model then returns `logits`.
     """
     return Head(classes, tuple(hidden), dropout, init, bias, path, of)
 
@@ -116,20 +116,20 @@ def lora(
     use_rslora: bool = False,
     name: str = "",
 ) -> Lora:
-    """Return a LoRA adapter for `Client.train`, made by PEFT on the server.
+    """Return a LoRA adapter for `Client.train`, which PEFT creates on the server.
 
         adapter = trocar.lora({"*.q_proj": 16, "*.mlp.*": 8}, alpha=32)
         client.train("gpt2", adapter=adapter, losses="causal_lm")
 
     Args:
-        ranks: Rank by pattern; a layer has that of the first pattern that matches its path. `*` stands for
-            any text, dots included; without one the pattern is the path or its last components, and
-            after `^` the whole path. A number alone is the rank of every linear layer and convolution.
+        ranks: Rank by pattern; a layer gets the rank of the first pattern that matches its path. `*` matches
+            any text, including dots. Without `*` the pattern is the path or its last components; with `^` at
+            its start it is the whole path. A single number is the rank of every linear layer and convolution.
         alpha: The update is multiplied by alpha / rank; a number, or numbers by pattern (8 for the others).
         dropout: Probability of dropout before the adapter.
         use_rslora: Whether the update is multiplied by alpha / sqrt(rank) instead.
-        name: What your calls call it, `client.extract(..., adapter="style")`: letters, digits and `._-`, at
-            most 64, once for each model.
+        name: Its name in your calls, `client.extract(..., adapter="style")`: letters, digits and `._-`, at
+            most 64 characters, unique for each model.
     """
     chosen = {"*": ranks} if isinstance(ranks, int) else ranks
     return Lora(tuple(chosen.items()), alpha, dropout, use_rslora, name=name)
@@ -174,13 +174,13 @@ def gradient_rule(
         selector: Parameters ("fc.*", "layer4", "fc.bias") or the gradient at a value ("layer4/grad_out"); a
             list of these for several.
         name: "clamp" (low, high), "scale" (factor), "zero", "noise" (std), "nan_to_num" (nan, posinf, neginf)
-            or "norm_limit" (limit: the most Euclidean norm of each tensor). Over the set of all parameters
-            selected: "clip_norm_of_all" (limit: the most norm of all together) and "zero_if": zeros for all
-            where a condition holds, a norm `above` or `below` a number or something `nonfinite`, with
-            mode="all" of all together, with mode="any" of one of them.
+            or "norm_limit" (limit: the maximum Euclidean norm of each tensor). Over the set of all selected
+            parameters: "clip_norm_of_all" (limit: the maximum norm of all together) and "zero_if": zeros for
+            all if a condition holds, a norm `above` or `below` a number or a `nonfinite` element; with
+            mode="all" for all together, with mode="any" for one of them.
         when: "batch": on the gradients of each backward pass; "accumulated": on the sum, each time that a
             backward pass has added to it, as `register_post_accumulate_grad_hook` does. Parameters only.
-        **options: As said there.
+        **options: The options listed at `name`.
     """
     return GradientRule(selector, name, options, when)
 
@@ -190,7 +190,7 @@ def clamp(selector: str | Sequence[str], low: float | None = None, high: float |
 
     Args:
         selector: As in `gradient_rule`.
-        low: The least value; no limit when None.
+        low: The smallest value; no limit when None.
         high: The largest value; no limit when None.
     """
     limits = {"low": low, "high": high}
@@ -226,17 +226,17 @@ def spool(
     min_bytes: int | str = 32 << 10,
     store_dtype: str = "",
 ) -> SavedTensors:
-    """Keep autograd's saved tensors within a budget in memory, and the rest on the server's disk.
+    """Keep saved tensors in memory within a budget, and write the rest to the server's disk.
 
     Args:
-        budget_bytes: The most bytes in memory, as a number or a text such as "256MiB".
-        modules: Only what these modules save; all when empty.
+        budget_bytes: The maximum number of bytes in memory, as a number or a text such as "256MiB".
+        modules: Only tensors that these modules save; all when empty.
         min_bytes: Smaller tensors stay in memory.
         store_dtype: "bf16" or "int8" for less precision on disk; exact when empty.
 
     Raises:
         TypeError: A size is neither a whole number nor a text.
-        ValueError: A text is no size.
+        ValueError: A text is not a size.
     """
     budget, least = byte_count(budget_bytes, "budget_bytes"), byte_count(min_bytes, "min_bytes")
     return SavedTensors("spool", budget, tuple(selectors(modules, "modules")), least, store_dtype)

@@ -53,7 +53,7 @@ def test_heat_maps_of_modules_are_resized() -> None:
     ("values", "given", "message"),
     [
         (noise(2, 5), {}, "no spatial positions"),
-        (noise(2, 8, 5), {}, "form no square"),
+        (noise(2, 8, 5), {}, "do not form a square"),
         (noise(2, 3, 4, 5, 6), {}, "height and width"),
         (noise(2, 4, 5, 6), {"is_map": True}, "height and width"),
         (noise(2, 7), {"inputs": noise(2, 7)}, "needs inputs"),
@@ -159,6 +159,7 @@ def test_samples_that_there_are_not_are_refused() -> None:
 
 def test_pictures_without_matplotlib_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "trocar._attribution.heat_map_pictures", raising=False)
+    monkeypatch.delitem(sys.modules, "trocar._base.figures", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install \"trocar\[plot\]\""):
         attribution(noise(1, 3, 12, 10)).plot()

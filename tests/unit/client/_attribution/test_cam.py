@@ -41,7 +41,7 @@ def test_registers_are_dropped_where_the_grid_is_given() -> None:
 @pytest.mark.parametrize(
     ("shape", "grid", "message"),
     [
-        ((2, 8, 4), None, "form no square"),
+        ((2, 8, 4), None, "do not form a square"),
         ((2, 9, 4), (2, 5), "does not match the"),
         ((2, 9, 4), (0, 5), "does not match the"),
         ((2, 8, 4, 4), (2, 2), "grid is for tokens"),

@@ -33,6 +33,14 @@ def test_a_short_listing_is_a_table_in_text() -> None:
     assert repr(listing(0)) == str(listing(0)) == "[]"
 
 
+def test_a_listing_leaves_out_columns_that_are_empty_in_every_row() -> None:
+    columns: Columns[int] = {"number": str, "error": lambda number: "odd" if number == 3 else ""}
+    assert repr(Listing([1, 2], columns)).splitlines() == ["number", "1", "2"]
+    assert "error" not in Listing([1, 2], columns)._repr_html_()
+    assert repr(Listing([1, 3], columns)).splitlines() == ["number  error", "1", "3       odd"]
+    assert "error" in Listing([], columns)._repr_html_()
+
+
 def test_a_long_listing_shows_eight_lines_and_prints_sixty_rows() -> None:
     assert len(repr(listing(100)).splitlines()) == 8
     assert repr(listing(100)).splitlines()[-1] == "… and 94 more"

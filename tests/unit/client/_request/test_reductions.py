@@ -159,7 +159,7 @@ def test_spans_are_of_the_whole_batch_and_so_come_first() -> None:
         (trocar.span, (), {}, TypeError, "two characters, a text or a role"),
         (trocar.span, (3,), {}, TypeError, "two characters, a text or a role"),
         (trocar.span, ("cat",), {"role": "user"}, TypeError, "two characters, a text or a role"),
-        (trocar.span, (3, 3), {}, ValueError, "ends behind its start"),
+        (trocar.span, (3, 3), {}, ValueError, "ends after its start"),
         (trocar.span, ("a" * 513,), {}, ValueError, "over 512 characters"),
         (trocar.tokens, ([0, trocar.span("cat")],), {}, TypeError, "not both in one list"),
         (trocar.tokens, ("lst",), {}, ValueError, "no tokens 'lst'; available: cls, last"),

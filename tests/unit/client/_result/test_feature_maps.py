@@ -118,6 +118,7 @@ def test_without_matplotlib_the_extra_is_named(
     maps: trocar.FeatureMaps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "trocar._result.plot", raising=False)
+    monkeypatch.delitem(sys.modules, "trocar._base.figures", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r'pip install "trocar\[plot\]"'):
         maps.plot("fc")

@@ -35,7 +35,7 @@ def dead(  # noqa: PLR0913 - one parameter for each option
     batch: BatchSize = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Print channels that are zero on all images, or hold NaN.
+    """Print channels that are zero on all images, or contain NaN.
 
     No values are sent. Feature maps without such channels are left out of the table, not of the JSON.
     """

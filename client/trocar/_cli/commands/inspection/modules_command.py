@@ -16,7 +16,9 @@ def modules(
     model_id: ModelId,
     input_shape: Annotated[
         str | None,
-        typer.Option("--input", metavar="SHAPE", help="The input to assume, batch included: 1,3,224,224."),
+        typer.Option(
+            "--input", metavar="SHAPE", help="Assumed input shape, including the batch: 1,3,224,224."
+        ),
     ] = None,
     depth: Annotated[
         int | None,

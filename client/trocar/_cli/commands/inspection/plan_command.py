@@ -18,7 +18,9 @@ def plan(
     tap: Taps,
     input_shape: Annotated[
         str | None,
-        typer.Option("--input", metavar="SHAPE", help="The input to assume, batch included: 8,3,224,224."),
+        typer.Option(
+            "--input", metavar="SHAPE", help="Assumed input shape, including the batch: 8,3,224,224."
+        ),
     ] = None,
     edit: EditTexts = None,
     adapter: AdapterOption = "",

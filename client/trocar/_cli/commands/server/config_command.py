@@ -65,7 +65,7 @@ def login(
         typer.Option(metavar="FILE", exists=True, dir_okay=False, help="PEM file of its private key."),
     ] = None,
 ) -> None:
-    """Try a server and store it as the current profile, for later commands and `trocar.connect()`.
+    """Test a server and store it as the current profile, for later commands and `trocar.connect()`.
 
     The file is for you alone (mode 0600). Nothing is stored if the server cannot be used.
     """

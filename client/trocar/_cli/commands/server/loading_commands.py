@@ -51,7 +51,7 @@ def unload(
         ),
     ],
 ) -> None:
-    """Drop a model from the server's memory.
+    """Remove a model from the server's memory.
 
     Waits for the calls that use it. The model stays in the catalogue, so that it can be loaded again.
     """
