@@ -11,6 +11,7 @@ holds both to the same bytes.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 CHUNKS_FIELD = 15
@@ -35,14 +36,19 @@ class Chunk(NamedTuple):
 
 def chunk_parts(payload_index: int, offset_bytes: int, data: memoryview) -> tuple[bytes, memoryview]:
     """Encode one `TensorChunk` as field 15 of its message: the bytes before the data, and the data."""
+    return _chunk_header(payload_index, offset_bytes, data.nbytes), data
+
+
+@lru_cache(maxsize=1024)
+def _chunk_header(payload_index: int, offset_bytes: int, byte_count: int) -> bytes:
     inner = b""
     if payload_index:
         inner += bytes((_INDEX_TAG,)) + _varint(payload_index)
     if offset_bytes:
         inner += bytes((_OFFSET_TAG,)) + _varint(offset_bytes)
-    if data.nbytes:
-        inner += bytes((_DATA_TAG,)) + _varint(data.nbytes)
-    return bytes((_CHUNKS_TAG,)) + _varint(len(inner) + data.nbytes) + inner, data
+    if byte_count:
+        inner += bytes((_DATA_TAG,)) + _varint(byte_count)
+    return bytes((_CHUNKS_TAG,)) + _varint(len(inner) + byte_count) + inner
 
 
 def split_payload(
@@ -59,8 +65,8 @@ def split_message(message: bytes) -> tuple[bytes, list[Chunk]]:
     Raises:
         WireError: The bytes are not a protobuf message.
     """
-    head, chunks = split_field(message, CHUNKS_FIELD)
-    return head, [_decode_chunk(view) for view in chunks]
+    head, views = split_field(message, CHUNKS_FIELD)
+    return head, list(map(_decode_chunk, views))
 
 
 def split_field(message: bytes, number: int) -> tuple[bytes, list[memoryview]]:
@@ -92,13 +98,17 @@ def _fields(view: memoryview) -> list[tuple[int, int, int, int]]:
             raise WireError(f"the message has over {_MAX_FIELDS:,} fields")
         tag, start = (view[position], position + 1) if view[position] < 0x80 else _read_varint(view, position)
         kind = tag & 7
-        if kind == _VARINT and start < length and view[start] < 0x80:  # the usual numbers, of one byte
-            content, end = start, start + 1
-        elif kind == _LENGTH and start < length and view[start] < 0x80:
-            content = start + 1
-            end = content + view[start]
+        if kind == _LENGTH:
+            is_short = start < length and view[start] < 0x80  # the usual numbers, of one byte
+            size, content = (view[start], start + 1) if is_short else _read_varint(view, start)
+            end = content + size
+        elif kind == _VARINT:
+            is_short = start < length and view[start] < 0x80
+            content, end = start, start + 1 if is_short else _read_varint(view, start)[1]
+        elif kind in (_FIXED64, _FIXED32):
+            content, end = start, start + (8 if kind == _FIXED64 else 4)
         else:
-            content, end = _content(view, kind, start)
+            raise WireError(f"wire type {kind} is not used by protobuf 3")
         if end > length:
             raise WireError("the message ends inside a field")
         fields.append((tag, position, content, end))
@@ -139,15 +149,3 @@ def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
     raise WireError("a number is longer than ten bytes")
-
-
-def _content(view: memoryview, kind: int, start: int) -> tuple[int, int]:
-    """Return where the content of a field begins and ends, whose tag ends at `start`."""
-    if kind == _LENGTH:
-        size, body = _read_varint(view, start)
-        return body, body + size
-    if kind == _VARINT:
-        return start, _read_varint(view, start)[1]
-    if kind in (_FIXED64, _FIXED32):
-        return start, start + (8 if kind == _FIXED64 else 4)
-    raise WireError(f"wire type {kind} is not used by protobuf 3")

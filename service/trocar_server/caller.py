@@ -4,6 +4,7 @@ A context variable, so that no lookup can omit it; unset, it is None and owns no
 """
 
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
 
 ANONYMOUS = "anonymous"
@@ -25,22 +26,20 @@ def is_unproven(principal: str) -> bool:
     return _HASH.fullmatch(principal) is not None
 
 
-def current_principal() -> str | None:
-    """Principal of the current call; None outside of calls."""
-    return _current.get()
+current_principal: Callable[[], str | None] = _current.get
+"""Returns the principal of the current call; None outside of calls."""
+
+current_flow: Callable[[], str] = _flow.get
+"""Returns the flow of the current call, the unit of fair scheduling; empty outside of calls.
+
+The principal, if callers have names. Work that outlives a call, such as a fit, stays in its flow.
+"""
 
 
-def set_principal(principal: str) -> None:
-    """Set the principal of the current call, for the rest of the task."""
+def set_caller(principal: str, flow: str) -> None:
+    """Set principal and flow of the current call, for the rest of the task."""
     _current.set(principal)
-
-
-def current_flow() -> str:
-    """Flow of the current call, the unit of fair scheduling; empty outside of calls.
-
-    The principal, if callers have names. Work that outlives a call, such as a fit, stays in its flow.
-    """
-    return _flow.get()
+    _flow.set(flow)
 
 
 def set_flow(flow: str) -> None:

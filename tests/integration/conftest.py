@@ -48,7 +48,7 @@ def small_server() -> Iterator[RunningServer]:
         "sleeping": custom(Plain, (3, 8, 8)),
     }
     with running_server(models=models, device="cpu", limits=NARROW_LIMITS) as running:
-        running.run(lambda: running.engine.unload("sleeping"))
+        running.run(lambda: running.engine.deployments.unload("sleeping"))
         yield running
 
 

@@ -48,12 +48,12 @@ def client(server: RunningServer) -> Iterator[Client]:
 
 def test_a_deadline_kills_an_endless_template(server: RunningServer, client: Client) -> None:
     client.extract("plain", "the cat", [LAYER])
-    (pid,) = server.engine.processor.pids
+    (pid,) = server.engine.preparation.processor.pids
     with pytest.raises(DeadlineExceededError):
         client.extract("endless", trocar.chat(HELLO), [LAYER], timeout_s=3)
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
     maps = client.extract("plain", "the cat", [LAYER])
-    assert pid not in server.engine.processor.pids
+    assert pid not in server.engine.preparation.processor.pids
     assert maps.tokens.lengths == (4,)
 
 
@@ -65,7 +65,7 @@ def test_the_limit_on_seconds_ends_it_too(client: Client) -> None:
 def test_others_are_served_meanwhile(server: RunningServer, client: Client) -> None:
     with ThreadPoolExecutor(1) as threads:
         endless = threads.submit(client.extract, "endless", trocar.chat(HELLO), [LAYER], timeout_s=12)
-        wait_until(lambda: bool(server.engine.processor.pids))
+        wait_until(lambda: bool(server.engine.preparation.processor.pids))
         with trocar.connect(server.address) as other:
             assert np.isfinite(other.extract("plain", "a dog", [LAYER])[LAYER]).all()
         assert not endless.done()
@@ -78,7 +78,7 @@ def test_a_stop_leaves_no_process(tmp_path: Path) -> None:
     with running_server(models={"bert": model}) as server:
         with trocar.connect(server.address) as client:
             client.extract("bert", "the cat", [LAYER])
-        pids = server.engine.processor.pids
+        pids = server.engine.preparation.processor.pids
         assert pids
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 

@@ -354,7 +354,7 @@ class Server(RuleBasedStateMachine):
     @invariant()
     def nothing_is_left(self) -> None:
         engine = self.server.engine
-        assert {pool.leased_count for pool in engine.pools().values()} <= {0}
+        assert {deployment.pool.leased_count for deployment in engine.deployments.values()} <= {0}
         assert all(set(counts) == {0} for counts in hook_counts(self.server).values())
         assert engine.replies.byte_count <= CACHE_BYTES
 
@@ -362,7 +362,7 @@ class Server(RuleBasedStateMachine):
     def base_weights_are_as_they_were(self) -> None:
         for name in BASES:
             engine = self.server.engine
-            state = engine.deployment(name).hosted.module.state_dict() if name in engine.pools() else {}
+            state = engine.deployment(name).hosted.module.state_dict() if name in engine.deployments else {}
             assert all(torch.equal(value, self.weights[name][key]) for key, value in state.items())
 
 

@@ -30,7 +30,7 @@ from trocar._sync.gradients import Gradients
 from trocar._transport.attempts import Attempts
 from trocar._transport.channel import new_request_id
 from trocar._transport.downloads import Download
-from trocar._wire.trainer_requests import wire_batch
+from trocar._wire.trainer_requests import Batches
 from trocar.errors import BadReplyError, TrocarError
 from trocar_api.v1 import trainer_pb2 as pb
 
@@ -60,6 +60,7 @@ class TrainerCalls:
         self._connection = connection
         self._extraction = Extraction(connection)
         self._numbering = Numbering(self._ask_number)
+        self._batches = Batches()
         self.trainer_id = trainer_id
         self._newest: TrainerInfo | None = None
 
@@ -155,7 +156,7 @@ class TrainerCalls:
             targets: As in `step`.
             timeout_s: Overrides the client's timeout, in seconds.
         """
-        call = wire_batch(inputs, targets).call(self.trainer_id, pb.TRAIN_KIND_EVALUATE)
+        call = self._batches.convert(inputs, targets).call(self.trainer_id, pb.TRAIN_KIND_EVALUATE)
         return evaluation(self._train(call, timeout_s))
 
     def predict(self, inputs: Inputs, *, timeout_s: float | None = None) -> Array:
@@ -343,7 +344,7 @@ class TrainerCalls:
         number: int | None,
         timeout_s: float | None,
     ) -> StepResult:
-        batch = wire_batch(inputs, targets)
+        batch = self._batches.convert(inputs, targets)
         chosen, is_applied = self._numbering.take(number), False
         try:
             message = self._train(batch.call(self.trainer_id, kind, chosen), timeout_s)

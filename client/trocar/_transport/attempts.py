@@ -58,7 +58,8 @@ class Attempts:
         self._timeout_s = timeout_s
         self._resumes = resumes
         self._chance = chance
-        self.progress()
+        self._deadline = time.monotonic() + timeout_s
+        self._failures = 0
 
     def progress(self) -> None:
         """Reset the count of failures and the time: data was received, so the next failure is a new one."""

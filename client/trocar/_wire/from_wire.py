@@ -166,8 +166,12 @@ def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:
         byte_count=message.byte_count,
         companion_of=message.companion_of,
         cast=_cast(message.cast) if message.HasField("cast") else None,
-        token_positions=tuple(tuple(each.positions) for each in message.token_positions),
+        token_positions=tuple(map(_positions, message.token_positions)),
     )
+
+
+def _positions(message: extraction_pb2.TokenPositions) -> tuple[int, ...]:
+    return tuple(message.positions)
 
 
 def _cast(message: reduction_pb2.CastResult) -> CastInfo:

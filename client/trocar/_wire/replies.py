@@ -281,7 +281,7 @@ class ReplyAssembler:
             objective=self._objective(head) if head.HasField("objective_value") else None,
             edit_expansions=expansions(head.edit_expansions) if head.edit_expansions else None,
             execution=ExecutionInfo.from_wire(head.execution),
-            processed=[processed_input(entry) for entry in head.processed],
+            processed=list(map(processed_input, head.processed)),
         )
 
     def _objective(self, head: pb.ExtractResponse) -> float:

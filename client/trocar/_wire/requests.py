@@ -19,7 +19,7 @@ from trocar_api.byte_sizes import byte_count
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.tap_pb2 import Tap as WireTap
 from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
-from trocar_api.wire import split_payload
+from trocar_api.wire import chunk_parts, split_payload
 
 CHUNK_BYTES = 1 << 20
 """Payload bytes in one message: 0.5 to 2 MiB is the plateau, 64 KiB three times slower."""
@@ -42,7 +42,7 @@ class ExtractCall:
         """Bytes of all payloads."""
         return sum(map(attrgetter("nbytes"), self.payloads))
 
-    @property
+    @cached_property
     def fits_one_message(self) -> bool:
         """Whether the call may be made as a server-streaming one."""
         return self.byte_count <= ONE_MESSAGE_BYTES
@@ -51,8 +51,8 @@ class ExtractCall:
         """Return the whole request in one message."""
         parts: list[bytes | memoryview] = [self.head]
         for index, payload in enumerate(self.payloads):
-            for part in split_payload(index, payload, ONE_MESSAGE_BYTES):
-                parts += part
+            if payload.nbytes:
+                parts += chunk_parts(index, 0, payload)
         return b"".join(parts)
 
     def messages(self) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trocar._base.tensors import is_array, to_wire
+from trocar._base.tensors import Array, flat_bytes, is_array, to_wire
 from trocar._base.token_labels import padded_labels
 from trocar._request.inputs import wire_inputs
 from trocar._request.training.fit_parts import FitOptions
@@ -27,7 +27,6 @@ from trocar._request.training.trainer_options import (
 from trocar._request.training.trainer_parts import GradientRule, Head, Lora, SavedTensors, lora
 from trocar._wire.requests import ExtractCall
 from trocar_api.v1 import trainer_pb2 as pb
-from trocar_api.v1.extraction_pb2 import Input
 from trocar_api.v1.tensor_pb2 import TensorSpec
 
 if TYPE_CHECKING:
@@ -146,16 +145,52 @@ def trainer_spec(options: TrainerOptions) -> pb.TrainerSpec:
 class WireBatch:
     """A batch, ready to be sent any number of times."""
 
-    inputs: list[Input]
-    targets: list[pb.Target]
+    described: bytes
+    """`TrainRequest` with inputs and targets alone, serialised."""
     payloads: list[memoryview]
 
     def call(self, trainer_id: str, kind: pb.TrainKind.ValueType, number: int | None = None) -> ExtractCall:
         """Build the messages of one call."""
-        head = pb.TrainRequest(
-            trainer_id=trainer_id, kind=kind, number=number, inputs=self.inputs, targets=self.targets
-        )
-        return ExtractCall(head.SerializeToString(), self.payloads)
+        head = pb.TrainRequest(trainer_id=trainer_id, kind=kind, number=number)
+        return ExtractCall(head.SerializeToString() + self.described, self.payloads)
+
+
+_MAX_KEPT = 256
+
+
+class Batches:
+    """Converts batches; equal layouts are described once. Thread-safe.
+
+        batch = batches.convert(images, labels)
+
+    Kept are descriptions of one array that is sent as it is with one target without a name, an array or a
+    list of numbers: they have dtype and shape of both, and nothing of their values.
+    """
+
+    def __init__(self) -> None:
+        self._described: dict[tuple[object, ...], bytes] = {}
+
+    def convert(self, inputs: object, targets: Targets) -> WireBatch:
+        """Convert inputs and targets; raises what `wire_batch` raises."""
+        if type(inputs) is not np.ndarray or type(targets) not in (np.ndarray, list):
+            return wire_batch(inputs, targets)
+        target = targets if type(targets) is np.ndarray else _target_array(targets, "")
+        layout = (inputs.dtype, inputs.shape, target.dtype, target.shape)
+        described = self._described.get(layout)
+        if described is not None and inputs.flags.c_contiguous and target.flags.c_contiguous:
+            return WireBatch(described, [flat_bytes(inputs).data, flat_bytes(target).data])
+        batch, arrays = wire_batch(inputs, target), (inputs, target)
+        if len(batch.payloads) == len(arrays) and all(map(_is_memory_of, batch.payloads, arrays)):
+            if len(self._described) >= _MAX_KEPT:
+                self._described.clear()
+            self._described[layout] = batch.described
+        return batch
+
+
+def _is_memory_of(payload: memoryview, array: Array) -> bool:
+    """Whether a payload is the very memory of an array: it was sent as it is."""
+    is_whole = payload.nbytes == array.nbytes > 0
+    return is_whole and np.frombuffer(payload, np.uint8).ctypes.data == array.ctypes.data
 
 
 def wire_batch(inputs: object, targets: Targets) -> WireBatch:
@@ -174,7 +209,8 @@ def wire_batch(inputs: object, targets: Targets) -> WireBatch:
         tensor = to_wire(array)
         arrays.append(tensor.payload)
         messages.append(pb.Target(name=name, tensor=TensorSpec(dtype=tensor.dtype, shape=tensor.shape)))
-    return WireBatch(arguments, messages, [*payloads, *arrays])
+    described = pb.TrainRequest(inputs=arguments, targets=messages)
+    return WireBatch(described.SerializeToString(), [*payloads, *arrays])
 
 
 def _target_array(values: Any, name: str) -> Any:

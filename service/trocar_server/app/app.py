@@ -59,12 +59,12 @@ class App:
         """Let calls finish within the grace period, then stop the owner thread."""
         self.lifecycle.stop()
         # Also for fits and uploads: whatever they wait for ends with the grace period.
-        decoding = asyncio.get_running_loop().call_later(self.grace_s, self.engine.stop_processes)
+        decoding = asyncio.get_running_loop().call_later(self.grace_s, self.engine.preparation.stop)
         # Both at once: calls that watch a fit end when it has stopped.
         await asyncio.gather(self.rpc.stop(self.grace_s), self.fits.stop())
         await self.trainers.stop()
         decoding.cancel()
-        self.engine.stop_processes()
+        self.engine.preparation.stop()
         await self.engine.compiled.stop()
         await asyncio.to_thread(self.telemetry.stop)
         await asyncio.to_thread(self.engine.owner.stop)
@@ -113,13 +113,12 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
     engine = Engine(
         catalogue, owner, config.limits, config.weights_dir, _replicas(config), config.engine, conversion
     )
-    engine.decoder.attach()
-    engine.processor.attach()
-    datasets = _datasets(config, data_dir, engine.decoder)
+    engine.preparation.attach()
+    datasets = _datasets(config, data_dir, engine.preparation.decoder)
     async with AsyncExitStack() as cleanup:
         owner.start()
         cleanup.push_async_callback(asyncio.to_thread, owner.stop)
-        cleanup.callback(engine.stop_processes)
+        cleanup.callback(engine.preparation.stop)
         cleanup.push_async_callback(engine.compiled.stop)
         storage = StorageOnDemand(data_dir, config.limits.max_checkpoints)
         cleanup.callback(storage.close)
@@ -278,7 +277,7 @@ async def _load_models(config: ServerConfig, engine: Engine, log: Any) -> None:
     for model_id in config.models:
         is_told = not engine.catalogue.get(model_id).is_spec_known
         try:
-            await engine.load(model_id)
+            await engine.deployments.load(model_id)
         except ServiceError as error:
             if config.strict:
                 raise

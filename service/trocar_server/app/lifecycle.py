@@ -112,7 +112,8 @@ class Lifecycle:
         new = await asyncio.to_thread(reread)
         authorizer = authorizer_of(new, self.data_dir, self.log)
         changes = await Reload(self.config, new, self.engine, self.datasets).apply()
-        self.authorizer.current, self.config = authorizer, new
+        self.authorizer.replace(authorizer)
+        self.config = new
         return changes
 
     async def _set_health(self) -> None:

@@ -225,7 +225,7 @@ async def _end(running: app.App, *, is_kept: bool) -> None:
     await running.fits.stop(is_saving=is_kept)
     await _cancel_others()
     await running.trainers.stop(is_saving=is_kept)
-    running.engine.stop_processes()
+    running.engine.preparation.stop()
     await running.engine.compiled.stop()
     running.engine.owner.stop()
     await asyncio.get_running_loop().shutdown_asyncgens()

@@ -62,9 +62,9 @@ class Reload:
         deployments = {model_id: await self._build(spec) for model_id, spec in specs.items()}
         # From here on nothing fails or awaits: no call sees a partial change.
         for model_id in self._removed():
-            self.engine.remove(model_id)
+            self.engine.deployments.remove(model_id)
         for model_id, deployment in deployments.items():
-            self.engine.replace(deployment, self.new.models[model_id].replicas)
+            self.engine.deployments.replace(deployment, self.new.models[model_id].replicas)
         self.datasets.replace_listed(folders)
         self._set_limits()
         return [*self._changes(), *await self._retry_failed()]
@@ -80,7 +80,7 @@ class Reload:
                 if not entry.is_spec_known:
                     self.engine.catalogue.release(model_id)
                     self.engine.catalogue.add(model_spec(model_id, self.new.models[model_id]))
-                await self.engine.load(model_id)
+                await self.engine.deployments.load(model_id)
             except ServiceError as error:
                 self.engine.catalogue.add_failed(model_id, error)
                 lines.append(f"model {model_id}: still failed: {error.message}")
@@ -111,7 +111,7 @@ class Reload:
         return spec
 
     async def _build(self, spec: ModelSpec) -> Deployment:
-        return await self.engine.build(spec, self.new.models[spec.model_id].replicas)
+        return await self.engine.deployments.build(spec, self.new.models[spec.model_id].replicas)
 
     def _set_limits(self) -> None:
         limits = self.new.limits

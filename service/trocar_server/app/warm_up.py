@@ -27,7 +27,7 @@ async def warm_up(engine: Engine) -> None:
         try:
             plan, payloads = _example(entry.hosted)
             checked = await engine.checks.check(plan)
-            await engine.extract(await engine.prepare(checked, payloads))
+            await engine.extract(await engine.preparation.prepare(checked, payloads))
         except Exception as error:  # noqa: BLE001 - a model that returns no tensor, or is unloaded meanwhile
             _log.debug("not warmed up", model_id=entry.spec.model_id, problem=str(error))
 

@@ -13,8 +13,8 @@ from trocar_server.caller import (
     current_flow,
     current_principal,
     is_unproven,
+    set_caller,
     set_flow,
-    set_principal,
 )
 from trocar_server.models.architectures import default_categories
 from trocar_server.models.catalogue import Catalogue, Entry, ModelState, client_spec, guest_refused
@@ -66,7 +66,7 @@ __all__ = [
     "named_model",
     "parse_model_argument",
     "prefetch_weights",
+    "set_caller",
     "set_flow",
-    "set_principal",
     "stages_for",
 ]

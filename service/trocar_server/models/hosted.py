@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -67,7 +68,7 @@ class HostedModel:
             return ("",) * len(self.example_inputs())
         return tuple(self.known_signature.example(1))
 
-    @property
+    @cached_property
     def takes_list(self) -> bool:
         """Whether the module takes a list of (channels, height, width) tensors: detection."""
         return self.family.takes_list

@@ -25,7 +25,7 @@ from trocar_server.surgery.sessions.gradients import GradientSession
 from trocar_server.surgery.sessions.nodes import NodeSession, record_nodes
 from trocar_server.surgery.sessions.operating import Surgery, operate
 from trocar_server.surgery.sessions.starting import StartMixedError, StartSession, laid_out
-from trocar_server.surgery.sessions.taps import Collector, TapSession, Target, ValueMissingError
+from trocar_server.surgery.sessions.taps import Collector, TapGroups, TapSession, Target, ValueMissingError
 
 __all__ = [
     "Call",
@@ -47,6 +47,7 @@ __all__ = [
     "StartMixedError",
     "StartSession",
     "Surgery",
+    "TapGroups",
     "TapSession",
     "Target",
     "TracedGraph",

@@ -54,7 +54,7 @@ class PassGuard:
         """
         if self._reason is not None:
             raise PassAborted(self._reason)
-        if self._is_late():
+        if self._deadline is not None and time.monotonic() > self._deadline:
             raise PassAborted(ErrorReason.DEADLINE_EXCEEDED)
 
     @contextmanager
@@ -62,7 +62,8 @@ class PassGuard:
         """Make passes of this module stoppable inside the context."""
         with self._lock:
             self._module = module
-            if self._reason is not None or self._is_late():
+            is_late = self._deadline is not None and time.monotonic() > self._deadline
+            if self._reason is not None or is_late:
                 self._attach()
         try:
             yield
@@ -80,6 +81,3 @@ class PassGuard:
         # Adding to a dict of hooks is atomic under the GIL, and torch copies the dict before it calls them.
         for child in self._module.modules() if self._module is not None else ():
             self._hooks.callback(child.register_forward_pre_hook(self.check).remove)
-
-    def _is_late(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline

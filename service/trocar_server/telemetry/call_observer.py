@@ -8,7 +8,7 @@ The interceptor opens a record for each call; code that works for the call adds 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -82,11 +82,12 @@ class Observers:
     """Several observers as one."""
 
     members: Sequence[CallObserver] = ()
+    wants_phases: bool = field(init=False)
+    """Whether one of them wants phases."""
 
-    @property
-    def wants_phases(self) -> bool:
-        """Whether one of them wants phases."""
-        return any(member.wants_phases for member in self.members)
+    def __post_init__(self) -> None:
+        wants_phases = any(member.wants_phases for member in self.members)
+        object.__setattr__(self, "wants_phases", wants_phases)
 
     def started(self, call: "CallRecord") -> None:
         """Notify each."""
@@ -194,16 +195,15 @@ UNKNOWN_METHOD = "/unknown/unknown"
 _current: ContextVar[CallRecord | None] = ContextVar("trocar_call", default=None)
 
 
-def current_call() -> CallRecord | None:
-    """Record of the current task's call; None outside of calls."""
-    return _current.get()
+current_call: Callable[[], CallRecord | None] = _current.get
+"""Returns the record of the current task's call; None outside of calls."""
 
 
 def note_model(model_id: str) -> None:
     """Set the model or trainer of the current call, as soon as it is known."""
     call = _current.get()
     if call is not None:
-        call.name_model(model_id)
+        call.model_id = model_id[:_MAX_MODEL_CHARACTERS]
 
 
 def phase(name: str) -> AbstractContextManager[None]:

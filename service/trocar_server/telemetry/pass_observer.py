@@ -6,7 +6,7 @@ note_pass(plan, extraction)
 
 import time
 
-from trocar_server.engine.request.plan import Plan, batch_size
+from trocar_server.engine.request.plan import Plan
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.telemetry.call_observer import PassFacts, current_call
 
@@ -44,9 +44,11 @@ def note_hit(model_id: str, row_count: int) -> None:
 def pass_facts(plan: Plan, extraction: Extraction) -> PassFacts:
     """Facts of a pass."""
     report = extraction.report
+    # Images, or the first dimension of the first argument.
+    row_count = (1 if plan.inputs else 0) if plan.batch_size is None else plan.batch_size
     return PassFacts(
         plan.model_id,
-        len(extraction.processed[0].samples) if extraction.processed else row_count(plan),
+        len(extraction.processed[0].samples) if extraction.processed else row_count,
         extraction.queue_s,
         extraction.compute_s,
         extraction.depth,
@@ -54,11 +56,3 @@ def pass_facts(plan: Plan, extraction: Extraction) -> PassFacts:
         report.numerics.value,
         report.is_cached,
     )
-
-
-def row_count(plan: Plan) -> int:
-    """Sample count of a plan's batch: images, or the first dimension of its first argument."""
-    size = batch_size(plan.inputs)
-    if size is None:
-        return 1 if plan.inputs else 0
-    return size

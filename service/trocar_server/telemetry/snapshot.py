@@ -89,13 +89,14 @@ class ServerState:
 
     def _recorded(self) -> dict[str, int]:
         found: Counter[str] = Counter()
-        for model_id, count in self.engine.recorded_counts().items():
-            found[self.labels.of(model_id) or TRAINER] += count
+        for model_id, deployment in self.engine.deployments.items():
+            found[self.labels.of(model_id) or TRAINER] += deployment.recorded_count
         return dict(found)
 
     def _replicas(self) -> dict[str, Replicas]:
         found: dict[str, Replicas] = {}
-        for model_id, pool in self.engine.pools().items():
+        for model_id, deployment in self.engine.deployments.items():
+            pool = deployment.pool
             label = self.labels.of(model_id) or TRAINER
             old = found.get(label, Replicas())
             found[label] = Replicas(

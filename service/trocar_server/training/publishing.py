@@ -45,7 +45,7 @@ class Publishing:
         for model in models:
             try:
                 self._engine.catalogue.add(store.model_spec(model, replace_head)).begin()
-                await self._engine.load(model.model_id)
+                await self._engine.deployments.load(model.model_id)
             except ServiceError as error:
                 self._engine.catalogue.add_failed(model.model_id, error)
                 _log.warning("published model not hosted", model_id=model.model_id, why=error.message)
@@ -81,7 +81,7 @@ class Publishing:
                 "a trainer with an adapter cannot be published; export the adapter, or name it in calls",
             )
         hosted, head = trainer.core.hosted, trainer.spec.head
-        check_categories(categories, self._engine.output_shapes(trainer.trainer_id))
+        check_categories(categories, self._engine.deployment(trainer.trainer_id).output_shapes)
         storage = await asyncio.to_thread(self._storage.get)
         async with trainer.numbering.at_rest():
             weights = await self._engine.owner.run(lambda: snapshot_state_dict(hosted.module))
@@ -96,7 +96,7 @@ class Publishing:
         )
         published = await asyncio.to_thread(write)
         self._engine.catalogue.add(storage.published.model_spec(published, replace_head))
-        await self._engine.load(model_id)
+        await self._engine.deployments.load(model_id)
 
     async def remove(self, principal: str, model_id: str, needed: Collection[str]) -> None:
         """Remove a model, from disk first: once this returns, no restart brings it back.
@@ -122,7 +122,7 @@ class Publishing:
         hosted = [entry.spec for entry in self._engine.catalogue.entries()]
         weights_file = own[0].weights_file  # the operator may have reused the id for another model since
         if any(spec.model_id == model_id and Path(spec.weights).name == weights_file for spec in hosted):
-            await self._engine.unload(model_id)
+            await self._engine.deployments.unload(model_id)
             self._engine.catalogue.remove(model_id)
 
 

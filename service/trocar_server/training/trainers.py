@@ -93,8 +93,9 @@ class Trainers:
             ServiceError: As `get`.
         """
         await self.ready.wait()
-        await self._look_again()
-        unreadable = self._unreadable_one(principal, trainer_id)
+        if self._storage_problem is not None:
+            await self._look_again()
+        unreadable = self._unreadable_one(principal, trainer_id) if self._unreadable else None
         if unreadable is not None:
             await shielded(self._try_again(unreadable))
         return self.get(principal, trainer_id)
@@ -150,7 +151,8 @@ class Trainers:
             ServiceError: `STORAGE_UNAVAILABLE`, the trainers cannot be listed.
         """
         await self.ready.wait()
-        await self._look_again()
+        if self._storage_problem is not None:
+            await self._look_again()
         if self._storage_problem is not None:
             raise _again(self._storage_problem)
         own = [one for one in self._unreadable.values() if one.principal == principal]
@@ -279,9 +281,7 @@ class Trainers:
             self._unreadable.pop(record.trainer_id, None)
 
     async def _look_again(self) -> None:
-        """Try again to read the disk, if that failed before."""
-        if self._storage_problem is None:
-            return
+        """Try again to read the disk, which failed before."""
         async with self._creating:
             if self._storage_problem is not None:
                 await self.restore_all()
@@ -350,7 +350,7 @@ class Trainers:
         self._trainers.pop(trainer.trainer_id, None)
         if self.on_close is not None:
             await self.on_close(trainer.trainer_id)
-        await self.engine.release(trainer.trainer_id)
+        await self.engine.deployments.release(trainer.trainer_id)
         await self.engine.owner.run(trainer.core.close)
         storage = await asyncio.to_thread(self.storage.get)
         await asyncio.to_thread(storage.trainers.delete, trainer.trainer_id)
@@ -417,7 +417,7 @@ class Trainers:
             weights = str(record.facts.get("base_weights", "")) if model_id == record.base_model_id else ""
             self._request(model_id, weights)
             try:
-                await self.engine.load(model_id)
+                await self.engine.deployments.load(model_id)
             except ServiceError as error:
                 raise ServiceError(
                     ErrorReason.MODEL_NOT_LOADED,
@@ -457,7 +457,7 @@ class Trainers:
             stored_facts=dict(record.facts),
         )
         own = replace(core.hosted, spec=replace(core.hosted.spec, model_id=trainer.trainer_id))
-        await self.engine.adopt(own, trainer.principal)
+        await self.engine.deployments.adopt(own, trainer.principal)
         self._trainers[trainer.trainer_id] = trainer
         return trainer
 

@@ -54,7 +54,7 @@ def _empty(server: RunningServer) -> None:
 
 
 async def _drop_all(server: RunningServer) -> None:
-    for model_id in server.engine.pools():
+    for model_id in server.engine.deployments:
         server.engine.replies.drop(server.engine.deployment(model_id).version)
     assert server.engine.replies.byte_count == 0
 

@@ -142,7 +142,7 @@ def test_many_loads_at_once_load_once(serve: Serve) -> None:
     with trocar.connect(running.address) as client, ThreadPoolExecutor(6) as threads:
         states = list(threads.map(lambda _: client.load("squeezenet1_1", "random:0").state, range(6)))
     assert states == ["loaded"] * 6
-    assert len(running.engine.pools()) == 1
+    assert len(running.engine.deployments) == 1
 
 
 def test_a_model_in_use_is_unloaded_when_its_calls_have_ended(serve: Serve, gate: Gate) -> None:

@@ -149,7 +149,7 @@ def test_a_stream_that_ends_while_images_are_decoded_leaves_nothing(
         await asyncio.to_thread(released.wait, WAIT_S)
         return [[]]
 
-    monkeypatch.setattr("trocar_server.engine.engine.decode_images", slow)
+    monkeypatch.setattr("trocar_server.engine.run.preparation.decode_images", slow)
     stream = near.extract_stream("resnet18", [np.zeros((2, 9, 9, 3), np.uint8)] * 3, "fc")
     with ThreadPoolExecutor(1) as background:
         reading = background.submit(next, stream)

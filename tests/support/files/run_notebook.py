@@ -29,7 +29,7 @@ def run_cell(source: str, name: str, names: dict[str, Any]) -> list[bytes]:
     return [*pictures, *pyplot_pictures()]
 
 
-def view(value: object) -> list[bytes]:
+def view(value: Any) -> list[bytes]:
     """Make the views of a cell's value, and return those that are pictures."""
     print(repr(value))
     if hasattr(value, "_repr_html_"):

@@ -34,7 +34,7 @@ def hook_counts(server: RunningServer) -> Mapping[str, list[int]]:
     """Count the hooks on the free replicas of every loaded model; a replica that is lent is missing."""
     return {
         model_id: sorted(hook_count(module) for module in replicas(server, model_id))
-        for model_id in server.engine.pools()
+        for model_id in server.engine.deployments
     }
 
 

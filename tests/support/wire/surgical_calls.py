@@ -138,7 +138,7 @@ def equal(one: trocar.FeatureMaps, other: trocar.FeatureMaps) -> bool:
 
 def footprint(server: RunningServer) -> Mapping[str, Any]:
     """Return what no call may change: of the weights a hash, of every replica hooks, forwards and tables."""
-    return server.on_owner(lambda: {name: _footprint(server, name) for name in server.engine.pools()})
+    return server.on_owner(lambda: {name: _footprint(server, name) for name in server.engine.deployments})
 
 
 def _footprint(server: RunningServer, name: str) -> Any:

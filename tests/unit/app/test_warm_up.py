@@ -26,8 +26,8 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
     owner = DeviceThread(torch.device("cpu"))
     owner.start()
     engine = Engine(catalogue, owner, Limits(), tmp_path)
-    await engine.load("a")
-    await engine.load("b")
+    await engine.deployments.load("a")
+    await engine.deployments.load("b")
     yield engine
     await asyncio.to_thread(owner.stop)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,11 +62,11 @@ def plan(model_id: str, selector: str = "/out", shape: tuple[int, ...] = (1, 3))
 
 
 async def prepared(engine: Engine, wanted: Plan) -> Prepared:
-    return await engine.prepare(await engine.checks.check(wanted), Payloads([rows(1, 2, 3)]))
+    return await engine.preparation.prepare(await engine.checks.check(wanted), Payloads([rows(1, 2, 3)]))
 
 
 async def test_a_plan_gives_its_values(engine: Engine) -> None:
-    await engine.load("identity")
+    await engine.deployments.load("identity")
     result = await engine.extract(await prepared(engine, plan("identity")))
     values = result.feature_maps[0].values
     assert values is not None
@@ -80,13 +81,13 @@ async def test_a_model_that_is_not_loaded_runs_nothing(engine: Engine, model_id:
 
 
 async def test_a_load_that_is_cancelled_can_be_made_again(engine: Engine) -> None:
-    loading = asyncio.ensure_future(engine.load("resnet18"))
+    loading = asyncio.ensure_future(engine.deployments.load("resnet18"))
     await asyncio.sleep(0)
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
     assert engine.catalogue.get("resnet18").state is ModelState.UNLOADED
-    await engine.load("resnet18")
+    await engine.deployments.load("resnet18")
     assert engine.catalogue.get("resnet18").state is ModelState.LOADED
 
 
@@ -94,9 +95,9 @@ async def test_a_call_that_comes_while_its_model_is_unloaded_does_not_wait_forev
     engine: Engine,
 ) -> None:
     """It was checked, then its images were decoded, and in between the model went."""
-    await engine.load("identity")
+    await engine.deployments.load("identity")
     ready = await prepared(engine, plan("identity"))
-    await engine.unload("identity")
+    await engine.deployments.unload("identity")
     call = asyncio.ensure_future(engine.extract(ready))
     done, _ = await asyncio.wait([call], timeout=60)
     call.cancel()
@@ -109,7 +110,7 @@ async def test_a_call_that_comes_while_its_model_is_unloaded_does_not_wait_forev
 async def test_a_cancelled_call_gives_its_replica_back_when_its_pass_has_ended(
     engine: Engine, gate: Gate
 ) -> None:
-    await engine.load("gated")
+    await engine.deployments.load("gated")
     gate.hold()
     call = asyncio.ensure_future(engine.extract(await prepared(engine, plan("gated", "last"))))
     await asyncio.to_thread(gate.entered.wait, WAIT_S)
@@ -124,7 +125,7 @@ async def test_a_cancel_while_images_are_prepared_stops_before_the_next_image(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4,096 images take the owner thread half a minute."""
-    await engine.load("resnet18")
+    await engine.deployments.load("resnet18")
     deployment, guard, decoded = engine.deployment("resnet18"), PassGuard(), []
 
     def prepare(image: Image.Image) -> torch.Tensor:
@@ -165,10 +166,32 @@ async def served(engine: Engine, wanted: Plan, key: bytes | None) -> list[float]
     return found
 
 
+async def test_bytes_that_came_with_the_request_are_copied_once_there_is_room(engine: Engine) -> None:
+    await engine.deployments.load("identity")
+    copied: list[int] = []
+
+    def arrived() -> list[Payload]:
+        copied.append(reservation.byte_count)
+        return [rows(1, 2, 3)]
+
+    call = replace(call_of(plan("identity"), None), arrived=arrived)
+    with engine.admission.admit(MethodClass.EXTRACT, "alice") as reservation:
+        answer = await engine.serve(call, reservation)
+        assert isinstance(answer, Extraction)
+        assert copied == [24]  # inputs and reply
+        assert reservation.byte_count == 12
+    most = engine.limits.max_principal_bytes
+    with engine.admission.admit(MethodClass.EXTRACT, "alice") as reservation:
+        with pytest.raises(ServiceError) as caught:
+            await engine.serve(replace(call, announced_bytes=most), reservation)
+        assert caught.value.reason is ErrorReason.REQUEST_TOO_LARGE
+        assert len(copied) == 1
+
+
 async def test_a_plan_that_was_asked_before_is_checked_once_until_something_changes(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await engine.load("identity")
+    await engine.deployments.load("identity")
     checked, check = [], engine.checks.check
 
     async def counted(wanted: Plan, deadline: float | None = None) -> CheckedPlan:
@@ -185,17 +208,17 @@ async def test_a_plan_that_was_asked_before_is_checked_once_until_something_chan
     engine.limits = engine.limits.model_copy()
     assert await served(engine, wanted, b"a") == [1, 2, 3]
     assert len(checked) == 6
-    await engine.unload("identity")
+    await engine.deployments.unload("identity")
     with pytest.raises(ServiceError) as caught:
         await served(engine, wanted, b"a")
     assert caught.value.reason is ErrorReason.MODEL_NOT_LOADED
-    await engine.load("identity")
+    await engine.deployments.load("identity")
     assert await served(engine, wanted, b"a") == [1, 2, 3]
     assert len(checked) == 7
 
 
 async def test_lower_limits_hold_for_a_plan_that_was_asked_before(engine: Engine) -> None:
-    await engine.load("identity")
+    await engine.deployments.load("identity")
     wanted = plan("identity")
     assert await served(engine, wanted, b"a") == [1, 2, 3]
     engine.limits = engine.limits.model_copy(update={"max_reply_bytes": 8})
@@ -205,7 +228,7 @@ async def test_lower_limits_hold_for_a_plan_that_was_asked_before(engine: Engine
 
 
 async def test_edits_that_are_to_be_stored_must_be_of_modules_that_run(engine: Engine) -> None:
-    await engine.load("identity")
+    await engine.deployments.load("identity")
     await engine.checks.check_edits("identity", [EditRequest(parse_selector("/in"), Edit(Zero()))])
     with pytest.raises(ServiceError) as caught:
         await engine.checks.check_edits("identity", [EditRequest(parse_selector("fc"), Edit(Zero()))])

@@ -16,7 +16,7 @@ from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.plan import Payload, Payloads, Plan, TapRequest, TensorInput
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.schedule.device import DeviceThread
-from trocar_server.engine.transfer import current
+from trocar_server.engine.transfer import Copies, this_thread
 from trocar_server.models import Catalogue, ModelSpec
 from trocar_server.surgery import parse_selector
 
@@ -50,7 +50,7 @@ async def engine(tmp_path: Path, backend: LateBackend) -> AsyncIterator[Engine]:
     owner.start()
     config = EngineConfig(compile_after=1, min_gain=0.0)
     found = Engine(catalogue, owner, Limits(), tmp_path, config=config)
-    await found.load("doubling")
+    await found.deployments.load("doubling")
     yield found
     backend.is_held = False
     await asyncio.to_thread(owner.stop)
@@ -61,7 +61,7 @@ async def asked(engine: Engine, number: float) -> Extraction:
     plan = Plan("doubling", (TapRequest(parse_selector("keep")),), (inputs,), 1 << 20)
     checked = await engine.checks.check(plan)
     payload: Payload = np.full((ROWS, 3), number, np.float32).reshape(-1).view(np.uint8)
-    return await engine.extract(await engine.prepare(checked, Payloads([payload])))
+    return await engine.extract(await engine.preparation.prepare(checked, Payloads([payload])))
 
 
 def values_of(extraction: Extraction) -> list[float]:
@@ -169,7 +169,7 @@ async def test_a_piece_is_not_used_again_while_a_reply_is_held(engine: Engine, b
 async def test_copies_that_work_does_not_take_are_done_when_it_is(
     engine: Engine, backend: LateBackend
 ) -> None:
-    running = asyncio.ensure_future(engine.owner.run(lambda: current().to_host(torch.ones(5))))
+    running = asyncio.ensure_future(engine.owner.run(lambda: this_thread.transfers.to_host(torch.ones(5))))
     await begun(backend, 1)
     await turns()
     assert not running.done()
@@ -180,7 +180,7 @@ async def test_copies_that_work_does_not_take_are_done_when_it_is(
 async def test_an_error_of_copies_that_work_does_not_take_is_its_own(
     engine: Engine, backend: LateBackend
 ) -> None:
-    running = asyncio.ensure_future(engine.owner.run(lambda: current().to_host(torch.ones(5))))
+    running = asyncio.ensure_future(engine.owner.run(lambda: this_thread.transfers.to_host(torch.ones(5))))
     await begun(backend, 1)
     backend.finish(error=RuntimeError("the device is gone"))
     with pytest.raises(RuntimeError, match="the device is gone"):
@@ -192,7 +192,7 @@ async def test_work_that_fails_has_its_own_error_and_leaves_no_copies_to_the_nex
     engine: Engine, backend: LateBackend
 ) -> None:
     def fail() -> None:
-        current().to_host(torch.ones(5))
+        this_thread.transfers.to_host(torch.ones(5))
         raise ValueError("no")
 
     running = asyncio.ensure_future(engine.owner.run(fail))
@@ -200,7 +200,11 @@ async def test_work_that_fails_has_its_own_error_and_leaves_no_copies_to_the_nex
     backend.finish(error=RuntimeError("the device is gone"))
     with pytest.raises(ValueError, match="no"):
         await running
-    assert await engine.owner.run(lambda: current().take()) is None
+    assert await engine.owner.run(_taken) is None
+
+
+def _taken() -> Copies | None:
+    return this_thread.transfers.take()
 
 
 async def test_the_thread_ends_when_all_bytes_have_come(engine: Engine, backend: LateBackend) -> None:

@@ -7,7 +7,7 @@ from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import ArgumentInput, ImageInput, ImageSpec, Plan, TensorInput
 from trocar_server.engine.run.extraction import ExecutionReport, Extraction
 from trocar_server.telemetry import CallRecord, Observers, PassFacts, note_pass
-from trocar_server.telemetry.pass_observer import pass_facts, row_count
+from trocar_server.telemetry.pass_observer import pass_facts
 
 IMAGES = ImageInput("", (ImageSpec(10), ImageSpec(20), ImageSpec(12, 2, 2)))
 
@@ -32,7 +32,7 @@ def tensor(*shape: int) -> TensorInput:
     ],
 )
 def test_samples_are_those_of_the_first_argument(inputs: tuple[ArgumentInput, ...], expected: int) -> None:
-    assert row_count(plan(*inputs)) == expected
+    assert pass_facts(plan(*inputs), Extraction((), (), None, 0.0, 0.0)).row_count == expected
 
 
 class Witness:

@@ -27,9 +27,7 @@ class Owner:
 
 
 def state(owner: Owner) -> ServerState:
-    engine: Any = SimpleNamespace(
-        owner=owner, pools=dict, recorded_counts=dict, catalogue=SimpleNamespace(entries=list)
-    )
+    engine: Any = SimpleNamespace(owner=owner, deployments={}, catalogue=SimpleNamespace(entries=list))
     trainers: Any = SimpleNamespace(all=list)
     return ServerState(engine, trainers, Path(), ModelLabels(lambda _: ""))
 

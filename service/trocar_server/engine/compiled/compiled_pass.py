@@ -18,7 +18,7 @@ from trocar_server.engine.run.operand_tensors import OperandTensors
 from trocar_server.engine.run.preview import stop_path
 from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
 from trocar_server.engine.run.stream_statistics import StreamStatistics
-from trocar_server.engine.transfer import current
+from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard, Recording
 
@@ -149,7 +149,7 @@ def _finished(
         result.compute_s,
         report=ExecutionReport(runner.numerics, runner.engine, row_count),
         depth=1.0 if result.stopped_at is None else entry.resolved.depth,
-        copies=current().take(),
+        copies=this_thread.transfers.take(),
     )
 
 

@@ -13,7 +13,7 @@ from trocar_server.engine.execute.collecting import PassSpec, collect
 from trocar_server.engine.request.numerics import Numerics, keeps_promise, worst_deviation
 from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.schedule.lease import Replica
-from trocar_server.engine.transfer import current
+from trocar_server.engine.transfer import this_thread
 from trocar_server.models import HostedModel
 from trocar_server.surgery import PassGuard
 
@@ -90,10 +90,10 @@ def _fastest(run: Run[Values], arguments: Sequence[torch.Tensor], count: int) ->
 
 def _timed(run: Run[Values], arguments: Sequence[torch.Tensor]) -> tuple[Values, float]:
     given = copied(arguments)  # a model may write into its own input
-    current().synchronize()  # a GPU runs asynchronously
+    this_thread.transfers.synchronize()  # a GPU runs asynchronously
     started = time.perf_counter()
     values = run(given)
-    current().synchronize()
+    this_thread.transfers.synchronize()
     return values, time.perf_counter() - started
 
 

@@ -27,7 +27,7 @@ from trocar_server.engine.request.plan import (
     TensorSignature,
     payload_count,
 )
-from trocar_server.engine.transfer import current
+from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError
 from trocar_server.models import Family, HostedModel
 from trocar_server.models.image_rules import Size
@@ -316,10 +316,15 @@ def build_arguments(
     """
     remaining = iter(payloads)
     made: dict[str, torch.Tensor] = {}
-    return [
-        _argument(hosted, entry, position, remaining, _while_allowed(decoded, guard), made, is_start=is_start)
-        for position, (entry, decoded) in enumerate(zip(inputs, images, strict=True))
-    ]
+    arguments: list[Argument] = []
+    for position, (entry, decoded) in enumerate(zip(inputs, images, strict=True)):
+        if isinstance(entry, MadeInput):
+            arguments.append(made[entry.name])
+        elif isinstance(entry, ImageInput):
+            arguments.append(_image_argument(hosted, entry, remaining, _while_allowed(decoded, guard), made))
+        else:
+            arguments.append(_argument(hosted, entry, position, remaining, is_start=is_start))
+    return arguments
 
 
 def _while_allowed(images: list[Image.Image], guard: PassGuard | None) -> Iterator[Image.Image]:
@@ -331,38 +336,45 @@ def _while_allowed(images: list[Image.Image], guard: PassGuard | None) -> Iterat
 
 def _argument(
     hosted: HostedModel,
-    entry: ArgumentInput,
+    entry: TensorInput | TensorListInput | FlagInput,
     position: int,
     payloads: Iterator[Payload],
-    images: Iterator[Image.Image],
-    made: dict[str, torch.Tensor],
     *,
     is_start: bool,
 ) -> Argument:
-    """Make one argument; images leave in `made` what is made beside them, which comes after them."""
     if isinstance(entry, FlagInput):
         return entry.value
-    if isinstance(entry, MadeInput):
-        return made[entry.name]
-    if not isinstance(entry, ImageInput):
-        # Rounded twice where it was sent as float16 or bfloat16; float32 keeps the value that was sent.
-        sent_as = entry.model_dtype
-        dtype, to_device = sent_as if is_start else _dtype_for(hosted, sent_as), current().to_device
-        known, tensors = None if is_start else hosted.known_signature, []
-        for shape in entry.shapes if isinstance(entry, TensorListInput) else (entry.shape,):
-            tensor = tensor_of(entry.dtype, shape, next(payloads))
-            if known is not None:
-                known.check_values(entry.name, position, tensor)
-            tensors.append(to_device(tensor, hosted.device).to(sent_as).to(dtype))
-        if isinstance(entry, TensorListInput):
-            return tensors
-        return list(tensors[0].unbind()) if hosted.takes_list else tensors[0]
+    # Rounded twice where it was sent as float16 or bfloat16; float32 keeps the value that was sent.
+    sent_as, to_device = entry.model_dtype, this_thread.transfers.to_device
+    dtype = sent_as if is_start else _dtype_for(hosted, sent_as)
+    known, tensors = None if is_start else hosted.known_signature, []
+    for shape in entry.shapes if isinstance(entry, TensorListInput) else (entry.shape,):
+        tensor = tensor_of(entry.dtype, shape, next(payloads))
+        if known is not None:
+            known.check_values(entry.name, position, tensor)
+        tensors.append(to_device(tensor, hosted.device).to(sent_as).to(dtype))
+    if isinstance(entry, TensorListInput):
+        return tensors
+    return list(tensors[0].unbind()) if hosted.takes_list else tensors[0]
+
+
+def _image_argument(
+    hosted: HostedModel,
+    entry: ImageInput,
+    payloads: Iterator[Payload],
+    images: Iterator[Image.Image],
+    made: dict[str, torch.Tensor],
+) -> Argument:
+    """Make the argument of images; `made` gets what is made beside them, which comes after them."""
     for _ in entry.images:
         next(payloads)
     assert hosted.preprocessing is not None  # refused before: see check_images
     if hosted.preprocessing.made_names:
         prepared = hosted.preprocessing.with_made(images)
-        made |= {name: current().to_device(value, hosted.device) for name, value in prepared.made.items()}
+        made |= {
+            name: this_thread.transfers.to_device(value, hosted.device)
+            for name, value in prepared.made.items()
+        }
         return _prepared(hosted, prepared.values)
     batch = hosted.preprocessing(images)
     if isinstance(batch, list):
@@ -371,7 +383,7 @@ def _argument(
 
 
 def _prepared(hosted: HostedModel, values: torch.Tensor) -> torch.Tensor:
-    return current().to_device(values, hosted.device).to(_dtype_for(hosted, values.dtype))
+    return this_thread.transfers.to_device(values, hosted.device).to(_dtype_for(hosted, values.dtype))
 
 
 def tensor_of(dtype: torch.dtype, shape: tuple[int, ...], payload: Payload) -> torch.Tensor:

@@ -22,6 +22,8 @@ from trocar_server.surgery import (
     PassGuard,
     StartSession,
     Surgery,
+    TapGroups,
+    TapSession,
     Target,
     TracedGraph,
     ValueMissingError,
@@ -80,9 +82,14 @@ class PassSpec:
         return any(target.kind == "fn" for target in (*self.targets, *(edit.target for edit in edits)))
 
     @cached_property
-    def of_modules(self) -> list[Target]:
+    def of_modules(self) -> TapGroups:
         """The targets in modules, and parameters."""
-        return self.of_kind("module")
+        return TapGroups.of(self.of_kind("module"))
+
+    @cached_property
+    def collects_only(self) -> bool:
+        """Whether the pass is changed in nothing."""
+        return self.surgery.is_nothing
 
     @cached_property
     def of_graph(self) -> list[Target]:
@@ -130,11 +137,14 @@ def collect(module: nn.Module, arguments: Arguments, pass_spec: PassSpec, guard:
             )
             contexts.enter_context(operate(module, pass_spec.surgery, pass_spec.of_modules, collector))
             contexts.enter_context(calls)
+        elif pass_spec.collects_only:
+            contexts.enter_context(TapSession(module, pass_spec.of_modules, collector))
         else:
             contexts.enter_context(operate(module, pass_spec.surgery, pass_spec.of_modules, collector))
         if collector.is_pending:
             module(*arguments[0], **arguments[1])
-    _check_edits(pass_spec, collector)
+    if pass_spec.due:
+        _check_edits(pass_spec, collector)
     of_graph = pass_spec.of_graph
     if pass_spec.graph is None or not of_graph:
         return Collected(collector.values, collector.stopped_at)

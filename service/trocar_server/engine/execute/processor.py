@@ -21,6 +21,8 @@ from trocar_server.config import Limits
 from trocar_server.decoding.process import WorkerProcess
 from trocar_server.engine.execute.worker_pool import WorkerPool
 from trocar_server.engine.request.plan import ArgumentInput, Payload, TensorInput
+from trocar_server.engine.schedule.admission import Reservation
+from trocar_server.engine.schedule.deadlines import until
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, current_flow, set_flow
 from trocar_server.processing.exchange import Made, Takes, extract_features, tokenize
@@ -84,6 +86,8 @@ class Processor:
         unprocessed: Sequence[ProcessorInput],
         payloads: Sequence[Payload],
         limits: Limits,
+        deadline: float | None = None,
+        reservation: Reservation | None = None,
     ) -> Processed:
         """Turn texts and sound into arguments of the model.
 
@@ -93,11 +97,28 @@ class Processor:
             unprocessed: The texts and sound.
             payloads: Those of all inputs.
             limits: Limits of a call.
+            deadline: A time of `time.monotonic()` in seconds, or None.
+            reservation: Grows by the bytes of the arguments.
 
         Raises:
             ServiceError: `NO_PREPROCESSING`, the model takes no texts or no sound; `INPUT_REJECTED`,
-                `REQUEST_TOO_LARGE`, naming the sample where it is one; `CANCELLED`, the server stops.
+                `REQUEST_TOO_LARGE`, naming the sample where it is one; `CANCELLED`, the server stops;
+                `DEADLINE_EXCEEDED`; `SERVER_BUSY`, there is no room for the arguments.
         """
+        async with until(deadline, "the inputs were processed"):
+            processed = await self._process(hosted, inputs, unprocessed, payloads, limits)
+        if reservation is not None:
+            reservation.grow(processed.byte_count)
+        return processed
+
+    async def _process(
+        self,
+        hosted: HostedModel,
+        inputs: Sequence[ArgumentInput],
+        unprocessed: Sequence[ProcessorInput],
+        payloads: Sequence[Payload],
+        limits: Limits,
+    ) -> Processed:
         takes = _takes(hosted, unprocessed)
         digest = await self._digest(takes.folder)
         rest, found = list(inputs), list(_of_others(unprocessed, payloads))

@@ -132,6 +132,17 @@ class Deployment:
             self._checked.popitem(last=False)
 
     @property
+    def reply_version(self) -> str | None:
+        """A version unique to the current weights; None where replies are not cached."""
+        return self.version if self.is_repeatable else None
+
+    @property
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the tensors that the model returns for its example input, batch first."""
+        leaves = (leaf for call in self.example.modules[""].calls for leaf in call.outputs)
+        return [tuple(leaf.shape) for leaf in leaves if leaf.shape is not None]
+
+    @property
     def recordings(self) -> Mapping[Signature, Recording]:
         """The recordings that are kept, by signature; the last used at the end."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -54,7 +55,7 @@ class TapRequest:
     suffix: str = ""
     """Appended to every name of this tap's values, so that another tap may select the same values."""
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether values alone are wanted, as they are."""
         return self.values and not (self.statistics or self.reductions or self.cast)
@@ -70,7 +71,7 @@ class TensorInput:
     convert_to: torch.dtype | None = None
     """The dtype that the model gets; unconverted when None."""
 
-    @property
+    @cached_property
     def model_dtype(self) -> torch.dtype:
         """The dtype that the model sees."""
         return self.convert_to or self.dtype
@@ -104,7 +105,7 @@ class TensorListInput:
     convert_to: torch.dtype | None = None
     """The dtype that the model gets; unconverted when None."""
 
-    @property
+    @cached_property
     def model_dtype(self) -> torch.dtype:
         """The dtype that the model sees."""
         return self.convert_to or self.dtype
@@ -216,15 +217,20 @@ class Plan:
     sources: tuple[SourceInputs, ...] = ()
     execution: Execution = AS_USUAL
     unprocessed: tuple[ProcessorInput, ...] = ()
-    """Further inputs, which the model's processor turns into arguments; `Engine.process` does. Their payloads
-    are among those of `inputs`."""
+    """Further inputs, which the model's processor turns into arguments; see `Preparation.process`. Their
+    payloads are among those of `inputs`."""
     processed: tuple[ProcessedInput, ...] = ()
     """What the processor made of them."""
 
-    @property
+    @cached_property
     def needs_processing(self) -> bool:
         """Whether there are inputs for the model's processor."""
         return bool(self.unprocessed) or any(source.unprocessed for source in self.sources)
+
+    @cached_property
+    def batch_size(self) -> int | None:
+        """See `batch_size`."""
+        return batch_size(self.inputs)
 
     @property
     def has_flags(self) -> bool:
@@ -328,6 +334,11 @@ Signature: TypeAlias = tuple[TensorSignature, ...]
 
 def split_arguments(names: Sequence[str], values: Sequence[object]) -> tuple[list[object], dict[str, object]]:
     """Return positional and keyword arguments; an empty name is positional."""
-    positional = [value for name, value in zip(names, values, strict=True) if not name]
-    keyword = {name: value for name, value in zip(names, values, strict=True) if name}
+    positional: list[object] = []
+    keyword: dict[str, object] = {}
+    for name, value in zip(names, values, strict=True):
+        if name:
+            keyword[name] = value
+        else:
+            positional.append(value)
     return positional, keyword

@@ -23,6 +23,7 @@ class Call:
         key: The request as serialised, without its payloads; None where equal requests share nothing.
         stored: The tensors of stored edits, by the name of their list.
         keeping: Its place in the reply cache; None where it is not looked up.
+        arrived: Returns its payloads, where every byte has come with the request; see `receive` otherwise.
         processed: Its payloads, where texts or sound were processed and nothing is to come.
     """
 
@@ -34,6 +35,7 @@ class Call:
     key: bytes | None = None
     stored: Mapping[str, Sequence[Payload]] = field(default_factory=dict)
     keeping: "Keeping | None" = None
+    arrived: Callable[[], list[Payload]] | None = None
     processed: Payloads | None = None
 
 

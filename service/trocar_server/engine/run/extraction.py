@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from trocar_server.engine.request.numerics import Numerics
-from trocar_server.engine.request.plan import Plan, batch_size
+from trocar_server.engine.request.plan import Plan
 from trocar_server.engine.resolve.edit_resolution import Expansions
 from trocar_server.engine.resolve.planner import Resolved
 from trocar_server.engine.run.forward_pass import FeatureMap, PassResult
@@ -64,10 +64,13 @@ class Extraction:
         """The values of the reply."""
         return tuple([found.values.data for found in self.feature_maps if found.values is not None])
 
-    @property
+    @cached_property
     def byte_count(self) -> int:
         """Bytes of the values of the reply."""
-        return sum([payload.nbytes for payload in self.payloads])
+        total = 0
+        for payload in self.payloads:
+            total += payload.nbytes
+        return total
 
 
 def extraction_of(
@@ -88,6 +91,7 @@ def extraction_of(
         queue_s: Seconds of waiting for a replica.
         copies: Pending copies to the host.
     """
+    depth = 1.0 if result.stopped_at is None else resolved.depth
     return Extraction(
         feature_maps,
         collected_names(resolved, result),
@@ -96,9 +100,9 @@ def extraction_of(
         result.compute_s,
         resolved.surgery.expansions,
         result.objective,
-        ExecutionReport(row_count=batch_size(plan.inputs) or 0),
+        ExecutionReport(row_count=plan.batch_size or 0),
         result.has_drawn,
-        _depth(plan, resolved, result),
+        depth if plan.start_at is None else None,  # it began in the middle
         copies,
     )
 
@@ -112,10 +116,3 @@ def collected_names(resolved: Resolved, result: PassResult) -> tuple[tuple[str, 
         return resolved.expansions
     names = {found.output.name for found in result.feature_maps}
     return tuple(tuple(name for name in expansion if name in names) for expansion in resolved.expansions)
-
-
-def _depth(plan: Plan, resolved: Resolved, result: PassResult) -> float | None:
-    """Return the share of a full pass's calls that ran, None for a pass that started in the middle."""
-    if plan.start_at is not None:
-        return None
-    return 1.0 if result.stopped_at is None else resolved.depth

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 
@@ -13,7 +14,7 @@ from trocar_server.engine.host.deployment import input_rejected
 from trocar_server.engine.request.plan import Payload
 from trocar_server.engine.resolve.tap_outputs import COVARIANCE, Output, TapTarget, companion_output
 from trocar_server.engine.schedule.lease import Replica
-from trocar_server.engine.transfer import current
+from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
 from trocar_server.surgery import (
@@ -24,7 +25,7 @@ from trocar_server.surgery import (
     independent,
 )
 from trocar_server.tensors.reductions import CastValue, Reduced, cast_value, reduce_value
-from trocar_server.tensors.reductions.padding import NO_PADDING, Padding, unpadded
+from trocar_server.tensors.reductions.padding import Padding, unpadded
 from trocar_server.tensors.stats import Accumulator, Scope, StatisticsResult
 
 Operands = Sequence[Sequence[torch.Tensor]]
@@ -66,7 +67,11 @@ class PassResult:
     @property
     def byte_count(self) -> int:
         """Bytes of all values."""
-        return sum([found.values.nbytes for found in self.feature_maps if found.values is not None])
+        total = 0
+        for found in self.feature_maps:
+            if found.values is not None:
+                total += found.values.nbytes
+        return total
 
 
 def run_pass(
@@ -97,12 +102,10 @@ def run_pass(
     started = time.perf_counter()
     with torch.inference_mode() if pass_spec.scoring is None else torch.no_grad():
         collected = collect(replica.module, arguments, pass_spec, guard)
-        _check_data(collected.values)
+        if pass_spec.start is not None:
+            _check_data(collected.values)
         values = _apart(collected.values, targets) if replica.is_live else collected.values
-        needs_padding = any(not entry.tap.is_plain for entry in targets)
-        padding = Padding.of(arguments[1]) if needs_padding else NO_PADDING
-        collected = replace(collected, values=values)
-        return finish_pass(collected, targets, guard, operands, started, padding)
+        return finish_pass(replace(collected, values=values), targets, guard, operands, started, arguments[1])
 
 
 def finish_pass(
@@ -111,7 +114,7 @@ def finish_pass(
     guard: PassGuard,
     operands: Operands,
     started: float,
-    padding: Padding = NO_PADDING,
+    keywords: Mapping[str, object] = MappingProxyType({}),
 ) -> PassResult:
     """Reduce a pass's collected values and copy the requested ones to the host.
 
@@ -123,34 +126,37 @@ def finish_pass(
         guard: Aborts the reductions.
         operands: For each tap, by position: the operands of its reductions.
         started: When the pass began, as `time.perf_counter()` in seconds.
-        padding: Of the pass's inputs.
+        keywords: Keyword arguments of the forward, which tell of padding.
 
     Raises:
         ServiceError: As `run_pass` does for values.
     """
-    values = collected.values
-    finished = [
-        _finish(target, values, operands, guard, padding)
-        for target in targets
-        if not _is_left_out(target, values)
-    ]
-    feature_maps = tuple(found for entry in finished for found in entry.feature_maps)
-    taken = {entry.feature_maps[0].output.name: entry.taken for entry in finished if entry.taken}
-    current().synchronize()  # so that errors and time are attributed to this pass
+    values, padding = collected.values, None
+    feature_maps: list[FeatureMap] = []
+    taken: dict[str, Accumulator] = {}
+    for target in targets:
+        guard.check()
+        if target.target.name not in values:
+            if target.target.is_gradient and target.tap.selector.is_plural:
+                continue  # a pattern names it, and the objective does not depend on it
+            raise _not_collected(target)
+        if target.tap.is_plain:
+            feature_maps.append(_plain_map(target, values[target.target.name]))
+            continue
+        padding = padding or Padding.of(keywords)
+        found, accumulator = _reduced_maps(target, values[target.target.name], operands, guard, padding)
+        feature_maps += found
+        if accumulator is not None:
+            taken[found[0].output.name] = accumulator
+    this_thread.transfers.synchronize()  # so that errors and time are attributed to this pass
     compute_s = time.perf_counter() - started
-    return PassResult(feature_maps, taken, collected.stopped_at, compute_s, collected.objective)
+    return PassResult(tuple(feature_maps), taken, collected.stopped_at, compute_s, collected.objective)
 
 
 def _apart(values: Mapping[str, torch.Tensor], targets: Sequence[TapTarget]) -> dict[str, torch.Tensor]:
     """Copy parameters, which may change while the reply is being sent."""
     names = {entry.target.name for entry in targets if entry.target.parameter is not None}
     return {name: value.clone() if name in names else value for name, value in values.items()}
-
-
-def _is_left_out(target: TapTarget, values: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a pattern names it and the objective does not depend on it."""
-    is_missing = target.target.is_gradient and target.target.name not in values
-    return is_missing and target.tap.selector.is_plural
 
 
 @contextmanager
@@ -197,37 +203,31 @@ def _check_data(values: Mapping[str, torch.Tensor]) -> None:
             raise StartMixedError(name)
 
 
-@dataclass(frozen=True)
-class _Finished:
-    """Result of one value: its feature maps and accumulator."""
+def _not_collected(target: TapTarget) -> ServiceError:
+    """Error for a value that the pass did not compute."""
+    name = target.target.name
+    if target.target.is_gradient:
+        return independent([name])
+    return ServiceError(
+        ErrorReason.MODULE_NOT_CALLED,
+        f"'{name}' was not called in this pass: which modules run depends on the data",
+    )
 
-    feature_maps: tuple[FeatureMap, ...]
-    taken: Accumulator | None
+
+def _plain_map(target: TapTarget, value: torch.Tensor) -> FeatureMap:
+    """Copy a value that is wanted as it is to the host."""
+    name = target.target.name
+    output = Output(name, target, tuple(value.shape), value.dtype, target.tap.values)
+    return FeatureMap(output, _bytes_of(name, value))
 
 
-def _finish(
-    target: TapTarget,
-    values: Mapping[str, torch.Tensor],
-    operands: Operands,
-    guard: PassGuard,
-    padding: Padding,
-) -> _Finished:
+def _reduced_maps(
+    target: TapTarget, value: torch.Tensor, operands: Operands, guard: PassGuard, padding: Padding
+) -> tuple[list[FeatureMap], Accumulator | None]:
     """Reduce one value on the device and copy the requested parts to the host."""
-    guard.check()
     name, tap = target.target.name, target.tap
-    if name not in values and target.target.is_gradient:
-        raise independent([name])
-    if name not in values:
-        raise ServiceError(
-            ErrorReason.MODULE_NOT_CALLED,
-            f"'{name}' was not called in this pass: which modules run depends on the data",
-        )
-    if tap.is_plain:
-        value = values[name]
-        output = Output(name, target, tuple(value.shape), value.dtype, tap.values)
-        return _Finished((FeatureMap(output, _bytes_of(name, value)),), None)
     with target.named_errors():
-        reduced = _reduced(target, values[name], operands, guard, padding)
+        reduced = _reduced(target, value, operands, guard, padding)
         taken = _taken(target, reduced)
         cast = cast_value(reduced.value, tap.cast, reduced.channel_dim) if tap.cast else None
     sent = cast.value if cast else reduced.value
@@ -235,7 +235,7 @@ def _finish(
     result = taken.result() if taken else None
     found = [FeatureMap(main, _bytes_of(name, sent) if tap.values else None, result, cast)]
     companions = dict(reduced.companions) if tap.values else {}
-    return _Finished((*found, *_companions(main, companions, result)), taken)
+    return [*found, *_companions(main, companions, result)], taken
 
 
 def _taken(target: TapTarget, reduced: Reduced) -> Accumulator | None:
@@ -286,7 +286,7 @@ def _bytes_of(name: str, value: torch.Tensor) -> Payload:
         raise ServiceError(
             ErrorReason.NOT_A_TENSOR, f"'{name}' is a {kind} tensor; only dense ones can be returned"
         )
-    return current().to_host(value.resolve_conj().resolve_neg())
+    return this_thread.transfers.to_host(value.resolve_conj().resolve_neg())
 
 
 def _aborted(reason: ErrorReason) -> ServiceError:

@@ -159,10 +159,10 @@ def _run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[R
             deployment.hosted, plan.inputs, payloads.inputs, prepared.images, guard, is_start=is_start
         )
         operands = OperandTensors.of(deployment, plan, payloads) if checked.has_operands else NO_OPERANDS
-        sources = [
-            SourcePass.of(deployment, source, payloads.sources[i], prepared.source_images[i], guard)
-            for i, source in enumerate(plan.sources)
-        ]
+        sources: list[SourcePass] = []
+        for i, source in enumerate(plan.sources):
+            images = prepared.source_images[i]
+            sources.append(SourcePass.of(deployment, source, payloads.sources[i], images, guard))
         ready = _Ready(checked, replica, arguments, operands, sources, guard)
         resolved, result = _run_from_start(ready) if is_start else _run_resolved(ready)
     check_byte_count(result.byte_count, checked.limits.max_reply_bytes)  # the size may depend on the data
@@ -209,7 +209,9 @@ def _run_resolved(ready: _Ready) -> tuple[Resolved, PassResult]:
         ServiceError: See `resolve_plan`; `AMBIGUOUS_CALL`, the calls of modules vary for the same data.
     """
     with suppress(CallsDifferError):
-        resolved = _resolved(ready)
+        resolved = ready.checked.resolved
+        if resolved is None or ready.sources:
+            resolved = _resolve_recorded(ready)
         if resolved is not None and resolved.is_counted:
             return _run(ready, resolved)
     resolved = _resolve_own(ready)
@@ -224,15 +226,13 @@ def _run_resolved(ready: _Ready) -> tuple[Resolved, PassResult]:
         ) from None
 
 
-def _resolved(ready: _Ready) -> Resolved | None:
+def _resolve_recorded(ready: _Ready) -> Resolved | None:
     """Return what a plan means by its signature's recording; None where the data may change that.
 
     Raises:
         ServiceError: See `resolve_plan`.
     """
     checked = ready.checked
-    if checked.resolved is not None and not ready.sources:
-        return checked.resolved
     deployment, plan, recording = checked.deployment, checked.plan, None
     try:
         recording = deployment.record(ready.signature, ready.guard, deployment.kinds(plan.taps, plan.edits))
@@ -247,20 +247,22 @@ def _resolved(ready: _Ready) -> Resolved | None:
 
 def _run(ready: _Ready, resolved: Resolved) -> tuple[Resolved, PassResult]:
     """Run the pass of a resolved plan, and compare what it collected with what was predicted."""
-    resolved, result = _run_pass(ready, resolved)
-    deployment, signature = ready.checked.deployment, ready.signature
+    checked, called = ready.checked, ready.called
+    if resolved is checked.resolved and checked.pass_spec is not None:
+        result = run_pass(
+            ready.replica, called, resolved.targets, checked.pass_spec, ready.guard, ready.operands.taps
+        )
+    else:
+        resolved, result = _run_surgery(ready, resolved)
+    deployment, signature = checked.deployment, checked.signature or ready.signature
     if deployment.predictions.has(signature) and _differs(resolved, result):
         deployment.pass_differed(signature)
     return resolved, result
 
 
-def _run_pass(ready: _Ready, resolved: Resolved) -> tuple[Resolved, PassResult]:
+def _run_surgery(ready: _Ready, resolved: Resolved) -> tuple[Resolved, PassResult]:
+    """Run a pass that edits, scores or traces, or whose meaning depends on its data."""
     checked, replica, guard = ready.checked, ready.replica, ready.guard
-    if resolved is checked.resolved and checked.pass_spec is not None:
-        pass_spec = checked.pass_spec
-        return resolved, run_pass(
-            replica, ready.called, resolved.targets, pass_spec, guard, ready.operands.taps
-        )
     deployment, signature = checked.deployment, ready.signature
     resolved = resolve_with_meta_pass(
         deployment, checked.plan, resolved, signature, checked.limits, ready.recorded_sources, guard

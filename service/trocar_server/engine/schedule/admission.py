@@ -65,28 +65,37 @@ class Reservation:
     byte_count: int = 0
     seconds: float = 0.0
 
-    def reserve(self, byte_count: int, rows: int = 1, *, is_alone: bool = False) -> None:
-        """Reserve bytes.
+    def reserve(
+        self, byte_count: int, rows: int = 1, *, is_alone: bool = False, seconds: float | None = None
+    ) -> None:
+        """Reserve bytes, and seconds of computing.
 
         Args:
             byte_count: Number of bytes.
             rows: Number of their samples, for the error to state how many would fit.
             is_alone: Whether they are needed without those that the call has reserved already, as for the
                 batches of a stream.
+            seconds: Estimated seconds of computing, if they are known with the bytes; see `expect`.
 
         Raises:
             ServiceError: `SERVER_BUSY`, they do not fit now; `REQUEST_TOO_LARGE`, they never will.
         """
         self._admission.check_bytes(self, byte_count, rows, 0 if is_alone else self.byte_count)
-        self.add(byte_count)
+        if seconds is not None:
+            self._admission.check_seconds(self, seconds)
+        self.add(byte_count, seconds or 0.0)
 
-    def check(self, byte_count: int, rows: int = 1, *, is_alone: bool = False) -> None:
-        """Refuse announced bytes that would not fit now; reserves none, as they may never arrive.
+    def check(
+        self, byte_count: int, rows: int = 1, *, is_alone: bool = False, seconds: float | None = None
+    ) -> None:
+        """Refuse what would not fit now; reserves nothing, as announced bytes may never arrive.
 
         Raises:
             ServiceError: As `reserve` does.
         """
         self._admission.check_bytes(self, byte_count, rows, 0 if is_alone else self.byte_count)
+        if seconds is not None:
+            self._admission.check_seconds(self, seconds)
 
     def grow(self, byte_count: int) -> None:
         """Reserve bytes that arrived, which were checked when they were announced.
@@ -97,11 +106,13 @@ class Reservation:
         self._admission.check_growth(self, byte_count)
         self.add(byte_count)
 
-    def add(self, byte_count: int) -> None:
+    def add(self, byte_count: int, seconds: float = 0.0) -> None:
         """Reserve bytes that exist already, or release some when negative; never refused."""
         self.byte_count += byte_count
+        self.seconds += seconds
         for budget in self._budgets:
             budget.byte_count += byte_count
+            budget.seconds = max(0.0, budget.seconds + seconds)
 
     def expect(self, seconds: float) -> None:
         """Reserve seconds of computing.
@@ -110,7 +121,7 @@ class Reservation:
             ServiceError: `SERVER_BUSY`, too many are reserved.
         """
         self._admission.check_seconds(self, seconds)
-        self._add_seconds(seconds)
+        self.add(0, seconds)
 
     def check_seconds(self, seconds: float) -> None:
         """Refuse seconds of computing that would be too many now; reserves none.
@@ -122,15 +133,14 @@ class Reservation:
 
     def computed(self) -> None:
         """Release the seconds: the work is done."""
-        self._add_seconds(-self.seconds)
+        self.add(0, -self.seconds)
 
-    def _add_seconds(self, seconds: float) -> None:
-        self.seconds += seconds
-        for budget in self._budgets:
-            budget.seconds = max(0.0, budget.seconds + seconds)
+    def settle(self, byte_count: int) -> None:
+        """Release the seconds and every byte but those of the reply: the work is done."""
+        self.add(byte_count - self.byte_count, -self.seconds)
 
     def free_bytes(self, class_limit: int, limits: Limits) -> int:
-        """Return the bytes that still fit its budgets; negative where limits were lowered meanwhile."""
+        """Return the bytes that still fit its budgets; negative where bytes were added that exist already."""
         of_class, of_flow, of_all = self._budgets
         return min(
             limits.max_principal_bytes - of_flow.byte_count,
@@ -138,15 +148,9 @@ class Reservation:
             limits.max_pending_bytes - of_all.byte_count,
         )
 
-    def begin(self) -> None:
-        """Count the call in its budgets."""
-        for budget in self._budgets:
-            budget.calls += 1
-
     def end(self) -> None:
         """Release everything."""
-        self.computed()
-        self.add(-self.byte_count)
+        self.add(-self.byte_count, -self.seconds)
         for budget in self._budgets:
             budget.calls -= 1
             if not budget.calls:  # reset: sums of floats drift
@@ -173,12 +177,19 @@ class Admission:
         default_factory=lambda: {kind: _Budget() for kind in MethodClass}
     )
 
+    def __post_init__(self) -> None:
+        most = self.limits.max_pending_bytes
+        self._class_bytes = {kind: int(most * share) for kind, share in _CLASS_SHARES.items()}
+        """The most bytes for all calls of each class."""
+
     @contextmanager
     def admit(self, kind: MethodClass, flow: str) -> Iterator[Reservation]:
         """Admit a call, with nothing reserved yet; its reservation is released when the context ends."""
         own = self._flows.setdefault(flow, _Budget())
-        reservation = Reservation(kind, flow, self, (self._classes[kind], own, self._total))
-        reservation.begin()
+        budgets = (self._classes[kind], own, self._total)
+        reservation = Reservation(kind, flow, self, budgets)
+        for budget in budgets:
+            budget.calls += 1
         try:
             yield reservation
         finally:
@@ -198,7 +209,7 @@ class Admission:
     def check_bytes(self, reservation: Reservation, byte_count: int, rows: int, before: int) -> None:
         """Refuse bytes that do not fit beside those reserved before; see `Reservation.reserve`."""
         whole = before + byte_count
-        of_class = self.class_bytes(reservation.kind)
+        of_class = self._class_bytes[reservation.kind]
         most = min(self.limits.max_principal_bytes, of_class, self.limits.max_pending_bytes)
         if whole > most:
             raise ServiceError(
@@ -220,7 +231,7 @@ class Admission:
 
     def check_growth(self, reservation: Reservation, byte_count: int) -> None:
         """Refuse arrived bytes when other calls have reserved the room meanwhile."""
-        free = reservation.free_bytes(self.class_bytes(reservation.kind), self.limits)
+        free = reservation.free_bytes(self._class_bytes[reservation.kind], self.limits)
         if byte_count > free:
             raise self._busy(
                 reservation,
@@ -242,10 +253,6 @@ class Admission:
             f"{whose} that were admitted need about {taken:.3g} s already, and this one {seconds:.3g} s, "
             f"of {limit:.6g} s; wait for some of them to end",
         )
-
-    def class_bytes(self, kind: MethodClass) -> int:
-        """Return the most bytes for all calls of a class."""
-        return int(self.limits.max_pending_bytes * _CLASS_SHARES[kind])
 
     def _busy(self, reservation: Reservation, problem: str, **facts: str) -> ServiceError:
         """Return `SERVER_BUSY`; the retry delay is the mean remaining time of an admitted call."""

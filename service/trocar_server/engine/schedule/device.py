@@ -153,7 +153,7 @@ class DeviceThread:
             if self._transfers.has_begun:
                 result, error = self._with_copies(result, error)
             self._charge(job.shares, time.monotonic() - started)
-            if _is_out_of_memory(error):
+            if error is not None and _is_out_of_memory(error):
                 give_back_cache(self.device)
             self._is_running = False
             job.loop.call_soon_threadsafe(_settle, job, result, error)
@@ -197,7 +197,7 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, raised
 
 
-def _is_out_of_memory(error: BaseException | None) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, ServiceError):
         return error.reason is ErrorReason.OUT_OF_MEMORY
     return isinstance(error, torch.OutOfMemoryError)

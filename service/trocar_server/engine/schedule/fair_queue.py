@@ -22,7 +22,6 @@ from trocar_server.engine.request.priority import Priority
 
 Item = TypeVar("Item")
 _HIGHEST_FIRST = tuple(reversed(Priority))
-_NO_ITEMS: tuple[tuple[()], ...] = ((),) * len(_HIGHEST_FIRST)
 
 
 @dataclass(frozen=True)
@@ -40,22 +39,21 @@ class _Flow(Generic[Item]):
     credit: float
     is_spent: bool = False
     """Whether its turn is over, even if it gets a refund before the next."""
-    lines: dict[Priority, "OrderedDict[int, tuple[Ticket, Item]]"] = field(
-        default_factory=lambda: dict(zip(_HIGHEST_FIRST, map(OrderedDict, _NO_ITEMS), strict=True))
-    )
+    lines: dict[Priority, "OrderedDict[int, tuple[Ticket, Item]]"] = field(default_factory=dict)
+    """The items of each priority that it has had."""
     count: int = 0
     cost: float = 0.0
 
     def first(self) -> "OrderedDict[int, tuple[Ticket, Item]]":
         """Return the queue whose head is next."""
-        for line in self.lines.values():
-            if line:
+        for priority in _HIGHEST_FIRST:
+            if line := self.lines.get(priority):
                 return line
         raise IndexError("the queue is empty")
 
     def last(self) -> Ticket:
         """Return the ticket that would be served last."""
-        line = next(line for line in reversed(self.lines.values()) if line)
+        line = self.lines[min(priority for priority, line in self.lines.items() if line)]
         return next(reversed(line.values()))[0]
 
 
@@ -98,7 +96,7 @@ class FairQueue(Generic[Item]):
         if own is None:
             own = self._circle[flow] = _Flow(self.quantum)
         ticket = Ticket(next(self._numbers), flow, priority, cost)
-        own.lines[priority][ticket.number] = (ticket, item)
+        own.lines.setdefault(priority, OrderedDict())[ticket.number] = (ticket, item)
         self._add(own, 1, cost)
         return ticket
 
@@ -121,13 +119,15 @@ class FairQueue(Generic[Item]):
         self._add(own, -1, -ticket.cost)
         own.credit -= ticket.cost
         own.is_spent = own.credit <= 0
-        self._drop(ticket.flow, own)
+        if not own.count:
+            self._drop(ticket.flow, own)
         return item
 
     def remove(self, ticket: Ticket) -> bool:
         """Remove an abandoned item, at no cost; false where it is gone already."""
         own = self._circle.get(ticket.flow)
-        if own is None or own.lines[ticket.priority].pop(ticket.number, None) is None:
+        line = own.lines.get(ticket.priority) if own else None
+        if own is None or line is None or line.pop(ticket.number, None) is None:
             return False
         self._add(own, -1, -ticket.cost)
         self._drop(ticket.flow, own)
@@ -141,7 +141,8 @@ class FairQueue(Generic[Item]):
                 return
             own = self._circle[flow] = _Flow(self.quantum)
         own.credit = min(own.credit - cost, self.quantum)
-        self._drop(flow, own)
+        if not own.count:
+            self._drop(flow, own)
 
     def forget(self) -> None:
         """Cancel all debts of flows that have nothing waiting: there was no contention."""
@@ -167,7 +168,8 @@ class FairQueue(Generic[Item]):
     def item(self, ticket: Ticket) -> Item | None:
         """Return the waiting item of a ticket; None where it is gone."""
         own = self._circle.get(ticket.flow)
-        found = own.lines[ticket.priority].get(ticket.number) if own else None
+        line = own.lines.get(ticket.priority) if own else None
+        found = line.get(ticket.number) if line else None
         return found[1] if found else None
 
     def cost_before(self, flow: str, cost: float, priority: Priority = Priority.NORMAL) -> float:

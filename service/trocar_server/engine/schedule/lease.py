@@ -128,8 +128,7 @@ class ReplicaPool:
             took_s = time.monotonic() - started
             if is_whole:
                 self.throughput.observe(rows, took_s)
-            self._line.charge(request.flow, took_s - cost)
-            self._give_back(replica)
+            self._give_back(replica, request.flow, took_s - cost)
 
     def check(self, deadline: float | None, rows: int = 1, priority: Priority = Priority.NORMAL) -> None:
         """Refuse a call that `lease` would refuse now, before its bytes are received; reserves nothing.
@@ -222,19 +221,23 @@ class ReplicaPool:
         if turn.cancelled():
             self._line.charge(flow, -cost)
         elif turn.exception() is None:
-            self._line.charge(flow, -cost)
-            self._give_back(turn.result())
+            self._give_back(turn.result(), flow, -cost)
 
-    def _give_back(self, replica: Replica) -> None:
-        while self._line:
-            self._line.quantum = self._line.cost / len(self._line)
+    def _give_back(self, replica: Replica, flow: str, unpaid_s: float) -> None:
+        """Charge a flow what its lease has not paid yet, and lend the replica to the next call."""
+        if waiting := len(self._line):
+            self._line.charge(flow, unpaid_s)
+        while waiting:
+            self._line.quantum = self._line.cost / waiting
             turn = self._line.pop()
             if not turn.done():
                 turn.set_result(replica)
                 return
+            waiting = len(self._line)
         self._free.append(replica)
         self._line.forget()
-        self._rest()
+        if self._is_closed:
+            self._rest()
 
     def _rest(self) -> None:
         if self._is_closed and not self._line and len(self._free) == self._count:

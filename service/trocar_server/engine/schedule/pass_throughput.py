@@ -29,6 +29,10 @@ class PassThroughput:
         """Return about how long a number of rows takes."""
         return self._row_s * max(1, rows)
 
+    def known_seconds(self, rows: int = 1) -> float:
+        """Return about how long a number of rows takes; 0 while there are too few observations."""
+        return self._row_s * max(1, rows) if self._count >= _ENOUGH else 0.0
+
     def observe(self, rows: int, seconds: float) -> None:
         """Record the time of a number of rows."""
         row_s = seconds / max(1, rows)

@@ -1,14 +1,14 @@
 """Transfers: copies between host memory and the models' device; on a CPU there is nothing to copy.
 
-    payload = current().to_host(value)      # on the owner thread; the copy may still be running
-    copies = current().take()               # copies that were begun, None where there are none
+    payload = this_thread.transfers.to_host(value)      # on the owner thread; the copy may still be running
+    copies = this_thread.transfers.take()               # copies that were begun, None where there are none
     await copies.arrived()                  # on the event loop: now the bytes may be read
 
 Work that does not take its copies ends only when they are done: see `DeviceThread`.
 """
 
 from trocar_server.engine.transfer.cuda import transfers_of
-from trocar_server.engine.transfer.seam import Copies, HostTransfers, Transfers, current, using
+from trocar_server.engine.transfer.seam import Copies, HostTransfers, Transfers, this_thread, using
 from trocar_server.engine.transfer.streams import CopyBackend, StreamTransfers
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "HostTransfers",
     "StreamTransfers",
     "Transfers",
-    "current",
+    "this_thread",
     "transfers_of",
     "using",
 ]

@@ -104,24 +104,25 @@ class HostTransfers:
 HOST = HostTransfers()
 
 
-class _Own(threading.local):
+class _ThisThread(threading.local):
+    """Attributes of the thread that asks.
+
+    Attributes:
+        transfers: Its transfers; those of host memory on any thread but the owner.
+    """
+
     transfers: Transfers = HOST
 
 
-_own = _Own()
-
-
-def current() -> Transfers:
-    """Return the transfers of this thread; those of host memory on any thread but the owner."""
-    return _own.transfers
+this_thread = _ThisThread()
 
 
 @contextmanager
 def using(transfers: Transfers) -> Iterator[None]:
     """Make these the transfers of this thread inside the context, and close them at its end."""
-    _own.transfers = transfers
+    this_thread.transfers = transfers
     try:
         yield
     finally:
-        _own.transfers = HOST
+        this_thread.transfers = HOST
         transfers.close()

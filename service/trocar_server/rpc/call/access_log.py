@@ -83,7 +83,7 @@ def call_line(record: CallRecord) -> dict[str, Any]:
     those of passes.
     """
     found: dict[str, Any] = {
-        "method": plain(record.called[:_MAX_METHOD_CHARACTERS]) or record.method,
+        "method": plain(record.called[:_MAX_METHOD_CHARACTERS]) if record.called else record.method,
         "request_id": record.request_id,
         "principal": plain(record.principal),
         "code": record.code,

@@ -63,24 +63,25 @@ class OpenAuthorizer:
         return principal_from(context.invocation_metadata() or ())
 
 
-@dataclass
 class ReplaceableAuthorizer:
-    """Authorizer that delegates to another one, replaceable while the server runs."""
+    """Authorizer whose checks are those of another one, replaceable while the server runs.
 
-    current: Authorizer
+    Args:
+        current: The authorizer to begin with.
+    """
+
+    def __init__(self, current: Authorizer) -> None:
+        self.replace(current)
+
+    def replace(self, current: Authorizer) -> None:
+        """Check calls with this authorizer from now on."""
+        self.current = current
+        self.check_early, self.admit = current.check_early, current.admit
 
     @property
     def is_guarded(self) -> bool:
         """Whether any call can be denied."""
         return self.current.is_guarded
-
-    def check_early(self, method: str, metadata: Metadata) -> None:
-        """Delegate to the current authorizer; see `Authorizer`."""
-        self.current.check_early(method, metadata)
-
-    def admit(self, method: str, context: CallContext) -> str:
-        """Delegate to the current authorizer; see `Authorizer`."""
-        return self.current.admit(method, context)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class Method:
         handler: gRPC's.
         kind: Its kind in metrics.
         is_open: Whether it is open to every caller.
+        writes: Whether the behaviour writes its replies, and returns nothing.
         behaviour: Takes a request, or an iterator of them, and the context; returns or writes the reply.
     """
 
@@ -45,6 +46,7 @@ class Method:
     handler: Any
     kind: str
     is_open: bool
+    writes: bool
     behaviour: Behaviour
 
     @classmethod
@@ -54,10 +56,10 @@ class Method:
         replies = "stream" if handler.response_streaming else "unary"
         kind = KINDS[handler.request_streaming, handler.response_streaming]
         behaviour = _writing(getattr(handler, f"{requests}_{replies}"))
-        return cls(name, handler, kind, is_open(name), behaviour)
+        return cls(name, handler, kind, is_open(name), handler.response_streaming, behaviour)
 
     def called(self, record: CallRecord, message: Any, context: CallContext) -> Awaitable[Any]:
-        """Call the behaviour with what it takes; see `replied` for what it returns.
+        """Call the behaviour with what it takes; see `serialized` for what it returns.
 
         Args:
             record: The call's record, which counts bytes.
@@ -68,14 +70,12 @@ class Method:
         parse = handler.request_deserializer
         is_stream = handler.request_streaming
         request = Requests(record, message, parse) if is_stream else _parsed(record, message, parse)
-        if not handler.response_streaming:
+        if not self.writes:
             return self.behaviour(request, context)
         return self.behaviour(request, CountedContext(record, context, handler.response_serializer))
 
-    def replied(self, record: CallRecord, reply: Any) -> Any:
-        """Return a reply as counted bytes; None where the behaviour has written its replies."""
-        if self.handler.response_streaming:
-            return None
+    def serialized(self, record: CallRecord, reply: Any) -> Any:
+        """Return a reply as counted bytes."""
         serialize = self.handler.response_serializer
         data = reply if serialize is None else serialize(reply)
         record.sent(len(data))
@@ -135,6 +135,7 @@ class CountedContext:
         self, record: CallRecord, context: CallContext, serialize: Callable[[Any], bytes] | None
     ) -> None:
         self._record, self._context, self._serialize = record, context, serialize
+        self.invocation_metadata, self.time_remaining = context.invocation_metadata, context.time_remaining
 
     async def write(self, message: Any) -> None:
         """Send a message."""

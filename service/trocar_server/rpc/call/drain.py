@@ -37,7 +37,9 @@ class DrainSwitch:
             ServiceError: `VERSION_SKEW` or `SERVER_DRAINING`.
         """
         if method.startswith(OWN):
-            _check_version(metadata)
+            client = dict(metadata).get(VERSION_KEY, "")
+            if client != __version__:
+                _check_version(client if isinstance(client, str) else "")
         if self.is_draining and is_work(method):
             raise ServiceError(
                 ErrorReason.SERVER_DRAINING,
@@ -72,13 +74,8 @@ def unknown_method(method: str) -> ServiceError:
     )
 
 
-def _check_version(metadata: Metadata) -> None:
-    client = ""
-    for key, value in metadata:
-        if key == VERSION_KEY and isinstance(value, str):
-            client = value
-            break
-    if client == __version__ or is_understood(client, __version__):
+def _check_version(client: str) -> None:
+    if is_understood(client, __version__):
         return
     raise ServiceError(
         ErrorReason.VERSION_SKEW,

@@ -11,9 +11,9 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models import current_principal, set_flow, set_principal
+from trocar_server.models import current_principal, set_caller
 from trocar_server.rpc.call.access_log import CallLines
-from trocar_server.rpc.call.authorization import Authorizer, OpenAuthorizer
+from trocar_server.rpc.call.authorization import Authorizer, Metadata, OpenAuthorizer
 from trocar_server.rpc.call.byte_counting import Method
 from trocar_server.rpc.call.drain import OWN, DrainSwitch, refused_unknown
 from trocar_server.rpc.call.principal import flow_of, log_name
@@ -72,15 +72,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         name = str(handler_call_details.method)
         metadata = handler_call_details.invocation_metadata or ()
-        headers = {key: value for key, value in metadata if isinstance(value, str)}
         if handler is None:  # otherwise gRPC logs a traceback for each such call that is cancelled
-            call = self._call(self._record(UNKNOWN_METHOD, "UNARY", headers, called=name), is_open=False)
+            call = self._call(UNKNOWN_METHOD, "UNARY", metadata, called=name)
             is_own = name.startswith(OWN)
             return call.refusal(refused_unknown(self._authorizer, name, metadata) if is_own else _not_found())
         method = self._methods.get(name)
         if method is None or method.handler is not handler:
             method = self._methods[name] = Method.of(name, handler)
-        call = self._call(self._record(name, method.kind, headers), is_open=method.is_open)
+        call = self._call(name, method.kind, metadata, is_open=method.is_open)
         if not method.is_open:
             try:
                 self._authorizer.check_early(name, metadata)
@@ -89,21 +88,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 return call.refusal(error)
         return call.wrapped(method)
 
-    def _call(self, record: CallRecord, *, is_open: bool) -> "_Call":
-        timeout_s = _OPEN_TIMEOUT_S if is_open else self._message_timeout_s
-        return _Call(self._lines, self._authorizer, self._running, record, timeout_s, is_open)
-
-    def _record(self, method: str, kind: str, headers: dict[str, str], called: str = "") -> CallRecord:
-        return CallRecord(
+    def _call(
+        self, method: str, kind: str, metadata: Metadata, *, is_open: bool = False, called: str = ""
+    ) -> "_Call":
+        headers = {key: value for key, value in metadata if isinstance(value, str)}
+        traceparent = headers.get("traceparent", "")
+        record = CallRecord(
             method,
             kind,
-            _request_id(headers),
+            _request_id(headers.get(_REQUEST_ID_KEY, "")),
             self._observer,
-            headers.get("traceparent", ""),
+            traceparent,
             headers.get("tracestate", ""),
-            trace_id=trace_id_of(headers["traceparent"]) if "traceparent" in headers else "",
+            trace_id=trace_id_of(traceparent) if traceparent else "",
             called=called,
         )
+        timeout_s = _OPEN_TIMEOUT_S if is_open else self._message_timeout_s
+        return _Call(self._lines, self._authorizer, self._running, record, timeout_s, is_open)
 
 
 @dataclass(frozen=True)
@@ -129,15 +130,16 @@ class _Call:
         async def call(messages: Any, context: CallContext) -> Any:
             record = self.record
             record.begin()
-            with self.running.watched(record.method, context) as watched:
+            with self.running.watched(record.method, context, is_open=self.is_open) as watched:
                 try:
                     if not self.is_open:
                         principal = self.authorizer.admit(record.method, context)
-                        set_principal(principal)
-                        set_flow(flow_of(principal, context.peer()))
+                        set_caller(principal, flow_of(principal, context.peer()))
                         record.principal = log_name(principal)
                     request = await only_message(messages, self.message_timeout_s) if takes_one else messages
-                    reply = method.replied(record, await method.called(record, request, context))
+                    reply = await method.called(record, request, context)
+                    if not method.writes:
+                        reply = method.serialized(record, reply)
                 except BaseException as error:
                     await self._fail(watched.problem or error, context)
                     raise
@@ -211,7 +213,6 @@ def _code_set(context: CallContext) -> str:
     return code.name if isinstance(code, grpc.StatusCode) else "OK"
 
 
-def _request_id(headers: dict[str, str]) -> str:
+def _request_id(given: str) -> str:
     """The caller's id for this call, or a new one if it is empty or not plain text."""
-    given = headers.get(_REQUEST_ID_KEY, "")
     return given[:_MAX_REQUEST_ID_CHARACTERS] if given.isprintable() and given else uuid.uuid4().hex

@@ -16,7 +16,6 @@ from trocar_server.errors import ServiceError, busy
 from trocar_server.models import ANONYMOUS
 from trocar_server.rpc.call.authorization import Authorizer
 from trocar_server.rpc.call.drain import is_work
-from trocar_server.rpc.call.method_scopes import is_open
 from trocar_server.rpc.call.principal import flow_of
 from trocar_server.rpc.transfer.messages import CallContext
 
@@ -34,6 +33,8 @@ class RunningCall:
     method: str
     context: CallContext
     task: "asyncio.Task[Any] | None"
+    is_open: bool
+    """Whether the method is open to every caller."""
     problem: ServiceError | None = None
     """Why the server ended it."""
 
@@ -56,10 +57,16 @@ class RunningCalls:
         return sum(is_work(call.method) for call in self._calls)
 
     @contextmanager
-    def watched(self, method: str, context: CallContext) -> Iterator[RunningCall]:
-        """Register a call for the length of the context, in the task that runs it."""
-        call = RunningCall(method, context, asyncio.current_task())
-        if is_open(method):
+    def watched(self, method: str, context: CallContext, *, is_open: bool) -> Iterator[RunningCall]:
+        """Register a call for the length of the context, in the task that runs it.
+
+        Args:
+            method: `/package.Service/Method`.
+            context: gRPC's.
+            is_open: Whether the method is open to every caller.
+        """
+        call = RunningCall(method, context, asyncio.current_task(), is_open)
+        if is_open:
             self._let_in(call)
         self._calls.add(call)
         try:
@@ -92,7 +99,7 @@ class RunningCalls:
             return 0
         ended = 0
         for call in list(self._calls):
-            if is_open(call.method):
+            if call.is_open:
                 continue
             try:
                 self._authorizer.admit(call.method, call.context)

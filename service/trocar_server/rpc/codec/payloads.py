@@ -71,7 +71,11 @@ class Arrivals(Generic[Message]):
         """
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        message = await awaited(self._messages, self._left_s, self._timeout_s)
+        try:
+            async with asyncio.timeout(self._left_s):
+                message = await anext(self._messages, None)
+        except TimeoutError:
+            raise _too_slow(self._timeout_s) from None
         self._left_s -= loop.time() - began_at
         self._byte_count += 0 if message is None else self._size(message)
         if self._byte_count >= self._least_bytes:
@@ -79,26 +83,12 @@ class Arrivals(Generic[Message]):
         return message
 
 
-async def awaited(messages: AsyncIterator[Message], left_s: float, timeout_s: float) -> Message | None:
-    """Return the next message of a caller; None at the end.
-
-    Args:
-        messages: Those of the call.
-        left_s: How long to wait, in seconds.
-        timeout_s: The full wait, of which `left_s` remains.
-
-    Raises:
-        ServiceError: `DEADLINE_EXCEEDED`.
-    """
-    try:
-        async with asyncio.timeout(left_s):
-            return await anext(messages, None)
-    except TimeoutError:
-        raise ServiceError(
-            ErrorReason.DEADLINE_EXCEEDED,
-            f"too little of the request arrived within {timeout_s:.6g} s; the call was ended. Send its parts "
-            "without a pause, and smaller ones over a slow line",
-        ) from None
+def _too_slow(timeout_s: float) -> ServiceError:
+    return ServiceError(
+        ErrorReason.DEADLINE_EXCEEDED,
+        f"too little of the request arrived within {timeout_s:.6g} s; the call was ended. Send its parts "
+        "without a pause, and smaller ones over a slow line",
+    )
 
 
 async def only_message(messages: AsyncIterator[bytes], timeout_s: float) -> bytes:
@@ -110,10 +100,16 @@ async def only_message(messages: AsyncIterator[bytes], timeout_s: float) -> byte
         ServiceError: `INVALID_ARGUMENT`, there are more or none; `DEADLINE_EXCEEDED`, it does not arrive or
             the caller does not half-close.
     """
-    message = await awaited(messages, timeout_s, timeout_s)
-    if message is None:
-        raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message; this method takes one")
-    if await awaited(messages, timeout_s, timeout_s) is not None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            message = await anext(messages, None)
+        if message is None:
+            raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message; this method takes one")
+        async with asyncio.timeout(timeout_s):
+            second = await anext(messages, None)
+    except TimeoutError:
+        raise _too_slow(timeout_s) from None
+    if second is not None:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT, "the call has several messages; this method takes one"
         )
@@ -145,6 +141,24 @@ async def receive(
     while not receiver.is_complete and (message := await arrivals.next()) is not None:
         reservation.grow(receiver.feed(chunks_of(message)))
     return receiver.finish()
+
+
+def are_whole(byte_counts: Sequence[int], chunks: Sequence[Chunk]) -> bool:
+    """Whether every payload has come, each in one chunk and in order."""
+    if len(chunks) != len(byte_counts):
+        return False
+    for index, (chunk, count) in enumerate(zip(chunks, byte_counts, strict=True)):
+        if not chunk.data.nbytes == count > 0 or chunk.payload_index != index or chunk.offset_bytes:
+            return False
+    return True
+
+
+def whole_payloads(chunks: Sequence[Chunk]) -> list[Payload]:
+    """Copy the payloads of a call out of its message; see `are_whole`."""
+    payloads: list[Payload] = []
+    for chunk in chunks:
+        payloads.append(np.array(np.frombuffer(chunk.data, np.uint8)))
+    return payloads
 
 
 class PayloadReceiver:

@@ -1,6 +1,6 @@
 """Codec of replies: from an extraction to the messages of its reply."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trocar_api.v1 import extraction_pb2 as pb
@@ -46,8 +46,8 @@ class CachedHead:
 
 def reply_messages(
     plan: Plan, extraction: Extraction, cached: CachedHead | None = None, *, is_shared: bool = False
-) -> Iterator[Parts]:
-    """Yield the messages of a reply: one without chunks if the values are in shared memory."""
+) -> Iterable[Parts]:
+    """Return the messages of a reply: one without chunks if the values are in shared memory."""
     tail = _tail(extraction, is_shared=is_shared).SerializeToString()
     head = (cached or CachedHead()).head(plan, extraction) + tail  # two messages in a row are merged
     values = () if is_shared else extraction.payloads
@@ -56,19 +56,19 @@ def reply_messages(
 
 def _is_plain(extraction: Extraction) -> bool:
     """Whether only the values of a reply depend on the data."""
-    if extraction.objective_value is not None:
-        return False
-    for found in extraction.feature_maps:
-        if found.statistics is not None or found.cast is not None:
-            return False
-    return True
+    maps = extraction.feature_maps
+    return extraction.objective_value is None and all(
+        found.statistics is None and found.cast is None for found in maps
+    )
 
 
 def _shares_head(extraction: Extraction, last: Extraction) -> bool:
     """Whether a reply has the signature of the last one, which was plain."""
-    if len(extraction.feature_maps) != len(last.feature_maps) or not _is_plain(extraction):
+    if len(extraction.feature_maps) != len(last.feature_maps) or extraction.objective_value is not None:
         return False
     for one, other in zip(extraction.feature_maps, last.feature_maps, strict=True):
+        if one.statistics is not None or one.cast is not None:
+            return False
         # Of the same source object, recreated with its model, and so not compared field by field.
         if one.output.source is not other.output.source or one.output != other.output:
             return False
@@ -79,22 +79,24 @@ def _shares_head(extraction: Extraction, last: Extraction) -> bool:
     )
 
 
-def framed(head: bytes, payloads: Sequence[memoryview], chunk_bytes: int) -> Iterator[Parts]:
-    """Yield messages: values that fit one chunk are sent with the head, in one message."""
+def framed(head: bytes, payloads: Sequence[memoryview], chunk_bytes: int) -> Iterable[Parts]:
+    """Return messages: values that fit one chunk are sent with the head, in one message."""
     byte_count = 0
-    for payload in payloads:
-        byte_count += payload.nbytes
-    if byte_count > chunk_bytes:
-        yield [head]
-        for index, payload in enumerate(payloads):
-            for chunk in split_payload(index, payload, chunk_bytes):
-                yield list(chunk)
-        return
     parts: Parts = [head]
     for index, payload in enumerate(payloads):
+        byte_count += payload.nbytes
+        if byte_count > chunk_bytes:
+            return _chunked(head, payloads, chunk_bytes)
         if payload.nbytes:
             parts += chunk_parts(index, 0, payload)
-    yield parts
+    return [parts]
+
+
+def _chunked(head: bytes, payloads: Sequence[memoryview], chunk_bytes: int) -> Iterator[Parts]:
+    yield [head]
+    for index, payload in enumerate(payloads):
+        for chunk in split_payload(index, payload, chunk_bytes):
+            yield list(chunk)
 
 
 def values_of(feature_maps: Sequence[FeatureMap]) -> list[memoryview]:

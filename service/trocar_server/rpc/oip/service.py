@@ -161,14 +161,14 @@ class OpenInferenceService:
         note_model(request.model_name)
         weights = request.parameters["weights"].string_param if request.parameters else ""
         self._engine.catalogue.request(request.model_name, weights)
-        await self._engine.load(request.model_name)
+        await self._engine.deployments.load(request.model_name)
         return oip.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: Any, context: CallContext) -> Any:
         """Drop a model from memory."""
         _check_repository(request.repository_name)
         note_model(request.model_name)
-        await self._engine.unload(request.model_name)
+        await self._engine.deployments.unload(request.model_name)
         return oip.RepositoryModelUnloadResponse()
 
     def own_handlers(self) -> dict[str, Handler]:

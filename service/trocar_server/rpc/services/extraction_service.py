@@ -1,6 +1,7 @@
 """`ExtractionService`: parse, call the engine, send."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +22,7 @@ from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.codec.edits import NO_LISTS, StoredList, tensors_of
 from trocar_server.rpc.codec.extract_requests import chunk_bytes, to_plan
 from trocar_server.rpc.codec.fields import invalid
-from trocar_server.rpc.codec.payloads import Arrivals, receive
+from trocar_server.rpc.codec.payloads import Arrivals, are_whole, receive, whole_payloads
 from trocar_server.rpc.codec.replies import (
     Parts,
     join_parts,
@@ -37,10 +38,12 @@ from trocar_server.rpc.transfer.messages import CallContext, deadline_of, read_m
 from trocar_server.rpc.transfer.plan_cache import PlanCache, PlannedRequest
 from trocar_server.rpc.transfer.reply_lookup import kept_messages, kept_reply, question_of
 from trocar_server.rpc.transfer.sending import send
-from trocar_server.rpc.transfer.shared_payloads import SharedPayloads, shared_payloads
+from trocar_server.rpc.transfer.shared_payloads import NOT_SHARED, SharedPayloads, shared_payloads
 from trocar_server.shared_memory import Lender
 from trocar_server.telemetry import note_hit, note_model, note_pass, phase
 from trocar_server.training.trainers import Trainers
+
+_ALL_SENT = nullcontext(NOT_SHARED)
 
 
 @dataclass(frozen=True)
@@ -101,29 +104,39 @@ class ExtractionService:
         note_model(planned.message.model_id)
         return _Asked(planned, chunks, arrivals, principal, deadline)
 
-    async def _answer(self, asked: _Asked, reservation: Reservation) -> Iterator[Parts]:
+    async def _answer(self, asked: _Asked, reservation: Reservation) -> Iterable[Parts]:
         """Run a call, and return the messages of its reply."""
         engine, planned, principal = self._engine, asked.planned, asked.principal
         request, stored = planned.message, NO_LISTS
-        with shared_payloads(self._lender, principal, request) as shared:
+        borrowed = shared_payloads(self._lender, principal, request) if planned.shares_memory else _ALL_SENT
+        with borrowed as shared:
             if request.edits:
                 stored = await self._lists.find(principal, request.model_id, request.edits)
             plan, byte_counts = planned.plan(engine.limits, stored)
+            receiving: Callable[[Reservation], Awaitable[list[Payload]]]
+            arrived = None
+            if shared.has_payload:
+                receiving = partial(shared.receive, byte_counts, asked.chunks)
+            else:
+                receiving = partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks)
+                if are_whole(byte_counts, asked.chunks):
+                    arrived = partial(whole_payloads, asked.chunks)
             call = Call(
                 plan,
                 sum(byte_counts),
-                _receiving(asked, shared, byte_counts),
+                receiving,
                 phase,
                 asked.deadline,
                 planned.key,
-                tensors_of(stored),
+                tensors_of(stored) if stored else {},
                 self._keeping(plan, principal, request, stored) if engine.replies.max_bytes else None,
+                arrived,
             )
             answer = await engine.serve(call, reservation)
             if isinstance(answer, KeptReply):
                 return await _kept_messages(answer, plan.max_chunk_bytes, shared)
             note_pass(plan, answer)
-            is_shared = await shared.place(answer.payloads)
+            is_shared = shared.has_reply and await shared.place(answer.payloads)
         return reply_messages(plan, answer, planned.reply, is_shared=is_shared)
 
     def _keeping(
@@ -132,7 +145,7 @@ class ExtractionService:
         question = question_of(self._engine, principal, request, stored)
         return None if question is None else Keeping(question, partial(kept_head, plan))
 
-    async def _kept(self, asked: _Asked) -> Iterator[Parts]:
+    async def _kept(self, asked: _Asked) -> Iterable[Parts]:
         """Answer from the reply cache, without a replica and without the thread that owns torch."""
         engine, request, principal = self._engine, asked.planned.message, asked.principal
         with shared_payloads(self._lender, principal, request) as shared:
@@ -158,7 +171,9 @@ class ExtractionService:
         """Return a plan with its texts as token ids, whose shapes are then known."""
         if plan.has_sound:
             raise invalid("extraction.inputs", "a dry run takes no sound; send the shapes of its features")
-        plan, _ = await self._engine.process(plan, split_payloads(plan, [], tensors_of(stored)), deadline)
+        hosted = self._engine.catalogue.loaded(plan.model_id)
+        payloads = split_payloads(plan, [], tensors_of(stored))
+        plan, _ = await self._engine.preparation.process(hosted, plan, payloads, deadline)
         return plan
 
     def own_handlers(self) -> dict[str, Handler]:
@@ -169,16 +184,7 @@ class ExtractionService:
         return {"Extract": extract, "Plan": grpc.unary_unary_rpc_method_handler(self.plan)}
 
 
-def _receiving(
-    asked: _Asked, shared: SharedPayloads, byte_counts: Sequence[int]
-) -> Callable[[Reservation], Awaitable[list[Payload]]]:
-    """Return what receives the payloads of a call."""
-    if shared.has_payload:
-        return partial(shared.receive, byte_counts, asked.chunks)
-    return partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks)
-
-
-async def _kept_messages(kept: KeptReply, most_chunk_bytes: int, shared: SharedPayloads) -> Iterator[Parts]:
+async def _kept_messages(kept: KeptReply, most_chunk_bytes: int, shared: SharedPayloads) -> Iterable[Parts]:
     note_hit(kept.model_id, kept.row_count)
     is_shared = await shared.place(kept.payloads)
     return kept_messages(kept, most_chunk_bytes, is_shared=is_shared)

@@ -48,13 +48,13 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     async def LoadModel(self, request: pb.LoadModelRequest, context: CallContext) -> pb.LoadModelResponse:
         """Load an entry, or a torchvision model by name."""
         self._engine.catalogue.request(request.model_id, request.weights)
-        return pb.LoadModelResponse(model=_model(await self._engine.load(request.model_id)))
+        return pb.LoadModelResponse(model=_model(await self._engine.deployments.load(request.model_id)))
 
     async def UnloadModel(
         self, request: pb.UnloadModelRequest, context: CallContext
     ) -> pb.UnloadModelResponse:
         """Drop a model from memory."""
-        return pb.UnloadModelResponse(model=_model(await self._engine.unload(request.model_id)))
+        return pb.UnloadModelResponse(model=_model(await self._engine.deployments.unload(request.model_id)))
 
     async def ListModules(
         self, request: pb.ListModulesRequest, context: CallContext

@@ -165,7 +165,8 @@ class StreamService:
         """Turn texts and sound into arguments; what they become counts as received."""
         payloads = replace(stream.payloads, inputs=batch.payloads)
         deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
-        plan, processed = await self._engine.process(batch.plan, payloads, deadline)
+        hosted = self._engine.catalogue.loaded(batch.plan.model_id)
+        plan, processed = await self._engine.preparation.process(hosted, batch.plan, payloads, deadline)
         made_bytes = max(0, sum(payload.nbytes for payload in processed.inputs) - batch.byte_count)
         stream.reservation.add(made_bytes)
         batch.plan, batch.payloads = plan, processed.inputs
@@ -178,7 +179,7 @@ class StreamService:
         deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
         while True:
             try:
-                return await self._engine.prepare(
+                return await self._engine.preparation.prepare(
                     checked, payloads, deadline, stream.reservation, is_alone=True
                 )
             except ServiceError as error:

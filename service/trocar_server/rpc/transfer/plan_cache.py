@@ -31,12 +31,14 @@ class PlannedRequest:
     Attributes:
         message: The message; not to be changed.
         key: Its bytes; None for a large one, which is not kept.
+        shares_memory: Whether values are in shared memory instead of chunks.
         reply: The signature of the last reply to it.
     """
 
     def __init__(self, message: pb.ExtractRequest, key: bytes | None) -> None:
         self.message = message
         self.key = key
+        self.shares_memory = message.HasField("shared_payload") or message.HasField("shared_reply")
         self.reply = CachedHead()
         self._planned: tuple[Limits, tuple[Plan, list[int]]] | None = None
 

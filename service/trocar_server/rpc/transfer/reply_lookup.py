@@ -5,7 +5,7 @@ kept = kept_reply(engine, question, request, has_payloads=False)
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
@@ -37,7 +37,7 @@ def question_of(
     """
     if not (engine.replies.max_bytes and to_execution(request.execution).cache and request.model_id):
         return None
-    version = engine.repeatable_version(request.model_id)
+    version = engine.deployment(request.model_id).reply_version
     if version is None:
         return None
     return Question(principal, request.model_id, version, _digest_of_request(request, stored))
@@ -65,7 +65,7 @@ def kept_reply(
     return kept
 
 
-def kept_messages(kept: KeptReply, most_chunk_bytes: int, *, is_shared: bool = False) -> Iterator[Parts]:
+def kept_messages(kept: KeptReply, most_chunk_bytes: int, *, is_shared: bool = False) -> Iterable[Parts]:
     """Yield the messages of a cached reply.
 
     Args:

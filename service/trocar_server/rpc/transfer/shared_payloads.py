@@ -38,11 +38,10 @@ class SharedPayloads:
     ) -> None:
         self._payload = payload
         self._reply = reply
-
-    @property
-    def has_payload(self) -> bool:
+        self.has_payload = payload is not None
         """Whether the payloads are in shared memory."""
-        return self._payload is not None
+        self.has_reply = reply is not None
+        """Whether there is room for the values of the reply in shared memory."""
 
     async def receive(
         self, byte_counts: Sequence[int], chunks: Sequence[Chunk], reservation: Reservation

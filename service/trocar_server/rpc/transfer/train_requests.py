@@ -18,6 +18,7 @@ from trocar_server.engine.execute.arguments import (
     build_arguments,
     check_images,
     check_tensors,
+    has_images,
     tensor_of,
     with_named_images,
 )
@@ -35,7 +36,7 @@ from trocar_server.models import HostedModel
 from trocar_server.processing.inputs import ProcessorInput
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.codec.inputs import check_request_bytes, tensor_input, to_inputs
-from trocar_server.rpc.codec.payloads import Arrivals, receive
+from trocar_server.rpc.codec.payloads import Arrivals, are_whole, receive, whole_payloads
 from trocar_server.rpc.transfer.messages import read_message
 from trocar_server.surgery import PassGuard
 from trocar_server.telemetry import note_model
@@ -96,6 +97,21 @@ class BatchPlan:
         return self.unprocessed[0].row_count if self.unprocessed else row_count(self.inputs)
 
     @cached_property
+    def names(self) -> list[str]:
+        """The name of each argument of the forward; empty for a positional one."""
+        return [entry.name for entry in self.inputs]
+
+    @cached_property
+    def has_images(self) -> bool:
+        """Whether any argument is images."""
+        return has_images(self.inputs)
+
+    @cached_property
+    def no_images(self) -> list[list[Image.Image]]:
+        """The images of each argument, where all are tensors."""
+        return [[] for _ in self.inputs]
+
+    @cached_property
     def byte_count(self) -> int:
         """Bytes of all payloads."""
         return sum(self.byte_counts)
@@ -138,17 +154,23 @@ async def receive_batch(
     request.ClearField("number")
     batch = _batch_plan(request, trainer, trainers.engine.limits, plans)
     throughput = trainer.eval_throughput if request.kind == pb.TRAIN_KIND_EVALUATE else trainer.throughput
-    reservation.check(batch.byte_count, batch.rows)
-    if throughput.is_known:
-        reservation.check_seconds(throughput.seconds(batch.rows))
-    payloads = await receive(arrivals, batch.byte_counts, chunks, _chunks, reservation)
-    if throughput.is_known:
-        reservation.expect(throughput.seconds(batch.rows))
+    expected_s = throughput.known_seconds(batch.rows) or None
+    if are_whole(batch.byte_counts, chunks):
+        reservation.reserve(batch.byte_count, batch.rows, seconds=expected_s)
+        payloads = whole_payloads(chunks)
+    else:
+        reservation.check(batch.byte_count, batch.rows, seconds=expected_s)
+        payloads = await receive(arrivals, batch.byte_counts, chunks, _chunks, reservation)
+        if expected_s is not None:
+            reservation.expect(expected_s)
     own: Sequence[Payload] = payloads[: len(payloads) - len(batch.targets)]
     of_targets = payloads[len(own) :]
     if batch.unprocessed:
         batch, own = await _processed(batch, own, trainers.engine, reservation, deadline)
-    images = await trainers.engine.decoded(batch.hosted, batch.inputs, own, reservation.reserve)
+    images: Sequence[list[Image.Image]] = batch.no_images
+    if batch.has_images:
+        decode = trainers.engine.preparation.decode
+        images = await decode(batch.hosted, batch.inputs, own, reservation.reserve)
     if number is not None and number < 0:
         raise invalid("number", f"{number} is negative")
     make_batch = partial(_make_batch, batch, own, of_targets, images)
@@ -187,7 +209,10 @@ async def _processed(
 ) -> tuple[BatchPlan, Sequence[Payload]]:
     """Process a batch's texts and sound; return a batch of tensors and images alone, and its payloads."""
     hosted = batch.hosted
-    made = await engine.processed(hosted, batch.inputs, batch.unprocessed, own, deadline, reservation)
+    processor, limits = engine.preparation.processor, engine.limits
+    made = await processor.process(
+        hosted, batch.inputs, batch.unprocessed, own, limits, deadline, reservation
+    )
     check_tensors(hosted, made.inputs)
     layout = token_layout(made.made, batch.unprocessed)
     return replace(batch, inputs=made.inputs, unprocessed=(), layout=layout), made.payloads
@@ -203,14 +228,14 @@ def _make_batch(
     """Make the tensors of a batch. On the thread that owns torch."""
     hosted = plan.hosted
     arguments = build_arguments(hosted, plan.inputs, own, images, guard)
-    positional, keyword = split_arguments([entry.name for entry in plan.inputs], arguments)
+    positional, keyword = split_arguments(plan.names, arguments)
     compared = {
         target.name: tensor_of(target.dtype, target.shape, payload).to(hosted.device)
         for target, payload in zip(plan.targets, of_targets, strict=True)
     }
     if plan.layout is not None:
         compared = with_token_labels(plan.losses, compared, keyword, plan.layout)
-    return Batch(tuple(positional), keyword, compared, row_count(plan.inputs))
+    return Batch(tuple(positional), keyword, compared, plan.rows)
 
 
 def _chunks(message: bytes) -> list[Chunk]:

@@ -26,7 +26,7 @@ _CAPTURING = ("transformers.utils.output_capturing", "timm.models._hook")
 """Libraries whose models collect values for their own output with forward hooks, which only read."""
 
 
-def hook_calls(module: nn.Module, handles: ExitStack, enter: Enter, leave: Leave) -> None:
+def hook_calls(module: nn.Module, handles: ExitStack, enter: Enter | None, leave: Leave) -> None:
     """Call back for every call of a module, counted from 0, until `handles` is closed."""
     count = 0
     open_calls: list[int] = []
@@ -35,7 +35,7 @@ def hook_calls(module: nn.Module, handles: ExitStack, enter: Enter, leave: Leave
         nonlocal count
         open_calls.append(count)
         count += 1
-        return enter(open_calls[-1], args, kwargs)
+        return None if enter is None else enter(open_calls[-1], args, kwargs)
 
     def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         index = open_calls.pop()

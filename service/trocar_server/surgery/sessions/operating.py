@@ -18,7 +18,7 @@ from trocar_server.surgery.guard import PassGuard
 from trocar_server.surgery.sessions.editing import EditSession, EditTarget
 from trocar_server.surgery.sessions.gradient_sites import GradientPoint
 from trocar_server.surgery.sessions.gradients import GradientSession
-from trocar_server.surgery.sessions.taps import Collector, TapSession, Target
+from trocar_server.surgery.sessions.taps import Collector, TapGroups, TapSession, Target
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,13 @@ class Surgery:
 
     def of_kind(self, kind: str) -> tuple[list[EditTarget], list[EditTarget]]:
         """Return the edits of one kind of target: those before taps and those after."""
-        before, after = ([e for e in edits if e.target.kind == kind] for edits in (self.before, self.after))
-        return before, after
+        before = [entry for entry in self.before if entry.target.kind == kind]
+        return before, [entry for entry in self.after if entry.target.kind == kind]
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether a pass only collects values."""
+        return not (self.before or self.after or self.points or self.anchors or self.inner)
 
     @property
     def has_gradients(self) -> bool:
@@ -58,7 +63,7 @@ class Surgery:
 def operate(
     model: nn.Module,
     surgery: Surgery,
-    targets: Sequence[Target],
+    targets: Sequence[Target] | TapGroups,
     collector: Collector,
     guard: PassGuard | None = None,
 ) -> Iterator[GradientSession | None]:

@@ -91,7 +91,7 @@ class Collector:
 
     def expect(self, wanted: Mapping[str, TargetsByCall]) -> None:
         """Count collections that must happen before the pass may end."""
-        self._pending += sum(len(of_calls) for of_calls in wanted.values())
+        self._pending += sum(map(len, wanted.values()))
 
     def collect(self, path: str, targets: Sequence[Target], ports: Mapping[str, Any]) -> None:
         """Collect the values of one call, before or after it.
@@ -102,7 +102,8 @@ class Collector:
         """
         for target in targets:
             try:
-                value = pick(ports[target.port], target.picks)
+                value = ports[target.port]
+                value = pick(value, target.picks) if target.picks else value
             except KeyError:
                 raise ValueMissingError(target.name) from None
             if not isinstance(value, torch.Tensor):
@@ -128,6 +129,25 @@ class Collector:
             self.is_busy = before
 
 
+@dataclass(frozen=True)
+class TapGroups:
+    """Targets of a pass as a session registers them; equal passes share them.
+
+    Attributes:
+        parameters: Those that are collected when the session opens.
+        by_path: The others, by module.
+    """
+
+    parameters: tuple[Target, ...]
+    by_path: Mapping[str, TargetsByCall]
+
+    @classmethod
+    def of(cls, targets: Sequence[Target]) -> "TapGroups":
+        """Group targets."""
+        parameters = tuple(target for target in targets if target.parameter is not None)
+        return cls(parameters, by_call([target for target in targets if target.parameter is None]))
+
+
 class TapSession(Session):
     """Collects values from a model for as long as the context is open.
 
@@ -147,22 +167,20 @@ class TapSession(Session):
 
     Args:
         model: The model.
-        targets: The values to collect.
+        targets: The values to collect, grouped where several passes have the same ones.
         collector: Shared with the other sessions of the pass, or None for one of its own.
     """
 
     _ends_with = (StopForward,)
 
     def __init__(
-        self, model: nn.Module, targets: Sequence[Target], collector: Collector | None = None
+        self, model: nn.Module, targets: Sequence[Target] | TapGroups, collector: Collector | None = None
     ) -> None:
         super().__init__()
-        self._parameters = [target for target in targets if target.parameter is not None]
-        self._wanted = by_call([target for target in targets if target.parameter is None])
-        self._modules = {path: model.get_submodule(path) for path in self._wanted}
+        self._groups = targets if isinstance(targets, TapGroups) else TapGroups.of(targets)
         self._model = model
         self._collector = collector or Collector()
-        self._collector.expect(self._wanted)
+        self._collector.expect(self._groups.by_path)
 
     @property
     def values(self) -> dict[str, torch.Tensor]:
@@ -180,11 +198,12 @@ class TapSession(Session):
         return self._collector.is_pending
 
     def _open(self) -> None:
-        self.values.update(parameter_values(self._model, self._parameters))
-        for path, of_calls in self._wanted.items():
-            self._register(path, of_calls)
+        if self._groups.parameters:
+            self._collector.values.update(parameter_values(self._model, self._groups.parameters))
+        for path, of_calls in self._groups.by_path.items():
+            self._register(self._model.get_submodule(path), path, of_calls)
 
-    def _register(self, path: str, of_calls: TargetsByCall) -> None:
+    def _register(self, module: nn.Module, path: str, of_calls: TargetsByCall) -> None:
         """Register taps at the selected calls of a module."""
 
         def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -197,7 +216,8 @@ class TapSession(Session):
             if wanted:
                 self._collector.collect(path, wanted, {"out": output})
 
-        hook_calls(self._modules[path], self._handles, enter, leave)
+        takes_inputs = any(is_before for _, is_before in of_calls)
+        hook_calls(module, self._handles, enter if takes_inputs else None, leave)
 
 
 def by_call(targets: Sequence[Target]) -> dict[str, TargetsByCall]:

@@ -277,7 +277,7 @@ class Fits:
         engine = self._trainers.engine
 
         def process(hosted: HostedModel, given: ProcessorInput, payloads: Sequence[Payload]) -> Processed:
-            processor, limits = engine.processor, engine.limits
+            processor, limits = engine.preparation.processor, engine.limits
             return processor.process_from_thread(hosted, given, payloads, limits, trainer.principal)
 
         options = TextOptions(spec.max_tokens, spec.truncate)

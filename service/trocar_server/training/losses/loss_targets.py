@@ -52,7 +52,8 @@ def check_target(spec: LossSpec, target: Tensor, size: int, shape: Shape | None)
     if target.is_floating_point() and not torch.isfinite(target).all():
         raise _rejected(spec, "has numbers that are not finite (NaN or infinity)")
     if LOSSES[spec.name].takes_indices:
-        _check_classes(spec, target, shape)
+        if not target.is_floating_point():
+            _check_classes(spec, target, shape)
     elif spec.name == "bce_with_logits":
         _check_range(spec, target)
     elif spec.name == "kl_div":
@@ -101,8 +102,6 @@ def _check_token_labels(spec: LossSpec, target: Tensor, shape: Shape) -> None:
 
 
 def _check_classes(spec: LossSpec, target: Tensor, shape: Shape | None) -> None:
-    if not is_labels(spec, target):
-        return
     ignored = spec.options.get("ignore_index", -100)
     labels = target.to(torch.int64)
     is_counted = labels.ne(int(ignored) if isinstance(ignored, int) else -100)
@@ -145,6 +144,8 @@ def _check_probabilities(spec: LossSpec, target: Tensor) -> None:
 
 
 def _fits(shape: tuple[int, ...], known: Shape) -> bool:
+    if shape == tuple(known):
+        return True
     return len(shape) == len(known) and all(
         wanted is None or size == wanted for size, wanted in zip(shape, known, strict=True)
     )

@@ -109,7 +109,9 @@ class TrainingPass:
                 loss, scores = self._forward(batch, guard)
             share = self._spec.accumulation
             (loss / share if share > 1 else loss).backward()
-        changed: dict[int, Tensor | int] = dict(enumerate(rules.changed)) if rules is not None else {}
+        if rules is None:
+            return scores, {}
+        changed: dict[int, Tensor | int] = dict(enumerate(rules.changed))
         if self._of_batches:
             changed |= apply_to_sums(self._of_batches, self._trained, self.present())
         return scores, {index: int(count) for index, count in changed.items()}
@@ -207,4 +209,7 @@ def _late(rules: Sequence[GradientRule], when: str) -> dict[int, tuple[SetChange
 
 
 def _scores(total: Tensor, terms: Mapping[str, Tensor]) -> Scores:
-    return Scores(float(total.detach()), {name: float(term.detach()) for name, term in terms.items()})
+    numbers: dict[str, float] = {}
+    for name, term in terms.items():
+        numbers[name] = float(term.detach())
+    return Scores(float(total.detach()), numbers)

@@ -8,7 +8,7 @@ import pytest
 
 import trocar
 from trocar._request.training.fit_parts import FitOptions, fit_spec
-from trocar._wire.trainer_requests import TrainerOptions, trainer_spec, wire_batch
+from trocar._wire.trainer_requests import Batches, TrainerOptions, trainer_spec, wire_batch
 from trocar_api.v1 import tensor_pb2
 from trocar_api.v1 import trainer_pb2 as pb
 
@@ -138,6 +138,48 @@ def test_a_batch_goes_with_its_number_and_its_targets_last() -> None:
     (target,) = head.targets
     assert (target.name, target.tensor.dtype, list(target.tensor.shape)) == ("", tensor_pb2.DTYPE_INT64, [2])
     assert payloads == [IMAGES.tobytes(), np.array([1, 0], np.int64).tobytes()]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [
+        (np.full((2, 3, 8, 8), -0.0, np.float32), [1, 0]),
+        (np.ones((2, 3, 8, 8), np.float32), np.array([1, 0])),
+        (np.ones((3, 3, 8, 8), np.float32), [1, 0, 2]),
+        (np.ones((2, 3, 8, 8), np.float64), [1, 0]),
+        (np.ones((2, 3, 8, 8), ">f4"), [1, 0]),
+        (np.ones((8, 8, 3, 2), np.float32).T, [1, 0]),
+        (np.ones((2, 3, 8, 8), np.float32), [1.0, 0.5]),
+        (np.ones((2, 3, 8, 8), np.float32), np.arange(4)[::2]),
+        (np.ones((2, 3, 8, 8), np.float32), {"label": [1, 0]}),
+        (np.ones((2, 3, 8, 8), np.float32), None),
+        (np.ones((2, 8, 8, 3), np.uint8), [1, 0]),
+        (np.ones((1, 8, 8, 3), np.uint8), [1]),
+        (["a cat", "a dog"], [1, 0]),
+    ],
+)
+def test_a_batch_of_a_layout_that_came_before_is_the_batch_as_converted(inputs: Any, targets: object) -> None:
+    batches = Batches()
+    for first in (np.zeros((2, 3, 8, 8), np.float32), np.zeros((1, 8, 8, 3), np.uint8), inputs):
+        batches.convert(first, targets if first is inputs else [0] * len(first))
+    expected, found = wire_batch(inputs, targets), batches.convert(inputs, targets)
+    assert found.described == expected.described
+    assert [bytes(payload) for payload in found.payloads] == [bytes(each) for each in expected.payloads]
+
+
+def test_the_arrays_of_a_batch_are_sent_without_a_copy() -> None:
+    batches, labels = Batches(), np.array([1, 0])
+    for _ in range(2):
+        batch = batches.convert(IMAGES, labels)
+        sent = [np.frombuffer(payload, np.uint8).ctypes.data for payload in batch.payloads]
+        assert sent == [IMAGES.ctypes.data, labels.ctypes.data]
+
+
+def test_descriptions_of_batches_are_bounded() -> None:
+    batches = Batches()
+    for size in range(1, 600):
+        batches.convert(np.zeros((1, size), np.float32), [0])
+    assert len(batches._described) <= 256
 
 
 def test_several_targets_have_names() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.oracles.transfer_devices import RUBBISH, LateBackend, late_transfers
-from trocar_server.engine.transfer import StreamTransfers, current, transfers_of, using
+from trocar_server.engine.transfer import StreamTransfers, this_thread, transfers_of, using
 from trocar_server.engine.transfer.cuda import CudaBackend
 from trocar_server.engine.transfer.seam import HOST, Transfers
 
@@ -223,8 +223,8 @@ def test_a_cpu_copies_nothing() -> None:
 def test_transfers_belong_to_their_thread_and_are_closed(backend: LateBackend) -> None:
     transfers: Transfers = late_transfers(backend)
     with using(transfers):
-        assert current() is transfers
-    assert current() is HOST
+        assert this_thread.transfers is transfers
+    assert this_thread.transfers is HOST
     transfers.to_host(torch.ones(3))
     with pytest.raises(RuntimeError, match="shutdown"):
         transfers.take()

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from trocar_api.reasons import ErrorReason
 from trocar_api.wire import Chunk
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.codec.payloads import PayloadReceiver, tensor_byte_count
+from trocar_server.rpc.codec.payloads import (
+    PayloadReceiver,
+    are_whole,
+    tensor_byte_count,
+    whole_payloads,
+)
 
 
 def chunk(data: bytes, index: int = 0, offset: int = 0) -> Chunk:
@@ -107,6 +112,41 @@ def test_payloads_are_writable_so_that_torch_takes_them_without_a_copy() -> None
 )
 def test_bytes_that_do_not_fit_the_plan_are_refused(counts: list[int], chunks: list[Chunk]) -> None:
     refused(counts, *chunks)
+
+
+@pytest.mark.parametrize(
+    ("counts", "chunks", "expected"),
+    [
+        ([], [], True),
+        ([4], [chunk(b"abcd")], True),
+        ([4, 2], [chunk(b"abcd"), chunk(b"ef", 1)], True),
+        ([4], [], False),
+        ([4], [chunk(b"abc")], False),
+        ([4], [chunk(b"abcde")], False),
+        ([4], [chunk(b"ab"), chunk(b"cd", 0, 2)], False),
+        ([4, 2], [chunk(b"ef", 1), chunk(b"abcd")], False),
+        ([4, 4], [chunk(b"abcd"), chunk(b"abcd")], False),
+        ([4], [chunk(b"abcd", 0, 4)], False),
+        ([4, 0], [chunk(b"abcd")], False),
+        ([0], [chunk(b"")], False),
+    ],
+)
+def test_payloads_are_whole_where_each_came_in_one_chunk(
+    counts: list[int], chunks: list[Chunk], *, expected: bool
+) -> None:
+    assert are_whole(counts, chunks) is expected
+    if expected:
+        receiver = PayloadReceiver(counts)
+        receiver.feed(chunks)
+        assert [found.tobytes() for found in whole_payloads(chunks)] == [
+            found.tobytes() for found in receiver.finish()
+        ]
+
+
+def test_whole_payloads_are_copies_that_torch_may_write_to() -> None:
+    (payload,) = whole_payloads([chunk(b"abcd")])
+    assert payload.flags.writeable
+    assert payload.flags.owndata
 
 
 def test_missing_bytes_are_told_by_number() -> None:

@@ -96,10 +96,10 @@ async def test_an_engine_hosts_it_and_its_successor(tmp_path: Path, store: Publi
         for _ in range(2):
             (model,) = store.entries()
             catalogue.add(store.model_spec(model, replace_fc))
-            entry = await engine.load("flowers")
+            entry = await engine.deployments.load("flowers")
             assert entry.hosted is not None
             assert_equal(entry.hosted.module, base.module)
-            await engine.unload("flowers")
+            await engine.deployments.unload("flowers")
             catalogue.remove("flowers")
             base.module.state_dict()["fc.weight"].add_(1)
             publish(store, base, base.module, is_replacing=True)

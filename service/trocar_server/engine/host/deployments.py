@@ -1,0 +1,182 @@
+"""Deployments: the models in memory, loaded, replaced, adopted and dropped. Belongs to one event loop."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.config import Limits
+from trocar_server.engine.host.deployment import Deployment, make_deployment
+from trocar_server.engine.host.repeatable import is_repeatable
+from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.errors import ServiceError, first_line
+from trocar_server.models import (
+    Catalogue,
+    Entry,
+    HostedModel,
+    ModelSpec,
+    ModelState,
+    guest_refused,
+    load_model,
+    prefetch_weights,
+)
+
+
+class Deployments(Mapping[str, Deployment]):
+    """Every loaded model by its id, those that one principal alone may use included.
+
+    Args:
+        catalogue: The models that can be loaded.
+        owner: The thread that calls torch.
+        limits: Returns the current limits of a call.
+        data_dir: Folder of the weights.
+        replica_counts: Replicas by model id; 1 where absent.
+        on_drop: Called with each model of the catalogue that is served no longer.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        owner: DeviceThread,
+        limits: Callable[[], Limits],
+        data_dir: Path,
+        replica_counts: Mapping[str, int],
+        on_drop: Callable[[Deployment], None],
+    ) -> None:
+        self._catalogue = catalogue
+        self._owner = owner
+        self._limits = limits
+        self._data_dir = data_dir
+        self._replica_counts = dict(replica_counts)
+        self._on_drop = on_drop
+        self._by_id: dict[str, Deployment] = {}
+        self._loading: dict[str, asyncio.Lock] = {}
+
+    def __getitem__(self, model_id: str) -> Deployment:
+        return self._by_id[model_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._by_id))  # other threads may look
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def find(self, model_id: str) -> Deployment:
+        """Return a loaded model that the current caller may use.
+
+        Raises:
+            ServiceError: `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`.
+        """
+        if self._catalogue.get(model_id).hosted is None:
+            self._catalogue.loaded(model_id)  # raises the reason
+        return self._by_id[model_id]
+
+    async def load(self, model_id: str) -> Entry:
+        """Load a model of the catalogue; does nothing when it is loaded already.
+
+        Raises:
+            ServiceError: `UNKNOWN_MODEL`, and any error of loading.
+        """
+        entry = self._entry_to_load(model_id)
+        async with self._loading.setdefault(model_id, asyncio.Lock()):
+            if model_id in self._by_id:
+                return entry
+            if not entry.is_spec_known:
+                raise ServiceError(entry.error_reason or ErrorReason.MODEL_INVALID, entry.error_message)
+            entry.begin()
+            try:
+                self._by_id[model_id] = await self.build(entry.spec, self._replica_counts.get(model_id, 1))
+            except ServiceError as error:
+                entry.fail(error)
+                raise
+            except Exception as error:
+                failed = _load_failure(model_id, error)
+                entry.fail(failed)
+                raise failed from error
+            except BaseException:
+                entry.state = ModelState.UNLOADED
+                raise
+            entry.hosted, entry.state = self._by_id[model_id].hosted, ModelState.LOADED
+            return entry
+
+    async def unload(self, model_id: str) -> Entry:
+        """Drop a model from memory when its calls have ended; its catalogue entry stays."""
+        entry = self._entry_to_load(model_id)
+        async with self._loading.setdefault(model_id, asyncio.Lock()):
+            deployment = self._drop(model_id)
+            if deployment is not None:
+                entry.hosted, entry.state = None, ModelState.UNLOADED
+                await deployment.pool.drain()
+            return entry
+
+    async def build(self, spec: ModelSpec, replicas: int) -> Deployment:
+        """Load a model beside those that are served; `replace` serves it.
+
+        Raises:
+            ServiceError: Whatever makes loading impossible.
+        """
+        # A download calls no torch operator and must not block the owner thread.
+        await asyncio.to_thread(prefetch_weights, spec, self._data_dir)
+
+        def make() -> Deployment:
+            hosted = load_model(spec, self._owner.device, self._data_dir)
+            deployment = self._make(hosted, replicas)
+            deployment.is_repeatable = self._limits().feature_cache_bytes > 0 and is_repeatable(hosted)
+            return deployment
+
+        return await self._owner.run(make)
+
+    def replace(self, deployment: Deployment, replicas: int) -> None:
+        """Serve a model from `build`; calls that run on the old one of this id finish there."""
+        model_id = deployment.hosted.spec.model_id
+        self._drop(model_id)
+        self._by_id[model_id] = deployment
+        self._replica_counts[model_id] = replicas
+        self._catalogue.put(deployment.hosted)
+
+    def remove(self, model_id: str) -> None:
+        """Drop a model and its catalogue entry; calls that run finish on it."""
+        self._drop(model_id)
+        self._catalogue.release(model_id)
+
+    async def adopt(self, hosted: HostedModel, owner: str) -> None:
+        """Serve a model that is in memory already, for one principal.
+
+        Its weights may change between passes, on the owner thread and in place.
+
+        Raises:
+            ServiceError: `MODEL_INVALID`, it cannot run on its example input.
+        """
+        deployment = await self._owner.run(lambda: self._make(hosted, 1, is_live=True))
+        self._by_id[hosted.spec.model_id] = deployment
+        self._catalogue.adopt(hosted, owner)
+
+    async def release(self, model_id: str) -> None:
+        """Take back `adopt`, when the calls that use it have ended."""
+        self._catalogue.release(model_id)
+        deployment = self._by_id.pop(model_id, None)
+        if deployment is not None:
+            await deployment.pool.drain()
+
+    def _entry_to_load(self, model_id: str) -> Entry:
+        entry = self._catalogue.get(model_id)
+        if entry.owner is not None:
+            raise guest_refused(model_id)
+        return entry
+
+    def _make(self, hosted: HostedModel, replicas: int, *, is_live: bool = False) -> Deployment:
+        deployment = make_deployment(hosted, replicas, self._limits().max_queue, is_live=is_live)
+        deployment.max_pass_bytes = lambda: self._limits().max_pass_bytes
+        return deployment
+
+    def _drop(self, model_id: str) -> Deployment | None:
+        deployment = self._by_id.pop(model_id, None)
+        if deployment is not None:
+            self._on_drop(deployment)
+        return deployment
+
+
+def _load_failure(model_id: str, error: Exception) -> ServiceError:
+    """Return the error of a model whose code fails in an unforeseen way."""
+    what = f"{type(error).__name__}: {first_line(error)}"
+    return ServiceError(ErrorReason.MODEL_INVALID, f"model '{model_id}' cannot be loaded: {what}")
