@@ -18,7 +18,7 @@ BENCH_ARGS ?=
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)
 # What runs with the newest and with the oldest dependencies too: wire, contract, training, images, files.
 RANGE_TESTS := tests/contract tests/unit/rpc tests/integration/transfer tests/integration/streams/test_streams.py \
-	$(addprefix tests/unit/client/_,base request result transport uploads wire) \
+	$(addprefix tests/unit/client/_,base page request result transport uploads wire) tests/integration/client/test_page.py \
 	tests/unit/decoding/test_pixels.py tests/unit/models/test_preprocessing.py tests/unit/models/test_weights_file.py \
 	tests/unit/storage/test_tensor_file.py tests/unit/training/optim/test_optimizers.py \
 	$(addprefix tests/unit/training/,files/test_checkpoints.py files/test_export.py step/test_core.py) \

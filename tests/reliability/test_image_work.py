@@ -104,7 +104,7 @@ def test_many_scans_are_refused_before_anything_is_decoded(server: ServerProcess
 
 @pytest.mark.reliability
 def test_a_deadline_ends_the_decoding(server: ServerProcess) -> None:
-    # Each takes longer than this alone. Those that were decoded in time count too, 16 MiB each.
+    # A few may be decoded in time, 16 MiB each; all of them would be 384 MiB.
     before = reset_peak(server)
     with trocar.connect(server.address, timeout_s=0.3) as client:
         started = time.perf_counter()
@@ -114,7 +114,7 @@ def test_a_deadline_ends_the_decoding(server: ServerProcess) -> None:
     # Idle processes use no time; the one of the image is gone, or has not been started again.
     wait_until(lambda: not any(is_working(pid) for pid in children(server)))
     print(f"stopped {1e3 * (time.perf_counter() - ended):.0f} ms after {ended - started:.2f} s")
-    assert resident_bytes(server, "VmHWM") - before < GROWTH_BYTES
+    assert resident_bytes(server, "VmHWM") - before < 4 * GROWTH_BYTES
 
 
 def is_working(pid: int) -> bool:
