@@ -97,6 +97,7 @@ def main() -> None:
     output, sys.stdout = sys.stdout, sys.stderr  # keep prints of libraries out of the result
     built = build(job)
     json.dump({"pairs": built.pairs, "has_graph": built.has_graph, "problem": built.problem}, output)
+    output.flush()  # at the exit Python flushes what is sys.stdout then
 
 
 if __name__ == "__main__":

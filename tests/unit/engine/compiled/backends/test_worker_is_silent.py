@@ -1,6 +1,7 @@
 """What is built apart tells nobody: OpenVINO's converter would report to its maker."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -21,9 +22,15 @@ worker.main()
 """
 
 
-def test_the_converter_has_nothing_to_report_with() -> None:
+@pytest.mark.parametrize("buffering", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
+def test_the_converter_has_nothing_to_report_with(buffering: dict[str, str]) -> None:
     pytest.importorskip("openvino_telemetry")  # without it there is nothing to hold back
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], input=pickle.dumps(None), capture_output=True, check=True
+        [sys.executable, "-c", _PROGRAM],
+        input=pickle.dumps(None),
+        capture_output=True,
+        check=True,
+        env=environment | buffering,
     )
     assert json.loads(done.stdout)["problem"] == "openvino.tools.ovc.telemetry_stub"
