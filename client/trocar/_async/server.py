@@ -158,6 +158,7 @@ class AsyncServer:
 
         Raises:
             MissingExtraError: The extra `page` is not installed.
+            ValueError: The host stands for every address, as "0.0.0.0" does.
             OSError: The port cannot be opened.
         """
         return Page(self._connection.options, PageAddress(host, port))

@@ -15,6 +15,7 @@ DEFAULT_PORT = 8080
 HEADER_TIMEOUT_S = 10.0
 """How long a connection may take for a request's headers, and may be idle between requests."""
 
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")
 _MAX_HEADER_BYTES = 16 << 10
 
 
@@ -27,12 +28,21 @@ class PageAddress:
         port: 0 for a free one.
         certificate: PEM file of the certificate chain; HTTP without TLS when None.
         key: PEM file of its private key.
+
+    Raises:
+        ValueError: The host stands for every address of this machine. The page refuses names that are not its
+            own, so that one must be given.
     """
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     certificate: Path | None = None
     key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.host in _EVERY_ADDRESS:
+            one = "the one address under which it is opened, such as 192.168.0.5"
+            raise ValueError(f"the page needs {one}, not {self.host!r}")
 
 
 def listen(address: PageAddress) -> socket.socket:

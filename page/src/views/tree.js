@@ -60,7 +60,7 @@ export function Tree() {
     <section class="tree" aria-label="Modules">
       <input type="search" class="search" placeholder="layer*.0.conv1, **:Conv2d" aria-label="Search modules by name or selector"
              value=${view.search.value} onChange=${(event) => search(event.target.value)} />
-      ${paths && html`<p class="hint" role="status">${paths.length} modules</p>`}
+      ${paths && html`<p class="hint" role="status">${paths.length === 1 ? "1 module" : `${paths.length} modules`}</p>`}
       <ul role="tree" aria-label="Modules of ${view.model.value}">
         ${paths
           ? paths.map((path) => html`<${Row} key=${path} path=${path} name=${path || "(the model)"} module=${byPath.get(path)} level=${1} />`)

@@ -249,6 +249,12 @@ def test_a_port_in_use_is_told(client: trocar.Client) -> None:
         client.page(port=urlsplit(page.url).port or 0)
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_every_address_at_once_is_refused(client: trocar.Client, host: str) -> None:
+    with pytest.raises(ValueError, match="the one address under which it is opened"):
+        client.page(host=host)
+
+
 def test_a_page_in_a_notebook_is_a_link(client: trocar.Client) -> None:
     with client.page() as page:
         assert page._repr_html_() == f'<a href="{page.url}" target="_blank" rel="noopener">{page.url}</a>'

@@ -97,7 +97,7 @@ var S,Gn,Lt,z,Ut,rt,wn,nt,Xn,Dt,kt,ua,Ye=Symbol.for("pv"),at={},st=[],ma=/^m(i|n
     <section class="tree" aria-label="Modules">
       <input type="search" class="search" placeholder="layer*.0.conv1, **:Conv2d" aria-label="Search modules by name or selector"
              value=${b.search.value} onChange=${n=>Qr(n.target.value)} />
-      ${e&&g`<p class="hint" role="status">${e.length} modules</p>`}
+      ${e&&g`<p class="hint" role="status">${e.length===1?"1 module":`${e.length} modules`}</p>`}
       <ul role="tree" aria-label="Modules of ${b.model.value}">
         ${e?e.map(n=>g`<${wt} key=${n} path=${n} name=${n||"(the model)"} module=${t.get(n)} level=${1} />`):Ui(be.value).map(n=>g`<${ia} key=${n.path} node=${n} level=${1} />`)}
       </ul>

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from trocar import Client
-from trocar._page.serving import DEFAULT_PORT
+from trocar._cli.failures import refuse
+from trocar._page.serving import DEFAULT_PORT, PageAddress
 
 
 def page(
@@ -25,6 +26,10 @@ def page(
     ] = False,
 ) -> None:
     """Serve a web page of a server until stopped: modules, feature maps and classes in a browser."""
+    try:
+        PageAddress(host, port)
+    except ValueError as error:
+        refuse(f"--host: {error}")
     client.server_info()  # a wrong address or token fails here, in words
     with client.page(host=host, port=port) as served:
         typer.echo(f"the page is on {served.url} (Ctrl-C stops it)")
