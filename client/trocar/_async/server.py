@@ -6,8 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from trocar._base.concurrency import async_pause
-from trocar._page.page import Page
-from trocar._page.serving import PageAddress
 from trocar._wire import from_wire
 from trocar.errors import DeadlineExceededError, ModelNotLoadedError, VersionSkewError
 from trocar_api.v1 import server_pb2
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     from trocar._async.connection import AsyncConnection
     from trocar._async.models import AsyncModels
     from trocar._base.types import DrainState, ServerInfo
+    from trocar._page.page import Page
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
@@ -161,4 +160,7 @@ class AsyncServer:
             ValueError: The host stands for every address, as "0.0.0.0" does.
             OSError: The port cannot be opened.
         """
+        from trocar._page.page import Page
+        from trocar._page.serving import PageAddress
+
         return Page(self._connection.options, PageAddress(host, port))

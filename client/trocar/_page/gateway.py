@@ -5,7 +5,7 @@ scopes, quotas, limits and fairness are those of every other client.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 MAX_BODY_BYTES = 256 << 20
 """The most bytes of one request."""
@@ -51,6 +52,7 @@ _SECURITY_HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+_REPLY_FIELDS = ((b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-store"))
 
 
 class Gateway:
@@ -112,7 +114,7 @@ class Gateway:
             busy = trailers_frame(
                 grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], f"the page has {MAX_CALLS} calls under way"
             )
-            return await _send_reply(send, 200, _reply_fields(), busy)
+            return await _send_reply(send, 200, _REPLY_FIELDS, busy)
         self._call_count += 1
         try:
             await _Call(self._channel, path, headers, receive, send).run()
@@ -184,23 +186,28 @@ class _Call:
         call.cancel()
 
     async def _reply(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": _reply_fields()})
+        await _begin_reply(self._send, 200, _REPLY_FIELDS)
+        end = b""
+        try:
+            end = await self._messages(call)
+        except asyncio.CancelledError:
+            if self._problem is None:
+                raise
+        if self._problem is not None:
+            end = trailers_frame(grpc.StatusCode.INVALID_ARGUMENT.value[0], self._problem)
+        await self._send({"type": "http.response.body", "body": end})
+
+    async def _messages(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> bytes:
+        """Pass on the messages of the reply, and return the frame that ends it."""
         try:
             async for message in async_status_kept(call):
                 await self._send(
                     {"type": "http.response.body", "body": message_frame(message), "more_body": True}
                 )
-            end = trailers_frame(0, "", _shown(await call.trailing_metadata()))
         except grpc.aio.AioRpcError as error:
-            code = error.code()
-            end = trailers_frame(code.value[0], error.details() or "", _shown(error.trailing_metadata()))
-        except asyncio.CancelledError:
-            if self._problem is None:
-                raise
-            end = trailers_frame(grpc.StatusCode.INVALID_ARGUMENT.value[0], self._problem)
-        if self._problem is not None:
-            end = trailers_frame(grpc.StatusCode.INVALID_ARGUMENT.value[0], self._problem)
-        await self._send({"type": "http.response.body", "body": end})
+            trailers = _shown(error.trailing_metadata())
+            return trailers_frame(error.code().value[0], error.details() or "", trailers)
+        return trailers_frame(0, "", _shown(await call.trailing_metadata()))
 
 
 def _metadata(headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
@@ -213,10 +220,6 @@ def _shown(metadata: Any) -> list[tuple[str, str | bytes]]:
     return [(key, value) for key, value in metadata or () if key not in _UNFORWARDED_TRAILERS]
 
 
-def _reply_fields() -> list[tuple[bytes, bytes]]:
-    return [*_SECURITY_HEADERS, (b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-store")]
-
-
 async def _send_text(send: Send, status: int, text: str) -> None:
     content = f"{text}\n".encode()
     fields = [
@@ -226,9 +229,12 @@ async def _send_text(send: Send, status: int, text: str) -> None:
     await _send_reply(send, status, fields, content)
 
 
-async def _send_reply(send: Send, status: int, fields: list[tuple[bytes, bytes]], content: bytes) -> None:
-    headers = fields if _SECURITY_HEADERS[0] in fields else [*_SECURITY_HEADERS, *fields]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+async def _begin_reply(send: Send, status: int, fields: Fields) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [*_SECURITY_HEADERS, *fields]})
+
+
+async def _send_reply(send: Send, status: int, fields: Fields, content: bytes) -> None:
+    await _begin_reply(send, status, fields)
     await send({"type": "http.response.body", "body": content})
 
 

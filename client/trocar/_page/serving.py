@@ -3,14 +3,11 @@
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from trocar._page.gateway import Gateway
 from trocar._page.origins import Origins
 from trocar._transport.channel import ConnectOptions, open_async_channel
-
-DEFAULT_PORT = 8080
 
 HEADER_TIMEOUT_S = 10.0
 """How long a connection may take for a request's headers, and may be idle between requests."""
@@ -26,18 +23,14 @@ class PageAddress:
     Args:
         host: An address of this machine.
         port: 0 for a free one.
-        certificate: PEM file of the certificate chain; HTTP without TLS when None.
-        key: PEM file of its private key.
 
     Raises:
         ValueError: The host stands for every address of this machine. The page refuses names that are not its
             own, so that one must be given.
     """
 
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    certificate: Path | None = None
-    key: Path | None = None
+    host: str
+    port: int
 
     def __post_init__(self) -> None:
         if self.host in _EVERY_ADDRESS:
@@ -75,7 +68,6 @@ async def serve_page(
     from hypercorn.asyncio import serve
     from hypercorn.config import Config
 
-    scheme = "https" if address.certificate else "http"
     listener = listen(address)
     port = listener.getsockname()[1]
     config = Config()
@@ -85,12 +77,12 @@ async def serve_page(
     config.h11_max_incomplete_size = _MAX_HEADER_BYTES
     config.include_server_header = False
     config.errorlog = None
-    if address.certificate:
-        config.certfile, config.keyfile = str(address.certificate), str(address.key)
-    gateway = Gateway(channel := open_async_channel(options), Origins.at(address.host, port, scheme=scheme))
+    origins = Origins.at(address.host, port)
+    channel = open_async_channel(options)
     try:
         name = f"[{address.host}]" if ":" in address.host else address.host
-        announce(f"{scheme}://{name}:{port}/")
-        await serve(cast("Any", gateway), config, shutdown_trigger=stopped)  # its types name every event
+        announce(f"{origins.url(name)}:{port}/")
+        app = cast("Any", Gateway(channel, origins))  # Hypercorn's types name every event
+        await serve(app, config, shutdown_trigger=stopped)
     finally:
         await channel.close()

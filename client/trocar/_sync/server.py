@@ -6,8 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from trocar._base.concurrency import pause
-from trocar._page.page import Page
-from trocar._page.serving import PageAddress
 from trocar._wire import from_wire
 from trocar.errors import DeadlineExceededError, ModelNotLoadedError, VersionSkewError
 from trocar_api.v1 import server_pb2
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trocar._base.types import DrainState, ServerInfo
+    from trocar._page.page import Page
     from trocar._sync.connection import Connection
     from trocar._sync.models import Models
 
@@ -159,4 +158,7 @@ class Server:
             ValueError: The host stands for every address, as "0.0.0.0" does.
             OSError: The port cannot be opened.
         """
+        from trocar._page.page import Page
+        from trocar._page.serving import PageAddress
+
         return Page(self._connection.options, PageAddress(host, port))

@@ -1,6 +1,6 @@
 """Folder shards: a folder per class, files as they are: pictures or sound, undecoded, or texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,7 @@ _KINDS = (
     _Kind("text", TEXT_SUFFIXES, text_parts),
 )
 """The first with a file counts: notes beside pictures and transcripts beside sound are left out."""
+_SUFFIXES = frozenset().union(*(kind.suffixes for kind in _KINDS))
 
 
 def folder_plan(root: Path, name: str, shard_bytes: int) -> UploadPlan:
@@ -80,28 +81,37 @@ def folder_plan(root: Path, name: str, shard_bytes: int) -> UploadPlan:
             f"{root} has no class folders; it needs one folder of images, sound or texts per class, as "
             "root/daisy/1.jpg"
         )
-    kind = _kind(folders)
-    files = [_File(path, label) for label, folder in enumerate(folders) for path in _listed(folder, kind)]
+    found = {folder: list_files(folder, _SUFFIXES)[0] for folder in folders}
+    kind = _kind(found.values())
+    files = [
+        _File(path, label)
+        for label, (folder, paths) in enumerate(found.items())
+        for path in _of_kind(kind, folder, paths)
+    ]
     categories = tuple(printable(folder.name) for folder in folders)
     chosen = name or printable(root.resolve().name) or "folder"
     return UploadPlan(chosen, categories, len(files), partial(_shards, files, kind, shard_bytes))
 
 
-def _kind(folders: Sequence[Path]) -> _Kind:
+def _kind(found: Iterable[Sequence[Path]]) -> _Kind:
     """Return the kind of the samples; images where there are none of any kind."""
-    suffixes = frozenset().union(*(kind.suffixes for kind in _KINDS))
-    found = {path.suffix.lower() for folder in folders for path in list_files(folder, suffixes)[0]}
-    return next((kind for kind in _KINDS if kind.suffixes & found), _IMAGES)
+    suffixes = {path.suffix.lower() for paths in found for path in paths}
+    return next((kind for kind in _KINDS if kind.suffixes & suffixes), _IMAGES)
 
 
-def _listed(folder: Path, kind: _Kind) -> list[Path]:
+def _of_kind(kind: _Kind, folder: Path, paths: Sequence[Path]) -> list[Path]:
+    """Return the files of a class that are samples.
+
+    Raises:
+        SourceError: There are none.
+    """
+    samples = [path for path in paths if path.suffix.lower() in kind.suffixes]
+    if samples:
+        return samples
     if kind is _IMAGES:
-        return list_images(folder, kind.suffixes)[0]
-    found = list_files(folder, kind.suffixes)[0]
-    if not found:
-        suffixes = " or ".join(sorted(kind.suffixes))
-        raise SourceError(f"no {kind.noun} below {folder}: other classes have {suffixes} files, it has none")
-    return found
+        return list_images(folder, kind.suffixes)[0]  # raises, with what is there instead
+    suffixes = " or ".join(sorted(kind.suffixes))
+    raise SourceError(f"no {kind.noun} below {folder}: other classes have {suffixes} files, it has none")
 
 
 def _shards(files: Sequence[_File], kind: _Kind, shard_bytes: int) -> Iterator[Shard]:

@@ -4,7 +4,7 @@ import { Statistic } from "../../gen/trocar_api/v1/statistics_pb.js";
 import { Dtype } from "../../gen/trocar_api/v1/tensor_pb.js";
 import { draw } from "../colours.js";
 import { html, number } from "../html.js";
-import { collected, input, module, result, view, working } from "../state.js";
+import { collected, input, module, view, working } from "../state.js";
 import { channels, range } from "../tensors.js";
 import { Copy } from "./copy.js";
 
@@ -101,7 +101,7 @@ export function Channels() {
     <section class="channels" aria-label="Output of ${view.module.value}">
       <h2>${view.module.value} <small>${module.value?.type} ${module.value?.description}</small></h2>
       <${Copy} names=${collected.value.map(({ map }) => map.name)} />
-      ${result.value.maps.length > 0 && collected.value.map(({ map, tensor }) => html`
+      ${collected.value.map(({ map, tensor }) => html`
         <div key=${map.name}>${collected.value.length > 1 && html`<h3>${map.name}</h3>`}<${Values} map=${map} tensor=${tensor} /></div>`)}
     </section>`;
 }

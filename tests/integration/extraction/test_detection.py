@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 import torch
 import transformers as T
-from PIL import Image
 
 import trocar
-from tests.support.models.transformers_folders import FAMILIES, save_family, save_image_processor
+from tests.support.models.transformers_folders import (
+    FAMILIES,
+    images_of,
+    loaded_by_transformers,
+    processed_images,
+    save_family,
+    save_image_processor,
+)
 from tests.support.servers.running_server import RunningServer, running_server
 
 OUTPUTS = ['/out["logits"]', '/out["pred_boxes"]']
@@ -31,10 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Any:
-    model = FAMILIES["detr"][0].from_pretrained(folder).eval().requires_grad_(False)
-    for parameter in model.parameters():  # aligned as torch allocates, which decides the last bits
-        parameter.data = parameter.data.clone()
-    return model
+    return loaded_by_transformers(FAMILIES["detr"][0], folder)
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +56,12 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         yield running
 
 
-def _pictures(sizes: Any = SIZES) -> list[Any]:
-    random = np.random.default_rng(0)
-    return [random.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
-
-
-def _prepared(folder: Path, pictures: list[Any]) -> dict[str, Any]:
-    processor = T.AutoImageProcessor.from_pretrained(folder, backend="pil")
-    return dict(processor([Image.fromarray(pixels) for pixels in pictures], return_tensors="pt"))
-
-
 @pytest.mark.parametrize("sizes", [SIZES, SIZES[:1], [(30, 47)] * 2], ids=["different", "one", "equal"])
 def test_images_of_any_sizes_give_what_transformers_gives(
     client: trocar.Client, model: Any, folder: Path, sizes: Any
 ) -> None:
-    pictures = _pictures(sizes)
-    inputs = _prepared(folder, pictures)
+    pictures = images_of(sizes)
+    inputs = processed_images(folder, pictures)
     with torch.inference_mode():
         wanted = model(**inputs)
     maps = client.extract("detr", pictures, [*OUTPUTS, "/in(pixel_mask)"])
@@ -80,47 +73,47 @@ def test_images_of_any_sizes_give_what_transformers_gives(
 def test_arrays_with_their_mask_are_taken_as_they_are(
     client: trocar.Client, folder: Path, model: Any
 ) -> None:
-    prepared = _prepared(folder, _pictures())
+    prepared = processed_images(folder, images_of(SIZES))
     inputs = {name: value.numpy() for name, value in prepared.items()}
     with torch.inference_mode():
         wanted = model(**prepared)
     np.testing.assert_array_equal(client.extract("detr", inputs, OUTPUTS)[OUTPUTS[0]], wanted.logits.numpy())
     with pytest.raises(trocar.InputRejectedError, match="'pixel_mask' is given twice"):
-        client.extract("detr", {"images": _pictures(), "pixel_mask": inputs["pixel_mask"]}, OUTPUTS)
+        client.extract("detr", {"images": images_of(SIZES), "pixel_mask": inputs["pixel_mask"]}, OUTPUTS)
 
 
 def test_a_stream_and_gradients_take_images_of_any_sizes(
     client: trocar.Client, folder: Path, model: Any
 ) -> None:
-    batches = [_pictures(), _pictures(SIZES[1:]), _pictures(SIZES[:1])]
+    batches = [images_of(SIZES), images_of(SIZES[1:]), images_of(SIZES[:1])]
     with client.extract_stream("detr", batches, OUTPUTS[:1]) as stream:
         found = [result.unwrap()[OUTPUTS[0]] for result in stream]
     for pictures, value in zip(batches, found, strict=True):
         with torch.inference_mode():
-            np.testing.assert_array_equal(value, model(**_prepared(folder, pictures)).logits.numpy())
-    grads = client.gradients("detr", _pictures(), of=trocar.value(OUTPUTS[1]), at=["bbox_predictor"])
+            np.testing.assert_array_equal(value, model(**processed_images(folder, pictures)).logits.numpy())
+    grads = client.gradients("detr", images_of(SIZES), of=trocar.value(OUTPUTS[1]), at=["bbox_predictor"])
     boxes: list[Any] = []
     handle = model.bbox_predictor.register_forward_hook(
         lambda _, __, value: boxes.append(value.requires_grad_())
     )
-    model(**_prepared(folder, _pictures())).pred_boxes.sum().backward()
+    model(**processed_images(folder, images_of(SIZES))).pred_boxes.sum().backward()
     handle.remove()
     np.testing.assert_allclose(grads["bbox_predictor/grad_out"], boxes[0].grad.numpy(), rtol=1e-5)
 
 
 def test_an_edit_changes_the_boxes_of_padded_images(client: trocar.Client) -> None:
     edit = trocar.edit("class_labels_classifier", "zero")
-    edited = client.extract("detr", _pictures(), OUTPUTS, edits=[edit])
+    edited = client.extract("detr", images_of(SIZES), OUTPUTS, edits=[edit])
     assert not edited[OUTPUTS[0]].any()
     np.testing.assert_array_equal(
-        edited[OUTPUTS[1]], client.extract("detr", _pictures(), OUTPUTS)[OUTPUTS[1]]
+        edited[OUTPUTS[1]], client.extract("detr", images_of(SIZES), OUTPUTS)[OUTPUTS[1]]
     )
 
 
 def test_a_dry_run_of_images_of_any_sizes_has_the_outputs(client: trocar.Client) -> None:
     taps = [*OUTPUTS, "model.backbone.**:Conv2d"]
-    maps = client.extract("detr", _pictures(), taps)
-    plan = client.plan("detr", _pictures(), taps).feature_maps
+    maps = client.extract("detr", images_of(SIZES), taps)
+    plan = client.plan("detr", images_of(SIZES), taps).feature_maps
     assert {name: info.shape for name, info in plan.items()} == {
         name: value.shape for name, value in maps.items()
     }
@@ -130,7 +123,7 @@ def test_a_dry_run_of_images_of_any_sizes_has_the_outputs(client: trocar.Client)
 def test_images_that_become_too_large_by_padding_are_refused_before_they_are_made(
     client: trocar.Client,
 ) -> None:
-    pictures = _pictures([(1, 6_000), (6_000, 1)])
+    pictures = images_of([(1, 6_000), (6_000, 1)])
     with pytest.raises(trocar.ImageTooLargeError, match=r"the 2 images are padded to 6000 x 6000 pixels"):
         client.extract("whole", pictures, OUTPUTS)
     with pytest.raises(trocar.ImageTooLargeError, match="images of like proportions"):
@@ -138,19 +131,19 @@ def test_images_that_become_too_large_by_padding_are_refused_before_they_are_mad
 
 
 def test_a_processor_that_does_not_pad_takes_one_size(client: trocar.Client) -> None:
-    assert client.extract("unpadded", _pictures([(30, 47)] * 2), OUTPUTS)
+    assert client.extract("unpadded", images_of([(30, 47)] * 2), OUTPUTS)
     with pytest.raises(trocar.InputRejectedError, match="2 sizes"):
-        client.extract("unpadded", _pictures(SIZES[:2]), OUTPUTS)
+        client.extract("unpadded", images_of(SIZES[:2]), OUTPUTS)
 
 
 def test_a_trainer_takes_images_of_any_sizes(client: trocar.Client, model: Any, folder: Path) -> None:
     wanted = np.zeros((3, 3, 4), np.float32)
     with torch.inference_mode():
-        boxes = model(**_prepared(folder, _pictures())).pred_boxes
+        boxes = model(**processed_images(folder, images_of(SIZES))).pred_boxes
     with client.train(
         "detr",
         losses=trocar.loss_term("mse", at=OUTPUTS[1]),
         trainable=["bbox_predictor"],
     ) as trainer:
-        loss = trainer.evaluate(_pictures(), wanted).loss
+        loss = trainer.evaluate(images_of(SIZES), wanted).loss
     assert loss == torch.nn.functional.mse_loss(boxes, torch.from_numpy(wanted)).item()

@@ -15,6 +15,11 @@ from PIL import Image
 
 import trocar
 from tests.support.models.text_models import save_tokenizer
+from tests.support.models.transformers_folders import (
+    images_of,
+    loaded_by_transformers,
+    processed_images,
+)
 from tests.support.servers.running_server import RunningServer, running_server
 
 BLOCKS = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -58,23 +63,6 @@ def server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
         yield running
 
 
-def _theirs(folder: Path, kind: Any) -> Any:
-    model = kind.from_pretrained(folder).eval().requires_grad_(False)  # as on a server: else other kernels
-    for parameter in model.parameters():  # aligned as torch allocates, which decides the last bits
-        parameter.data = parameter.data.clone()
-    return model
-
-
-def _pictures(sizes: Any = SIZES) -> list[Any]:
-    random = np.random.default_rng(0)
-    return [random.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
-
-
-def _prepared(folder: Path, pictures: list[Any]) -> dict[str, Any]:
-    processor = T.AutoImageProcessor.from_pretrained(folder, backend="pil")
-    return dict(processor([Image.fromarray(pixels) for pixels in pictures], return_tensors="pt"))
-
-
 def _tokens(folder: Path) -> dict[str, Any]:
     load: Any = T.AutoTokenizer.from_pretrained
     return dict(load(folder)(TEXTS, padding="max_length", max_length=64, return_tensors="pt"))
@@ -84,31 +72,34 @@ def test_texts_and_images_of_any_proportions_give_what_transformers_gives(
     client: trocar.Client, folders: dict[str, Path]
 ) -> None:
     folder = folders["whole"]
-    model, inputs = _theirs(folder, T.Siglip2Model), _prepared(folder, _pictures())
+    model, inputs = (
+        loaded_by_transformers(T.Siglip2Model, folder),
+        processed_images(folder, images_of(SIZES)),
+    )
     assert len({tuple(shape) for shape in inputs["spatial_shapes"].tolist()}) == len(SIZES)
     with torch.inference_mode():
         wanted = model(**_tokens(folder), **inputs)
         features = model.get_image_features(**inputs).pooler_output.numpy()
     taps = [LOGITS, "image_features", "vision.layer[1]"]
-    maps = client.extract("whole", {"text": TEXTS, "images": _pictures()}, taps)
+    maps = client.extract("whole", {"text": TEXTS, "images": images_of(SIZES)}, taps)
     np.testing.assert_array_equal(maps[LOGITS], wanted.logits_per_image.numpy())
     np.testing.assert_array_equal(maps["vision_model.head"], features)
     arrays = {name: value.numpy() for name, value in inputs.items()}
     again = client.extract("whole", {"text": TEXTS, **arrays}, taps)
     for name, value in again.items():
         np.testing.assert_array_equal(value, maps[name])
-    (alone,) = client.extract("tower", _pictures(), "image_features").values()
+    (alone,) = client.extract("tower", images_of(SIZES), "image_features").values()
     np.testing.assert_array_equal(alone, features)
 
 
 def test_streams_and_dry_runs_take_images_in_patches(client: trocar.Client, folders: dict[str, Path]) -> None:
-    model = _theirs(folders["whole"], T.Siglip2VisionModel)
-    batches = [_pictures(), _pictures(SIZES[2:]), _pictures(SIZES[:1])]
+    model = loaded_by_transformers(T.Siglip2VisionModel, folders["whole"])
+    batches = [images_of(SIZES), images_of(SIZES[2:]), images_of(SIZES[:1])]
     with client.extract_stream("tower", batches, ["head", "layer[0]"]) as stream:
         found = [result.unwrap() for result in stream]
     for pictures, maps in zip(batches, found, strict=True):
         with torch.inference_mode():
-            wanted = model(**_prepared(folders["whole"], pictures)).pooler_output.numpy()
+            wanted = model(**processed_images(folders["whole"], pictures)).pooler_output.numpy()
         np.testing.assert_array_equal(maps["head"], wanted)
     plan = client.plan("tower", batches[0], ["head", "layer[0]"]).feature_maps
     assert {name: info.shape for name, info in plan.items()} == {
@@ -122,14 +113,14 @@ def test_streams_and_dry_runs_take_images_in_patches(client: trocar.Client, fold
 def test_trainers_and_their_data_sets_take_images_in_patches(
     client: trocar.Client, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    pictures, labels = _pictures(), [0, 1, 2, 1]
+    pictures, labels = images_of(SIZES), [0, 1, 2, 1]
     for number, (pixels, label) in enumerate(zip(pictures, labels, strict=True)):
         folder = tmp_path / "pictures" / "abc"[label]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(folder / f"{number}.png")
     order = [0, 1, 3, 2]  # of a folder: by class, then by name
-    model = _theirs(folders["classes"], T.Siglip2ForImageClassification)
-    inputs = _prepared(folders["classes"], [pictures[index] for index in order])
+    model = loaded_by_transformers(T.Siglip2ForImageClassification, folders["classes"])
+    inputs = processed_images(folders["classes"], [pictures[index] for index in order])
     targets = torch.tensor(labels)[order]
     with torch.inference_mode():
         wanted = torch.nn.functional.cross_entropy(model(**inputs).logits, targets).item()
@@ -152,7 +143,8 @@ def test_shapes_that_do_not_fit_their_patches_are_refused(
     client: trocar.Client, folders: dict[str, Path], shapes: Any, message: str
 ) -> None:
     inputs = {
-        name: value.numpy() for name, value in _prepared(folders["whole"], _pictures(SIZES[:2])).items()
+        name: value.numpy()
+        for name, value in processed_images(folders["whole"], images_of(SIZES[:2])).items()
     }
     with pytest.raises(trocar.InputRejectedError, match=message):
         client.extract("whole", {"text": TEXTS, **inputs, "spatial_shapes": np.array(shapes)}, LOGITS)
@@ -162,10 +154,14 @@ def test_a_processor_that_does_something_else_is_refused_with_the_arrays_to_send
     client: trocar.Client,
 ) -> None:
     with pytest.raises(trocar.NoPreprocessingError, match=r"do_resize.*pixel_values.*spatial_shapes: int64"):
-        client.extract("as_is", _pictures(), LOGITS)
+        client.extract("as_is", images_of(SIZES), LOGITS)
     with pytest.raises(trocar.InputRejectedError, match="'spatial_shapes' is given twice"):
         client.extract(
             "whole",
-            {"text": TEXTS, "images": _pictures()[:1], "spatial_shapes": np.ones((1, 2), np.int64)},
+            {
+                "text": TEXTS,
+                "images": images_of(SIZES)[:1],
+                "spatial_shapes": np.ones((1, 2), np.int64),
+            },
             LOGITS,
         )

@@ -15,7 +15,11 @@ from PIL import Image
 
 import trocar
 from tests.support.models.text_models import save_tokenizer
-from tests.support.models.transformers_folders import save_family, save_image_processor
+from tests.support.models.transformers_folders import (
+    loaded_by_transformers,
+    save_family,
+    save_image_processor,
+)
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar_server.errors import ServiceError
 
@@ -53,11 +57,7 @@ def server(folders: dict[str, Path]) -> Iterator[RunningServer]:
 
 
 def theirs(name: str, folder: Path) -> Any:
-    kind: Any = getattr(transformers, name)
-    model = kind.from_pretrained(folder).eval().requires_grad_(False)  # as on a server: else other kernels
-    for parameter in model.parameters():  # aligned as torch allocates, which decides the last bits
-        parameter.data = parameter.data.clone()
-    return model
+    return loaded_by_transformers(getattr(transformers, name), folder)
 
 
 def _tokens(folder: Path, texts: list[str] = TEXTS) -> Any:

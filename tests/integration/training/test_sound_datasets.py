@@ -22,6 +22,7 @@ from transformers import (
 
 import trocar
 from tests.support.models.text_models import WORDS, save_text_classifier, save_whisper
+from tests.support.models.transformers_folders import realigned
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar._cli import main
 from trocar.errors import DatasetInvalidError, FitInvalidError, SourceError
@@ -72,10 +73,8 @@ def _save_sound(root: Path, clips: list[Any]) -> tuple[list[Any], list[int]]:
 def _fitted_plainly(folder: Path, clips: list[Any], labels: list[int]) -> Any:
     """Run one epoch in order with transformers and torch alone."""
     extractor: Any = WhisperFeatureExtractor.from_pretrained(str(folder))
-    model: Any = WhisperForAudioClassification.from_pretrained(folder)
+    model = realigned(WhisperForAudioClassification.from_pretrained(folder))
     model.train()
-    for parameter in model.parameters():  # aligned as torch allocates, which decides the last bits
-        parameter.data = parameter.data.clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(0)
     for start in range(0, len(clips), BATCH):

@@ -4,6 +4,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 # pyright: reportPrivateImportUsage=false, reportOptionalMemberAccess=false, reportIndexIssue=false
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 import transformers as T
 from numpy.typing import NDArray
+from PIL import Image
 
 _BLOCKS = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 _TEXT = {**_BLOCKS, "vocab_size": 30}
@@ -163,3 +165,28 @@ def save_image_processor(name: str, folder: Path) -> Any:
     processor = made[name]()
     processor.save_pretrained(folder)
     return processor
+
+
+def loaded_by_transformers(kind: Any, folder: Path) -> Any:
+    """Load a model of a folder without our code, with kernels and bits as on a server."""
+    model = kind.from_pretrained(folder).eval()
+    return realigned(model.requires_grad_(False))  # with gradients torch chooses other kernels
+
+
+def realigned(model: Any) -> Any:
+    """Return a model with parameters aligned as torch allocates them, which decides the last bits."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
+
+
+def images_of(sizes: Sequence[tuple[int, int]]) -> list[NDArray[np.uint8]]:
+    """Return random pictures of these sizes, each (height, width, 3)."""
+    random = np.random.default_rng(0)
+    return [random.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
+
+
+def processed_images(folder: Path, pictures: Sequence[NDArray[np.uint8]]) -> dict[str, Any]:
+    """Return what the image processor of a folder makes of pictures, without our code."""
+    processor = T.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    return dict(processor([Image.fromarray(each) for each in pictures], return_tensors="pt"))

@@ -2,6 +2,7 @@
 
 import http.client
 import struct
+from contextlib import closing
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
@@ -65,12 +66,5 @@ def _read(body: bytes) -> WebReply:
     raise AssertionError("the reply has no trailers")
 
 
-class _connection(http.client.HTTPConnection):  # noqa: N801 - a context manager
-    def __init__(self, url: str) -> None:
-        super().__init__(urlsplit(url).netloc, timeout=TIMEOUT_S)
-
-    def __enter__(self) -> "_connection":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _connection(url: str) -> closing[http.client.HTTPConnection]:
+    return closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=TIMEOUT_S))

@@ -71,11 +71,7 @@ class Arrivals(Generic[Message]):
         """
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        try:
-            async with asyncio.timeout(self._left_s):
-                message = await anext(self._messages, None)
-        except TimeoutError:
-            raise _too_slow(self._timeout_s) from None
+        message = await _awaited(self._messages, self._left_s, self._timeout_s)
         self._left_s -= loop.time() - began_at
         self._byte_count += 0 if message is None else self._size(message)
         if self._byte_count >= self._least_bytes:
@@ -83,12 +79,17 @@ class Arrivals(Generic[Message]):
         return message
 
 
-def _too_slow(timeout_s: float) -> ServiceError:
-    return ServiceError(
-        ErrorReason.DEADLINE_EXCEEDED,
-        f"too little of the request arrived within {timeout_s:.6g} s; the call was ended. Send its parts "
-        "without a pause, and smaller ones over a slow line",
-    )
+async def _awaited(messages: AsyncIterator[Message], left_s: float, timeout_s: float) -> Message | None:
+    """Return the next message of a caller within `left_s` of its `timeout_s`, in seconds; None at the end."""
+    try:
+        async with asyncio.timeout(left_s):
+            return await anext(messages, None)
+    except TimeoutError:
+        raise ServiceError(
+            ErrorReason.DEADLINE_EXCEEDED,
+            f"too little of the request arrived within {timeout_s:.6g} s; the call was ended. Send its parts "
+            "without a pause, and smaller ones over a slow line",
+        ) from None
 
 
 async def only_message(messages: AsyncIterator[bytes], timeout_s: float) -> bytes:
@@ -100,16 +101,10 @@ async def only_message(messages: AsyncIterator[bytes], timeout_s: float) -> byte
         ServiceError: `INVALID_ARGUMENT`, there are more or none; `DEADLINE_EXCEEDED`, it does not arrive or
             the caller does not half-close.
     """
-    try:
-        async with asyncio.timeout(timeout_s):
-            message = await anext(messages, None)
-        if message is None:
-            raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message; this method takes one")
-        async with asyncio.timeout(timeout_s):
-            second = await anext(messages, None)
-    except TimeoutError:
-        raise _too_slow(timeout_s) from None
-    if second is not None:
+    message = await _awaited(messages, timeout_s, timeout_s)
+    if message is None:
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message; this method takes one")
+    if await _awaited(messages, timeout_s, timeout_s) is not None:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT, "the call has several messages; this method takes one"
         )
@@ -155,10 +150,7 @@ def are_whole(byte_counts: Sequence[int], chunks: Sequence[Chunk]) -> bool:
 
 def whole_payloads(chunks: Sequence[Chunk]) -> list[Payload]:
     """Copy the payloads of a call out of its message; see `are_whole`."""
-    payloads: list[Payload] = []
-    for chunk in chunks:
-        payloads.append(np.array(np.frombuffer(chunk.data, np.uint8)))
-    return payloads
+    return [np.array(np.frombuffer(chunk.data, np.uint8)) for chunk in chunks]
 
 
 class PayloadReceiver:

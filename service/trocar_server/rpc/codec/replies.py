@@ -64,11 +64,9 @@ def _is_plain(extraction: Extraction) -> bool:
 
 def _shares_head(extraction: Extraction, last: Extraction) -> bool:
     """Whether a reply has the signature of the last one, which was plain."""
-    if len(extraction.feature_maps) != len(last.feature_maps) or extraction.objective_value is not None:
+    if len(extraction.feature_maps) != len(last.feature_maps) or not _is_plain(extraction):
         return False
     for one, other in zip(extraction.feature_maps, last.feature_maps, strict=True):
-        if one.statistics is not None or one.cast is not None:
-            return False
         # Of the same source object, recreated with its model, and so not compared field by field.
         if one.output.source is not other.output.source or one.output != other.output:
             return False

@@ -9,7 +9,6 @@ import typer
 
 from trocar import Client
 from trocar._cli.failures import refuse
-from trocar._page.serving import DEFAULT_PORT, PageAddress
 
 
 def page(
@@ -20,18 +19,18 @@ def page(
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(metavar="NUMBER", min=0, max=65535, help="TCP port of the page, 0 for a free one.")
-    ] = DEFAULT_PORT,
+    ] = 8080,
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in this machine's browser.")
     ] = False,
 ) -> None:
     """Serve a web page of a server until stopped: modules, feature maps and classes in a browser."""
+    client.server_info()  # a wrong address or token fails here, in words
     try:
-        PageAddress(host, port)
+        served = client.page(host=host, port=port)
     except ValueError as error:
         refuse(f"--host: {error}")
-    client.server_info()  # a wrong address or token fails here, in words
-    with client.page(host=host, port=port) as served:
+    with served:
         typer.echo(f"the page is on {served.url} (Ctrl-C stops it)")
         if open_browser:
             webbrowser.open(served.url)
