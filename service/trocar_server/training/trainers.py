@@ -6,30 +6,21 @@ indistinguishable.
 
 import asyncio
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError, first_line
-from trocar_server.models import HostedModel
-from trocar_server.training.checks.spec_checks import check_spec, parse_spec
-from trocar_server.training.files.fingerprint import fingerprint
-from trocar_server.training.files.snapshots import snapshot_state_dict
 from trocar_server.training.files.trainer_storage import StorageOnDemand
-from trocar_server.training.files.trainer_store import TrainerRecord, UnreadableTrainer, check_base
+from trocar_server.training.files.trainer_store import TrainerRecord, UnreadableTrainer
 from trocar_server.training.publishing import Publishing
 from trocar_server.training.shielded import all_done, shielded
 from trocar_server.training.spec.trainer_spec import TrainerSpec
-from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer_builder import TrainerBuilder, teacher_ids
 from trocar_server.training.trainer_calls import TrainerActivity
 
 _CLEAN_INTERVAL_S = 30.0
@@ -53,13 +44,12 @@ class Trainers:
         self.engine = engine
         self.storage = storage
         self.publishing = Publishing(engine, storage)
-        self._scratch_dir = scratch_dir
+        self._builder = TrainerBuilder(engine, storage, scratch_dir)
         self._trainers: dict[str, Trainer] = {}
         self._creating = asyncio.Lock()
         self.on_close: Callable[[str], Awaitable[None]] | None = None
         self._janitor: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
-        self._fingerprints: WeakKeyDictionary[HostedModel, str] = WeakKeyDictionary()
         self._unreadable: dict[str, UnreadableTrainer] = {}
         self._storage_problem: ServiceError | None = None
         """Why the disk cannot be read; None while it can."""
@@ -268,7 +258,7 @@ class Trainers:
     async def _bring_back(self, record: TrainerRecord) -> None:
         """Restore a trainer, or note why that failed."""
         try:
-            await self._restore(record)
+            self._add(await self._builder.restored(record))
         except Exception as raised:  # noqa: BLE001 - one trainer's files must not end the server
             error = _restore_failure(raised)
             _log.warning(
@@ -307,7 +297,7 @@ class Trainers:
         Raises:
             ServiceError: `MODEL_CONFLICT`, the id is taken; `MODEL_INVALID`, the id is not valid.
         """
-        base = self._base(trainer.spec)
+        base = self._builder.base(trainer.spec)
         await shielded(self.publishing.publish(trainer, base, model_id, categories))
 
     async def close_expired(self) -> None:
@@ -328,22 +318,7 @@ class Trainers:
                     return trainer
             self._check_room(principal)
             self._check_name(principal, spec)
-            storage = await asyncio.to_thread(self.storage.get)
-            base = self.engine.catalogue.get(spec.model_id)
-            core = await self._make_core(spec)
-            trainer_id = uuid.uuid4().hex
-            try:
-                digest = await self._fingerprint(spec.model_id)
-                facts = {"request_id": request_id, "base_weights": base.weights}
-                described = spec.model_dump(mode="json")
-                create = partial(storage.trainers.create, trainer_id, principal, described, spec.model_id)
-                record = await asyncio.to_thread(create, digest, facts)
-                return await self._adopt(record, spec, core)
-            except BaseException:
-                await self.engine.owner.run(core.close)
-                with suppress(ServiceError):
-                    await asyncio.to_thread(storage.trainers.delete, trainer_id)
-                raise
+            return self._add(await self._builder.new(principal, spec, request_id))
 
     async def _close(self, trainer: Trainer) -> None:
         trainer.is_closed = True
@@ -365,114 +340,16 @@ class Trainers:
             needed = {
                 needed
                 for spec in (trainer.spec for trainer in self.all())
-                for needed in (spec.model_id, *_teacher_ids(spec))
+                for needed in (spec.model_id, *teacher_ids(spec))
             }
             needed |= {
                 one.record.base_model_id for one in self._unreadable.values() if one.record is not None
             }
             await self.publishing.remove(principal, model_id, needed)
 
-    async def _make_core(self, spec: TrainerSpec) -> TrainerCore:
-        base, teachers = self._base(spec), self._teachers(spec)
-        recording = await self.engine.checks.recording(spec.model_id)
-
-        def make() -> TrainerCore:
-            check_spec(spec, base, recording, teachers)
-            return TrainerCore(base, spec, teachers, self._scratch_dir)
-
-        return await self.engine.owner.run(make)
-
-    async def _restore(self, record: TrainerRecord) -> None:
-        spec = parse_spec(record.spec)
-        await self._load_models(record, spec)
-        core = await self._make_core(spec)
-        check_base(record, await self._fingerprint(spec.model_id))
-        storage = await asyncio.to_thread(self.storage.get)
-        try:
-            saved = await asyncio.to_thread(storage.checkpoints.load_newest, record.trainer_id)
-            if saved is not None:
-                await self.engine.owner.run(lambda: core.load_state(saved.state))
-            trainer = await self._adopt(record, spec, core)
-        except BaseException:
-            await self.engine.owner.run(core.close)
-            raise
-        if saved is not None:
-            trainer.resume_at(saved)
-        unfinished = storage.unfinished.get(record.trainer_id, ())
-        trainer.notices += tuple(map(_unfinished, unfinished))
-        await trainer.describe()
-
-    async def _fingerprint(self, model_id: str) -> str:
-        hosted = self.engine.catalogue.loaded(model_id)
-        if hosted not in self._fingerprints:
-            state = await self.engine.owner.run(
-                lambda: snapshot_state_dict(hosted.module, hosted.module.state_dict())
-            )
-            self._fingerprints[hosted] = await asyncio.to_thread(fingerprint, state)
-        return self._fingerprints[hosted]
-
-    async def _load_models(self, record: TrainerRecord, spec: TrainerSpec) -> None:
-        """Load the models that the trainer needs, unless the configuration loads them."""
-        for model_id in {spec.model_id, *_teacher_ids(spec)}:
-            weights = str(record.facts.get("base_weights", "")) if model_id == record.base_model_id else ""
-            self._request(model_id, weights)
-            try:
-                await self.engine.deployments.load(model_id)
-            except ServiceError as error:
-                raise ServiceError(
-                    ErrorReason.MODEL_NOT_LOADED,
-                    f"the trainer needs model '{model_id}', which could not be loaded: {error.message}; "
-                    "fix the "
-                    "cause, then open the trainer again",
-                    cause=error.reason,
-                ) from None
-
-    def _request(self, model_id: str, weights: str) -> None:
-        """Add a torchvision model to the catalogue, unless it is there already."""
-        catalogue = self.engine.catalogue
-        if catalogue.has(model_id):
-            return
-        try:
-            catalogue.request(model_id, weights)
-        except ServiceError:
-            raise ServiceError(
-                ErrorReason.UNKNOWN_MODEL,
-                f"the trainer needs model '{model_id}', which this server no longer has; ask its operator "
-                "to add "
-                "it to the configuration again, then open the trainer again",
-            ) from None
-
-    async def _adopt(self, record: TrainerRecord, spec: TrainerSpec, core: TrainerCore) -> Trainer:
-        limit = self.engine.limits.trainer_ttl_s
-        trainer = Trainer(
-            trainer_id=record.trainer_id,
-            principal=record.principal,
-            spec=spec,
-            core=core,
-            engine=self.engine,
-            storage=self.storage,
-            created_at_s=record.created_at_s,
-            ttl_s=min(spec.ttl_s or limit, limit),
-            request_id=str(record.facts.get("request_id", "")),
-            stored_facts=dict(record.facts),
-        )
-        own = replace(core.hosted, spec=replace(core.hosted.spec, model_id=trainer.trainer_id))
-        await self.engine.deployments.adopt(own, trainer.principal)
+    def _add(self, trainer: Trainer) -> Trainer:
         self._trainers[trainer.trainer_id] = trainer
         return trainer
-
-    def _base(self, spec: TrainerSpec) -> HostedModel:
-        hosted = self.engine.catalogue.loaded(spec.model_id)
-        if self.engine.catalogue.get(spec.model_id).owner is not None:
-            raise ServiceError(
-                ErrorReason.TRAINER_INVALID,
-                "model_id: a trainer is created from a model of the catalogue; publish the other trainer "
-                "first",
-            )
-        return hosted
-
-    def _teachers(self, spec: TrainerSpec) -> dict[str, HostedModel]:
-        return {model_id: self.engine.catalogue.loaded(model_id) for model_id in _teacher_ids(spec)}
 
     def _check_name(self, principal: str, spec: TrainerSpec) -> None:
         taken = self._adapters(principal, spec.model_id).get(_name_of(spec))
@@ -495,10 +372,6 @@ def _name_of(spec: TrainerSpec) -> str:
     return spec.adapter.name if spec.adapter is not None else ""
 
 
-def _teacher_ids(spec: TrainerSpec) -> list[str]:
-    return sorted({term.teacher.model_id for term in spec.losses if term.teacher is not None})
-
-
 def _again(error: ServiceError) -> ServiceError:
     """Return a copy of an error that is raised repeatedly: its traceback would grow each time."""
     return ServiceError(error.reason, error.message, **error.details)
@@ -510,12 +383,4 @@ def _restore_failure(error: Exception) -> ServiceError:
     what = f"{type(error).__name__}: {first_line(error)}"
     return ServiceError(
         ErrorReason.CHECKPOINT_CORRUPT, f"the trainer on the server's disk cannot be restored: {what}"
-    )
-
-
-def _unfinished(number: int) -> str:
-    return (
-        f"checkpoint {number} has tensors and no manifest: its save was not completed, or the file was "
-        "lost later; "
-        "it is ignored"
     )
