@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 CHUNKS_FIELD = 15
+HEAD_KEY = "x-trocar-head-bin"
+"""The metadata key of a copy of an `Extract` call's head: a busy server refuses the call by it, unread."""
 _CHUNKS_TAG = CHUNKS_FIELD << 3 | 2
 _MAX_FIELDS = 1 << 16
 """Far more than any of our messages has; walking through so many takes 0.15 s."""

@@ -175,7 +175,7 @@ class AsyncConnection:
         request_id: str,
         timeout_s: float,
     ) -> AsyncStream:
-        metadata = self.options.metadata(request_id)
+        metadata = (*self.options.metadata(request_id), *request.headers())
         if request.fits_one_message:
             return self._begin(one, request.message(), timeout=timeout_s, metadata=metadata)
         return async_status_kept(self._begin(many, request.messages(), timeout=timeout_s, metadata=metadata))

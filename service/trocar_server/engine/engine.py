@@ -18,7 +18,7 @@ from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.host.deployments import Deployments
 from trocar_server.engine.reply_cache import KeptReply, Key, ReplyCache, key_of, with_own_memory
 from trocar_server.engine.request.payload_layout import split_payloads
-from trocar_server.engine.request.plan import Payload, Payloads, row_count
+from trocar_server.engine.request.plan import Payload, Payloads, Plan, row_count
 from trocar_server.engine.resolve.pass_memory import memory_limit
 from trocar_server.engine.run.call import Call
 from trocar_server.engine.run.checks import Checks
@@ -103,8 +103,7 @@ class Engine:
             pool.check(call.deadline, rows, checked.plan.execution.priority)
             received = call.arrived()
         else:
-            reservation.check(call.announced_bytes + reply_bytes, rows, seconds=expected_s)
-            pool.check(call.deadline, rows, checked.plan.execution.priority)
+            _check_room(checked, call.announced_bytes, call.deadline, reservation)
             with call.phase("receive"):
                 received = await call.receive(reservation)
             reservation.reserve(reply_bytes, rows, seconds=expected_s)
@@ -147,6 +146,25 @@ class Engine:
             arrived=None,
             processed=payloads,
         )
+
+    def check_known(
+        self, plan: Plan, key: bytes, announced_bytes: int, deadline: float | None, reservation: Reservation
+    ) -> None:
+        """Refuse a call that does not fit now, before its payloads, if an equal one was checked before.
+
+        Args:
+            plan: What the call asks for.
+            key: Of its checked plan; see `Call.key`.
+            announced_bytes: Bytes of its payloads.
+            deadline: Of the call, as a time of `time.monotonic()`; None without one.
+            reservation: Proof of its admission; nothing is reserved.
+
+        Raises:
+            ServiceError: As `serve` for the model, the budgets and the queue.
+        """
+        checked = self.deployment(plan.model_id).checked(key, plan, self.limits)
+        if checked is not None:
+            _check_room(checked, announced_bytes, deadline, reservation)
 
     async def _check(self, call: Call, reservation: Reservation) -> CheckedPlan:
         """Return the checked plan of a call: that of an earlier equal one where it still holds."""
@@ -251,6 +269,16 @@ class Engine:
         """Drop what was cached of a model that is served no longer."""
         self.replies.drop(deployment.version)
         self.compiled.forget(deployment)
+
+
+def _check_room(
+    checked: CheckedPlan, announced_bytes: int, deadline: float | None, reservation: Reservation
+) -> None:
+    """Refuse a call whose payloads have not come yet, if it does not fit now."""
+    rows, pool = checked.rows, checked.deployment.pool
+    seconds = pool.throughput.known_seconds(rows)
+    reservation.check(announced_bytes + checked.byte_count, rows, seconds=seconds)
+    pool.check(deadline, rows, checked.plan.execution.priority)
 
 
 async def _nothing(_: Reservation) -> list[Payload]:

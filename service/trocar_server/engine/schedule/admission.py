@@ -197,6 +197,11 @@ class Admission:
             if not own.calls:
                 del self._flows[flow]
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is admitted."""
+        return not self._total.calls
+
     def reserved(self, flow: str | None = None, kind: MethodClass | None = None) -> tuple[int, float, int]:
         """Return reserved bytes, seconds and calls: of a flow, of a class, or of all."""
         found = self._total

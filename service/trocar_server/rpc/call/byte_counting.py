@@ -119,13 +119,17 @@ class Requests:
         self, record: CallRecord, messages: AsyncIterator[bytes], parse: Callable[[bytes], Any] | None
     ) -> None:
         self._record, self._parse = record, parse
-        self._messages = aiter(messages)
+        self._messages = messages
+        self._arriving: AsyncIterator[bytes] | None = None
+        """Made with the first message: gRPC (1.81) warns of one that a refused call never reads."""
 
     def __aiter__(self) -> "Requests":
         return self
 
     async def __anext__(self) -> Any:
-        return _parsed(self._record, await anext(self._messages), self._parse)
+        if self._arriving is None:
+            self._arriving = aiter(self._messages)
+        return _parsed(self._record, await anext(self._arriving), self._parse)
 
 
 class CountedContext:

@@ -9,13 +9,13 @@ import grpc
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.wire import Chunk
+from trocar_api.wire import HEAD_KEY, Chunk
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.reply_cache import KeptReply
 from trocar_server.engine.request.payload_layout import split_payloads
 from trocar_server.engine.request.plan import Payload, Plan
 from trocar_server.engine.run.call import Call, Keeping
-from trocar_server.engine.schedule.admission import MethodClass, Reservation
+from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow
 from trocar_server.rpc.call.principal import principal_of
@@ -76,18 +76,36 @@ class ExtractionService:
     async def extract(self, requests: AsyncIterator[bytes], context: CallContext) -> None:
         """Run one pass; its replica is free before the first byte is sent."""
         compress_if_asked(context)
+        self._check_before_reading(context)
         asked = await self._read(requests, context)
         request = asked.planned.message
         if request.payload_digest:
             messages = await self._kept(asked)
             await send(context, messages, self._engine.limits.stall_timeout_s)
             return
-        kind = MethodClass.GRADIENTS if request.HasField("objective") else MethodClass.EXTRACT
-        with self._engine.admission.admit(kind, current_flow()) as reservation:
+        with self._engine.admission.admit(asked.planned.kind, current_flow()) as reservation:
             messages = await self._answer(asked, reservation)
             del asked  # the chunks of its first message
             with phase("reply"):
                 await send(context, messages, self._engine.limits.stall_timeout_s)
+
+    def _check_before_reading(self, context: CallContext) -> None:
+        """Refuse a call that does not fit now by the copy of its head in the metadata, if it came before.
+
+        Every check is made again on the call itself, so a false copy spares a caller nothing.
+        """
+        engine = self._engine
+        if engine.admission.is_idle:
+            return
+        head = next((value for key, value in context.invocation_metadata() or () if key == HEAD_KEY), b"")
+        planned = self._plans.find(head) if isinstance(head, bytes) else None
+        if planned is None or not planned.is_plain:
+            return
+        note_model(planned.message.model_id)
+        plan, byte_counts = planned.plan(engine.limits, NO_LISTS)
+        if not plan.needs_processing:
+            with engine.admission.admit(planned.kind, current_flow()) as reservation:
+                engine.check_known(plan, head, sum(byte_counts), deadline_of(context), reservation)
 
     async def _read(self, requests: AsyncIterator[bytes], context: CallContext) -> _Asked:
         """Read the first message of a call."""

@@ -15,6 +15,7 @@ from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.wire import Chunk
 from trocar_server.config import Limits
 from trocar_server.engine.request.plan import Plan
+from trocar_server.engine.schedule.admission import MethodClass
 from trocar_server.rpc.codec.edits import StoredList
 from trocar_server.rpc.codec.extract_requests import to_plan
 from trocar_server.rpc.codec.replies import CachedHead
@@ -32,6 +33,8 @@ class PlannedRequest:
         message: The message; not to be changed.
         key: Its bytes; None for a large one, which is not kept.
         shares_memory: Whether values are in shared memory instead of chunks.
+        kind: The kind of its work.
+        is_plain: Whether it depends on nothing but itself: on no stored edits, adapter or other payloads.
         reply: The signature of the last reply to it.
     """
 
@@ -39,6 +42,8 @@ class PlannedRequest:
         self.message = message
         self.key = key
         self.shares_memory = message.HasField("shared_payload") or message.HasField("shared_reply")
+        self.kind = MethodClass.GRADIENTS if message.HasField("objective") else MethodClass.EXTRACT
+        self.is_plain = not (self.shares_memory or message.adapter or message.edits or message.payload_digest)
         self.reply = CachedHead()
         self._planned: tuple[Limits, tuple[Plan, list[int]]] | None = None
 
@@ -61,6 +66,13 @@ class PlanCache:
     def __init__(self) -> None:
         self._by_head: OrderedDict[bytes, PlannedRequest] = OrderedDict()
 
+    def find(self, head: bytes) -> PlannedRequest | None:
+        """Return the request of a head that came before; None if it is not kept."""
+        planned = self._by_head.get(head)
+        if planned is not None:
+            self._by_head.move_to_end(head)
+        return planned
+
     def read(self, message: bytes) -> tuple[PlannedRequest, list[Chunk]]:
         """Split the first message of a call into the request and its chunks as views.
 
@@ -68,9 +80,8 @@ class PlanCache:
             ServiceError: `INVALID_ARGUMENT`, the bytes are not such a message; `REQUEST_TOO_LARGE`.
         """
         head, chunks = split_head(pb.ExtractRequest, message)
-        planned = self._by_head.get(head)
+        planned = self.find(head)
         if planned is not None:
-            self._by_head.move_to_end(head)
             return planned, chunks
         is_kept = len(head) <= _MOST_HEAD_BYTES
         planned = PlannedRequest(parse_head(pb.ExtractRequest, head), head if is_kept else None)
