@@ -97,15 +97,15 @@ class ExtractionService:
         engine = self._engine
         if engine.admission.is_idle:
             return
-        head = next((value for key, value in context.invocation_metadata() or () if key == HEAD_KEY), b"")
+        head = dict(context.invocation_metadata() or ()).get(HEAD_KEY)
         planned = self._plans.find(head) if isinstance(head, bytes) else None
-        if planned is None or not planned.is_plain:
+        if planned is None or planned.key is None or not planned.is_plain:
             return
         note_model(planned.message.model_id)
         plan, byte_counts = planned.plan(engine.limits, NO_LISTS)
         if not plan.needs_processing:
             with engine.admission.admit(planned.kind, current_flow()) as reservation:
-                engine.check_known(plan, head, sum(byte_counts), deadline_of(context), reservation)
+                engine.check_known(plan, planned.key, sum(byte_counts), deadline_of(context), reservation)
 
     async def _read(self, requests: AsyncIterator[bytes], context: CallContext) -> _Asked:
         """Read the first message of a call."""
