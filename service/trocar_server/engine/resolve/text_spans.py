@@ -184,6 +184,8 @@ class _Sample:
     def _texts(self) -> tuple[str, ...]:
         if self.entry.kind == "chat":
             return (self.made.rendered,)
+        if self.entry.kind == "words":
+            return (" ".join(map(str, self.entry.content)),)
         return tuple(map(str, (self.entry.content,) if self.entry.kind == "text" else self.entry.content))
 
     def _text_of(self, place: int) -> int:
