@@ -272,7 +272,10 @@ class Input(_message.Message):
     FLAG_FIELD_NUMBER: _builtins.int
     CONVERT_TO_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The keyword; empty for a positional argument. Positional arguments are first."""
+    """The keyword; empty for a positional argument. Positional arguments are first. For an input within a dictionary or
+    a list that is one argument, the keyword and the way into it, as in selectors: `batch["image"]`, `levels[0]`,
+    `labels[1]["boxes"]`; `["image"]` where that argument is positional. At most 8 steps; positions are complete, from 0.
+    """
     convert_to: _tensor_pb2.Dtype.ValueType
     """For float tensors: the dtype to which the server converts it, so that float32 inputs may
     travel as float16 or bfloat16. Unset: as it is.
