@@ -40,7 +40,7 @@ from trocar._extras import need
 from trocar._request.edit_json import edits_from_json
 from trocar._request.edits import Edit, edit
 from trocar._request.execution import ExecutionInfo, Numerics
-from trocar._request.inputs import flag
+from trocar._request.inputs import flag, tensor_list
 from trocar._request.objectives import Objective
 from trocar._request.positions import TextSpan, span
 from trocar._request.reductions import (
@@ -407,6 +407,7 @@ __all__ = [
     "spool",
     "tap",
     "teacher",
+    "tensor_list",
     "texts",
     "tokens",
     "top_k",

@@ -7,6 +7,8 @@ from typing import Any
 from trocar._base.names import name_hint
 from trocar._request.edit_operations import COMMON_OPTIONS, OPERATIONS, operation_options
 from trocar._request.edits import Edit, edit
+from trocar._request.positions import TextSpan, span
+from trocar._request.reductions import ROLES
 from trocar._request.stored_edits import check_edits_name
 
 _AXES = ("channels", "samples", "tokens")
@@ -57,8 +59,9 @@ def edit_from_mapping(mapping: Mapping[str, Any]) -> Edit:
             f"an edit of {operation} has no {unknown!r}; {name_hint(unknown, (*names, *COMMON_OPTIONS))}"
         )
     for axis in _AXES:
-        if isinstance(options.get(axis), str):
+        if isinstance(options.get(axis), str) and not (axis == "tokens" and options[axis] in ROLES):
             options[axis] = _slice(axis, options[axis])
+    options.update({"tokens": _tokens(options["tokens"])} if "tokens" in options else {})
     if "index" in options:
         options["index"] = _index(options["index"])
     return edit(mapping["at"], operation, **{names.get(key, key): value for key, value in options.items()})
@@ -73,6 +76,27 @@ def _edit(entry: Any) -> Edit | str:
     if not isinstance(entry, Mapping):
         raise TypeError(f"an edit must be a mapping or the name of stored edits, not {entry!r}")
     return edit_from_mapping(entry)
+
+
+def _tokens(written: Any) -> Any:
+    """Return the spans of mappings; anything else as it is."""
+    if isinstance(written, list):
+        return [_tokens(entry) for entry in written]
+    return _span(written) if isinstance(written, Mapping) else written
+
+
+def _span(written: Mapping[str, Any]) -> TextSpan:
+    decoder = bool(written.get("decoder", False))
+    match {key: value for key, value in written.items() if key != "decoder"}:
+        case {"text": str(text), **rest} if not rest:
+            return span(text, decoder=decoder)
+        case {"role": str(role), **rest} if not rest:
+            return span(role=role, decoder=decoder)
+        case {"characters": [int(start), int(stop)], **rest} if not rest:
+            return span(start, stop, decoder=decoder)
+    raise TypeError(
+        f'a span is {{"text": "cat"}}, {{"characters": [4, 9]}} or {{"role": "user"}}, not {dict(written)!r}'
+    )
 
 
 def _key(option: str) -> str:

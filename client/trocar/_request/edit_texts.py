@@ -92,9 +92,27 @@ def _region_words(region: pb.EditRegion) -> list[str]:
     words = [f"{_AXIS_NAMES.get(take.axis, 'unknown')}={_positions(take)}" for take in region.takes]
     if region.HasField("index"):
         words.append(f"index=np.s_[{index_text(region.index)}]")
+    if region.HasField("spans"):
+        words.append(f"tokens={_spans_text(region.spans)}")
     if region.HasField("mask"):
         words.append(f"mask={tensor_text(region.mask)}")
     return words
+
+
+def _spans_text(wanted: reduction_pb2.SpanReduction) -> str:
+    found = [_span_text(span, wanted.is_decoder) for span in wanted.spans[:_MOST_POSITIONS]]
+    more = len(wanted.spans) - len(found)
+    if more:
+        return f"[{', '.join(found)}, ... {more:,} more]"
+    return found[0] if len(found) == 1 else f"[{', '.join(found)}]"
+
+
+def _span_text(span: reduction_pb2.TextSpan, is_decoder: bool) -> str:
+    kind = span.WhichOneof("kind")
+    own = ", decoder=True" if is_decoder else ""
+    if kind == "characters":
+        return f"trocar.span({span.characters.start}, {span.characters.stop}{own})"
+    return f"trocar.span({'role=' if kind == 'role' else ''}{getattr(span, kind or 'text')!r}{own})"
 
 
 def _positions(take: reduction_pb2.TakeReduction) -> str:

@@ -2,19 +2,32 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from trocar._base.tensors import WireTensor
 from trocar._request.edit_operations import build_operation
 from trocar._request.edit_texts import edit_text
 from trocar._request.inputs import ArrayLike
 from trocar._request.operands import Numbers, dimension, mask_tensor, one_of, spec, text
-from trocar._request.positions import IndexExpression, Positions, position_list, wire_index
-from trocar._request.reductions import AXES
+from trocar._request.positions import (
+    IndexExpression,
+    Positions,
+    TextSpan,
+    TextSpans,
+    listed_spans,
+    position_list,
+    span,
+    wire_index,
+    wire_spans,
+)
+from trocar._request.reductions import AXES, ROLES
 from trocar_api.v1 import edit_pb2 as pb
 from trocar_api.v1 import reduction_pb2
 
 EditOrder = Literal["before", "after"]
+
+EditTokens: TypeAlias = Positions | TextSpans | Literal["system", "user", "assistant"]
+"""Which tokens of (batch, tokens, width) an edit changes."""
 
 _ORDERS: dict[str, pb.EditOrder.ValueType] = {
     "before": pb.EDIT_ORDER_UNSPECIFIED,  # which means before
@@ -50,8 +63,9 @@ class Edit:
         Args:
             mapping: `at`, the selector, `op`, the operation, and the operation's options by name; `channels`,
                 `samples`, `tokens`, `index`, `mask`, `order` and `channel_dim` as for `edit`. Positions are a
-                number, a list or a text such as "2:8"; an index is a text such as ":, 3:8"; arrays are lists.
-                The option `at` of a swap is `from` here.
+                number, a list or a text such as "2:8"; `tokens` also a span, {"text": "cat"},
+                {"characters": [4, 9]} or {"role": "user"}, or a list of these; an index is a text such as
+                ":, 3:8"; arrays are lists. The option `at` of a swap is `from` here.
 
         Raises:
             TypeError: A key is unknown or missing, or a value is of the wrong type.
@@ -77,7 +91,7 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
     *values: Any,
     channels: Positions | None = None,
     samples: Positions | None = None,
-    tokens: Positions | None = None,
+    tokens: EditTokens | None = None,
     index: IndexExpression | None = None,
     mask: ArrayLike | Numbers | None = None,
     order: EditOrder = "before",
@@ -127,7 +141,10 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
         *values: Its first options; they may also be given by name.
         channels: Only these channels; positions as for `trocar.channels`.
         samples: Only these samples of the batch.
-        tokens: Only these tokens of (batch, tokens, width).
+        tokens: Only these tokens of (batch, tokens, width): positions; or a `trocar.span(...)` of the text, a
+            list with one for each text, or a role of a chat, "system", "user" or "assistant". With spans the
+            operation gets all tokens, and its result is used at the selected ones, as with a mask; not with
+            `index`.
         index: Only this part, as `numpy.s_[...]` returns it; an integer drops its dimension before the
             operation.
         mask: Only where this bool array is true; it is broadcast to the value. Not with the four above.
@@ -142,8 +159,10 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
             impossible shape.
     """
     message, tensors = build_operation(operation, values, options)
-    takes = {"samples": samples, "channels": channels, "tokens": tokens}
-    region, masks = _region(takes, index, mask)
+    spans = _spans(tokens)
+    positions = None if spans else cast("Positions | None", tokens)
+    takes = {"samples": samples, "channels": channels, "tokens": positions}
+    region, masks = _region(takes, spans, index, mask)
     if operation == "skip" and region is not None:
         raise ValueError(
             "skip applies to the whole call; leave channels=, samples=, tokens=, index= and mask= out"
@@ -162,25 +181,44 @@ def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
     return Edit(message, (*masks, *tensors))
 
 
+def _spans(tokens: object) -> list[TextSpan]:
+    """Return the spans of `tokens=`; empty for positions."""
+    if not isinstance(tokens, str):
+        return listed_spans(tokens)
+    if tokens not in ROLES:
+        raise ValueError(f"no tokens {tokens!r}; available: {', '.join(ROLES)}, and trocar.span({tokens!r})")
+    return [span(role=tokens)]
+
+
 def _region(
-    takes: Mapping[str, Positions | None], index: IndexExpression | None, mask: ArrayLike | Numbers | None
+    takes: Mapping[str, Positions | None],
+    spans: Sequence[TextSpan],
+    index: IndexExpression | None,
+    mask: ArrayLike | Numbers | None,
 ) -> tuple[pb.EditRegion | None, tuple[WireTensor, ...]]:
     """Return the part that is changed, None for all of it, and its mask."""
     chosen = {axis: positions for axis, positions in takes.items() if positions is not None}
     if mask is not None:
-        if chosen or index is not None:
+        if chosen or spans or index is not None:
             raise ValueError(
                 "an edit has a mask or positions (channels=, samples=, tokens=, index=), not both"
             )
         sent = mask_tensor(mask)
         return pb.EditRegion(mask=spec(sent)), (sent,)
-    if not chosen and index is None:
+    if spans and index is not None:
+        raise ValueError("an edit has tokens of a text or an index, not both; use channels= and samples=")
+    if not chosen and not spans and index is None:
         return None, ()
     messages = [
         reduction_pb2.TakeReduction(axis=AXES[axis], positions=position_list(axis, positions))
         for axis, positions in chosen.items()
     ]
-    return pb.EditRegion(index=None if index is None else wire_index(index), takes=messages), ()
+    region = pb.EditRegion(
+        index=None if index is None else wire_index(index),
+        takes=messages,
+        spans=wire_spans(spans) if spans else None,
+    )
+    return region, ()
 
 
 Edits: TypeAlias = str | Edit | Sequence[str | Edit]

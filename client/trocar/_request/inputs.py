@@ -14,11 +14,13 @@
 | text, pair of texts, token ids, a list of these | texts that the server tokenizes; see `texts` |
 | path of a .wav or .flac file, a list of these  | sound, for the model's feature extractor   |
 | dict of name to any of the above               | keyword arguments; also `text` and `images` |
+| dict or `tensor_list` as a value of that dict  | a dictionary or a list as one argument      |
 | bool or whole number in a dict, `trocar.flag`  | a flag of the model's forward              |
 """
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -96,6 +98,30 @@ def flag(value: bool | int | str) -> Flag:
     return Flag(value)
 
 
+@dataclass(frozen=True, eq=False)
+class TensorList:
+    """Arrays that are one argument, a list; `tensor_list` makes it."""
+
+    values: tuple[Any, ...]
+    """Arrays; or dictionaries or lists of these."""
+
+
+def tensor_list(values: Iterable[Any]) -> TensorList:
+    """Return arrays as one argument, a list of tensors; a plain list of arrays of one shape becomes a batch.
+
+        client.extract("neck", {"levels": trocar.tensor_list([low, high])}, ["fuse"])
+
+    Each array keeps its own shape and dtype. Dictionaries of arrays may be in it, and it may be in them.
+
+    Raises:
+        EmptyBatchError: There are none.
+    """
+    found = tuple(values)
+    if not found:
+        raise EmptyBatchError("the list of arrays is empty; pass at least one")
+    return TensorList(found)
+
+
 NO_FLAGS: Mapping[str, bool | int | str] = MappingProxyType({})
 
 
@@ -123,8 +149,10 @@ class ArrayLike(Protocol):
 
 ImageLike: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | PilImage | ArrayLike
 # One `Sequence` alone: between two, type checkers do not infer the type of a list of mixed images.
-Argument: TypeAlias = ArrayLike | ImageLike | Texts | Audio | Sequence[ImageLike | TextSample]
-Inputs: TypeAlias = Argument | tuple[ArrayLike, ...] | Mapping[str, Argument | Flag | bool | int]
+Argument: TypeAlias = ArrayLike | ImageLike | Texts | Audio | TensorList | Sequence[ImageLike | TextSample]
+Nested: TypeAlias = Mapping[str, Any]
+"""A dictionary as one argument: of arrays, flags, and further dictionaries and lists."""
+Inputs: TypeAlias = Argument | tuple[ArrayLike, ...] | Mapping[str, Argument | Nested | Flag | bool | int]
 WireInputs: TypeAlias = tuple[list[pb.Input], list[memoryview]]
 
 _ACCEPTED = (
@@ -150,7 +178,8 @@ def wire_inputs(inputs: object, wire: Wire | None = None) -> WireInputs:
     """
     arguments: list[pb.Input] = []
     payloads: list[memoryview] = []
-    for name, value in _arguments(inputs):
+    leaves = (leaf for given in _arguments(inputs) for leaf in _leaves(*given))
+    for name, value in leaves:
         argument, parts = _flag_argument(name, value) or _argument(value, wire)
         argument.name = name
         arguments.append(argument)
@@ -174,6 +203,20 @@ def _arguments(inputs: object) -> list[tuple[str, object]]:
     if not values:
         raise EmptyBatchError("the inputs are empty; pass at least one argument")
     return values
+
+
+def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield an argument; of a dictionary or a list, what is within it, with the way into it as its name."""
+    if not isinstance(value, (Mapping, TensorList)):
+        yield name, value
+        return
+    items = value.items() if isinstance(value, Mapping) else enumerate(value.values)
+    if not items:
+        raise EmptyBatchError(f"the dictionary '{name}' is empty; pass at least one array in it")
+    for key, item in items:
+        if isinstance(value, Mapping) and not isinstance(key, str):
+            raise TypeError(f"the dictionary '{name}' has the key {key!r}; keys are strings")
+        yield from _leaves(f"{name}[{json.dumps(key, ensure_ascii=False)}]", item)
 
 
 def _flag_argument(name: str, value: object) -> tuple[pb.Input, list[memoryview]] | None:

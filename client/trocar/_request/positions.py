@@ -32,6 +32,8 @@ class TextSpan:
     """What is looked for."""
     role: str = ""
     """Of the messages of a chat."""
+    decoder: bool = False
+    """Whether it is a part of the decoder's own text."""
 
     def to_wire(self) -> pb.TextSpan:
         """Return the span as a message."""
@@ -47,12 +49,14 @@ TextSpans: TypeAlias = TextSpan | Sequence[TextSpan]
 
 
 @overload
-def span(start: int, stop: int, /) -> TextSpan: ...
+def span(start: int, stop: int, /, *, decoder: bool = ...) -> TextSpan: ...
 @overload
-def span(text: str, /) -> TextSpan: ...
+def span(text: str, /, *, decoder: bool = ...) -> TextSpan: ...
 @overload
-def span(*, role: str) -> TextSpan: ...
-def span(start: int | str = "", stop: int | None = None, /, *, role: str = "") -> TextSpan:
+def span(*, role: str, decoder: bool = ...) -> TextSpan: ...
+def span(
+    start: int | str = "", stop: int | None = None, /, *, role: str = "", decoder: bool = False
+) -> TextSpan:
     """Select the tokens of a part of a text, without special tokens; for `tokens=`.
 
         trocar.tap("layer[3]", tokens=trocar.span("Paris"))          # every occurrence
@@ -65,6 +69,7 @@ def span(start: int | str = "", stop: int | None = None, /, *, role: str = "") -
             (`maps.tokens.samples[0].rendered`). Or the text to find, at most 512 characters.
         stop: The position after the last character, above `start`.
         role: A role of a chat: the contents of its messages.
+        decoder: Whether the decoder's own texts are meant, where the encoder has texts too.
 
     Raises:
         TypeError: Characters, a text and a role are given together, or none of them.
@@ -79,11 +84,22 @@ def span(start: int | str = "", stop: int | None = None, /, *, role: str = "") -
     if isinstance(start, str):
         if max(len(start), len(role)) > MAX_SPAN_CHARACTERS:
             raise ValueError(f"a span of over {MAX_SPAN_CHARACTERS} characters of text")
-        return TextSpan(text=start, role=role)
+        return TextSpan(text=start, role=role, decoder=decoder)
     first, behind = _integer(start), _integer(stop)
     if not 0 <= first < behind:
         raise ValueError(f"span({first}, {behind}): it starts at 0 or above and ends after its start")
-    return TextSpan(first, behind)
+    return TextSpan(first, behind, decoder=decoder)
+
+
+def wire_spans(spans: Sequence[TextSpan]) -> pb.SpanReduction:
+    """Return the spans of one value as a message.
+
+    Raises:
+        ValueError: Only some are of the decoder's texts.
+    """
+    if len({each.decoder for each in spans}) > 1:
+        raise ValueError("spans of one list are all of the decoder's texts, or none")
+    return pb.SpanReduction(spans=[each.to_wire() for each in spans], is_decoder=spans[0].decoder)
 
 
 def listed_spans(given: object) -> list[TextSpan]:

@@ -17,6 +17,7 @@ from trocar._request.positions import (
     position_list,
     span,
     wire_index,
+    wire_spans,
 )
 from trocar_api.enums import numbers
 from trocar_api.v1 import reduction_pb2 as pb
@@ -33,7 +34,8 @@ TokenName = Literal["cls", "last", "system", "user", "assistant"]
 Tokens: TypeAlias = Positions | TextSpans | TokenName
 """Which tokens of (batch, tokens, width)."""
 
-_ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant")
+"""Roles of a chat that stand for the spans of their messages."""
 
 POOL_KINDS = numbers(pb.PoolKind)
 """Wire pool kind by name."""
@@ -129,14 +131,14 @@ def tokens(positions: Tokens) -> Reduction:
     if isinstance(positions, str):
         if positions in ("cls", "last"):
             return pool(cast(PoolKind, positions))
-        if positions not in _ROLES:
-            names = ", ".join(("cls", "last", *_ROLES))
+        if positions not in ROLES:
+            names = ", ".join(("cls", "last", *ROLES))
             raise ValueError(f"no tokens {positions!r}; available: {names}, and trocar.span({positions!r})")
         positions = span(role=positions)
     spans = listed_spans(positions)
     if not spans:
         return _take("tokens", cast(Positions, positions))
-    return Reduction(pb.Reduction(spans=pb.SpanReduction(spans=[each.to_wire() for each in spans])))
+    return Reduction(pb.Reduction(spans=wire_spans(spans)))
 
 
 def samples(positions: Positions) -> Reduction:

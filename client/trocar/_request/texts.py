@@ -20,7 +20,7 @@ from trocar._base.tensors import Array, as_numpy, flat_bytes, is_array
 from trocar.errors import EmptyBatchError
 from trocar_api.v1 import extraction_pb2 as pb
 
-TextSample: TypeAlias = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]]
+TextSample: TypeAlias = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Sequence[str]
 ChatMessages: TypeAlias = Sequence[Mapping[str, str] | tuple[str, str]]
 
 _FILE_NAME = re.compile(r"\S+\.[A-Za-z0-9]{1,5}|\S*[/\\]\S*")
@@ -57,6 +57,8 @@ class Texts:
         entry = self.entries[position]
         if entry.HasField("pair"):
             return f"{entry.pair.first} | {entry.pair.second}"
+        if entry.HasField("words"):
+            return " ".join(entry.words.words)
         return entry.text
 
     def to_wire(self) -> tuple[pb.Input, list[memoryview]]:
@@ -108,7 +110,8 @@ def texts(
     then read as files; this function never does that.
 
     Args:
-        samples: A text, a pair of texts as a tuple, the ids of tokens as a list, or a list of these.
+        samples: A text, a pair of texts as a tuple, the ids of tokens as a list, or a list of these. In a
+            list, also texts that are split into words already, a list of strings each.
         max_tokens: The maximum number of tokens of one sample; the model's maximum when None.
         truncate: Whether longer samples are cut; otherwise they are refused, and the error tells their number
             of tokens.
@@ -116,7 +119,7 @@ def texts(
 
     Raises:
         EmptyBatchError: There is no sample.
-        TypeError: A sample is neither a text, a pair nor token ids.
+        TypeError: A sample is neither a text, a pair, token ids nor words.
     """
     is_one = isinstance(samples, (str, tuple)) or _is_ids(samples)
     given: Sequence[Any] = [samples] if is_one else cast("Sequence[Any]", samples)
@@ -198,7 +201,7 @@ def processor_input(value: object) -> Texts | Audio | None:
 
 
 def is_texts(value: object) -> bool:
-    """Whether a plain value is texts: strings that name no file, pairs of strings, lists of token ids.
+    """Whether a plain value is texts: strings that name no file, pairs, lists of token ids or of words.
 
     Raises:
         TypeError: A list holds both texts and names of files.
@@ -211,7 +214,7 @@ def is_texts(value: object) -> bool:
         return False
     if _is_ids(value) or all(_is_ids(item) for item in value):
         return True
-    if not all(isinstance(item, str) or _is_pair(item) or _is_ids(item) for item in value):
+    if not all(isinstance(item, str) or _is_pair(item) or _is_ids(item) or _is_words(item) for item in value):
         return False
     named = [item for item in value if isinstance(item, str) and names_file(item)]
     if named and len(named) < len(value):
@@ -254,8 +257,11 @@ def _entry(sample: object) -> pb.TextEntry:
         sample = as_numpy(sample).tolist()
     if _is_ids(sample):
         return pb.TextEntry(token_ids=pb.TokenIds(ids=list(map(int, sample))))
+    if _is_words(sample):
+        return pb.TextEntry(words=pb.WordList(words=sample))
     raise TypeError(
-        f"{type(sample).__name__} is no text; pass a string, a tuple of two strings, or a list of token ids"
+        f"{type(sample).__name__} is no text; pass a string, a tuple of two strings, or a list of token ids "
+        "or of words"
     )
 
 
@@ -280,6 +286,10 @@ def _clip(clip: Any, rate: int) -> tuple[pb.AudioClip, memoryview]:
 
 def _is_pair(value: object) -> TypeGuard[tuple[str, str]]:
     return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, str) for part in value)
+
+
+def _is_words(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
 
 
 def _is_ids(value: object) -> TypeGuard[list[int]]:

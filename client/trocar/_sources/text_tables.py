@@ -12,10 +12,10 @@ from trocar.errors import SourceError
 
 TABLE_SUFFIXES = (".csv", ".jsonl")
 """Of files that are read without further libraries."""
-USUAL_TARGETS = ("label", "labels", "target", "fine_label", "ner_tags")
+USUAL_TARGETS = ("label", "labels", "target", "fine_label", "ner_tags", "entities")
 """Columns that are targets where none is named."""
 
-_SINGLE = ("text", "sentence", "input_ids")
+_SINGLE = ("text", "sentence", "tokens", "words", "input_ids")
 _PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"))
 
 Table = Mapping[str, Sequence[Any]]
@@ -43,7 +43,7 @@ def read_table(path: Path) -> Table:
 
 
 def text_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the column of texts or token ids, or the two of pairs; empty where it is not clear."""
+    """Return the column of texts, words or token ids, or the two of pairs; empty where it is not clear."""
     for pair in _PAIRS:
         if set(pair) <= set(names):
             return pair

@@ -36,7 +36,8 @@ def huggingface_rows(
         )
     categories: tuple[str, ...] = ()
     if len(names) == 1:
-        categories = tuple(getattr(dataset.features[names[0]], "names", None) or ())
+        feature = dataset.features[names[0]]
+        categories = tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
     if sources:
         return _text_rows(dataset.select_columns([*sources, *names]), sources, names), categories
     return _rows(_undecoded(dataset, [chosen, *names]), chosen, names), categories

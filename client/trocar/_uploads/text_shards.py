@@ -1,4 +1,4 @@
-"""Text shards: texts, pairs of texts and token ids, each as JSON; files of texts with their columns."""
+"""Text shards: texts, pairs, token ids and words, each as JSON; files of texts with their columns."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trocar._base.names import few
-from trocar._base.token_labels import padded_labels
+from trocar._base.token_labels import label_names, numbered, padded_labels
 from trocar._request.texts import Texts, texts
 from trocar._sources.text_tables import read_table, target_columns, text_columns
 from trocar._uploads.array_shards import named_targets, target_tensor
@@ -31,8 +31,8 @@ def text_plan(given: Texts, targets: object, name: str, shard_bytes: int) -> Upl
 
     Args:
         given: One for each sample.
-        targets: As in `array_plan`; lists of labels of different lengths, one for each token, are filled up
-            with -100.
+        targets: As in `array_plan`; lists of labels of different lengths, one for each token or word, and of
+            spans, are filled up with -100. Names of classes are numbered.
         name: Name of the data set.
         shard_bytes: Of one shard.
 
@@ -121,8 +121,10 @@ def target_tensors(targets: object) -> tuple[dict[str, Tensor], tuple[str, ...]]
     found: dict[str, Tensor] = {}
     categories: tuple[str, ...] = ()
     for name, values in named_targets(targets).items():
-        labels = padded_labels(values)
+        found_names = label_names(values)
+        labels = padded_labels(numbered(values, found_names) if found_names else values)
         tensor, names = target_tensor(values if labels is None else labels, name)
+        names = names or found_names
         found[target_key(name)], categories = tensor, names or categories
     return found, categories
 
@@ -136,13 +138,15 @@ def _encoded(entry: pb.TextEntry) -> bytes:
         value = [entry.pair.first, entry.pair.second]
     elif kind == "token_ids":
         value = list(entry.token_ids.ids)
+    elif kind == "words":
+        value = {"words": list(entry.words.words)}
     else:
-        raise TypeError("a data set has texts, pairs of texts and token ids, no chats")
+        raise TypeError("a data set has texts, pairs of texts, token ids and words, no chats")
     return encoded_text(value)
 
 
 def encoded_text(value: Any) -> bytes:
-    """Return a text, a list of two, or a list of token ids as JSON in UTF-8."""
+    """Return a text, a list of two, a list of token ids, or words as JSON in UTF-8."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 

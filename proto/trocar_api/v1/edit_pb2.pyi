@@ -280,13 +280,14 @@ Global___Edit: _TypeAlias = Edit  # noqa: Y015
 
 @_typing.final
 class EditRegion(_message.Message):
-    """A part of a value: positions, or a mask."""
+    """A part of a value: positions, tokens of texts, or a mask."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
     TAKES_FIELD_NUMBER: _builtins.int
     MASK_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def index(self) -> _reduction_pb2.IndexReduction:
         """NumPy's basic indexing; an integer drops its dimension from the operation's input."""
@@ -301,16 +302,24 @@ class EditRegion(_message.Message):
         Not with `index` or `takes`. One payload.
         """
 
+    @_builtins.property
+    def spans(self) -> _reduction_pb2.SpanReduction:
+        """Where the result is used: tokens of texts that the server tokenizes, of (batch, tokens, width). The operation's
+        input has all tokens, of the channels and samples of `takes`. Not with `index`, `mask` or positions of tokens. A
+        span without a token fails the call with `EDIT_NOT_POSSIBLE`.
+        """
+
     def __init__(
         self,
         *,
         index: _reduction_pb2.IndexReduction | None = ...,
         takes: _abc.Iterable[_reduction_pb2.TakeReduction] | None = ...,
         mask: _tensor_pb2.TensorSpec | None = ...,
+        spans: _reduction_pb2.SpanReduction | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "mask", b"mask"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "mask", b"mask", "spans", b"spans"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "mask", b"mask", "takes", b"takes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "mask", b"mask", "spans", b"spans", "takes", b"takes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -272,7 +272,10 @@ class Input(_message.Message):
     FLAG_FIELD_NUMBER: _builtins.int
     CONVERT_TO_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The keyword; empty for a positional argument. Positional arguments are first."""
+    """The keyword; empty for a positional argument. Positional arguments are first. For an input within a dictionary or
+    a list that is one argument, the keyword and the way into it, as in selectors: `batch["image"]`, `levels[0]`,
+    `labels[1]["boxes"]`; `["image"]` where that argument is positional. At most 8 steps; positions are complete, from 0.
+    """
     convert_to: _tensor_pb2.Dtype.ValueType
     """For float tensors: the dtype to which the server converts it, so that float32 inputs may
     travel as float16 or bfloat16. Unset: as it is.
@@ -451,6 +454,7 @@ class TextEntry(_message.Message):
     PAIR_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """A text; not empty."""
     @_builtins.property
@@ -465,6 +469,12 @@ class TextEntry(_message.Message):
     def token_ids(self) -> Global___TokenIds:
         """Token ids, taken as they are and padded with the others."""
 
+    @_builtins.property
+    def words(self) -> Global___WordList:
+        """A text that is split into words already, as in data sets of tagged words. The tokenizer splits each of them
+        further. Its characters are those of the words with a space between two.
+        """
+
     def __init__(
         self,
         *,
@@ -472,16 +482,41 @@ class TextEntry(_message.Message):
         pair: Global___TextPair | None = ...,
         chat: Global___Chat | None = ...,
         token_ids: Global___TokenIds | None = ...,
+        words: Global___WordList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "form", b"form", "pair", b"pair", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "form", b"form", "pair", b"pair", "text", b"text", "token_ids", b"token_ids", "words", b"words"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "form", b"form", "pair", b"pair", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "form", b"form", "pair", b"pair", "text", b"text", "token_ids", b"token_ids", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["text", "pair", "chat", "token_ids"]  # noqa: Y015
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["text", "pair", "chat", "token_ids", "words"]  # noqa: Y015
     _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
 
 Global___TextEntry: _TypeAlias = TextEntry  # noqa: Y015
+
+@_typing.final
+class WordList(_message.Message):
+    """The words of one text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At least one, none empty."""
+
+    def __init__(
+        self,
+        *,
+        words: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WordList: _TypeAlias = WordList  # noqa: Y015
 
 @_typing.final
 class TextPair(_message.Message):

@@ -482,6 +482,11 @@ class SpanReduction(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPANS_FIELD_NUMBER: _builtins.int
+    IS_DECODER_FIELD_NUMBER: _builtins.int
+    is_decoder: _builtins.bool
+    """Whether they are of the decoder's own texts, an `Input` whose name begins with `decoder`. Otherwise they are of
+    the texts without such a name, or, if there are none, of the decoder's.
+    """
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
         """One for all samples of the batch, or one for each."""
@@ -490,10 +495,11 @@ class SpanReduction(_message.Message):
         self,
         *,
         spans: _abc.Iterable[Global___TextSpan] | None = ...,
+        is_decoder: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_decoder", b"is_decoder", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

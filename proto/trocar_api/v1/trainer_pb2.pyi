@@ -1103,7 +1103,12 @@ class Target(_message.Message):
     """As `LossSpec.target` calls it; empty for the only one."""
     @_builtins.property
     def tensor(self) -> _tensor_pb2.TensorSpec:
-        """Its shape and dtype."""
+        """Its shape and dtype. Labels of tokens, for losses of tokens, are integers of shape (batch, any), filled up with -100:
+        one for each token; for a `WordList` one for each word, which labels the word's first token, and its other tokens
+        and special tokens get -100. Or they are spans, (batch, any, 3), filled up with -100: first character, the one
+        behind the last, and class; the first token of each word with a character of a span gets its class, the first
+        tokens of other words 0.
+        """
 
     def __init__(
         self,

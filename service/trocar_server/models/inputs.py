@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, unknown
+from trocar_server.models.nested_names import is_nested, parse_name
 
 BATCH = "batch"
 """The name of the first dimension of nearly every input."""
@@ -103,14 +104,19 @@ class InputSignature:
             return
         sizes: dict[str, tuple[int, str]] = {}
         names = []
+        within: set[str] = set()
         for position, (name, dtype, shape) in enumerate(given):
             spec = self.find(name, position)
+            if name not in ("", spec.name):
+                within.add(spec.name)  # of any shape: the model judges
+                continue
             names.append(spec.name)
             if dtype is not None:
                 self._check_one(spec, dtype, shape, sizes)
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise rejected(f"the input '{twice[0]}' is given twice")
+        names += within
         names += [name.replace("inputs_embeds", "input_ids") for name in names]  # transformers takes either
         missing = [spec for spec in self.inputs if not spec.is_optional and spec.name not in names]
         if missing:
@@ -145,7 +151,7 @@ class InputSignature:
         return ': in Python `{"text": texts, "images": images}`' if is_half else ""
 
     def find(self, name: str, position: int) -> InputSpec:
-        """Return the input of a name, or of a position where the name is empty.
+        """Return the input of a name, or of a position where the name is empty; or what the name is within.
 
         Raises:
             ServiceError: `INPUT_REJECTED`, there is none.
@@ -157,6 +163,11 @@ class InputSignature:
         for spec in self.inputs:
             if spec.name == name:
                 return spec
+        if is_nested(name):
+            root, _ = parse_name(name)
+            found = next((spec for spec in self.inputs if spec.name == root and spec.shape is None), None)
+            if found is not None and not found.is_flag:
+                return found
         names = [spec.name for spec in self.inputs]
         raise unknown(ErrorReason.INPUT_REJECTED, "input", name[:80], names, str(self))
 

@@ -147,6 +147,7 @@ def _sample(described: dict[str, Any]) -> ProcessedSample:
         tuple(map(bool, described["is_special"])),
         str(described["rendered"]),
         tuple(map(int, described.get("texts", ()))),
+        tuple(map(int, described.get("words", ()))),
         _contents(described.get("contents")),
     )
 

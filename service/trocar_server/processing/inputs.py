@@ -15,10 +15,10 @@ class TextEntry:
 
     Attributes:
         kind: Type of `content`.
-        content: The text; two texts; (role, content) of each chat message; or token ids.
+        content: The text; two texts; (role, content) of each chat message; token ids; or words.
     """
 
-    kind: Literal["text", "pair", "chat", "ids"]
+    kind: Literal["text", "pair", "chat", "ids", "words"]
     content: str | tuple[str, ...] | tuple[tuple[str, str], ...] | tuple[int, ...]
 
     @property
@@ -114,6 +114,9 @@ class ProcessedSample:
     rendered: str = ""
     texts: tuple[int, ...] = ()
     """Of a pair: in which of its texts each token is, 0 or 1; -1 for special tokens."""
+    words: tuple[int, ...] = ()
+    """The word of each token, from 0, of a pair in each of its texts; -1 for special tokens. Empty where the
+    tokenizer does not tell."""
     contents: tuple[tuple[str, int, int], ...] | None = None
     """Of a chat: role, start and stop of each message's content in `rendered`; None where it is not found."""
 

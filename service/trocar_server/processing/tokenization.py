@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def _encoded(
         found = _of_ids(tokenizer, index, content)
     else:
         rendered = _rendered(tokenizer, index, content, head) if kind == "chat" else ""
-        texts = [rendered] if kind == "chat" else [content] if kind == "text" else content
+        texts = content if kind == "pair" else [rendered] if kind == "chat" else [content]
         specials = head["add_special_tokens"] and kind != "chat"  # a template writes its own
         cut = {"truncation": True, "max_length": limit} if head["truncate"] else {}
         try:
@@ -95,14 +96,19 @@ def _encoded(
                 add_special_tokens=specials,
                 return_offsets_mapping=tokenizer.is_fast,
                 return_special_tokens_mask=True,
+                is_split_into_words=kind == "words",
                 verbose=False,
                 **cut,
             )
         except Exception as error:
             raise _rejected(index, f"cannot be tokenized: {first_line(error)}") from error
         found = {**encoding, "rendered": rendered}
+        if tokenizer.is_fast:
+            found["words"] = [-1 if word is None else word for word in encoding.word_ids(0)]
         if kind == "pair" and tokenizer.is_fast:
             found["texts"] = [-1 if text is None else text for text in encoding.sequence_ids(0)]
+        if kind == "words" and tokenizer.is_fast:
+            found["offset_mapping"] = _joined(found["offset_mapping"], found["words"], content)
         if kind == "chat":
             found["contents"] = _contents(tokenizer, content, rendered, head)
     count = len(found["input_ids"])
@@ -120,6 +126,15 @@ def _encoded(
             sample=str(index),
         )
     return found
+
+
+def _joined(offsets: Sequence[Sequence[int]], places: Sequence[int], words: Sequence[str]) -> list[Any]:
+    """Return offsets in the text of words with spaces between them, of offsets in each word."""
+    starts = [*accumulate((len(word) + 1 for word in words), initial=0)]
+    return [
+        (starts[place] + start, starts[place] + end) if place >= 0 else (start, end)
+        for (start, end), place in zip(offsets, places, strict=True)
+    ]
 
 
 def _of_ids(tokenizer: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
@@ -236,6 +251,7 @@ def _described(tokenizer: Any, encoded: dict[str, Any]) -> dict[str, Any]:
         "is_special": [bool(each) for each in encoded["special_tokens_mask"]],
         "rendered": encoded["rendered"],
         "texts": encoded.get("texts", []),
+        "words": encoded.get("words", []),
         "contents": encoded.get("contents"),
     }
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as T
+from packaging.version import Version
 
 import trocar
 from tests.support.servers.running_server import running_server
@@ -118,6 +119,8 @@ def queries(pattern: Any, inputs: dict[str, Any]) -> Any:
 def test_the_pattern_is_that_of_eager_attention(
     client: trocar.Client, models: dict[str, Path], family: str, path: str, name: str, inputs: dict[str, Any]
 ) -> None:
+    if family == "gemma2" and Version(T.__version__) < Version("5.21"):
+        pytest.skip("up to transformers 5.20 the model itself leaves the soft-cap out, unless it is eager")
     number = int(next(part for part in path.split(".") if part.isdigit()))
     own = eager(models, family, inputs)[name][number].numpy()
     maps = client.extract(family, inputs, [f"{path}/pattern"])

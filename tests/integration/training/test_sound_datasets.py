@@ -154,6 +154,7 @@ def test_a_folder_of_texts_is_the_data_set_of_its_texts(
     assert same.dataset_id == dataset.dataset_id  # the same manifest
     tokenizer: Any = AutoTokenizer.from_pretrained(folders["bert"])
     model: Any = BertForSequenceClassification.from_pretrained(folders["bert"])
+    torch.manual_seed(0)  # dropout's, as the trainer's
     with torch.no_grad():
         logits = model.train()(**tokenizer(texts, padding=True, return_tensors="pt")).logits
     with _trainer(client, "bert") as trainer:

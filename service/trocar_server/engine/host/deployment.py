@@ -391,7 +391,8 @@ def _weight(plan: Plan, resolved: Resolved) -> int:
     """Count the names that a request expands to and the numbers that it contains, as its size in memory."""
     expansions = (*resolved.expansions, *(names for _, names in resolved.surgery.expansions))
     steps = [step for tap in plan.taps for step in tap.reductions]
-    steps += [take for request in plan.edits for take in request.edit.region.takes]
+    for region in (request.edit.region for request in plan.edits):
+        steps += region.takes if region.tokens is None else (*region.takes, region.tokens)
     numbers = sum(len(getattr(step, "positions", ())) for step in steps)
     numbers += sum(len(row) for step in steps for row in getattr(step, "rows", ()))
     numbers += sum(len(tap.parameters.edges) + len(tap.parameters.quantiles) for tap in plan.taps)

@@ -1,4 +1,4 @@
-"""Text spans: tokens that taps and objectives select by characters, by words or by the roles of a chat.
+"""Text spans: tokens that taps, edits and objectives select by characters, words or the roles of a chat.
 
     plan = with_token_rows(plan, unprocessed, made)
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.objective import GradientPenalty, Objective, Score, Term, ValueScore
-from trocar_server.engine.request.plan import Plan
+from trocar_server.engine.request.plan import EditRequest, Plan
 from trocar_server.errors import ServiceError
 from trocar_server.processing.inputs import (
     ProcessedInput,
@@ -27,8 +27,8 @@ _Resolve = Callable[[Reduction], Reduction]
 
 
 def has_spans(plan: Plan) -> bool:
-    """Whether a tap or the objective of a plan selects tokens by where they are in their text."""
-    return any(isinstance(entry, Spans) for entry in _reductions(plan))
+    """Whether a tap, an edit or the objective of a plan selects tokens by where they are in their text."""
+    return next(_spans(plan), None) is not None
 
 
 def refuse_spans(plan: Plan) -> None:
@@ -37,8 +37,7 @@ def refuse_spans(plan: Plan) -> None:
     Raises:
         ServiceError: `REDUCTION_REJECTED`.
     """
-    span = next((entry for entry in _reductions(plan) if isinstance(entry, Spans)), None)
-    if span is not None:
+    if (span := next(_spans(plan), None)) is not None:
         raise ServiceError(
             ErrorReason.REDUCTION_REJECTED,
             f"{span}: only texts that the server tokenizes have characters; send texts, or give positions",
@@ -48,7 +47,7 @@ def refuse_spans(plan: Plan) -> None:
 def with_token_rows(
     plan: Plan, unprocessed: Sequence[ProcessorInput], made: Sequence[ProcessedInput]
 ) -> Plan:
-    """Return a plan whose spans are positions in the first of its texts; without texts, as it is.
+    """Return a plan whose spans are positions in its texts; without texts, as it is.
 
     Args:
         plan: The plan.
@@ -56,20 +55,30 @@ def with_token_rows(
         made: What the processor made of each of them.
 
     Raises:
-        ServiceError: `REDUCTION_REJECTED`, a span has no token, or there are not as many spans as texts.
+        ServiceError: `REDUCTION_REJECTED`, or of an edit `EDIT_NOT_POSSIBLE`: a span has no token, there are
+            not as many spans as texts, or no texts of the decoder.
     """
     pairs = zip(unprocessed, made, strict=True)
-    found = next(((given, done) for given, done in pairs if isinstance(given, TextInput)), None)
-    if found is None:
+    found = [(given, done) for given, done in pairs if isinstance(given, TextInput)]
+    if not found:
         return plan
-    texts, processed = found
 
     def resolve(reduction: Reduction) -> Reduction:
-        return _token_rows(reduction, texts, processed) if isinstance(reduction, Spans) else reduction
+        return (
+            _token_rows(reduction, *_texts_of(reduction, found))
+            if isinstance(reduction, Spans)
+            else reduction
+        )
 
     taps = tuple(replace(tap, reductions=tuple(map(resolve, tap.reductions))) for tap in plan.taps)
     objective = None if plan.objective is None else _objective(plan.objective, resolve)
-    return replace(plan, taps=taps, objective=objective)
+    edits = tuple(_edit(position, request, resolve) for position, request in enumerate(plan.edits))
+    return replace(plan, taps=taps, edits=edits, objective=objective)
+
+
+def _spans(plan: Plan) -> Iterator[Spans]:
+    of_edits = (request.edit.region.tokens for request in plan.edits)
+    yield from (entry for entry in (*_reductions(plan), *of_edits) if isinstance(entry, Spans))
 
 
 def _reductions(plan: Plan) -> Iterator[Reduction]:
@@ -77,6 +86,29 @@ def _reductions(plan: Plan) -> Iterator[Reduction]:
         yield from tap.reductions
     if plan.objective is not None:
         yield from _of_objective(plan.objective)
+
+
+def _edit(position: int, request: EditRequest, resolve: _Resolve) -> EditRequest:
+    region = request.edit.region
+    if region.tokens is None:
+        return request
+    try:
+        tokens = resolve(region.tokens)
+    except ServiceError as error:
+        message = f"edits[{position}] at '{request.selector.text}': {error.message}"
+        raise ServiceError(ErrorReason.EDIT_NOT_POSSIBLE, message, **error.details) from None
+    assert isinstance(tokens, TokenRows)
+    return replace(request, edit=replace(request.edit, region=replace(region, tokens=tokens)))
+
+
+def _texts_of(
+    wanted: Spans, given: Sequence[tuple[TextInput, ProcessedInput]]
+) -> tuple[TextInput, ProcessedInput]:
+    """Return the texts that spans are of: the decoder's own have a name."""
+    own = [pair for pair in given if bool(pair[0].name) == wanted.is_decoder]
+    if not own and wanted.is_decoder:
+        raise _rejected(f"{wanted} of the decoder: no texts of the decoder were sent; call them decoder_text")
+    return (own or given)[0]
 
 
 def _of_objective(objective: Objective) -> Iterator[Reduction]:
@@ -152,6 +184,8 @@ class _Sample:
     def _texts(self) -> tuple[str, ...]:
         if self.entry.kind == "chat":
             return (self.made.rendered,)
+        if self.entry.kind == "words":
+            return (" ".join(map(str, self.entry.content)),)
         return tuple(map(str, (self.entry.content,) if self.entry.kind == "text" else self.entry.content))
 
     def _text_of(self, place: int) -> int:

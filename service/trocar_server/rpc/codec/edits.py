@@ -17,7 +17,7 @@ from trocar_server.errors import ServiceError, unknown
 from trocar_server.rpc.codec.declarations import declared
 from trocar_server.rpc.codec.fields import invalid, named
 from trocar_server.rpc.codec.operations import operation_from_wire
-from trocar_server.rpc.codec.reductions import index_from_wire
+from trocar_server.rpc.codec.reductions import index_from_wire, spans_from_wire
 from trocar_server.rpc.codec.selector_parts import selector_of
 from trocar_server.rpc.codec.unknown_fields import refuse_unknown_fields
 from trocar_server.rpc.codec.wire_dtypes import tensor_operand_from_wire
@@ -134,6 +134,7 @@ def _region(field: str, message: pb.EditRegion) -> Region:
             index_from_wire(message.index) if message.HasField("index") else None,
             tuple(declared(Take, f"{field}.takes[{i}]", take) for i, take in enumerate(message.takes)),
             tensor_operand_from_wire(f"{field}.mask", message.mask) if message.HasField("mask") else None,
+            spans_from_wire(message.spans) if message.HasField("spans") else None,
         )
 
 

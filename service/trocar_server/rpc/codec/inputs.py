@@ -20,6 +20,7 @@ from trocar_server.engine.request.plan import (
     TensorListInput,
 )
 from trocar_server.errors import ServiceError
+from trocar_server.models.nested_names import nested
 from trocar_server.processing.inputs import ProcessorInput, check_characters
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, check_batch, invalid
 from trocar_server.rpc.codec.payloads import tensor_byte_count
@@ -190,7 +191,12 @@ def _image(field: str, image: pb.Image, limits: Limits) -> ImageSpec:
 def _check_names(field: str, inputs: Sequence[ArgumentInput]) -> None:
     names = [entry.name for entry in inputs]
     keywords = [name for name in names if name]
-    if any(not name for name in names[len(names) - len(keywords) :]):
+    try:
+        nested(names, names)
+    except ValueError as error:
+        raise invalid(field, str(error)) from None
+    positional = [not name or name.startswith("[") for name in names]
+    if positional != sorted(positional, reverse=True):
         raise invalid(field, "positional arguments come before keyword arguments")
     if len(set(keywords)) != len(keywords):
         raise invalid(field, "a keyword is given twice")

@@ -71,12 +71,16 @@ def _entry(field: str, entry: pb.TextEntry) -> TextEntry:
         if not messages or any(not role for role, _ in messages):
             raise _rejected(field, "a chat has messages, and each message a role")
         return TextEntry("chat", messages)
+    if kind == "words":
+        if not entry.words.words:
+            raise _rejected(field, "has no word")
+        return TextEntry("words", tuple(_text(field, word) for word in entry.words.words))
     if kind == "token_ids":
         ids = tuple(entry.token_ids.ids)
         if not ids:
             raise _rejected(field, "has no token id")
         return TextEntry("ids", ids)
-    raise _rejected(field, "has neither a text, a pair, a chat nor token ids")
+    raise _rejected(field, "has neither a text, a pair, a chat, token ids nor words")
 
 
 def _text(field: str, text: str) -> str:

@@ -82,7 +82,7 @@ def _reduction(field: str, message: pb.Reduction) -> Reduction:
     if kind == "index":
         return index_from_wire(message.index)
     if kind == "spans":
-        return _spans(message.spans)
+        return spans_from_wire(message.spans)
     return declared(_BY_FIELDS[kind], f"{field}.{kind}", getattr(message, kind))
 
 
@@ -109,11 +109,16 @@ def _index_item(i: int, item: pb.IndexItem) -> int | Slice | EllipsisType:
     return ...
 
 
-def _spans(message: pb.SpanReduction) -> Spans:
+def spans_from_wire(message: pb.SpanReduction) -> Spans:
+    """Convert spans of texts.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`.
+    """
     count = len(message.spans)
     if count > MAX_POSITIONS:  # refused before millions of them become objects
         raise _invalid(f"{count} spans; at most {MAX_POSITIONS:,} are allowed")
-    return Spans(tuple(map(_span, message.spans)))
+    return Spans(tuple(map(_span, message.spans)), message.is_decoder)
 
 
 def _span(span: pb.TextSpan) -> TextSpan:

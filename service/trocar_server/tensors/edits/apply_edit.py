@@ -52,7 +52,7 @@ def edit_value(
     if edit.region.is_whole:
         return _laid_out_as(value, edited)
     result = value.clone()
-    selection.write(result, edited)
+    selection.write(result, selection.limited(value, edited))
     return result
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from trocar_server.tensors.edits.base import Operation, require
-from trocar_server.tensors.reductions import Index, OperandSpec, Take
+from trocar_server.tensors.reductions import Axis, Index, OperandSpec, Spans, Take, TokenRows
 
 
 @dataclass(frozen=True)
@@ -16,17 +16,23 @@ class Region:
         index: NumPy's basic indexing, or None for all.
         takes: Positions of dimensions that the index leaves in full, each dimension once.
         mask: Shape and dtype of a bool tensor that is broadcast to the value; without index and takes.
+        tokens: Tokens of texts at which the result is used, of the samples and channels of the takes; without
+        index, mask and positions of tokens.
     """
 
     index: Index | None = None
     takes: tuple[Take, ...] = ()
     mask: OperandSpec | None = None
+    tokens: Spans | TokenRows | None = None
 
     def __post_init__(self) -> None:
         if self.mask is not None:
             require(self.index is None and not self.takes, "an edit has a mask or an index, not both")
             require(self.mask.dtype == torch.bool, "the mask of an edit must be bool")
         axes = [take.axis for take in self.takes]
+        if self.tokens is not None:
+            is_alone = self.index is None and self.mask is None and Axis.TOKENS not in axes
+            require(is_alone, "tokens of a text go with channels and samples only")
         require(len(set(axes)) == len(axes), "positions are given twice for one dimension")
         for take in self.takes:
             is_distinct = len(set(take.positions)) == len(take.positions)
@@ -35,7 +41,7 @@ class Region:
     @property
     def is_whole(self) -> bool:
         """Whether it is the full value."""
-        return self.index is None and not self.takes and self.mask is None
+        return self == WHOLE
 
 
 WHOLE = Region()

@@ -26,7 +26,8 @@ def edit_bytes(edit: Edit, shape: Sequence[int], dtype: torch.dtype) -> int:
     part_count = math.prod(selection.signature.shape)
     wide_bytes = _WIDE_BYTES * (2 if dtype.is_complex else 1)
     part_bytes = part_count * (2 * dtype.itemsize + wide_bytes * edit.operation.wide_copies)
-    return result_bytes + part_bytes + _constant_bytes(edit, wide_bytes)
+    mask_bytes = part_count * (dtype.itemsize + 1) if edit.region.tokens is not None else 0
+    return result_bytes + part_bytes + mask_bytes + _constant_bytes(edit, wide_bytes)
 
 
 def _constant_bytes(edit: Edit, wide_bytes: int) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from trocar_server.tensors.edits.edit import Edit, Region
 from trocar_server.tensors.edits.value_signature import ValueSignature
-from trocar_server.tensors.reductions import Axis, Index, Slice, Take
+from trocar_server.tensors.reductions import Axis, Index, Slice, Spans, Take, TokenRows
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,13 @@ class Selection:
         items: For each dimension of the value, a position or a slice.
         takes: Positions, from 0, in dimensions of the result of `items`. Together they are an outer product,
         as of `np.ix_`.
+        rows: Tokens of each sample at which an edit's result is used; None for all.
     """
 
     signature: ValueSignature
     items: tuple[int | slice, ...]
     takes: tuple[tuple[int, tuple[int, ...]], ...]
+    rows: TokenRows | None = None
 
     def read(self, value: torch.Tensor) -> torch.Tensor:
         """Return the part; it may share the value's memory."""
@@ -42,6 +44,16 @@ class Selection:
             view.permute(order)[self._grid(value.device)] = part.permute(order)
         else:
             view.copy_(part)
+
+    def limited(self, value: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        """Return an edited part, with the value's own elements at tokens that are not selected."""
+        if self.rows is None:
+            return part
+        is_edited = torch.zeros(value.shape[:2], dtype=torch.bool)
+        for sample, positions in enumerate(self.rows.rows):
+            is_edited[sample, list(positions)] = True
+        chosen = self.read(is_edited[:, :, None].to(value.device).expand(value.shape))
+        return torch.where(chosen, part, self.read(value))
 
     def _order(self, rank: int) -> list[int]:
         """Return the dimensions of takes, then the others: indexing in torch then keeps the order."""
@@ -81,6 +93,7 @@ def select(region: Region, whole: ValueSignature) -> Selection:
     Raises:
         ServiceError: `EDIT_SHAPE_MISMATCH`, there is no such dimension or position, or two takes of one.
     """
+    _check_tokens(region.tokens, whole)
     items = _items(region.index, whole)
     sizes = {
         dim: len(range(*item.indices(whole.shape[dim])))
@@ -102,8 +115,23 @@ def select(region: Region, whole: ValueSignature) -> Selection:
         channels=_place(whole.channels, kept),
     )
     return Selection(
-        signature, items, tuple((kept.index(dim), positions) for dim, positions in takes.items())
+        signature,
+        items,
+        tuple((kept.index(dim), positions) for dim, positions in takes.items()),
+        region.tokens if isinstance(region.tokens, TokenRows) else None,
     )
+
+
+def _check_tokens(tokens: Spans | TokenRows | None, whole: ValueSignature) -> None:
+    """Refuse tokens of texts of a value that has others. Until the texts are tokenized, any number fits."""
+    if tokens is None:
+        return
+    _need_tokens(whole)
+    if isinstance(tokens, TokenRows) and whole.shape[:2] != (len(tokens.rows), tokens.token_count):
+        raise whole.mismatch(
+            f"the texts are {len(tokens.rows)} of {tokens.token_count} tokens, and those of the value are "
+            "others; for a decoder's own texts write decoder=True in the span"
+        )
 
 
 def _place(dim: int | None, kept: list[int]) -> int | None:
@@ -162,8 +190,12 @@ def _axis_dim(take: Take, whole: ValueSignature) -> int:
         return whole.need_channels()
     if take.axis is Axis.SAMPLES:
         return whole.need_samples()
+    _need_tokens(whole)
+    return 1
+
+
+def _need_tokens(whole: ValueSignature) -> None:
     if len(whole.shape) != 3 or whole.channels == 1:
         raise whole.mismatch(
             "tokens are dimension 1 of (batch, tokens, width); use an index for other values"
         )
-    return 1

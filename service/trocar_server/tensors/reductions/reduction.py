@@ -230,9 +230,11 @@ class Spans:
 
     Attributes:
         spans: One for all samples, or one for each.
+        is_decoder: Whether the decoder's own texts are meant.
     """
 
     spans: tuple[TextSpan, ...]
+    is_decoder: bool = False
 
     def __post_init__(self) -> None:
         count = len(self.spans)

@@ -1,8 +1,8 @@
 """Stored text: one sample of a data set of texts, as JSON in UTF-8.
 
-    "a text"                ["a text", "another one"]                [101, 7592, 102]
+    "a text"    ["a text", "another one"]    [101, 7592, 102]    {"words": ["a", "text"]}
 
-A text, a pair of texts, or token ids. Tokenizers belong to models, and a data set to none.
+A text, a pair of texts, token ids, or words. Tokenizers belong to models, and a data set to none.
 """
 
 import json
@@ -33,7 +33,13 @@ def parse_text(data: bytes) -> TextEntry:
         return TextEntry("pair", tuple(value))
     if isinstance(value, list) and value and all(type(each) is int and 0 <= each < _MAX_ID for each in value):
         return TextEntry("ids", tuple(value))
-    raise ValueError("it is neither a text, a pair of texts nor token ids, or a text is empty")
+    if isinstance(value, dict) and list(value) == ["words"] and _are_words(value["words"]):
+        return TextEntry("words", tuple(value["words"]))
+    raise ValueError("it is neither a text, a pair of texts, token ids nor words, or a text is empty")
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
 
 
 def _is_text(value: Any) -> bool:

@@ -1,4 +1,10 @@
-"""Token targets: labels of the tokens of a batch of texts that the server tokenized."""
+"""Token targets: labels of the tokens of a batch of texts that the server tokenized.
+
+# Note: [Labels of words]
+Labels of words and of spans go to the first token of each word; special tokens and a word's other tokens get
+`ignore_index`. This is the recipe of transformers' guide to token classification
+(https://huggingface.co/docs/transformers/tasks/token_classification).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +16,21 @@ from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.processing.inputs import ProcessedInput, ProcessorInput, TextInput
+from trocar_server.processing.inputs import (
+    ProcessedInput,
+    ProcessedSample,
+    ProcessorInput,
+    TextEntry,
+    TextInput,
+)
 from trocar_server.tensors.losses import LOSSES
 from trocar_server.training.spec.trainer_spec import LossSpec
 
 LEFT_OUT = -100
 """torch's own `ignore_index`."""
+
+OUTSIDE = 0
+"""The class of words without a character of a span."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +39,24 @@ class TokenLayout:
 
     Attributes:
         argument: The name of the argument that holds the token ids.
-        lengths: Tokens of each sample.
+        entries: The texts, as they were sent.
+        samples: Their tokens.
         padded_length: Tokens of each sample with padding.
         pads_left: Whether padding comes first.
         is_cut: Whether longer texts were cut.
     """
 
     argument: str
-    lengths: tuple[int, ...]
+    entries: tuple[TextEntry, ...]
+    samples: tuple[ProcessedSample, ...]
     padded_length: int
     pads_left: bool
     is_cut: bool = False
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sample."""
+        return tuple(sample.length for sample in self.samples)
 
     def span(self, length: int) -> slice:
         """Return where the tokens of a sample are."""
@@ -48,14 +70,14 @@ def token_layout(processed: Sequence[ProcessedInput], given: Sequence[ProcessorI
         processed: What the processor made of them.
         given: The texts, and sound.
     """
-    texts = [one for one in processed if one.padded_length]
+    pairs = zip(given, processed, strict=True)
+    texts = [(one, made) for one, made in pairs if isinstance(one, TextInput)]
     if not texts:
         return None
-    chosen = max(texts, key=lambda one: bool(one.name))
-    argument = next(name for name in chosen.arguments if name.endswith("input_ids"))
-    lengths = tuple(sample.length for sample in chosen.samples)
-    is_cut = any(isinstance(one, TextInput) and one.options.truncate for one in given)
-    return TokenLayout(argument, lengths, chosen.padded_length, chosen.pads_left, is_cut)
+    one, made = max(texts, key=lambda pair: bool(pair[0].name))
+    argument = next(name for name in made.arguments if name.endswith("input_ids"))
+    is_cut = one.options.truncate
+    return TokenLayout(argument, one.entries, made.samples, made.padded_length, made.pads_left, is_cut)
 
 
 def with_token_labels(
@@ -66,14 +88,18 @@ def with_token_labels(
 ) -> dict[str, Tensor]:
     """Lay labels of tokens out as the tokens are, and label the tokens of causal losses with themselves.
 
+    See Note: [Labels of words].
+
     Args:
         losses: The terms of the loss.
-        targets: The given targets by name; labels of tokens (batch, any) begin with each first token.
+        targets: The given targets by name; labels of tokens, and of the words of samples that are words,
+            (batch, any); spans (batch, any, 3): first character, the one behind the last, and class.
         arguments: Keyword arguments of the pass, token ids (batch, tokens) among them.
         layout: Their layout.
 
     Raises:
-        ServiceError: `TARGET_REJECTED`, there are not as many labels as tokens.
+        ServiceError: `TARGET_REJECTED`, there are not as many labels as tokens or words, or a span is not in
+            its text.
     """
     found, ids = dict(targets), arguments[layout.argument]
     assert isinstance(ids, Tensor)  # as every argument that a tokenizer makes
@@ -103,26 +129,113 @@ def _counted(ids: Tensor, layout: TokenLayout, ignored: int) -> Tensor:
 
 def _laid_out(labels: Tensor, layout: TokenLayout, spec: LossSpec) -> Tensor:
     """Return labels (batch, tokens); what is not labels of tokens as it is, for the loss to refuse."""
-    if labels.ndim != 2 or labels.is_floating_point() or len(labels) != len(layout.lengths):
+    are_spans = labels.ndim == 3 and labels.shape[2] == 3
+    is_known = (labels.ndim == 2 or are_spans) and not labels.is_floating_point()
+    if not is_known or len(labels) != len(layout.samples):
         return labels
     labels, ignored = labels.to(torch.int64), ignore_index(spec)
     found = labels.new_full((len(labels), layout.padded_length), ignored)
-    width = labels.shape[1]
-    for index, (row, own, length) in enumerate(zip(found, labels, layout.lengths, strict=True)):
-        rest = own[length:]
-        is_over = not layout.is_cut and bool(((rest != LEFT_OUT) & (rest != ignored)).any())
-        if width < length or is_over:
-            raise _uneven(index, own, length)
-        row[layout.span(length)] = own[:length].masked_fill(own[:length] == LEFT_OUT, ignored)
+    for index, (row, own) in enumerate(zip(found, labels, strict=True)):
+        sample = _Sample(index, layout.entries[index], layout.samples[index], ignored)
+        if are_spans:
+            of_tokens = sample.of_words(sample.of_spans(own.tolist()))
+        elif sample.entry.kind == "words":
+            of_tokens = sample.of_words(sample.given(own, len(sample.entry.content), "word"))
+        else:
+            of_tokens = sample.given(own, sample.made.length, "token", is_cut=layout.is_cut)
+        row[layout.span(sample.made.length)] = row.new_tensor(of_tokens)
     return found
 
 
-def _uneven(index: int, labels: Tensor, length: int) -> ServiceError:
-    counted = (labels != LEFT_OUT).nonzero()
-    count = int(counted[-1]) + 1 if len(counted) else len(labels)
-    return ServiceError(
-        ErrorReason.TARGET_REJECTED,
-        f"text {index} has {length} tokens and labels for {count}; give one for each token, special tokens "
-        f"included, and {LEFT_OUT} where none counts",
-        sample=str(index),
-    )
+@dataclass(frozen=True)
+class _Sample:
+    """One text.
+
+    Attributes:
+        index: Its position in the batch.
+        entry: As it was sent.
+        made: Its tokens.
+        ignored: The label that the loss leaves out.
+    """
+
+    index: int
+    entry: TextEntry
+    made: ProcessedSample
+    ignored: int
+
+    def given(self, labels: Tensor, count: int, what: str, *, is_cut: bool = False) -> list[int]:
+        """Return a label for each token or word.
+
+        Raises:
+            ServiceError: `TARGET_REJECTED`, there are more or fewer.
+        """
+        rest = labels[count:]
+        is_over = not is_cut and bool(((rest != LEFT_OUT) & (rest != self.ignored)).any())
+        if len(labels) < count or is_over:
+            counted = (labels != LEFT_OUT).nonzero()
+            found = int(counted[-1]) + 1 if len(counted) else len(labels)
+            specials = ", special tokens included," if what == "token" else ""
+            raise self.rejected(
+                f"has {count} {what}s and labels for {found}; give one for each {what}{specials} and "
+                f"{LEFT_OUT} where none counts"
+            )
+        return labels[:count].masked_fill(labels[:count] == LEFT_OUT, self.ignored).tolist()
+
+    def of_words(self, labels: Sequence[int]) -> list[int]:
+        """Return a label for each token, of labels of the words of the first text.
+
+        Raises:
+            ServiceError: `TARGET_REJECTED`, the tokenizer does not tell words.
+        """
+        words = self._words()
+        return [
+            labels[word] if word >= 0 and (place == 0 or words[place - 1] != word) else self.ignored
+            for place, word in enumerate(words)
+        ]
+
+    def of_spans(self, spans: Sequence[Sequence[int]]) -> list[int]:
+        """Return a label for each word: the class of the first span with a character of it.
+
+        Raises:
+            ServiceError: `TARGET_REJECTED`, a span is not in the text, or the text has no characters.
+        """
+        wanted = [span for span in spans if any(each != LEFT_OUT for each in span)]
+        self._check_spans(wanted)
+        ranges: dict[int, tuple[int, int]] = {}
+        for place, word in enumerate(self._words()):
+            if word >= 0:
+                start, end = self.made.starts[place], self.made.ends[place]
+                ranges[word] = (min(start, ranges.get(word, (start, end))[0]), end)
+        return [_class_at(*ranges.get(word, (0, 0)), wanted) for word in range(max(ranges, default=-1) + 1)]
+
+    def _words(self) -> list[int]:
+        """Return the word of each token; -1 for special tokens, and those of the second text of a pair."""
+        if not self.made.words:
+            what = (
+                "was sent as token ids" if self.entry.kind == "ids" else "has a tokenizer that tells no words"
+            )
+            raise self.rejected(f"{what}; give a label for each token")
+        texts = self.made.texts or (0,) * self.made.length
+        return [word if text == 0 else -1 for word, text in zip(self.made.words, texts, strict=True)]
+
+    def _check_spans(self, spans: Sequence[Sequence[int]]) -> None:
+        if self.entry.kind not in ("text", "pair", "words"):
+            raise self.rejected("has spans for labels, which are for texts, pairs and words")
+        content = self.entry.content
+        first = content if isinstance(content, str) else " ".join(map(str, content))
+        if self.entry.kind == "pair":
+            first = str(content[0])
+        for start, stop, label in spans:
+            if not 0 <= start < stop <= len(first):
+                raise self.rejected(f"has {len(first)} characters and a label for {start} to {stop}")
+            if label < 0 and label != self.ignored:
+                raise self.rejected(f"has the class {label} for characters {start} to {stop}")
+
+    def rejected(self, problem: str) -> ServiceError:
+        """Build the error about this text."""
+        message = f"text {self.index} {problem}"
+        return ServiceError(ErrorReason.TARGET_REJECTED, message, sample=str(self.index))
+
+
+def _class_at(start: int, end: int, spans: Sequence[Sequence[int]]) -> int:
+    return next((label for begin, stop, label in spans if begin < end and start < stop), OUTSIDE)

@@ -20,6 +20,19 @@ import trocar
         ({"at": "x", "op": "zero", "channels": "2:5"}, trocar.edit("x", "zero", channels=slice(2, 5))),
         ({"at": "x", "op": "zero", "samples": "3"}, trocar.edit("x", "zero", samples=3)),
         ({"at": "x", "op": "zero", "tokens": 0}, trocar.edit("x", "zero", tokens=0)),
+        (
+            {"at": "x", "op": "zero", "tokens": {"text": "cat"}},
+            trocar.edit("x", "zero", tokens=trocar.span("cat")),
+        ),
+        (
+            {"at": "x", "op": "zero", "tokens": {"characters": [4, 9], "decoder": True}},
+            trocar.edit("x", "zero", tokens=trocar.span(4, 9, decoder=True)),
+        ),
+        (
+            {"at": "x", "op": "zero", "tokens": [{"role": "user"}, {"text": "a"}], "channels": 3},
+            trocar.edit("x", "zero", tokens=[trocar.span(role="user"), trocar.span("a")], channels=3),
+        ),
+        ({"at": "x", "op": "zero", "tokens": "user"}, trocar.edit("x", "zero", tokens="user")),
         ({"at": "x", "op": "zero", "index": ":, 3:8"}, trocar.edit("x", "zero", index=np.s_[:, 3:8])),
         (
             {"at": "x", "op": "zero", "index": "[0, ..., ::2]"},
@@ -52,6 +65,8 @@ def test_a_mapping_is_the_edit_that_it_describes(mapping: dict[str, Any], expect
         ({"at": "x", "op": "scale", "factr": 2}, TypeError, "no 'factr'; did you mean factor"),
         ({"at": "x", "op": "scale", "factor": 2, "chanels": 1}, TypeError, "did you mean channels"),
         ({"at": "x", "op": "swap", "source": "a", "selector": "y"}, TypeError, "available: source, from"),
+        ({"at": "x", "op": "zero", "tokens": {"words": "cat"}}, TypeError, 'a span is {"text": "cat"}'),
+        ({"at": "x", "op": "zero", "tokens": {"text": "a", "role": "b"}}, TypeError, "a span is"),
         ({"at": "x", "op": "scal", "factor": 2}, ValueError, "did you mean scale"),
         ({"at": "x", "op": ["scale"]}, ValueError, "no operation"),
         ({"op": "zero"}, TypeError, "has at; for example"),

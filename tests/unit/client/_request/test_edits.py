@@ -100,6 +100,16 @@ def test_every_operation_is_the_message_of_the_contract(
             "items { ellipsis: true } items { position: -1 } } }",
         ),
         (
+            {"tokens": trocar.span("cat"), "samples": 0},
+            'region { takes { axis: AXIS_SAMPLES positions: 0 } spans { spans { text: "cat" } } }',
+        ),
+        (
+            {"tokens": [trocar.span(1, 3, decoder=True), trocar.span("a", decoder=True)]},
+            "region { spans { spans { characters { start: 1 stop: 3 } } spans { text: 'a' } "
+            "is_decoder: true } }",
+        ),
+        ({"tokens": "user"}, "region { spans { spans { role: 'user' } } }"),
+        (
             {"mask": [[True, False]]},
             "region { mask { dtype: DTYPE_BOOL shape: 1 shape: 2 } }",
         ),
@@ -194,6 +204,17 @@ def test_a_big_endian_array_is_sent_little_endian() -> None:
         ("zero", [], {"mask": [1, 0]}, TypeError, "a mask must be bool, not int64"),
         ("zero", [], {"mask": [True], "channels": 1}, ValueError, "not both"),
         ("zero", [], {"mask": [True], "index": np.s_[0]}, ValueError, "not both"),
+        ("zero", [], {"mask": [True], "tokens": trocar.span("a")}, ValueError, "not both"),
+        ("zero", [], {"index": np.s_[0], "tokens": trocar.span("a")}, ValueError, "not both"),
+        ("zero", [], {"tokens": "last"}, ValueError, "no tokens 'last'; available: system"),
+        ("zero", [], {"tokens": [trocar.span("a"), 1]}, TypeError, "not both in one list"),
+        (
+            "zero",
+            [],
+            {"tokens": [trocar.span("a"), trocar.span("a", decoder=True)]},
+            ValueError,
+            "all of the decoder's texts, or none",
+        ),
         ("zero", [], {"index": np.s_[::-1]}, ValueError, "step"),
         ("zero", [], {"channels": []}, ValueError, "no positions"),
         ("zero", [], {"channels": [0.5]}, TypeError, "is not a position"),
@@ -270,6 +291,17 @@ def test_a_selector_written_from_its_parts_is_one() -> None:
             trocar.edit("x", "zero", index=np.s_[0, ..., 1:, ::2]),
             "edit('x', 'zero', index=np.s_[0, ..., 1:, ::2])",
         ),
+        (
+            trocar.edit("x", "zero", samples=1, tokens=trocar.span("cat")),
+            "edit('x', 'zero', samples=[1], tokens=trocar.span('cat'))",
+        ),
+        (
+            trocar.edit(
+                "x", "zero", tokens=[trocar.span(1, 3, decoder=True), trocar.span("a", decoder=True)]
+            ),
+            "edit('x', 'zero', tokens=[trocar.span(1, 3, decoder=True), trocar.span('a', decoder=True)])",
+        ),
+        (trocar.edit("x", "zero", tokens="user"), "edit('x', 'zero', tokens=trocar.span(role='user'))"),
         (trocar.edit("x", "zero", mask=[True]), "edit('x', 'zero', mask=<bool (1,)>)"),
         (
             trocar.edit("x", "zero", channels=range(1000)),

@@ -1,6 +1,7 @@
 """Regions against NumPy's own indexing."""
 
 from types import EllipsisType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.unit.tensors.edits.oracle import channel_axis, expected, numpy_items
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.tensors.edits import Add, Edit, NanToNum, Region, Set, Zero, check_edit, edit_value
-from trocar_server.tensors.reductions import Axis, Index, Slice, Take
+from trocar_server.tensors.reductions import Axis, Index, Slice, Spans, Take, TextSpan, TokenRows
 
 BOUNDS = st.none() | st.integers(-7, 7) | st.sampled_from([-(2**80), 2**80])
 STEPS = st.none() | st.integers(1, 7) | st.just(2**80)
@@ -164,6 +165,9 @@ def test_a_full_slice_leaves_a_dimension_whole_however_it_is_written() -> None:
         ((), Region(takes=(Take(Axis.SAMPLES, (0,)),)), None, "samples"),
         ((), Region(takes=(Take(Axis.CHANNELS, (0,)),)), None, "channel"),
         ((2, 3), Region(), 2, "give channel_dim within its 2"),
+        ((2, 3), Region(tokens=Spans((TextSpan(text="a"),))), None, "use an index"),
+        ((2, 3, 4), Region(tokens=TokenRows(((0,),), 3, (0,))), None, "the texts are 1 of 3 tokens"),
+        ((1, 4, 4), Region(tokens=TokenRows(((0,),), 3, (0,))), None, "decoder=True"),
     ],
 )
 def test_a_region_that_does_not_fit_is_refused_with_a_hint(
@@ -172,6 +176,36 @@ def test_a_region_that_does_not_fit_is_refused_with_a_hint(
     with pytest.raises(ServiceError, match=hint) as refused:
         check_edit(Edit(Zero(), region, channel_dim), shape, torch.float32)
     assert refused.value.reason is ErrorReason.EDIT_SHAPE_MISMATCH
+
+
+@given(data=st.data())
+def test_tokens_of_texts_are_a_mask_within_samples_and_channels(data: st.DataObject) -> None:
+    rows = data.draw(
+        st.lists(st.sets(st.integers(0, 4), min_size=1).map(sorted).map(tuple), min_size=3, max_size=3)
+    )
+    samples = data.draw(st.lists(st.integers(0, 2), min_size=1, unique=True))
+    channels = data.draw(st.lists(st.integers(0, 3), min_size=1, unique=True))
+    value = counted((3, 5, 4))
+    takes = (Take(Axis.SAMPLES, tuple(samples)), Take(Axis.CHANNELS, tuple(channels)))
+    region = Region(takes=takes, tokens=TokenRows(tuple(rows), 5, (0, 0, 0)))
+    expected = value.numpy().copy()
+    for sample in samples:
+        for token in rows[sample]:
+            expected[sample, token, channels] = -1
+    np.testing.assert_array_equal(edit_value(Edit(Set(-1.0), region), value).numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"index": Index((0,))},
+        {"mask": spec(torch.tensor([True]))},
+        {"takes": (Take(Axis.TOKENS, (0,)),)},
+    ],
+)
+def test_tokens_of_texts_go_with_samples_and_channels_only(options: dict[str, Any]) -> None:
+    with pytest.raises(ServiceError, match="channels and samples only"):
+        Region(**options, tokens=Spans((TextSpan(text="a"),)))
 
 
 def test_a_mask_hides_what_the_operation_makes_elsewhere() -> None:
