@@ -224,5 +224,8 @@ def _target_array(values: Any, name: str) -> Any:
     except ValueError:
         raise ValueError(f"{what}: the entries of the list have different lengths") from None
     if found.dtype.kind not in "biuf":
-        raise TypeError(f"{what}: a list of {found.dtype} entries; give labels or numbers")
+        raise TypeError(
+            f"{what}: a list of texts or mixed entries; give class numbers or floats, for "
+            "example `[classes.index(name) for name in names]`"
+        )
     return found
