@@ -1,9 +1,14 @@
-"""Commands that the `trocar` CLI finds through the entry-point group `trocar.commands`."""
+"""Commands that the `trocar` CLI finds through the entry-point group `trocar.commands`.
+
+They raise `ServiceError` when they fail; the CLI prints it, as text or JSON, and exits with 1.
+"""
 
 import asyncio
 import gc
+import json
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +16,9 @@ from trocar_server.app.log_format import LogFormat, set_up_logging
 from trocar_server.app.quick_imports import without_dynamo
 from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
+
+if TYPE_CHECKING:
+    from trocar_server.app.app import App
 
 
 def serve(  # noqa: PLR0913, PLR0917 - options of a command
@@ -53,6 +61,9 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     ready_file: Annotated[
         Path | None, typer.Option(help="write the server's address to this file when it is ready")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the address, or why the server cannot start, as JSON")
+    ] = False,
 ) -> None:
     """Host models and serve clients until stopped."""
     gc.disable()  # until `app.serve`: what is imported stays, and looking for garbage in it takes 0.5 s
@@ -66,12 +77,7 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
 
     def announce(running: app.App) -> None:
         address = running.rpc.address
-        typer.echo(f"trocar is ready on {address} ({running.engine.owner.device})")
-        for entry in running.engine.catalogue.entries():
-            if entry.error_message:
-                typer.echo(f"model {entry.spec.model_id} failed: {entry.error_message}", err=True)
-        if running.telemetry.metrics_port is not None:
-            typer.echo(f"metrics are on {settings.metrics_host}:{running.telemetry.metrics_port}")
+        _announce(running, settings.metrics_host, as_json=as_json)
         if ready_file:
             temporary = ready_file.with_suffix(".part")
             temporary.write_text(address)
@@ -94,29 +100,46 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
         }
         return settings.model_copy(update={"models": {**settings.models, **named}})
 
-    try:
-        settings = read()
-        set_up_logging(settings.log_format)
-        asyncio.run(app.serve(settings, announce, read))
-    except ServiceError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        raise typer.Exit(1) from None
+    settings = read()
+    set_up_logging(settings.log_format)
+    asyncio.run(app.serve(settings, announce, read))
+
+
+def _announce(running: "App", metrics_host: str, *, as_json: bool) -> None:
+    """Print where the server listens, and which models failed."""
+    address, device = running.rpc.address, str(running.engine.owner.device)
+    entries = running.engine.catalogue.entries()
+    failed = {entry.spec.model_id: entry.error_message for entry in entries if entry.error_message}
+    port = running.telemetry.metrics_port
+    metrics = None if port is None else f"{metrics_host}:{port}"
+    if as_json:
+        ready = {"address": address, "device": device, "metrics": metrics, "failed_models": failed}
+        typer.echo(json.dumps(ready, ensure_ascii=False))
+        return
+    typer.echo(f"trocar is ready on {address} ({device})")
+    for model_id, message in failed.items():
+        typer.echo(f"model {model_id} failed: {message}", err=True)
+    if metrics is not None:
+        typer.echo(f"metrics are on {metrics}")
 
 
 def convert(
     source: Annotated[Path, typer.Argument(help="a .pth or .pt file with a state dict", exists=True)],
     target: Annotated[Path, typer.Argument(help="the .safetensors file to write")],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, also for errors")] = False,
 ) -> None:
     """Convert a PyTorch state dict to safetensors, without running code in it."""
     from trocar_server.models import convert_checkpoint
 
-    try:
-        count = convert_checkpoint(source, target)
-    except ServiceError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        raise typer.Exit(1) from None
-    typer.echo(f"wrote {count} tensors to {target}")
+    count = convert_checkpoint(source, target)
+    if as_json:
+        typer.echo(json.dumps({"tensors": count, "target": str(target)}))
+    else:
+        typer.echo(f"wrote {count} tensors to {target}")
 
 
 if __name__ == "__main__":
-    typer.run(serve)
+    try:
+        typer.run(serve)
+    except ServiceError as error:  # `trocar serve` shows it otherwise, also as JSON
+        sys.exit(f"error: {error.message}")

@@ -28,7 +28,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from trocar_api.byte_sizes import byte_count
 from trocar_api.reasons import ErrorReason
-from trocar_server.errors import ServiceError
+from trocar_server.errors import ServiceError, nearest
 
 
 def _read_size(value: object) -> object:
@@ -336,10 +336,29 @@ def read_config(path: Path | None = None, **overrides: Any) -> ServerConfig:
         raise _wrong(f"the environment is invalid: {error}") from None
 
 
+_MOST_SHOWN = 60
+"""Characters of a value in a message."""
+
+
 def _problem(error: ErrorDetails) -> str:
-    return (
-        "no such setting; docs/serving.md lists all" if error["type"] == "extra_forbidden" else error["msg"]
+    if error["type"] == "extra_forbidden":
+        near = nearest(str(error["loc"][-1]), _setting_names())
+        hint = f"nearest: {', '.join(near)}; " if near else ""
+        return f"no such setting; {hint}docs/serving.md lists all"
+    value = error["input"]
+    is_short = isinstance(value, str | int | float) and len(repr(value)) <= _MOST_SHOWN
+    return f"{error['msg']}, not {value!r}" if is_short else error["msg"]
+
+
+def _setting_names() -> set[str]:
+    kinds: tuple[type[BaseModel], ...] = (
+        ServerConfig,
+        EngineConfig,
+        Limits,
+        ModelConfig,
+        PreprocessingConfig,
     )
+    return {name for kind in kinds for name in kind.model_fields}
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

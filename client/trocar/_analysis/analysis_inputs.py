@@ -227,7 +227,7 @@ def _files(path: str | os.PathLike[str]) -> list[object]:
         return [file for found in matching_paths(path) for file in _files(found)]
     found = Path(path)
     if not found.exists():
-        raise FileNotFoundError(2, "no such file or folder", str(found))
+        raise FileNotFoundError(2, "no such file or folder; for a text write trocar.texts(...)", str(found))
     return list(images_in(found)) if found.is_dir() else [found]
 
 

@@ -10,6 +10,7 @@ from trocar._request.reductions import pool
 from trocar._request.taps import Tap, tap
 
 if TYPE_CHECKING:
+    from trocar._request.statistic_options import StatisticName
     from trocar._result.extraction_plan import ExtractionPlan
     from trocar._result.feature_maps import FeatureMapInfo
 
@@ -56,7 +57,7 @@ def with_output(taps: Sequence[Tap], selector: str) -> list[Tap]:
     return [*taps] if is_there else [*taps, tap(selector)]
 
 
-def channel_taps(taps: Taps, stats: Sequence[str]) -> list[Tap]:
+def channel_taps(taps: Taps, stats: Sequence[StatisticName]) -> list[Tap]:
     """Return taps that leave the values on the server and take statistics over the channels.
 
     A caller's own tap keeps its alias, its reductions and its channel dimension.

@@ -22,8 +22,17 @@ if TYPE_CHECKING:
 _MOST_ROWS = 12
 """Feature maps, and samples, in the text of a comparison."""
 _MOST_NAME = 40
-_CLASS_HEAD = ("sample", "before", "score", "its score after", "after", "score ", "")
-_VALUE_HEAD = ("feature map", "mean before", "mean after", "cosine", "relative error", "max difference")
+_MOST_MODEL_NAME = 24
+
+
+@dataclass(frozen=True)
+class Side:
+    """How tables and pictures call one side of a comparison."""
+
+    name: str
+    """A heading: "after", or "resnet50"."""
+    phrase: str
+    """The same after a noun, as in "score after", or "score in resnet50"."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,15 @@ class Comparison:
     """Why there are no classes."""
 
     @property
+    def sides(self) -> tuple[Side, Side]:
+        """Names of the two sides: "before" and "after" of one model, else the names of the models."""
+        first, second = self.diff.model_a, self.diff.model_b
+        if second in (first, edited(first)):
+            return Side("before", "before"), Side("after", "after")
+        names = [shortened(name, _MOST_MODEL_NAME) for name in (first, second)]
+        return Side(names[0], f"in {names[0]}"), Side(names[1], f"in {names[1]}")
+
+    @property
     def changed(self) -> tuple[ClassChange, ...]:
         """The samples whose best class changed."""
         return tuple(one for one in self.classes if one.is_changed)
@@ -83,7 +101,7 @@ class Comparison:
         return self.diff[name]
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, all_rows: bool = False) -> Figure:
-        """Draw the differences as `Diff.plot` does, and the scores of the best classes before and after.
+        """Draw the differences as `Diff.plot` does, and the scores of the best classes on both sides.
 
         Args:
             path: The file of the picture; the suffix sets the format, for example ".png".
@@ -104,9 +122,10 @@ class Comparison:
         return f"{len(self.changed)} of {len(self.classes)} samples have another best class"
 
     def __str__(self) -> str:
-        right = ("score", "score ", "its score after")
-        parts = [text_table(_CLASS_HEAD, self._class_cells(), right)] if self.classes else []
-        parts += [text_table(_VALUE_HEAD, self._value_cells(), _VALUE_HEAD[1:])] if self.diff.rows else []
+        classes, values = self._class_head(), self._value_head()
+        right = (classes[2], classes[3], classes[5])
+        parts = [text_table(classes, self._class_cells(), right)] if self.classes else []
+        parts += [text_table(values, self._value_cells(), values[1:])] if self.diff.rows else []
         return "\n\n".join([*parts, "\n".join(self._remarks())])
 
     def __repr__(self) -> str:
@@ -114,9 +133,17 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Show the tables in a notebook."""
-        classes = html_table(_CLASS_HEAD, self._class_cells()) if self.classes else ""
-        values = html_table(_VALUE_HEAD, self._value_cells(), "; ".join(self._remarks()))
+        classes = html_table(self._class_head(), self._class_cells()) if self.classes else ""
+        values = html_table(self._value_head(), self._value_cells(), "; ".join(self._remarks()))
         return classes + values
+
+    def _class_head(self) -> tuple[str, ...]:
+        first, second = self.sides
+        return "sample", first.name, "score", f"its score {second.phrase}", second.name, "score ", ""
+
+    def _value_head(self) -> tuple[str, ...]:
+        means = (f"mean {side.phrase}" for side in self.sides)
+        return "feature map", *means, "cosine", "relative error", "max difference"
 
     def _class_cells(self) -> list[tuple[str, ...]]:
         return [
@@ -158,6 +185,11 @@ class Comparison:
         if rows > _MOST_ROWS:
             left.append(f"the {_MOST_ROWS} of {rows} feature maps that differ most; .diff has all")
         return [*left, *([self.remark] if self.remark else []), self.verdict]
+
+
+def edited(model_id: str) -> str:
+    """Return how a comparison calls a model with edits."""
+    return f"{model_id}, edited"
 
 
 class ClassChangeCollector:

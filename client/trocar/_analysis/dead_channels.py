@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from trocar._request.statistic_options import StatisticName
     from trocar._result.feature_maps import FeatureMapInfo
     from trocar._result.statistics import Statistics
 
-DEAD_STATISTICS = ("absmax", "nan_count")
+DEAD_STATISTICS: tuple[StatisticName, ...] = ("absmax", "nan_count")
 """What has to be asked for."""
 
 _HEAD = ("feature map", "type", "channels", "dead", "share", "NaN", "dead channels")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trocar._base.names import unknown_name
@@ -162,6 +162,18 @@ def check_tolerance(tolerance: float) -> float:
     if not tolerance >= 0:
         raise ValueError(f"tolerance={tolerance!r} must be 0 or a positive number")
     return float(tolerance)
+
+
+def without_copy(diff: Diff, name: str) -> Diff:
+    """Return a diff without a row, if an earlier row has its values: a module that returns the output."""
+    same = [_numbers(row) for row in diff.rows if row.name != name]
+    rows = tuple(row for row in diff.rows if row.name != name or _numbers(row) not in same)
+    return replace(diff, rows=rows)
+
+
+def _numbers(row: DiffRow) -> str:
+    """Return everything but the names, as text: NaN does not equal itself."""
+    return repr(replace(row, name="", name_b=""))
 
 
 def _names(row: DiffRow) -> str:

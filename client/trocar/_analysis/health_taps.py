@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trocar._analysis.analysis_taps import Taps
+    from trocar._request.statistic_options import StatisticName
 
 ROOT = ""
 """The path of the model itself, which no pattern matches."""
 
-_GRADIENT_STATISTICS = ("l2", "zero_fraction", "nan_count", "inf_count")
+_GRADIENT_STATISTICS: tuple[StatisticName, ...] = ("l2", "zero_fraction", "nan_count", "inf_count")
 _REGEX, _NO_MODULES = "re:", ("fx:", "fn:")
 _PARTS = re.compile(r'((?:"(?:\\.|[^"\\])*"|[^"@#/\[])*)(?:@[^#/\[]*)?(#[^/\[]*)?(/param)?')
 """What a selector says of modules; order; whether a parameter is meant."""

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trocar._request.statistic_options import StatisticName
     from trocar._result.feature_maps import FeatureMapInfo
     from trocar._result.statistics import Statistics
 
 Floats = NDArray[np.float64]
 
-MOMENT_STATISTICS = ("mean", "covariance", "count")
+MOMENT_STATISTICS: tuple[StatisticName, ...] = ("mean", "covariance", "count")
 """What has to be asked for."""
 
 

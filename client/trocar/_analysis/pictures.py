@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from trocar._analysis.cka import Cka
-    from trocar._analysis.comparison import ClassChange, Comparison
+    from trocar._analysis.comparison import ClassChange, Comparison, Side
     from trocar._analysis.dead_channels import DeadChannels, DeadRow
     from trocar._analysis.diff import Diff, DiffRow
     from trocar._analysis.pca import Pca
@@ -109,7 +109,7 @@ def draw_diff(diff: Diff, *, all_rows: bool) -> Figure:
 
 
 def draw_comparison(found: Comparison, *, all_rows: bool) -> Figure:
-    """Draw the differences, and the scores of the best classes before and after; see `Comparison.plot`."""
+    """Draw the differences, and the scores of the best classes on both sides; see `Comparison.plot`."""
     diff, classes = found.diff, found.classes[:_MOST_NUMBERS]
     shown = _shown_differences(diff, all_rows=all_rows)
     heights = [shown.inches, 1 + 0.5 * len(classes)][: 2 if classes else 1]
@@ -117,7 +117,7 @@ def draw_comparison(found: Comparison, *, all_rows: bool) -> Figure:
     places = figure.subfigures(len(heights), height_ratios=heights, squeeze=False)
     _draw_differences(places[0, 0].subplots(1, 2, sharey=True, width_ratios=(2, 1)), shown, diff)
     if classes:
-        _draw_classes(places[1, 0].subplots(), classes)
+        _draw_classes(places[1, 0].subplots(), classes, found.sides)
     figure.suptitle(shown.titled(f"{diff.model_a} and {diff.model_b}", found.verdict), fontsize=10)
     return figure
 
@@ -129,22 +129,23 @@ def _shown_differences(diff: Diff, *, all_rows: bool) -> ShownRows[DiffRow]:
     return shown_rows(diff.rows, error, "sorted by relative error", all_rows=all_rows)
 
 
-def _draw_classes(axes: Axes, shown: Sequence[ClassChange]) -> None:
-    """Draw for each sample the score of the class that was the best before: before, and after."""
+def _draw_classes(axes: Axes, shown: Sequence[ClassChange], sides: tuple[Side, Side]) -> None:
+    """Draw for each sample the score, on both sides, of the class that is the best on the first."""
+    first, second = sides
     places = np.arange(len(shown))
     for offset, scores, color, label in (
-        (-0.2, [one.before.score for one in shown], _GOOD, "before"),
-        (0.2, [one.before_score_after for one in shown], _BAD, "after"),
+        (-0.2, [one.before.score for one in shown], _GOOD, first.name),
+        (0.2, [one.before_score_after for one in shown], _BAD, second.name),
     ):
         axes.barh(places + offset, scores, height=0.38, color=color, label=label)
     names = [f"{_short(one.sample, 24)}: {_short(one.before.label, 24)}" for one in shown]
     axes.set_yticks(places, names, fontsize=7)
     for place, one in zip(places, shown, strict=True):
         if one.is_changed:
-            text = f"now {_short(one.after.label, 24)} {one.after.score:.3g}"
+            text = f"{second.name}: {_short(one.after.label, 24)} {one.after.score:.3g}"
             axes.annotate(text, (1, place), xycoords=("axes fraction", "data"), ha="right", fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("score of the class that was the best before")
+    axes.set_xlabel(f"score of the class that is the best {first.phrase}")
     axes.legend(fontsize=8, loc="best")
 
 

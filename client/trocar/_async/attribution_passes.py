@@ -30,7 +30,7 @@ from trocar._attribution.path import (
     convergence_delta,
     joined,
 )
-from trocar._attribution.place import default_place
+from trocar._attribution.place import KnownPlaces, default_place
 from trocar._attribution.question import Question
 from trocar._base.concurrency import async_compute
 from trocar._request.edits import edit
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from trocar._result.feature_maps import FeatureMaps
 
 
-async def attribute(
+async def attribute(  # noqa: PLR0913, PLR0917 - one caller, which passes all of them
     extraction: AsyncExtraction,
     model: Model,
     inputs: Inputs,
@@ -58,12 +58,13 @@ async def attribute(
     of: Objective | None,
     at: str | None,
     batch_size: int,
+    known: KnownPlaces,
 ) -> Attribution:
     """Passes of `AsyncAttributions.attribute`; the place is chosen where `at` is None."""
     model_id = model.model_id
     question, scores = await _question(extraction, model_id, inputs, of, batch_size)
     if at is None:
-        at, options = await _placed(extraction, question, method, options)
+        at, options = await _placed(extraction, model, question, method, options, known)
     classes = classes_of(question.of, question.samples)
     found = Attribution(
         values=question.inputs,
@@ -107,16 +108,27 @@ async def _question(
 
 
 async def _placed(
-    extraction: AsyncExtraction, question: Question, method: str, options: methods.Options
+    extraction: AsyncExtraction,
+    model: Model,
+    question: Question,
+    method: str,
+    options: methods.Options,
+    known: KnownPlaces,
 ) -> tuple[str, methods.Options]:
-    """Return the default place, and the options with its layout where the caller has given none."""
+    """Return the default place, and the options with its layout where the caller has given none.
+
+    Only the first call for a model and a shape of inputs needs a dry run.
+    """
     if not isinstance(options, methods.AT_MODULE):
         return INPUT, options
-    values = await executed(extraction, question.model_id, question.inputs)
-    try:
-        place = default_place(values, question.inputs.shape)
-    except ValueError as error:
-        raise ValueError(f"{method} of {question.model_id} needs at=: {error}") from None
+    place = known.find(model, question.inputs.shape)
+    if place is None:
+        values = await executed(extraction, question.model_id, question.inputs)
+        try:
+            place = default_place(values, question.inputs.shape)
+        except ValueError as error:
+            raise ValueError(f"{method} of {question.model_id} needs at=: {error}") from None
+        known.keep(model, question.inputs.shape, place)
     if options.channel_dim is None and options.grid is None:
         options = replace(options, channel_dim=place.channel_dim, grid=place.grid)
     return place.at, options

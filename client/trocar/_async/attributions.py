@@ -8,6 +8,7 @@ from trocar._analysis.analysis_inputs import check_batch_size
 from trocar._async import attribution_passes
 from trocar._attribution.attribution_objectives import INPUT
 from trocar._attribution.methods import AT_INPUT_ONLY, method_options
+from trocar._attribution.place import KnownPlaces
 from trocar._request.objectives import as_objective
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class AsyncAttributions:
     def __init__(self, extraction: AsyncExtraction, models: AsyncModels) -> None:
         self._extraction = extraction
         self._models = models
+        self._places = KnownPlaces()
 
     async def attribute(
         self,
@@ -111,7 +113,7 @@ class AsyncAttributions:
         wanted = None if of is None else as_objective(of)
         model = await self._models.model(model_id)
         return await attribution_passes.attribute(
-            self._extraction, model, inputs, method, chosen, wanted, at, batch_size
+            self._extraction, model, inputs, method, chosen, wanted, at, batch_size, self._places
         )
 
     async def grad_cam(

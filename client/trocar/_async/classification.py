@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from trocar._analysis.analysis_inputs import batches_of, sample_labels, unwrapped
 from trocar._analysis.analysis_taps import as_taps, with_output
-from trocar._analysis.comparison import ClassChangeCollector
-from trocar._analysis.diff import check_tolerance
+from trocar._analysis.comparison import ClassChangeCollector, edited
+from trocar._analysis.diff import check_tolerance, without_copy
 from trocar._analysis.diff_collector import DiffCollector
 from trocar._analysis.ordering import EVERYTHING
 from trocar._analysis.prediction import OUTPUT, PredictionCollector, check_activation, check_top, class_output
@@ -122,9 +122,10 @@ class AsyncClassification:
             batch_size: The maximum number of samples in one pass, unless the inputs are batches.
 
         Returns:
-            The differences of the values as in `diff`, including the output, and the change of the best class
-            of each sample; without classes if an output is not class scores, or is not finite. Prints as
-            tables and plots.
+            The differences of the values as in `diff`, including the output (unless a tap has the same
+            values), and the change of the best class of each sample; without classes if an output is not
+            class scores, or is not finite. Prints as tables and plots. Columns are called before and after,
+            or like the two models.
 
         Raises:
             ValueError: There is neither an edit nor another model, `tolerance` or `top` is out of range, or
@@ -142,6 +143,7 @@ class AsyncClassification:
         at = [output.selector if output else OUTPUT for output in outputs]
         order = await executed(self._extraction, model_id)
         chosen = as_taps(taps) if taps is not None else [tap(EVERYTHING)] if order else []
+        is_asked = taps is None or any(at[0] in (item.alias, item.selector) for item in chosen)
         taps_a = with_output(chosen, at[0]) if outputs[0] or not chosen else chosen
         taps_b = None if at[0] == at[1] else [*chosen, tap(at[1])]
         collector = DiffCollector(taps_a, taps_b)
@@ -154,8 +156,9 @@ class AsyncClassification:
         await side_by_side(
             self._extraction, models, batches, (collector.taps_a, collector.taps_b), add, ((), edits)
         )
-        names = (model_id, f"{other or model_id}, edited" if edits else models[1])
-        return changes.result(collector.result(*names, limit, order))
+        names = (model_id, edited(models[1]) if edits else models[1])
+        found = collector.result(*names, limit, order)
+        return changes.result(found if is_asked else without_copy(found, at[0]))
 
     async def _sides(
         self, models: tuple[str, str], top: int, activation: Activation

@@ -16,12 +16,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trocar._base.names import few
 
+if TYPE_CHECKING:
+    from trocar._base.types import Model
+
 _MOST_OTHER_TOKENS = 8
 """Tokens beside those of the patches: a class token, registers."""
+
+
+_MOST_KNOWN = 256
+"""Places that a client remembers."""
 
 
 class Value(Protocol):
@@ -63,6 +70,24 @@ class Place:
     """The dimension of the channels; None for the usual one."""
     grid: tuple[int, int] | None = None
     """Height and width in patches, of tokens; None for a square, or where there are no tokens."""
+
+
+class KnownPlaces:
+    """Default places that were looked up, by model and shape of the inputs, until the model changes."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, tuple[int, ...]], tuple[Model, Place]] = {}
+
+    def find(self, model: Model, input_shape: tuple[int, ...]) -> Place | None:
+        """Return the place of the model as it is now described; None if it is not known."""
+        described, place = self._places.get((model.model_id, input_shape), (None, None))
+        return place if described == model else None
+
+    def keep(self, model: Model, input_shape: tuple[int, ...], place: Place) -> None:
+        """Remember a place; the oldest ones are forgotten."""
+        self._places[model.model_id, input_shape] = (model, place)
+        for key in list(self._places)[:-_MOST_KNOWN]:
+            self._places.pop(key, None)
 
 
 def default_place(values: Sequence[Value], input_shape: tuple[int, ...]) -> Place:

@@ -1,9 +1,11 @@
 """Delegation: methods whose signature is declared elsewhere, for people, tools and type checkers alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, iscoroutinefunction, signature
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from trocar._base.names import name_hint
 
 Arguments = ParamSpec("Arguments")
 Owner = TypeVar("Owner")
@@ -61,6 +63,7 @@ def taking(
 
             @wraps(method)
             async def awaited(self: Owner, /, *args: Any, **given: Any) -> Any:
+                _check_names(method, given, arguments)
                 return await method(self, options(*args, **given))
 
             made = awaited
@@ -68,6 +71,7 @@ def taking(
 
             @wraps(method)
             def called(self: Owner, /, *args: Any, **given: Any) -> Result:
+                _check_names(method, given, arguments)
                 return method(self, options(*args, **given))
 
             made = called
@@ -75,3 +79,17 @@ def taking(
         return cast("Callable[Concatenate[Owner, Arguments], Result]", made)
 
     return decorated
+
+
+def _check_names(
+    method: Callable[..., Any], given: Mapping[str, Any], arguments: Sequence[Parameter]
+) -> None:
+    """Refuse an unknown argument.
+
+    Raises:
+        TypeError: With the nearest names; Python's own message would name the class of options.
+    """
+    known = [argument.name for argument in arguments[1:]]
+    wrong = next((name for name in given if name not in known), None)
+    if wrong is not None:
+        raise TypeError(f"{method.__name__} has no argument {wrong!r}; {name_hint(wrong, known)}")

@@ -8,8 +8,9 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
-from trocar._cli.failures import USAGE, fail
+from trocar._cli.failures import FAILED, USAGE, fail, show_failure
 from trocar._cli.help_sections import OPERATE
+from trocar_api.reasons import ErrorReason
 
 GROUP = "trocar.commands"
 
@@ -45,7 +46,8 @@ def plugin_app(entry: EntryPoint) -> typer.Typer:
 def _add(app: typer.Typer, entry: EntryPoint) -> None:
     def run(context: typer.Context) -> None:
         try:
-            plugin_app(entry)(context.args, prog_name=f"trocar {entry.name}")
+            # Otherwise typer prints usage errors itself, as text, and exits.
+            code = plugin_app(entry)(context.args, prog_name=f"trocar {entry.name}", standalone_mode=False)
         except ModuleNotFoundError as error:
             advice = (
                 f"`trocar {entry.name}` needs the server, and {error.name!r} is not installed: "
@@ -54,8 +56,16 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
             if "--help" not in context.args:
                 fail(advice, USAGE)
             typer.echo(f"{help_text}\n\n{advice}")
+            code = 0
         except ImportError as error:  # the server says why it does not run here
             fail(f"`trocar {entry.name}`: {error}", USAGE)
+        except Exception as error:
+            # The server's errors have a reason; their class is not imported here.
+            if not isinstance(getattr(error, "reason", None), ErrorReason):
+                raise
+            show_failure(error, FAILED)
+            code = FAILED
+        raise typer.Exit(code if isinstance(code, int) else 0)
 
     help_text = _HELP.get(entry.name, f"From {entry.value}.")
     section = OPERATE if entry.name in _HELP else None

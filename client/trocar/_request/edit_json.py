@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from trocar._base.names import name_hint
-from trocar._request.edit_operations import COMMON_OPTIONS, OPERATIONS, operation_options
+from trocar._request.edit_operations import COMMON_OPTIONS, OPERATIONS, EditOperation, operation_options
 from trocar._request.edits import Edit, edit
 from trocar._request.positions import TextSpan, span
 from trocar._request.reductions import ROLES
@@ -64,7 +64,8 @@ def edit_from_mapping(mapping: Mapping[str, Any]) -> Edit:
     options.update({"tokens": _tokens(options["tokens"])} if "tokens" in options else {})
     if "index" in options:
         options["index"] = _index(options["index"])
-    return edit(mapping["at"], operation, **{names.get(key, key): value for key, value in options.items()})
+    checked = cast("EditOperation", operation)  # `edit` refuses a name that it does not know
+    return edit(mapping["at"], checked, **{names.get(key, key): value for key, value in options.items()})
 
 
 _EXAMPLE = '{"at": "layer3", "op": "scale", "factor": 0.0, "channels": [1, 2]}'

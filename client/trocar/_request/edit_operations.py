@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from trocar._base.names import name_hint
 from trocar._base.tensors import WireTensor
@@ -25,6 +25,30 @@ from trocar_api.v1 import tensor_pb2
 
 Built: TypeAlias = tuple[pb.Edit, tuple[WireTensor, ...]]
 """An edit of which only the operation is set, and the arrays that go with it, in order."""
+
+EditOperation: TypeAlias = Literal[
+    "set",
+    "zero",
+    "add",
+    "scale",
+    "affine",
+    "clamp",
+    "noise",
+    "mean_ablate",
+    "resample",
+    "swap",
+    "add_input",
+    "steer",
+    "project_out",
+    "project_onto",
+    "top_k",
+    "dropout",
+    "cast",
+    "skip",
+    "normalise",
+    "nan_to_num",
+]
+"""The names of `OPERATIONS`, for type checkers."""
 
 NOISE_KINDS = numbers(pb.NoiseKind)
 """Wire kind of noise by name."""

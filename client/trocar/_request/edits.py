@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 from trocar._base.tensors import WireTensor
-from trocar._request.edit_operations import build_operation
+from trocar._request.edit_operations import EditOperation, build_operation
 from trocar._request.edit_texts import edit_text
 from trocar._request.inputs import ArrayLike
 from trocar._request.operands import Numbers, dimension, mask_tensor, one_of, spec, text
@@ -86,7 +86,7 @@ class Edit:
 
 def edit(  # noqa: PLR0913 - one keyword for each thing that an edit can say
     selector: str,
-    operation: str,
+    operation: EditOperation,
     /,
     *values: Any,
     channels: Positions | None = None,

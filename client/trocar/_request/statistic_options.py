@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 MAX_QUANTILES = 1024
 MAX_BINS = 65_536
@@ -53,7 +53,29 @@ class HistogramWanted:
             raise ValueError("edges must be finite and ascend")
 
 
-Stat: TypeAlias = str | QuantilesWanted | HistogramWanted
+StatisticName: TypeAlias = Literal[
+    "mean",
+    "var",
+    "std",
+    "min",
+    "max",
+    "absmax",
+    "l1",
+    "l2",
+    "zero_fraction",
+    "nan_count",
+    "inf_count",
+    "skewness",
+    "kurtosis",
+    "count",
+    "argmax_channel",
+    "covariance",
+    "quantiles",
+    "histogram",
+]
+"""The names of statistics, for type checkers."""
+
+Stat: TypeAlias = StatisticName | QuantilesWanted | HistogramWanted
 """One statistic that a tap may ask for."""
 
 

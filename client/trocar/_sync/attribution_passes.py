@@ -16,7 +16,7 @@ from trocar._attribution.path import (
     convergence_delta,
     joined,
 )
-from trocar._attribution.place import default_place
+from trocar._attribution.place import KnownPlaces, default_place
 from trocar._attribution.question import Question
 from trocar._base.concurrency import compute
 from trocar._request.edits import edit
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trocar._sync.extraction import Extraction
 
 
-def attribute(
+def attribute(  # noqa: PLR0913, PLR0917 - one caller, which passes all of them
     extraction: Extraction,
     model: Model,
     inputs: Inputs,
@@ -55,12 +55,13 @@ def attribute(
     of: Objective | None,
     at: str | None,
     batch_size: int,
+    known: KnownPlaces,
 ) -> Attribution:
     """Passes of `Attributions.attribute`; the place is chosen where `at` is None."""
     model_id = model.model_id
     question, scores = _question(extraction, model_id, inputs, of, batch_size)
     if at is None:
-        at, options = _placed(extraction, question, method, options)
+        at, options = _placed(extraction, model, question, method, options, known)
     classes = classes_of(question.of, question.samples)
     found = Attribution(
         values=question.inputs,
@@ -104,16 +105,27 @@ def _question(
 
 
 def _placed(
-    extraction: Extraction, question: Question, method: str, options: methods.Options
+    extraction: Extraction,
+    model: Model,
+    question: Question,
+    method: str,
+    options: methods.Options,
+    known: KnownPlaces,
 ) -> tuple[str, methods.Options]:
-    """Return the default place, and the options with its layout where the caller has given none."""
+    """Return the default place, and the options with its layout where the caller has given none.
+
+    Only the first call for a model and a shape of inputs needs a dry run.
+    """
     if not isinstance(options, methods.AT_MODULE):
         return INPUT, options
-    values = executed(extraction, question.model_id, question.inputs)
-    try:
-        place = default_place(values, question.inputs.shape)
-    except ValueError as error:
-        raise ValueError(f"{method} of {question.model_id} needs at=: {error}") from None
+    place = known.find(model, question.inputs.shape)
+    if place is None:
+        values = executed(extraction, question.model_id, question.inputs)
+        try:
+            place = default_place(values, question.inputs.shape)
+        except ValueError as error:
+            raise ValueError(f"{method} of {question.model_id} needs at=: {error}") from None
+        known.keep(model, question.inputs.shape, place)
     if options.channel_dim is None and options.grid is None:
         options = replace(options, channel_dim=place.channel_dim, grid=place.grid)
     return place.at, options

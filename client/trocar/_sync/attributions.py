@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trocar._analysis.analysis_inputs import check_batch_size
 from trocar._attribution.attribution_objectives import INPUT
 from trocar._attribution.methods import AT_INPUT_ONLY, method_options
+from trocar._attribution.place import KnownPlaces
 from trocar._request.objectives import as_objective
 from trocar._sync import attribution_passes
 
@@ -32,6 +33,7 @@ class Attributions:
     def __init__(self, extraction: Extraction, models: Models) -> None:
         self._extraction = extraction
         self._models = models
+        self._places = KnownPlaces()
 
     def attribute(
         self,
@@ -111,7 +113,7 @@ class Attributions:
         wanted = None if of is None else as_objective(of)
         model = self._models.model(model_id)
         return attribution_passes.attribute(
-            self._extraction, model, inputs, method, chosen, wanted, at, batch_size
+            self._extraction, model, inputs, method, chosen, wanted, at, batch_size, self._places
         )
 
     def grad_cam(

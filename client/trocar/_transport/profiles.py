@@ -81,7 +81,10 @@ class Profiles:
             ValueError: There is none of this name.
         """
         if name not in self.named:
-            raise ValueError(f"no profile {name!r} in {profiles_file()}; {name_hint(name, self.named)}")
+            raise ValueError(
+                f"no profile {name!r} in {profiles_file()}; {name_hint(name, self.named)}; "
+                f"`trocar login SERVER --profile {name}` creates it"
+            )
         return self.named[name]
 
     def with_profile(self, name: str, profile: Profile, *, is_current: bool = False) -> "Profiles":

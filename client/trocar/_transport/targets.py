@@ -19,8 +19,11 @@ def with_default_port(target: str) -> tuple[str, bool | None]:
     `gpu1` is `gpu1:50051`; so are `http://gpu1`, which says plain text, and `https://gpu1`, which says TLS.
 
     Raises:
+        TypeError: It is not a text.
         ValueError: It is no address; the message says what to write.
     """
+    if not isinstance(target, str):
+        raise TypeError(f"the address of the server is {target!r}; write a text, for example 'gpu1:50051'")
     target = target.strip()
     if not target:
         raise ValueError("the address of the server is empty; write host:port")
@@ -41,7 +44,7 @@ def with_default_port(target: str) -> tuple[str, bool | None]:
 def _of_url(scheme: str, rest: str, target: str) -> tuple[str, bool]:
     if scheme not in ("http", "https", "grpc", "grpcs"):
         raise ValueError(
-            f"{target!r}: {scheme}:// is no address of a server; write host:port, or https://host:port"
+            f"{target!r}: {scheme}:// is not the address of a server; write host:port, or https://host:port"
         )
     address = rest.rstrip("/")
     if not address or any(sign in address for sign in "/?#@"):

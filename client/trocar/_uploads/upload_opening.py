@@ -110,6 +110,8 @@ def _named(given: Any, targets: object, name: str, shard_bytes: int, folder: Pat
     if path.suffix.lower() == ".parquet":
         dataset = huggingface.read_parquet(path)
         return _huggingface(dataset, "", targets, name or printable(path.stem), shard_bytes, folder)
+    if not path.exists():
+        raise SourceError(f"{path} does not exist; its absolute path is {path.absolute()}")
     raise SourceError(
         f"{path} is neither a folder nor a {ARCHIVE_SUFFIX}, .csv, .jsonl or .parquet file; give a folder of "
         "class folders, a file with the arrays `inputs` and `targets`, a table with the columns `text` and "

@@ -113,11 +113,17 @@ def gradient_taps(at: Taps, taps: Taps) -> list[str | Tap]:
 def wire_taps(taps: Taps, wire: Wire | None = None) -> list[WireTap]:
     """Convert a caller's taps to messages; values without a cast of their own are cast to `wire`."""
     chosen = [taps] if isinstance(taps, (str, Tap)) else taps
-    found = [tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=tap) for tap in chosen]
+    found = [tap.to_wire() if isinstance(tap, Tap) else WireTap(selector=_selector(tap)) for tap in chosen]
     for tap in found:
         if wire is not None and not tap.HasField("cast") and (tap.values or not tap.HasField("values")):
             tap.cast.CopyFrom(CASTS[wire])
     return found
+
+
+def _selector(given: object) -> str:
+    if not isinstance(given, str):
+        raise TypeError(f"taps has {given!r}; an entry is a selector such as 'layer4', or trocar.tap(...)")
+    return given
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from trocar._base.tensors import Array, flat_bytes, is_array, to_wire
 from trocar._base.token_labels import padded_labels
 from trocar._request.inputs import wire_inputs
 from trocar._request.training.fit_parts import FitOptions
-from trocar._request.training.trainer_losses import LossTerm, Regularizer
+from trocar._request.training.trainer_losses import LossName, LossTerm, Regularizer
 from trocar._request.training.trainer_optimizers import Optimizer, Schedule
 from trocar._request.training.trainer_options import (
     Selectors,
@@ -47,7 +47,7 @@ class TrainerOptions:
     _: KW_ONLY
     head: Head | int | None = None
     trainable: Selectors = ()
-    losses: LossTerm | str | Sequence[LossTerm | str] = ()
+    losses: LossTerm | LossName | Sequence[LossTerm | LossName] = ()
     optimizer: Optimizer | None = None
     schedule: Schedule | None = None
     gradient_rules: GradientRule | Sequence[GradientRule] = ()
@@ -57,11 +57,11 @@ class TrainerOptions:
     activation_checkpointing: Selectors = ()
     clip_norm: float | None = None
     accumulation: int = 1
-    precision: str = "float32"
+    precision: Literal["float32", "bf16"] = "float32"
     ema_decay: float | None = None
     seed: int = 0
     deterministic: bool = False
-    on_nonfinite: str = "fail"
+    on_nonfinite: Literal["fail", "skip"] = "fail"
     adapter: Lora | int | None = None
     ttl_s: float | None = None
     timeout_s: float | None = None
@@ -224,5 +224,8 @@ def _target_array(values: Any, name: str) -> Any:
     except ValueError:
         raise ValueError(f"{what}: the entries of the list have different lengths") from None
     if found.dtype.kind not in "biuf":
-        raise TypeError(f"{what}: a list of {found.dtype} entries; give labels or numbers")
+        raise TypeError(
+            f"{what}: a list of texts or mixed entries; give class numbers or floats, for "
+            "example `[classes.index(name) for name in names]`"
+        )
     return found

@@ -71,7 +71,8 @@ def credentials_of(config: ServerConfig) -> grpc.ServerCredentials | None:
         return None
     if config.tls_cert is None or config.tls_key is None:
         raise ServiceError(
-            ErrorReason.INVALID_ARGUMENT, "TLS needs both tls_cert and tls_key; tls_client_ca comes on top"
+            ErrorReason.INVALID_ARGUMENT,
+            "TLS needs both tls_cert and tls_key; tls_client_ca is used together with these two",
         )
     ca = config.tls_client_ca
     files = TlsFiles(

@@ -2,10 +2,7 @@
 
 import json
 import re
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +12,6 @@ import typer
 from trocar_server.app.log_format import stderr_log
 from trocar_server.auth import Grant, Scope, TokenFile
 from trocar_server.config import read_config
-from trocar_server.errors import ServiceError
 
 _UNITS_S = {"h": 3600, "d": 86_400, "w": 604_800}
 _LONGEST_S = 3650 * 86_400
@@ -27,6 +23,8 @@ ConfigFile = Annotated[
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="The server's data directory; overrides the file.")
 ]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")]
 
 token_app = typer.Typer(
     no_args_is_help=True,
@@ -52,20 +50,23 @@ def create(
             "--certificate", help="Create no token; grant the scopes to client certificates of that name."
         ),
     ] = False,
+    as_json: AsJson = False,
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
     """Create a token and print it once. Others of the same name stay valid."""
     now_s = time.time()
-    with _failures():
-        lifetime_s = _duration_s(expires)
-        grant, token = _file(config, data_dir).add(
-            name,
-            scope,
-            expires_at_s=None if lifetime_s is None else int(now_s) + lifetime_s,
-            now_s=now_s,
-            for_certificate=certificate,
-        )
+    lifetime_s = _duration_s(expires)
+    grant, token = _file(config, data_dir).add(
+        name,
+        scope,
+        expires_at_s=None if lifetime_s is None else int(now_s) + lifetime_s,
+        now_s=now_s,
+        for_certificate=certificate,
+    )
+    if as_json:
+        typer.echo(json.dumps({**_plain(grant, now_s), "token": token or None}, indent=2))
+        return
     kept = (
         "is not stored and is shown only once; hand it over safely"
         if token
@@ -78,13 +79,12 @@ def create(
 
 @token_app.command("list")
 def list_tokens(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
     """List tokens: id, name, scopes, dates. Tokens themselves are not stored."""
-    with _failures():
-        grants = _file(config, data_dir).read()
+    grants = _file(config, data_dir).read()
     now_s = time.time()
     if as_json:
         typer.echo(json.dumps([_plain(grant, now_s) for grant in grants], indent=2))
@@ -97,13 +97,16 @@ def revoke(
     name: Annotated[
         str, typer.Argument(metavar="NAME|ID", help="A name (all of its tokens), or the id of one token.")
     ],
+    as_json: AsJson = False,
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
     """Revoke tokens; a running server ends their calls within two seconds."""
-    with _failures():
-        gone = _file(config, data_dir).revoke(name)
+    gone = _file(config, data_dir).revoke(name)
     now_s = time.time()
+    if as_json:
+        typer.echo(json.dumps([_plain(grant, now_s) for grant in gone], indent=2))
+        return
     typer.echo("\n".join(f"revoked {_line(grant, now_s)}" for grant in gone))
 
 
@@ -146,12 +149,3 @@ def _plain(grant: Grant, now_s: float) -> dict[str, Any]:
 
 def _date(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        yield
-    except ServiceError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        sys.exit(1)

@@ -28,7 +28,7 @@ def doctor(
     tls_ca: Annotated[
         Path | None, typer.Option(help="CA certificates to trust, if that server uses TLS")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")] = False,
 ) -> None:
     """Check the machine, the configuration and a running server.
 

@@ -195,7 +195,7 @@ class EditStore:
         ]
         model = f"model '{model_id[:_SHOWN_CHARACTERS]}'"
         advice = f"for {model}: {', '.join(sorted(names)[:_SHOWN_NAMES])}"
-        none = f"none are stored for {model}"
+        none = f"none are stored for {model}; an edit has an operation, as in 'layer3 zero'"
         shown = name[:_SHOWN_CHARACTERS]
         return unknown(ErrorReason.UNKNOWN_EDITS, "stored edits", shown, names, advice if names else none)
 

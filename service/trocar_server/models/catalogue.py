@@ -227,7 +227,8 @@ def client_spec(model_id: str, weights: str = "") -> ModelSpec:
         return spec
     raise ServiceError(
         ErrorReason.UNKNOWN_WEIGHTS,
-        f"'{model_id}' has no weights '{weights[:80]}' for clients; available: {', '.join(available)}",
+        f"'{model_id}' has no weights '{weights[:80]}' that a client may load; available: "
+        f"{', '.join(available)}",
         available=", ".join(available),
     )
 

@@ -73,7 +73,10 @@ def parse_source(text: str) -> Source:
     """
     library, _, rest = text.partition(":")
     if not is_source(text) or not rest:
-        raise invalid(f"'{text[:80]}' is no source; write timm:NAME, hf:./FOLDER or torchvision:NAME")
+        raise invalid(
+            f"'{text[:80]}' is not a source; write timm:NAME, hf:./FOLDER or torchvision:NAME. Weights are "
+            "written random:0 or FILE.safetensors"
+        )
     if library != "hf":
         return Source(library, rest)
     rest, _, task = rest.partition("#")
@@ -82,7 +85,7 @@ def parse_source(text: str) -> Source:
     name, _, revision = rest.partition("@")
     if not _REPOSITORY.fullmatch(name):
         raise invalid(
-            f"'{rest[:80]}' is no repository; write hf:org/name@COMMIT, or hf:./FOLDER for a folder"
+            f"'{rest[:80]}' is not a repository; write hf:org/name@COMMIT, or hf:./FOLDER for a folder"
         )
     if not _COMMIT.fullmatch(revision):
         given = f"'{revision[:60]}' may move" if revision else "it has no revision"

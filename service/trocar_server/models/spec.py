@@ -205,7 +205,7 @@ def check_model_id(model_id: str) -> None:
     if not _MODEL_ID.fullmatch(model_id):
         raise _invalid(
             f"{model_id[:80]!r} is not a model id; use 1 to 63 of a-z, 0-9, '.', '_', '-', "
-            "and start with a letter or digit"
+            "and start with a letter or digit. A file of weights is written NAME=FILE.safetensors"
         )
 
 

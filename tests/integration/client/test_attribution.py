@@ -12,6 +12,7 @@ import torch
 import torchvision
 from PIL import Image
 from pytorch_grad_cam import GradCAM
+from structlog.testing import capture_logs
 from torch import nn
 
 import trocar
@@ -109,6 +110,34 @@ def test_class_activation_maps(client: trocar.Client, pair: tuple[str, nn.Module
     chosen = client.grad_cam(name, X)
     assert chosen.at == AT[name].partition(".")[0]
     np.testing.assert_array_equal(chosen.values, found.values)
+
+
+async def turn() -> None:
+    """Let the loop of the server write the lines that wait."""
+
+
+def test_the_default_place_is_looked_up_once_for_a_model_and_a_shape() -> None:
+    def methods() -> list[str]:
+        server.run(turn)
+        found = [line["method"].rpartition("/")[2] for line in log if line["event"] == "call"]
+        log.clear()
+        return found
+
+    model = ModelConfig(weights="random:7")
+    with (
+        capture_logs() as log,
+        running_server(models={"resnet18": model}) as server,
+        trocar.connect(server.address) as client,
+    ):
+        of = trocar.logit(3)
+        first = client.grad_cam("resnet18", X, of=of)
+        assert methods() == ["GetModel", "Plan", "Extract"]
+        again = client.grad_cam("resnet18", X, of=of)
+        assert methods() == ["GetModel", "Extract"]
+        client.grad_cam("resnet18", noise(1, 3, 96, 96), of=of)
+        assert methods() == ["GetModel", "Plan", "Extract"]
+    assert again.at == first.at == "layer4"
+    np.testing.assert_array_equal(again.values, first.values)
 
 
 def photograph(path: Path) -> Path:

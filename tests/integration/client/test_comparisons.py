@@ -81,6 +81,42 @@ def test_two_models_pair_their_classes_by_name(client: trocar.Client) -> None:
     assert all(one.is_changed == (one.before.name != one.after.name) for one in found.classes)
 
 
+def test_two_models_head_the_columns_and_one_model_has_before_and_after(client: trocar.Client) -> None:
+    two = client.compare("plain", images(), other="other", taps="conv")
+    one = client.compare("plain", images(), edits=FLIP, taps="conv")
+    for shown in (str(two), two._repr_html_()):
+        assert "its score in other" in shown
+        assert "mean in plain" in shown
+        assert "before" not in shown
+        assert "after" not in shown
+    for shown in (str(one), one._repr_html_()):
+        assert "its score after" in shown
+        assert "mean before" in shown
+    assert [side.name for side in two.sides] == ["plain", "other"]
+    assert legend_of(two) == ["plain", "other"]
+    assert legend_of(one) == ["before", "after"]
+
+
+def legend_of(found: trocar.Comparison) -> list[str]:
+    (legend,) = [panel.get_legend() for part in found.plot().subfigs[1:] for panel in part.axes]
+    assert legend is not None
+    return [text.get_text() for text in legend.get_texts()]
+
+
+@pytest.mark.parametrize("difference", [{"edits": FLIP}, {"other": "other"}])
+def test_the_output_is_no_second_row_of_the_module_that_returns_it(
+    client: trocar.Client, difference: dict[str, Any]
+) -> None:
+    def rows(*taps: str) -> list[str]:
+        found = client.compare("plain", images(), taps=taps or None, **difference)
+        return [row.name for row in found.diff.rows]
+
+    assert rows("fc") == ["fc"]
+    assert rows("pool") == ["pool", "/out"]
+    assert rows("fc", "/out") == ["fc", "/out"]
+    assert rows()[-2:] == ["fc", "/out"]
+
+
 def test_nothing_changes_by_an_edit_that_does_nothing(client: trocar.Client) -> None:
     found = client.compare("plain", images(), edits=trocar.edit("conv2", "scale", 1.0))
     assert found.changed == ()

@@ -33,7 +33,7 @@ NUMPY: dict[str, Callable[[Array, Any], Any]] = {
     "kurtosis": lambda values, axis: standard_moment(values, axis, 4) - 3,
     "count": lambda values, axis: np.ones(values.shape).sum(axis),
 }
-ALL = list(NUMPY)
+ALL: Any = list(NUMPY)
 MORE = {"quantiles", "histogram", "covariance", "argmax_channel"}
 IMAGES = noise(3, 3, 8, 8, seed=1)
 FINITE = np.maximum(noise(3, 4, 5, 6, seed=2) * 1000 - 300, 0)

@@ -46,7 +46,7 @@ def alone(client: Client) -> list[np.ndarray]:
 
 
 def test_statistics_over_samples_are_those_of_each_text_alone(client: Client) -> None:
-    names = ["mean", "std", "min", "max", "l2", "count", "kurtosis", "quantiles"]
+    names: list[Any] = ["mean", "std", "min", "max", "l2", "count", "kurtosis", "quantiles"]
     tap = trocar.tap(LAYER, stats=names, over="sample", values=False)
     found = client.extract("bert", TEXTS, [tap]).stats[LAYER]
     own = alone(client)

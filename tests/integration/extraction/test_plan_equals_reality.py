@@ -202,7 +202,7 @@ def an_edit(chance: random.Random, model_id: str, has_gradients: bool) -> trocar
     selector = chance.choice([*SELECTORS[model_id] * 3, *ANYWHERE, *PARAMETERS])
     if has_gradients and chance.random() < 0.4:
         selector = as_gradient(selector)
-    name = chance.choice(list(OPERATIONS))
+    name: Any = chance.choice(list(OPERATIONS))
     values, options = OPERATIONS[name](chance)
     part: dict[str, Any] = chance.choice(
         [{}, {}, {}, {"channels": [0]}, {"samples": [1]}, {"index": np.s_[:, 0]}]

@@ -146,7 +146,7 @@ def test_edits_at_random_values_are_those_of_a_plain_hook(
     infos = client.plan(family, inputs, ["**@*"]).feature_maps.values()
     single = [info for info in infos if info.path and not info.pick and info.dtype == "float32"]
     for info in chance.sample(single, EDITS_EACH):
-        operation = chance.choice(list(_EDITS))
+        operation: Any = chance.choice(list(_EDITS))
         options, function = _EDITS[operation]
         expected = _plain(model, inputs, (_key(info), function)).values
         edit = trocar.edit(info.name, operation, **options)

@@ -13,7 +13,7 @@ from tests.support.servers.proxy import running_proxy
 from tests.support.servers.running_server import RunningServer
 
 SIZES = [3, 1, 4, 1, 5, 2, 6, 5, 3, 5]
-NAMES = ["mean", "std", "min", "l1", "skewness", "kurtosis", "count", "zero_fraction"]
+NAMES: list[Any] = ["mean", "std", "min", "l1", "skewness", "kurtosis", "count", "zero_fraction"]
 TAPS = [
     trocar.tap("conv2", stats=[*NAMES, "covariance"], over="channel", values=False),
     trocar.tap("fc", stats=[*NAMES, trocar.quantiles(0.1, 0.5), trocar.histogram(bins=8)]),

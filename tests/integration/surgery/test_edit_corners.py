@@ -507,7 +507,7 @@ def test_edits_inside_of_calls_of_itself(near: trocar.Client) -> None:
         *(("fn:relu@0", operation) for operation in ("skip", "add_input", "swap")),
     ],
 )
-def test_edits_that_nodes_and_functions_do_not_have(near: trocar.Client, place: str, operation: str) -> None:
+def test_edits_that_nodes_and_functions_do_not_have(near: trocar.Client, place: str, operation: Any) -> None:
     choices: dict[str, dict[str, Any]] = {"scale": {"factor": 2.0}, "swap": {"at": "conv"}}
     options = choices.get(operation, {})
     with pytest.raises(trocar.EditNotPossibleError):

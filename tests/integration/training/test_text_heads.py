@@ -124,6 +124,7 @@ def test_steps_with_a_head_equal_those_of_a_linear_layer_behind_the_model(
     client: trocar.Client, folders: dict[str, Path], tmp_path: Path, name: str, of: str
 ) -> None:
     plain = Plain(name, folders[name], of)
+    losses: Any
     losses, labels = ("cross_entropy", LABELS) if of == "sentence" else ("token_cross_entropy", TAGS)
     trainer = client.train(
         name, head=trocar.head(4, of=of), losses=losses, optimizer=trocar.sgd(lr=0.1), seed=SEED

@@ -70,7 +70,7 @@ class Place:
         """Return one number for each channel so that it broadcasts."""
         return vector.reshape([-1 if dim == self.channel_dim else 1 for dim in range(len(self.shape))])
 
-    def edit(self, operation: str, *values: Any, **options: Any) -> trocar.Edit:
+    def edit(self, operation: Any, *values: Any, **options: Any) -> trocar.Edit:
         """Return an edit of the module's output."""
         said = "channels" in options or operation in _OF_CHANNELS
         dim: dict[str, Any] = {"channel_dim": self.channel_dim} if said else {}

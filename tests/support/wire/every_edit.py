@@ -297,7 +297,7 @@ def _needed(change: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def outcome(
-    client: trocar.Client, model_id: str, hand: Hand, place: Place, operation: str, batch: Array, other: Array
+    client: trocar.Client, model_id: str, hand: Hand, place: Place, operation: Any, batch: Array, other: Array
 ) -> str:
     """Return how one edit went: "equal", "refused: ..." where that is right, or what is wrong."""
     options = OPERATIONS[operation][0](place.shape)

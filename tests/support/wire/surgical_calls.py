@@ -186,5 +186,6 @@ def _edit(chance: random.Random, name: str, values: Array, mark: int) -> trocar.
     options += [(p, "noise", (0.1,), {"seed": mark}) for p in PARAMETERS[name]]
     if name in SKIPS and chance.random() < 0.2:
         return trocar.edit(SKIPS[name], "skip")
+    operation: Any
     selector, operation, given, more = chance.choice(options)
     return trocar.edit(selector, operation, *given, **more)

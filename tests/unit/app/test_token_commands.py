@@ -10,6 +10,7 @@ import pytest
 
 from trocar_server.app.token_commands import token_app
 from trocar_server.auth import Scope, TokenFile, token_hash
+from trocar_server.errors import ServiceError
 
 
 @pytest.fixture
@@ -23,12 +24,14 @@ def run(file: TokenFile, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run a command and return its exit code, stdout and stderr."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stopped:
+        try:
             token_app(arguments, prog_name="trocar token")
-        code = stopped.value.code
-        assert isinstance(code, int)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+        except ServiceError as error:  # the CLI prints it
+            return 1, capsys.readouterr().out, error.message
+        except SystemExit as stopped:
+            shown = capsys.readouterr()
+            return int(stopped.code or 0), shown.out, shown.err
+        pytest.fail("the command did not exit")
 
     return call
 
@@ -101,6 +104,15 @@ def test_the_list_has_everything_but_secrets(run: Any, file: TokenFile) -> None:
     assert "expired 1970" in shown
     assert token not in shown
     assert token_hash(token) not in shown
+
+
+def test_created_and_revoked_tokens_are_json_with_json(run: Any, file: TokenFile) -> None:
+    created = json.loads(run("create", "alice", "--scope", "run", "--json")[1])
+    assert file.read()[0].token_sha256 == token_hash(created["token"])
+    assert (created["name"], created["scopes"]) == ("alice", ["run"])
+    assert json.loads(run("create", "bob", "--scope", "run", "--certificate", "--json")[1])["token"] is None
+    (revoked,) = json.loads(run("revoke", "alice", "--json")[1])
+    assert revoked["id"] == created["id"]
 
 
 def test_an_empty_list_says_so(run: Any) -> None:

@@ -12,8 +12,9 @@ from trocar._base.tensors import Array
 from trocar._cli.console import shape_text, show, table
 from trocar._cli.demo.demo_picture import draw
 from trocar._cli.runs.statistics_view import StatisticsTable, overall_table
+from trocar._request.statistic_options import StatisticName
 
-STATISTICS = ("mean", "std", "min", "max", "zero_fraction")
+STATISTICS: tuple[StatisticName, ...] = ("mean", "std", "min", "max", "zero_fraction")
 DEPTHS = ("_blocks.0", "_blocks.2", "_blocks.4", "_blocks.10", "head")
 """Feature maps that the picture shows, from the first block to the last."""
 

@@ -1,13 +1,16 @@
 """Arguments and options shared by several commands."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from trocar._cli.failures import refuse
 from trocar._cli.options.completion import complete_models, complete_modules
 from trocar._request.taps import STATISTICS, Over, Tap, tap
+
+if TYPE_CHECKING:
+    from trocar._request.statistic_options import StatisticName
 
 ModelId = Annotated[
     str,
@@ -34,7 +37,7 @@ NUMBERS = tuple(name for name in STATISTICS if name not in ("quantiles", "histog
 """The statistics that are one number for each group, as a table shows them."""
 
 
-def parse_statistics(text: str) -> tuple[str, ...]:
+def parse_statistics(text: str) -> "tuple[StatisticName, ...]":
     """Read `mean,std`.
 
     Raises:
@@ -47,11 +50,11 @@ def parse_statistics(text: str) -> tuple[str, ...]:
     several = [name for name in names if name not in NUMBERS]
     if several:
         refuse(f"--stats: {several[0]} has more than one number per value; use trocar.tap in Python for it")
-    return names
+    return cast("tuple[StatisticName, ...]", names)
 
 
 def statistics_taps(
-    selectors: Sequence[str], names: Sequence[str], *, values: bool, over: Over = "all"
+    selectors: Sequence[str], names: "Sequence[StatisticName]", *, values: bool, over: Over = "all"
 ) -> list[Tap]:
     """Return a tap with these statistics for each selector.
 

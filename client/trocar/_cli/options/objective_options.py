@@ -86,7 +86,8 @@ def read_objective(client: Client, model_id: str, inputs: Any, of: str | None, l
         elif kind in AGGREGATES:
             found = value(rest, reduce=kind)  # type: ignore[arg-type]  # it is one of them
         else:
-            refuse(f"--of: no {kind!r}; {name_hint(kind, (*_SCORES, 'loss', *AGGREGATES))}")
+            hint = name_hint(kind, (*_SCORES, "loss", *AGGREGATES))
+            refuse(f"--of: no {kind!r}; write for example logit:207; {hint}")
     except (TypeError, ValueError, SourceError) as error:
         refuse(f"--of {of}: {error}")
     return Wanted(found, repr(found))

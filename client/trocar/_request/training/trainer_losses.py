@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from trocar._request.training.trainer_options import (
     Selectors,
@@ -12,6 +13,22 @@ from trocar._request.training.trainer_options import (
     text,
 )
 from trocar_api.v1 import trainer_pb2 as pb
+
+LossName: TypeAlias = Literal[
+    "cross_entropy",
+    "bce_with_logits",
+    "mse",
+    "l1",
+    "huber",
+    "kl_div",
+    "l1_norm",
+    "l2_norm",
+    "causal_lm",
+    "token_cross_entropy",
+    "contrastive",
+    "contrastive_logits",
+]
+"""The names of a trainer's losses, for type checkers."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,7 @@ class LossTerm:
 
 
 def loss_term(
-    name: str,
+    name: LossName,
     *,
     weight: float = 1.0,
     at: str = "",
@@ -107,7 +124,7 @@ class Regularizer:
         )
 
 
-def regularizer(parameters: Selectors, weight: float, *, norm: str = "l2") -> Regularizer:
+def regularizer(parameters: Selectors, weight: float, *, norm: Literal["l1", "l2"] = "l2") -> Regularizer:
     """Return a penalty on weights: weight times the sum of their squares ("l2") or absolute values ("l1").
 
     Args:

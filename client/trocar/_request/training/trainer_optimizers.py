@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from trocar._request.training.trainer_options import (
     Selectors,
@@ -134,7 +135,12 @@ class Schedule:
 
 
 def schedule(
-    name: str, *, per: str = "step", warmup: int = 0, warmup_start: float = 0.01, **options: object
+    name: Literal["constant", "step", "cosine", "one_cycle", "plateau"],
+    *,
+    per: Literal["step", "epoch"] = "step",
+    warmup: int = 0,
+    warmup_start: float = 0.01,
+    **options: object,
 ) -> Schedule:
     """Return a learning rate schedule.
 

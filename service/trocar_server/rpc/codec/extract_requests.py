@@ -97,7 +97,9 @@ def base_plan(
     if not request.model_id:
         raise invalid("model_id", "is required in the first message")
     if not 1 <= len(request.taps) <= limits.max_taps:
-        raise invalid("taps", f"{len(request.taps)} given; 1 to {limits.max_taps} are allowed")
+        raise invalid(
+            "taps", f"{len(request.taps)} given; 1 to {limits.max_taps} are needed, for example 'layer4'"
+        )
     has_objective = request.HasField("objective")
     plan = Plan(
         request.model_id,

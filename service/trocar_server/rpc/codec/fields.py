@@ -35,8 +35,10 @@ def check_batch(field: str, size: int, limits: Limits) -> None:
         ServiceError: `EMPTY_BATCH` or `REQUEST_TOO_LARGE`, with the field named.
     """
     if size == 0:
-        raise invalid(field, "the batch has no sample", ErrorReason.EMPTY_BATCH)
+        raise invalid(field, "the batch is empty; send at least one sample", ErrorReason.EMPTY_BATCH)
     if size > limits.max_batch:
         raise invalid(
-            field, f"{size} samples, the limit is {limits.max_batch}", ErrorReason.REQUEST_TOO_LARGE
+            field,
+            f"{size} samples, the limit is {limits.max_batch}; send a smaller batch",
+            ErrorReason.REQUEST_TOO_LARGE,
         )

@@ -163,7 +163,8 @@ def _item(item: int | Slice, dim: int, whole: ValueSignature) -> int | slice:
 def _position(position: int, dim: int, whole: ValueSignature) -> int:
     size = whole.shape[dim]
     if not -size <= position < size:
-        raise whole.mismatch(f"position {position} is not among the {size:,} of dimension {dim}")
+        problem = f"position {position} is not among the {size:,} of dimension {dim}, 0 to {size - 1:,}"
+        raise whole.mismatch(problem)
     return position % size
 
 

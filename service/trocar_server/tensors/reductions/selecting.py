@@ -197,7 +197,8 @@ def _without_ellipsis(stage: Stage, wanted: Index) -> list[int | Slice]:
 def _check_position(stage: Stage, wanted: Index | Take, dim: int, position: int) -> None:
     size = stage.shape[dim]
     if not -size <= position < size:
-        raise stage.refuse(wanted, f"position {position} is not among the {size:,} of dimension {dim}")
+        problem = f"position {position} is not among the {size:,} of dimension {dim}, 0 to {size - 1:,}"
+        raise stage.refuse(wanted, problem)
 
 
 def _torch_slice(item: Slice, size: int) -> slice:

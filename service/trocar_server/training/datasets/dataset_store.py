@@ -226,7 +226,7 @@ class DatasetStore:
             try:
                 path.unlink()
             except FileNotFoundError:
-                raise unknown_dataset() from None
+                raise unknown_dataset(dataset_id) from None
             sync_folder(path.parent)
             self._layout.drop_unused_shards(principal)
             self._layout.drop_empty_folders(principal)

@@ -59,7 +59,7 @@ class Layout:
             ServiceError: `UNKNOWN_DATASET`, the id is malformed.
         """
         if not _ID.fullmatch(dataset_id):
-            raise unknown_dataset()
+            raise unknown_dataset(dataset_id)
         return self.owner(principal) / f"{dataset_id}{SUFFIX}"
 
     def record(self, principal: str, dataset_id: str) -> Record:
@@ -71,7 +71,7 @@ class Layout:
         try:
             record = read_record(self.path(principal, dataset_id))
         except FileNotFoundError:
-            raise unknown_dataset() from None
+            raise unknown_dataset(dataset_id) from None
         except DamagedError as error:
             raise damaged(str(error)) from None
         if (record.principal, record.dataset_id) != (principal, dataset_id):
@@ -164,10 +164,11 @@ def sizes(records: Iterable[Record]) -> dict[str, int]:
     return {digest: size for record in records for digest, size in record.manifest.sizes().items()}
 
 
-def unknown_dataset() -> ServiceError:
+def unknown_dataset(dataset_id: str) -> ServiceError:
     """Build the error for an absent or foreign data set: callers cannot distinguish these."""
     return ServiceError(
-        ErrorReason.UNKNOWN_DATASET, "you have no data set with this id; `datasets` lists yours"
+        ErrorReason.UNKNOWN_DATASET,
+        f"you have no data set with the id '{dataset_id[:80]}'; `trocar datasets list` lists yours",
     )
 
 

@@ -22,7 +22,8 @@ def check_manifest(manifest: Manifest) -> None:
     """
     problems = []
     if not _is_name(manifest.name):
-        problems.append(f"name: 1 to {MAX_NAME_CHARACTERS} printable characters")
+        shown = manifest.name[:80]
+        problems.append(f"name: {shown!r}; 1 to {MAX_NAME_CHARACTERS} printable characters are needed")
     if len(manifest.categories) > MAX_CATEGORIES or not all(map(_is_name, manifest.categories)):
         problems.append(
             f"categories: at most {MAX_CATEGORIES:,}, each of 1 to {MAX_NAME_CHARACTERS} printable characters"
@@ -40,7 +41,9 @@ def check_manifest(manifest: Manifest) -> None:
     if len({(shard.sha256, shard.byte_count) for shard in manifest.shards}) != len(manifest.sizes()):
         problems.append("shards: the same sha256 with two sizes")
     if problems:
-        raise ServiceError(ErrorReason.DATASET_INVALID, f"the manifest is wrong: {'; '.join(problems)}")
+        raise ServiceError(
+            ErrorReason.DATASET_INVALID, f"the description of the data set is wrong: {'; '.join(problems)}"
+        )
 
 
 def _problem(shard: Shard) -> str:

@@ -45,7 +45,7 @@ def check_target(spec: LossSpec, target: Tensor, size: int, shape: Shape | None)
     if target.is_complex():
         raise _rejected(spec, f"has dtype {_dtype(target)}; send labels or real numbers")
     if target.ndim == 0 or target.shape[0] != size:
-        got = "a single number" if target.ndim == 0 else f"{target.shape[0]}"
+        got = "a single number" if target.ndim == 0 else f"{target.shape[0]} entries"
         raise _rejected(spec, f"has {got} for a batch of {size}; its first dimension is the batch")
     if shape is not None:
         check_shape(spec, target, shape)
@@ -152,7 +152,8 @@ def _fits(shape: tuple[int, ...], known: Shape) -> bool:
 
 
 def _shown(shape: Shape) -> str:
-    sizes = ", ".join("?" if size is None else str(size) for size in shape)
+    unknown = ("batch", *"?" * len(shape))
+    sizes = ", ".join(name if size is None else str(size) for name, size in zip(unknown, shape, strict=False))
     return f"({sizes}{',' if len(shape) == 1 else ''})"
 
 

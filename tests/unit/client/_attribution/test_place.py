@@ -1,12 +1,27 @@
 """Where an attribution goes when nobody says it: tables of outputs as passes give them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from trocar._attribution.place import Place, default_place
+from trocar._attribution.place import KnownPlaces, Place, default_place
+from trocar._base.types import Model
 
 INPUT = (2, 3, 64, 64)
+MODEL = Model(
+    model_id="resnet18",
+    state="loaded",
+    family="classification",
+    architecture="resnet18",
+    weights="random:0",
+    parameter_count=1,
+    byte_count=4,
+    device="cpu",
+    dtype="float32",
+    preprocessing=None,
+    categories=(),
+    input_shape=(3, 64, 64),
+)
 
 
 @dataclass(frozen=True)
@@ -96,3 +111,21 @@ def test_without_a_place_the_error_names_values_with_positions() -> None:
         default_place([LOGITS, ROOT], INPUT)
     with pytest.raises(ValueError, match='at="layer4"'):
         default_place(RESNET, (2, 64))
+
+
+def test_a_known_place_is_that_of_the_model_as_it_was_described() -> None:
+    known, place = KnownPlaces(), Place("layer4")
+    known.keep(MODEL, INPUT, place)
+    assert known.find(MODEL, INPUT) == place
+    assert known.find(MODEL, (1, 3, 32, 32)) is None
+    assert known.find(replace(MODEL, model_id="other"), INPUT) is None
+    assert known.find(replace(MODEL, weights="random:1"), INPUT) is None
+
+
+def test_the_oldest_of_many_known_places_are_forgotten() -> None:
+    known = KnownPlaces()
+    shapes = [(1, 3, size, size) for size in range(300)]
+    for shape in shapes:
+        known.keep(MODEL, shape, Place("layer4"))
+    assert known.find(MODEL, shapes[0]) is None
+    assert known.find(MODEL, shapes[-1]) == Place("layer4")

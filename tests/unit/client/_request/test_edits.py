@@ -75,7 +75,7 @@ def test_the_tables_cover_the_contract() -> None:
     ],
 )
 def test_every_operation_is_the_message_of_the_contract(
-    operation: str, values: list[Any], options: dict[str, Any], expected: str
+    operation: Any, values: list[Any], options: dict[str, Any], expected: str
 ) -> None:
     made = trocar.edit("layer3", operation, *values, **options)
     message = text_format.Parse(f'selector: "layer3" {expected}', pb.Edit())
@@ -221,7 +221,7 @@ def test_a_big_endian_array_is_sent_little_endian() -> None:
     ],
 )
 def test_what_cannot_be_right_is_refused_at_once(
-    operation: str, values: list[Any], options: dict[str, Any], error: type[Exception], match: str
+    operation: Any, values: list[Any], options: dict[str, Any], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
         trocar.edit("layer3", operation, *values, **options)
@@ -314,7 +314,7 @@ def test_an_edit_shows_as_it_was_written(made: trocar.Edit, expected: str) -> No
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_operation_shows_by_its_name(name: str) -> None:
+def test_every_operation_shows_by_its_name(name: Any) -> None:
     values: dict[str, Any] = dict.fromkeys(("set", "add", "scale", "noise", "top_k", "normalise", "clamp"), 1)
     values |= {key: [1.0] for key in ("steer", "project_out", "project_onto")}
     values |= {"dropout": 0.5, "swap": "a", "cast": "int8"}
