@@ -1,14 +1,17 @@
-"""Hugging Face shards: rows of a dataset, images as their encoded bytes, undecoded, texts, and labels."""
+"""Hugging Face shards: rows of a dataset, images and sound as their encoded bytes, texts, and labels."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
 
 from trocar._base.token_labels import LEFT_OUT
-from trocar._request.texts import texts
+from trocar._request.texts import Audio, audio, texts
 from trocar._sources.huggingface import encoded_value, input_column, is_image_feature
 from trocar._sources.text_tables import USUAL_TARGETS, target_columns, text_columns
 from trocar._uploads.object_shards import Row
 from trocar.errors import SourceError
+from trocar_api.v1 import extraction_pb2 as pb
 
 
 def huggingface_rows(
@@ -27,7 +30,8 @@ def huggingface_rows(
         SourceError: A column is not there, or not clear.
     """
     sources = _text_columns(dataset, column)
-    chosen = sources[0] if sources else input_column(dataset, column, "the dataset")
+    sound = "" if sources else _sound_column(dataset, column)
+    chosen = sources[0] if sources else sound or input_column(dataset, column, "the dataset")
     names = _target_columns(dataset, chosen) if targets is None else list(targets)
     missing = [name for name in names if name not in dataset.column_names]
     if missing:
@@ -40,6 +44,8 @@ def huggingface_rows(
         categories = tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
     if sources:
         return _text_rows(dataset.select_columns([*sources, *names]), sources, names), categories
+    if sound:
+        return _sound_rows(dataset.select_columns([sound, *names]), sound, names), categories
     return _rows(_undecoded(dataset, [chosen, *names]), chosen, names), categories
 
 
@@ -55,6 +61,45 @@ def _text_columns(dataset: Any, column: str) -> tuple[str, ...]:
         return ()  # which the message of `input_column` names
     are_texts = all(getattr(dataset.features[name], "dtype", "") == "string" for name in given)
     return given if len(given) <= 2 and are_texts else ()
+
+
+def _sound_column(dataset: Any, column: str) -> str:
+    """Return the column of sound; empty where the inputs are something else, or it is not clear."""
+    names = [column] if column in dataset.column_names else list(dataset.column_names)
+    if any(is_image_feature(dataset.features[name]) for name in names):
+        return ""
+    found = [name for name in names if _is_sound_feature(dataset.features[name])]
+    return found[0] if len(found) == 1 else ""
+
+
+def _is_sound_feature(feature: Any) -> bool:
+    """Whether a column holds sound: encoded, or its samples with their rate."""
+    return type(feature).__name__ == "Audio" or (
+        isinstance(feature, Mapping) and {"array", "sampling_rate"} <= set(feature)
+    )
+
+
+def _sound_rows(dataset: Any, column: str, targets: Sequence[str]) -> Iterator[Row]:
+    feature = dataset.features[column]
+    if not isinstance(feature, Mapping):  # decoding would need torchcodec, and the server decodes
+        dataset = dataset.cast_column(column, type(feature)(decode=False))
+    for index in range(len(dataset)):
+        row = dataset[index]
+        try:
+            sound = _sound(row[column])
+        except (SourceError, OSError, TypeError, ValueError) as error:
+            raise SourceError(f"sample {index}: {error}") from error
+        named = {name: row[name] for name in targets}
+        yield sound, named[targets[0]] if len(targets) == 1 else named or None
+
+
+def _sound(value: Any) -> Audio:
+    if isinstance(value, Mapping) and value.get("array") is not None:
+        return audio(np.asarray(value["array"], np.float32), int(value["sampling_rate"]))
+    data = memoryview(cast("bytes", encoded_value(value)))
+    if not (data[:4] == b"fLaC" or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")):
+        raise SourceError("it is neither WAV nor FLAC; convert it, for example with ffmpeg")
+    return Audio(((pb.AudioClip(encoded_byte_count=data.nbytes), data),))
 
 
 def _text_rows(dataset: Any, sources: Sequence[str], targets: Sequence[str]) -> Iterator[Row]:

@@ -15,7 +15,7 @@ import numpy as np
 from trocar._base.input_kinds import is_encoded, is_path, is_pil
 from trocar._base.rgb import rgb_image
 from trocar._base.tensors import Array, is_array, named_array
-from trocar._request.texts import Texts, is_texts, texts
+from trocar._request.texts import Audio, Texts, is_sound_file, is_texts, processor_input, texts
 from trocar._sources.files import read_file
 from trocar._uploads.array_shards import target_tensor
 from trocar._uploads.shards import (
@@ -27,9 +27,11 @@ from trocar._uploads.shards import (
     check_dtype,
     image_parts,
     make_shard,
+    sound_parts,
     target_key,
     text_parts,
 )
+from trocar._uploads.sound_shards import encoded_clips
 from trocar._uploads.text_shards import encoded_texts
 from trocar.errors import SourceError
 
@@ -44,8 +46,15 @@ class _Text:
     data: bytes
 
 
-_Sample = Tensor | bytes | _Text
-"""An array, an encoded image, or a text."""
+@dataclass(frozen=True)
+class _Sound:
+    """A clip of sound, as the server stores it."""
+
+    data: bytes
+
+
+_Sample = Tensor | bytes | _Text | _Sound
+"""An array, an encoded image, a text, or a clip of sound."""
 
 
 @dataclass
@@ -122,6 +131,9 @@ def _input(value: object) -> _Sample:
     if isinstance(value, Texts) or is_texts(value):
         (text,) = encoded_texts(value if isinstance(value, Texts) else texts([cast("Any", value)]))
         return _Text(text)
+    if isinstance(value, Audio) or is_sound_file(value):
+        (clip,) = encoded_clips(cast("Audio", processor_input(value)))
+        return _Sound(clip)
     if is_encoded(value):
         return bytes(value)
     if is_path(value):
@@ -171,7 +183,7 @@ def _outline(value: _Sample, targets: Mapping[str, Tensor]) -> str:
     if isinstance(value, Tensor):
         inputs = f"{value.dtype} {value.array.shape}"
     else:
-        inputs = "an image" if isinstance(value, bytes) else "a text"
+        inputs = {bytes: "an image", _Text: "a text", _Sound: "a clip of sound"}[type(value)]
     named = [f"{name or 'target'} {tensor.dtype} {tensor.array.shape}" for name, tensor in targets.items()]
     return ", ".join([inputs, *sorted(named)])
 
@@ -181,9 +193,9 @@ def _parts(group: _Group) -> Parts:
     images = [value for value in group.inputs if isinstance(value, bytes)]
     if images:
         return image_parts(images, targets)
-    found = [value.data for value in group.inputs if isinstance(value, _Text)]
-    if found:
-        return text_parts(found, targets)
+    encoded = [value.data for value in group.inputs if isinstance(value, (_Text, _Sound))]
+    if encoded:
+        return (text_parts if isinstance(group.inputs[0], _Text) else sound_parts)(encoded, targets)
     return array_parts({"inputs": _stacked([v for v in group.inputs if isinstance(v, Tensor)]), **targets})
 
 

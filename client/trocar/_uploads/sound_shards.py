@@ -26,8 +26,12 @@ def sound_plan(given: Audio, targets: object, name: str, shard_bytes: int) -> Up
         TypeError: A target cannot be stored.
         ValueError: Clips and targets are not for the same number of samples.
     """
-    clips = [_encoded(clip, payload) for clip, payload in given.clips]
-    return encoded_plan(clips, "clips", sound_parts, targets, name, shard_bytes)
+    return encoded_plan(encoded_clips(given), "clips", sound_parts, targets, name, shard_bytes)
+
+
+def encoded_clips(given: Audio) -> list[bytes]:
+    """Return clips as the server stores them."""
+    return [_encoded(clip, payload) for clip, payload in given.clips]
 
 
 def _encoded(clip: pb.AudioClip, payload: memoryview) -> bytes:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers as T
+from PIL import Image
+from safetensors.torch import load_file
 
 import trocar
 from tests.support.models.transformers_folders import (
@@ -18,6 +20,7 @@ from tests.support.models.transformers_folders import (
     images_of,
     loaded_by_transformers,
     processed_images,
+    realigned,
     save_family,
     save_image_processor,
 )
@@ -52,7 +55,8 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     )
     folders = {"detr": folder, "whole": whole, "unpadded": unpadded}
     tables: dict[str, Any] = {name: {"source": f"hf:{each}"} for name, each in folders.items()}
-    with running_server(models=tables, device="cpu", limits={"max_request_bytes": 64 << 20}) as running:
+    limits, data_dir = {"max_request_bytes": 64 << 20}, tmp_path_factory.mktemp("data")
+    with running_server(models=tables, device="cpu", limits=limits, data_dir=data_dir) as running:
         yield running
 
 
@@ -147,3 +151,56 @@ def test_a_trainer_takes_images_of_any_sizes(client: trocar.Client, model: Any, 
     ) as trainer:
         loss = trainer.evaluate(images_of(SIZES), wanted).loss
     assert loss == torch.nn.functional.mse_loss(boxes, torch.from_numpy(wanted)).item()
+
+
+def test_a_folder_of_images_of_any_sizes_is_extracted(
+    client: trocar.Client, model: Any, folder: Path, tmp_path: Path
+) -> None:
+    pictures = images_of(SIZES)
+    for index, picture in enumerate(pictures):
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        Image.fromarray(picture).save(tmp_path / "photos" / f"{index}.png")
+    trocar.extract_dataset(client, "detr", tmp_path / "photos", OUTPUTS, tmp_path / "features", batch=2)
+    features = trocar.read_features(tmp_path / "features")
+    for start in (0, 2):
+        with torch.inference_mode():
+            wanted = model(**processed_images(folder, pictures[start : start + 2]))
+        found = features[OUTPUTS[1]][start : start + 2]
+        np.testing.assert_array_equal(found, wanted.pred_boxes.numpy())
+
+
+def test_a_fit_on_a_data_set_of_images_of_any_sizes_equals_torch(
+    client: trocar.Client, folder: Path, tmp_path: Path
+) -> None:
+    pictures = images_of([*SIZES, (50, 33)])
+    boxes = np.random.default_rng(2).random((4, 3, 4), np.float32)
+    dataset = client.upload_dataset(
+        list(zip(map(Image.fromarray, pictures), boxes, strict=True)), name="boxes"
+    )
+    with client.train(
+        "detr",
+        losses=trocar.loss_term("mse", at=OUTPUTS[1]),
+        trainable=["bbox_predictor"],
+        optimizer=trocar.sgd(lr=0.1),
+        seed=0,
+    ) as trainer:
+        history = trainer.fit(dataset, batch_size=2, shuffle=False, metrics=())
+        weights = load_file(trainer.export(tmp_path / "trained.safetensors"))
+    own = realigned(loaded_by_transformers(FAMILIES["detr"][0], folder))
+    assert history.outcome == "finished", history
+    own.requires_grad_(False)
+    own.bbox_predictor.requires_grad_(True)
+    own.bbox_predictor.train()  # frozen modules stay in eval mode
+    optimizer = torch.optim.SGD(own.bbox_predictor.parameters(), lr=0.1)
+    torch.manual_seed(0)
+    losses = []
+    for start in (0, 2):
+        found = own(**processed_images(folder, pictures[start : start + 2])).pred_boxes
+        loss = torch.nn.functional.mse_loss(found, torch.from_numpy(boxes[start : start + 2]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert history.losses == losses
+    for name, value in own.bbox_predictor.state_dict().items():
+        assert torch.equal(weights[f"bbox_predictor.{name}"], value), name

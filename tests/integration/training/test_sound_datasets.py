@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from datasets import Audio, ClassLabel, Dataset
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -29,6 +30,7 @@ from trocar.errors import DatasetInvalidError, FitInvalidError, SourceError
 
 RATE, BATCH = 16_000, 3
 CLASSES = ("bird", "siren")
+REVIEWS = ["the cat", "a dog sat on the mat", "hello", "cat sat", "the mat", "a hello dog"]
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +41,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def running(folders: dict[str, Path]) -> Iterator[RunningServer]:
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders that the operator lists: one of sound with transcripts, one of texts."""
+    root = tmp_path_factory.mktemp("listed")
+    _save_sound(root / "sounds", _clips())
+    for index, text in enumerate(REVIEWS):
+        folder = root / "reviews" / ("bad", "good")[index // 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{index}.txt").write_text(text, encoding="utf-8-sig" if index == 1 else "utf-8")
+    return root
+
+
+@pytest.fixture(scope="module")
+def running(folders: dict[str, Path], listed: Path) -> Iterator[RunningServer]:
     models: dict[str, Any] = {name: {"source": f"hf:{folder}"} for name, folder in folders.items()}
-    with running_server(models=models, device="cpu", limits={"max_audio_s": 4}) as started:
+    datasets = {name: {"path": listed / name} for name in ("sounds", "reviews")}
+    with running_server(models=models, device="cpu", limits={"max_audio_s": 4}, datasets=datasets) as started:
         yield started
 
 
@@ -115,6 +130,64 @@ def test_a_fit_on_a_folder_of_sound_equals_torch(
         assert 0 <= history.evaluations[-1]["metrics"]["accuracy"] <= 1
         model = _fitted_plainly(folders["whisper"], clips, labels)
         _assert_weights(trainer, model, tmp_path / "fitted.safetensors")
+
+
+def test_the_operators_folders_of_sound_and_texts_are_trained_on(
+    client: trocar.Client, folders: dict[str, Path], listed: Path, tmp_path: Path
+) -> None:
+    found = {dataset.dataset_id: dataset for dataset in client.datasets() if dataset.is_listed}
+    assert (found["sounds"].has_sound, found["sounds"].sample_count) == (True, 7)
+    assert found["reviews"].has_texts
+    assert client.dataset("reviews").categories == ("bad", "good")
+    files = sorted((listed / "sounds").glob("*/*.wav")) + sorted((listed / "sounds").glob("*/*.flac"))
+    files.sort(key=lambda path: path.relative_to(listed).as_posix())
+    clips = [soundfile.read(path, dtype="float32")[0] for path in files]
+    labels = [CLASSES.index(path.parent.name) for path in files]
+    with _trainer(client, "whisper") as trainer:
+        trainer.fit("sounds", batch_size=BATCH, shuffle=False)
+        _assert_weights(
+            trainer, _fitted_plainly(folders["whisper"], clips, labels), tmp_path / "w.safetensors"
+        )
+    with _trainer(client, "bert") as trainer:
+        losses = trainer.fit("reviews", batch_size=6, shuffle=False).losses
+    with _trainer(client, "bert") as trainer:
+        assert losses[0] == trainer.step(REVIEWS, [0, 0, 0, 1, 1, 1]).loss
+
+
+@pytest.mark.parametrize("form", ["wav", "flac", "path", "samples", "objects"])
+def test_sound_of_a_hugging_face_dataset_is_that_of_its_clips(
+    client: trocar.Client, tmp_path: Path, form: str
+) -> None:
+    clips, labels = _clips(4), [0, 1, 1, 0]
+    if form in ("wav", "flac", "path"):
+        suffix = "flac" if form == "flac" else "wav"
+        paths = [tmp_path / f"{index}.{suffix}" for index in range(4)]
+        for path, clip in zip(paths, clips, strict=True):
+            soundfile.write(path, clip, RATE)
+        values = [
+            {"bytes": None if form == "path" else path.read_bytes(), "path": str(path)} for path in paths
+        ]
+        expected: Any = paths
+    else:
+        values = [{"array": clip, "sampling_rate": RATE} for clip in clips]
+        expected = trocar.audio(clips, RATE)
+    given: Any = Dataset.from_dict({"audio": values, "label": labels})
+    given = given.cast_column("label", ClassLabel(names=list(CLASSES)))
+    if "bytes" in values[0]:
+        given = given.cast_column("audio", Audio(sampling_rate=RATE))
+    if form == "objects":
+        given = [(trocar.audio(clip, RATE), label) for clip, label in zip(clips, labels, strict=True)]
+    dataset = client.upload_dataset(given, name="clips", categories=CLASSES)
+    assert (dataset.has_sound, dataset.sample_count, dataset.categories) == (True, 4, CLASSES)
+    same = client.upload_dataset((expected, labels), name="clips", categories=CLASSES)
+    assert same.dataset_id == dataset.dataset_id  # the same bytes in all shards
+
+
+def test_other_formats_of_sound_are_refused_with_the_row(client: trocar.Client) -> None:
+    values = [{"bytes": b"ID3\x04 an mp3", "path": ""}]
+    given = Dataset.from_dict({"audio": values}).cast_column("audio", Audio())
+    with pytest.raises(SourceError, match="sample 0: it is neither WAV nor FLAC; convert it"):
+        client.upload_dataset(given)
 
 
 @pytest.mark.parametrize("form", ["arrays", "files"])

@@ -1,8 +1,8 @@
-"""Image folders (one folder per class) that the operator listed in the configuration."""
+"""Folders of images, sound or texts (one folder per class) that the operator listed in the configuration."""
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +10,22 @@ import numpy as np
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.training.datasets.dataset_schema import DatasetInfo
-from trocar_server.training.datasets.sample_sources import FolderSource
+from trocar_server.training.datasets.sample_sources import FolderKind, FolderSource
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+SUFFIXES: dict[FolderKind, tuple[str, ...]] = {
+    "image": (".jpg", ".jpeg", ".png", ".webp"),
+    "sound": (".wav", ".flac"),
+    "text": (".txt",),
+}
+"""The first kind with a file counts: notes beside pictures and transcripts beside sound are left out."""
+_ALL = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class ListedFolder:
-    """One image folder: its subfolders are the classes by name, their images the samples by relative path.
+    """One folder: its subfolders are the classes by name, their files the samples by relative path.
 
     Scanned once, when created. Hidden files and folders are left out; links are the operator's business.
 
@@ -28,14 +34,14 @@ class ListedFolder:
         source: Its samples.
 
     Raises:
-        ServiceError: `INVALID_ARGUMENT`, the name is invalid or there is no image.
+        ServiceError: `INVALID_ARGUMENT`, the name is invalid or there is no sample.
     """
 
     def __init__(self, name: str, root: Path) -> None:
         if not _NAME.fullmatch(name) or _ID.fullmatch(name):
             raise _wrong(name, "the name is 1 to 63 of a-z, 0-9, '.', '_' and '-', and not an id")
-        categories, files, labels = _listed(name, root)
-        self.source = FolderSource(root, files, np.array(labels, np.int64))
+        kind, categories, files, labels = _listed(name, root)
+        self.source = FolderSource(root, files, np.array(labels, np.int64), kind)
         self.info = DatasetInfo(
             dataset_id=name,
             name=name,
@@ -57,27 +63,35 @@ def listed_folders(paths: Mapping[str, Path]) -> dict[str, ListedFolder]:
     return {name: ListedFolder(name, path.expanduser()) for name, path in sorted(paths.items())}
 
 
-def _listed(name: str, root: Path) -> tuple[tuple[str, ...], list[str], list[int]]:
+def _listed(name: str, root: Path) -> tuple[FolderKind, tuple[str, ...], list[str], list[int]]:
     try:
         classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and _is_shown(entry.name))
-        found = [_images(root, category) for category in classes]
+        listed = [_files(root, category) for category in classes]
     except OSError as error:
         raise _wrong(name, f"its folder cannot be listed: {error.strerror}") from None
-    empty = [category for category, images in zip(classes, found, strict=True) if not images]
+    kind = _kind(file for files in listed for file in files)
+    found = [[file for file in files if file.lower().endswith(SUFFIXES[kind])] for files in listed]
+    empty = [category for category, files in zip(classes, found, strict=True) if not files]
     if empty or not classes:
-        what = f"class folder '{empty[0]}' has no image" if empty else "it has no class folders"
-        raise _wrong(name, f"{what}; it needs one folder of {', '.join(SUFFIXES)} files for each class")
-    labels = [label for label, images in enumerate(found) for _ in images]
-    return tuple(classes), [image for images in found for image in images], labels
+        what = f"class folder '{empty[0]}' has no {kind}" if empty else "it has no class folders"
+        raise _wrong(name, f"{what}; it needs one folder of {', '.join(SUFFIXES[kind])} files for each class")
+    labels = [label for label, files in enumerate(found) for _ in files]
+    return kind, tuple(classes), [file for files in found for file in files], labels
 
 
-def _images(root: Path, category: str) -> list[str]:
+def _kind(files: Iterable[str]) -> FolderKind:
+    """Return the kind of the samples; images where there are none of any kind."""
+    suffixes = {Path(file).suffix.lower() for file in files}
+    return next((kind for kind, own in SUFFIXES.items() if suffixes & set(own)), "image")
+
+
+def _files(root: Path, category: str) -> list[str]:
     found = []
     for folder, folders, names in os.walk(root / category):
         folders[:] = filter(_is_shown, folders)
         place = Path(folder).relative_to(root)
         found += [
-            (place / name).as_posix() for name in names if _is_shown(name) and name.lower().endswith(SUFFIXES)
+            (place / name).as_posix() for name in names if _is_shown(name) and name.lower().endswith(_ALL)
         ]
     return sorted(found)
 

@@ -1,5 +1,6 @@
-"""Sample sources: a data set's shards, or the operator's image folder. Free of torch."""
+"""Sample sources: a data set's shards, or the operator's folder. Free of torch."""
 
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ MAX_LOADED_BYTES = 1 << 30
 
 _MAX_OPEN = 32
 _MAX_IMAGE_BYTES = 256 << 20
+
+FolderKind: TypeAlias = Literal["image", "sound", "text"]
+"""What the files of a folder are."""
 
 
 @dataclass(frozen=True)
@@ -171,21 +175,25 @@ class _OpenShard:
 
 
 class FolderSource:
-    """The images of a folder with one subfolder per class, read on demand.
+    """The images, sound or texts of a folder with one subfolder per class, read on demand.
 
     Args:
         root: The folder.
         files: Relative paths, in order.
         labels: The class of each.
+        kind: What they are.
     """
 
-    def __init__(self, root: Path, files: Sequence[str], labels: NDArray[np.int64]) -> None:
+    def __init__(
+        self, root: Path, files: Sequence[str], labels: NDArray[np.int64], kind: FolderKind = "image"
+    ) -> None:
         self._root = root
+        self._kind = kind
         self._files = files
         self._labels = labels
         classes = tuple(np.unique(labels).tolist())
         target = TargetSignature("int64", (), classes[0], classes[-1], classes)
-        self.signature = SampleSignature(None, {"": target})
+        self.signature = SampleSignature(None, {"": target}, is_text=kind == "text", is_sound=kind == "sound")
 
     def __len__(self) -> int:
         return len(self._files)
@@ -194,11 +202,11 @@ class FolderSource:
         """Return samples, in the order asked for.
 
         Raises:
-            ServiceError: `DATASET_CORRUPT`, a file is gone or too large.
+            ServiceError: `DATASET_CORRUPT`, a file is gone, too large, or a text that is not in UTF-8.
             IndexError: There is no such sample.
         """
-        images = [self._read(index) for index in indices]
-        return RawSamples(tuple(indices), images, {"": self._labels[np.asarray(indices, np.int64)]})
+        samples = [self._read(index) for index in indices]
+        return RawSamples(tuple(indices), samples, {"": self._labels[np.asarray(indices, np.int64)]})
 
     def close(self) -> None:
         """Do nothing: files are open only while they are read."""
@@ -211,6 +219,8 @@ class FolderSource:
                 data = file.read(_MAX_IMAGE_BYTES + 1)
         except OSError:
             data = b""
+        if self._kind == "text":
+            data = _encoded_text(data)
         if not 0 < len(data) <= _MAX_IMAGE_BYTES:
             raise ServiceError(
                 ErrorReason.DATASET_CORRUPT,
@@ -218,6 +228,14 @@ class FolderSource:
                 "check the folder",
             )
         return data
+
+
+def _encoded_text(data: bytes) -> bytes:
+    """Return the text of a file as shards have it; nothing where it is not in UTF-8."""
+    try:
+        return json.dumps(data.decode("utf-8-sig"), ensure_ascii=False).encode()
+    except UnicodeDecodeError:
+        return b""
 
 
 def empty(signature: ArraySignature | TargetSignature, count: int) -> Array:
