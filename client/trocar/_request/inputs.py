@@ -159,6 +159,8 @@ def wire_inputs(inputs: object, wire: Wire | None = None) -> WireInputs:
 
 
 def _arguments(inputs: object) -> list[tuple[str, object]]:
+    if inputs is None:
+        return []
     if isinstance(inputs, Mapping):
         values = list(inputs.items())
     elif (

@@ -152,7 +152,7 @@ def check_argument_count(count: int, field: str = "inputs") -> None:
         ServiceError: `INVALID_ARGUMENT`, there are none or too many.
     """
     if not 1 <= count <= _MAX_ARGUMENTS:
-        raise invalid(field, f"{count} given; 1 to {_MAX_ARGUMENTS} are allowed")
+        raise invalid(field, f"{count} given; 1 to {_MAX_ARGUMENTS} are needed, for example an array")
 
 
 def tensor_input(

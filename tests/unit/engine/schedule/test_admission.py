@@ -45,7 +45,7 @@ def test_what_does_not_fit_now_is_told_what_would() -> None:
     with gate.admit(EXTRACT, "alice") as one, gate.admit(EXTRACT, "alice") as other:
         one.reserve(300)
         one.expect(6.0)
-        with pytest.raises(ServiceError, match="needs 200 bytes and 100 are free") as caught:
+        with pytest.raises(ServiceError, match="needs 200 bytes of memory and 100 are free") as caught:
             other.reserve(200, rows=8)
         assert "a batch of 4 at most" in caught.value.message
         assert other.byte_count == 0
