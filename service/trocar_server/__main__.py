@@ -26,7 +26,9 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
         list[str] | None,
         typer.Argument(help="torchvision names, each with optional weights: resnet50, vit_b_16=random:0"),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file; see docs/serving.md")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with models and settings; see docs/serving.md")
+    ] = None,
     host: Annotated[
         str | None, typer.Option(help="address to listen on, or unix:/path [default: 127.0.0.1]")
     ] = None,
@@ -35,7 +37,7 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            help="data directory: weights, trainers, stored edits and tokens [default: ~/.cache/trocar]"
+            help="data directory: weights, trainers, stored edits and tokens [default: ~/.local/state/trocar]"
         ),
     ] = None,
     insecure: Annotated[
@@ -43,7 +45,7 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
         typer.Option("--insecure", help="allow any address, without authentication"),
     ] = None,
     tokens: Annotated[
-        bool | None, typer.Option("--tokens", help="every call needs a token of `trocar token create`")
+        bool | None, typer.Option("--tokens", help="require a token of `trocar token create` for every call")
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="the server's certificate chain, a PEM file")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="its private key, a PEM file")] = None,

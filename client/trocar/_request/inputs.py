@@ -188,6 +188,8 @@ def wire_inputs(inputs: object, wire: Wire | None = None) -> WireInputs:
 
 
 def _arguments(inputs: object) -> list[tuple[str, object]]:
+    if inputs is None:
+        return []
     if isinstance(inputs, Mapping):
         values = list(inputs.items())
     elif (

@@ -26,12 +26,12 @@ if _version_not_supported:
 
 
 class DatasetServiceStub:
-    """Keeps data sets. Each belongs to the caller that uploaded it; others' do not show. Those that the
+    """Stores data sets. Each belongs to the caller that uploaded it; other callers cannot see it. Those that the
     operator configured are visible to every caller.
 
-    A data set is cut into shards, safetensors files of at most 256 MiB that are known by their sha256.
+    A data set is cut into shards, safetensors files of at most 256 MiB that are identified by their sha256.
     The caller lists its shards, sends those that the server does not have from this caller, and
-    commits. What breaks off is begun again with the same manifest: only missing shards are sent again.
+    commits. An interrupted upload is resumed with the same manifest: only missing shards are sent again.
     """
 
     def __init__(self, channel):
@@ -73,12 +73,12 @@ class DatasetServiceStub:
 
 
 class DatasetServiceServicer:
-    """Keeps data sets. Each belongs to the caller that uploaded it; others' do not show. Those that the
+    """Stores data sets. Each belongs to the caller that uploaded it; other callers cannot see it. Those that the
     operator configured are visible to every caller.
 
-    A data set is cut into shards, safetensors files of at most 256 MiB that are known by their sha256.
+    A data set is cut into shards, safetensors files of at most 256 MiB that are identified by their sha256.
     The caller lists its shards, sends those that the server does not have from this caller, and
-    commits. What breaks off is begun again with the same manifest: only missing shards are sent again.
+    commits. An interrupted upload is resumed with the same manifest: only missing shards are sent again.
     """
 
     def BeginUpload(self, request, context):
@@ -89,7 +89,7 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UploadShard(self, request_iterator, context):
-        """Stores one shard, durably and atomically, once all of it was received. The same shard may be sent
+        """Stores one shard, durably and atomically, after all of it has been received. The same shard may be sent
         again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -97,28 +97,28 @@ class DatasetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitUpload(self, request, context):
-        """Completes an upload whose shards were all received. May be repeated.
+        """Completes an upload after all of its shards have been received. The call may be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDatasets(self, request, context):
-        """Lists the caller's own and the operator's, without their categories.
+        """Lists the data sets of the caller and of the operator, without their categories.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDataset(self, request, context):
-        """Describes one.
+        """Returns the description of one data set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDataset(self, request, context):
-        """Deletes a data set or ends an upload; shards that nothing else of the caller uses go with it.
+        """Deletes a data set or ends an upload; shards that no other data set of the caller uses are deleted too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,12 +166,12 @@ def add_DatasetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DatasetService:
-    """Keeps data sets. Each belongs to the caller that uploaded it; others' do not show. Those that the
+    """Stores data sets. Each belongs to the caller that uploaded it; other callers cannot see it. Those that the
     operator configured are visible to every caller.
 
-    A data set is cut into shards, safetensors files of at most 256 MiB that are known by their sha256.
+    A data set is cut into shards, safetensors files of at most 256 MiB that are identified by their sha256.
     The caller lists its shards, sends those that the server does not have from this caller, and
-    commits. What breaks off is begun again with the same manifest: only missing shards are sent again.
+    commits. An interrupted upload is resumed with the same manifest: only missing shards are sent again.
     """
 
     @staticmethod

@@ -33,17 +33,17 @@ class _EditOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EditOrder.V
     EDIT_ORDER_BEFORE_TAPS: _EditOrder.ValueType  # 1
     """Taps see the changed value."""
     EDIT_ORDER_AFTER_TAPS: _EditOrder.ValueType  # 2
-    """Taps see the value as it was; everything behind sees the changed one."""
+    """Taps see the original value; everything after it sees the changed value."""
 
 class EditOrder(_EditOrder, metaclass=_EditOrderEnumTypeWrapper):
-    """When an edit runs, seen from the taps at the same place."""
+    """Whether an edit runs before or after the taps at the same place."""
 
 EDIT_ORDER_UNSPECIFIED: EditOrder.ValueType  # 0
 """Not set; means before."""
 EDIT_ORDER_BEFORE_TAPS: EditOrder.ValueType  # 1
 """Taps see the changed value."""
 EDIT_ORDER_AFTER_TAPS: EditOrder.ValueType  # 2
-"""Taps see the value as it was; everything behind sees the changed one."""
+"""Taps see the original value; everything after it sees the changed value."""
 Global___EditOrder: _TypeAlias = EditOrder  # noqa: Y015
 
 class _NoiseKind:
@@ -86,7 +86,7 @@ class _NormScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NormScope.V
     """The whole part."""
 
 class NormScope(_NormScope, metaclass=_NormScopeEnumTypeWrapper):
-    """What is measured by a norm."""
+    """The elements over which a norm is computed."""
 
 NORM_SCOPE_UNSPECIFIED: NormScope.ValueType  # 0
 """Not set; means sample."""
@@ -133,9 +133,9 @@ class Edit(_message.Message):
     NAN_TO_NUM_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     selector: _builtins.str
-    """What is changed, as in `Tap.selector`: a value (`layer3`, `fc/in`), a parameter for this pass alone
+    """What is changed, as in `Tap.selector`: a value (`layer3`, `fc/in`), a parameter for this pass only
     (`fc/param(weight)`), or a gradient (`layer3/grad_out`, `fc/grad_in`, `fc/param_grad(weight)`).
-    Empty with `parts` and with `stored`.
+    Empty if `parts` or `stored` is set.
     """
     order: Global___EditOrder.ValueType
     """Whether taps at the same place see the changed value. `EDIT_ORDER_BEFORE_TAPS` when unset."""
@@ -147,7 +147,7 @@ class Edit(_message.Message):
     """Edits that were stored under this name for the model, in their order. No other field is set."""
     @_builtins.property
     def parts(self) -> _tap_pb2.SelectorParts:
-        """The selector in parts, where `selector` is empty."""
+        """The selector in parts, instead of `selector`."""
 
     @_builtins.property
     def region(self) -> Global___EditRegion:
@@ -155,11 +155,11 @@ class Edit(_message.Message):
 
     @_builtins.property
     def set(self) -> Global___Operand:
-        """Replaces it by a number or tensor."""
+        """Replaces the part by a number or tensor."""
 
     @_builtins.property
     def zero(self) -> Global___ZeroEdit:
-        """Replaces it by zeros."""
+        """Replaces the part by zeros."""
 
     @_builtins.property
     def add(self) -> Global___Operand:
@@ -187,11 +187,11 @@ class Edit(_message.Message):
 
     @_builtins.property
     def resample(self) -> Global___ResampleEdit:
-        """Exchanges samples."""
+        """Permutes the samples."""
 
     @_builtins.property
     def swap(self) -> Global___SwapEdit:
-        """Replaces it by a value from elsewhere."""
+        """Replaces the part by a value of another pass, or of another place in this pass."""
 
     @_builtins.property
     def add_input(self) -> Global___AddInputEdit:
@@ -203,7 +203,7 @@ class Edit(_message.Message):
 
     @_builtins.property
     def project_out(self) -> Global___ProjectEdit:
-        """Takes away each vector's projection onto a subspace of the channels."""
+        """Removes each vector's projection onto a subspace of the channels."""
 
     @_builtins.property
     def project_onto(self) -> Global___ProjectEdit:
@@ -382,11 +382,11 @@ class AffineEdit(_message.Message):
     SHIFT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def scale(self) -> Global___Operand:
-        """1 when unset."""
+        """The factor; 1 when unset."""
 
     @_builtins.property
     def shift(self) -> Global___Operand:
-        """0 when unset."""
+        """The number that is added; 0 when unset."""
 
     def __init__(
         self,
@@ -404,16 +404,16 @@ Global___AffineEdit: _TypeAlias = AffineEdit  # noqa: Y015
 
 @_typing.final
 class ClampEdit(_message.Message):
-    """At least one end. NaN stays NaN."""
+    """At least one limit is required. NaN stays NaN."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOW_FIELD_NUMBER: _builtins.int
     HIGH_FIELD_NUMBER: _builtins.int
     low: _builtins.float
-    """Open when unset."""
+    """The lower limit; none when unset."""
     high: _builtins.float
-    """Open when unset."""
+    """The upper limit; none when unset."""
     def __init__(
         self,
         *,
@@ -445,11 +445,11 @@ class NoiseEdit(_message.Message):
     SCALE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     kind: Global___NoiseKind.ValueType
-    """Required."""
+    """The distribution. Required."""
     scale: _builtins.float
-    """At least 0."""
+    """The size of the noise: a standard deviation, or the largest value. At least 0."""
     seed: _builtins.int
-    """Any."""
+    """Seed of the generator; any number."""
     def __init__(
         self,
         *,
@@ -493,13 +493,13 @@ Global___MeanAblateEdit: _TypeAlias = MeanAblateEdit  # noqa: Y015
 
 @_typing.final
 class ResampleEdit(_message.Message):
-    """Samples in another order: sample i becomes sample p[i], with p = torch.randperm(batch) of torch's CPU generator."""
+    """The samples in random order: sample i becomes sample p[i], with p = torch.randperm(batch) of torch's CPU generator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEED_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
-    """Any."""
+    """Seed of the generator; any number."""
     def __init__(
         self,
         *,
@@ -568,7 +568,7 @@ class SteerEdit(_message.Message):
     ALPHA_FIELD_NUMBER: _builtins.int
     KEEPS_NORM_FIELD_NUMBER: _builtins.int
     alpha: _builtins.float
-    """Any finite number."""
+    """Factor of the direction; any finite number."""
     keeps_norm: _builtins.bool
     """Whether each vector then gets the Euclidean norm that it had before."""
     @_builtins.property
@@ -657,7 +657,7 @@ class DropoutEdit(_message.Message):
     probability: _builtins.float
     """0 to below 1; kept elements are divided by 1 - probability."""
     seed: _builtins.int
-    """Any."""
+    """Seed of the generator; any number."""
     def __init__(
         self,
         *,
@@ -674,7 +674,7 @@ Global___DropoutEdit: _TypeAlias = DropoutEdit  # noqa: Y015
 
 @_typing.final
 class CastEdit(_message.Message):
-    """To a dtype and back, as if it were computed in it."""
+    """Rounds to a dtype and back, as if the value had been computed in it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -721,7 +721,7 @@ class NormaliseEdit(_message.Message):
     SCOPE_FIELD_NUMBER: _builtins.int
     IS_EXACT_FIELD_NUMBER: _builtins.int
     max_norm: _builtins.float
-    """Above 0."""
+    """The largest norm, above 0."""
     scope: Global___NormScope.ValueType
     """What the norm is computed over."""
     is_exact: _builtins.bool

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EditStoreServiceStub:
-    """Keeps lists of edits for models. Each belongs to the caller that stored it; others' do not show.
+    """Stores lists of edits for models. Each belongs to the caller that stored it; other callers cannot see it.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class EditStoreServiceStub:
 
 
 class EditStoreServiceServicer:
-    """Keeps lists of edits for models. Each belongs to the caller that stored it; others' do not show.
+    """Stores lists of edits for models. Each belongs to the caller that stored it; other callers cannot see it.
     """
 
     def StoreEdits(self, request, context):
@@ -64,7 +64,7 @@ class EditStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListEdits(self, request, context):
-        """Lists the caller's own.
+        """Lists those of the caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ def add_EditStoreServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EditStoreService:
-    """Keeps lists of edits for models. Each belongs to the caller that stored it; others' do not show.
+    """Stores lists of edits for models. Each belongs to the caller that stored it; other callers cannot see it.
     """
 
     @staticmethod

@@ -59,8 +59,8 @@ class ExtractRequest(_message.Message):
     """
     payload_digest: _builtins.bytes
     """The SHA-256 digest of all payloads, one after the other, in the order of the chunks: 32 bytes, for a call
-    without chunks. The reply if the feature cache has it; `NOT_CACHED` otherwise, and the call
-    is made again with its payloads.
+    without chunks. If the feature cache has the reply, it is returned; otherwise the call fails with `NOT_CACHED`, and
+    the client repeats it with the payloads.
     """
     adapter: _builtins.str
     """The name of one of the caller's LoRA adapters on the model, `LoraSpec.name` of a trainer: the pass runs with it.
@@ -84,11 +84,11 @@ class ExtractRequest(_message.Message):
 
     @_builtins.property
     def edits(self) -> _containers.RepeatedCompositeFieldContainer[_edit_pb2.Edit]:
-        """What is changed on the way, in this order. At most 256, those behind stored names included."""
+        """Edits, in this order. At most 256, including those of stored lists."""
 
     @_builtins.property
     def objective(self) -> _objective_pb2.Objective:
-        """What gradients are taken of; required with taps or edits of gradients, refused without."""
+        """The objective that is differentiated. Required if taps or edits are of gradients, refused otherwise."""
 
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceInputs]:
@@ -100,11 +100,11 @@ class ExtractRequest(_message.Message):
 
     @_builtins.property
     def shared_payload(self) -> _shared_memory_pb2.SegmentRange:
-        """Where the payloads lie, one after the other, for a call without chunks. See `SharedMemoryService`."""
+        """The location of the payloads, one after the other, for a call without chunks. See `SharedMemoryService`."""
 
     @_builtins.property
     def shared_reply(self) -> _shared_memory_pb2.SegmentRange:
-        """Where the values of the reply go, one after the other, each at a multiple of 64 bytes, if there is room for
+        """The location for the values of the reply, one after the other, each at a multiple of 64 bytes, if there is room for
         all; otherwise they are sent in chunks.
         """
 
@@ -152,7 +152,7 @@ class SourceInputs(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What `SwapEdit.source` calls it. Required, unique."""
+    """The name that `SwapEdit.source` uses. Required, unique."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """As `ExtractRequest.inputs`."""
@@ -180,7 +180,7 @@ class PlanRequest(_message.Message):
     EXTRACTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def extraction(self) -> Global___ExtractRequest:
-        """What would be asked for, without chunks. Texts are tokenized; sound is refused. Images may be described by their number alone."""
+        """The request that is planned, without chunks. Texts are tokenized; sound is refused. Of images only their number is needed."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class PlanResponse(_message.Message):
     IS_SYMBOLIC_FIELD_NUMBER: _builtins.int
     EDIT_EXPANSIONS_FIELD_NUMBER: _builtins.int
     stopped_at: _builtins.str
-    """The module after whose output the pass would stop; unset when it would run to its end."""
+    """The module after whose output the pass would stop; unset if it would run to its end."""
     reply_byte_count: _builtins.int
     """Bytes of the values in the reply: the sum over the feature maps."""
     request_byte_count: _builtins.int
@@ -220,20 +220,20 @@ class PlanResponse(_message.Message):
     intermediate values and the values of the reply. An estimate: without workspaces of kernels.
     """
     is_symbolic: _builtins.bool
-    """Whether this is true of any data with this signature. If not, control flow depends on data; shapes and
+    """Whether this holds for all data with this signature. If not, control flow depends on data; shapes and
     bytes are those of one pass on random data.
     """
     @_builtins.property
     def feature_maps(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureMap]:
-        """What the reply would describe: names, shapes, dtypes and bytes, without statistics."""
+        """The feature maps that the reply would describe: names, shapes, dtypes and bytes, without statistics."""
 
     @_builtins.property
     def expansions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SelectorExpansion]:
-        """What each tap's selector became, in the order of the request."""
+        """The expansion of each tap's selector, in the order of the request."""
 
     @_builtins.property
     def edit_expansions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SelectorExpansion]:
-        """What each edit's selector became, in the order of the request, stored ones in their place."""
+        """The expansion of each edit's selector, in the order of the request, stored lists in their place."""
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class Input(_message.Message):
 
     @_builtins.property
     def flag(self) -> Global___Flag:
-        """An argument that is no tensor, by its `name`. Only those are taken that `ModelInput` lists as `flag:...`;
+        """An argument that is not a tensor, by its `name`. Only those are taken that `ModelInput` lists as `flag:...`;
         others are refused with `INPUT_REJECTED`. It has no payload.
         """
 
@@ -337,7 +337,7 @@ Global___Input: _TypeAlias = Input  # noqa: Y015
 
 @_typing.final
 class Flag(_message.Message):
-    """The value of an argument that is no tensor, of the type that the model's description names."""
+    """The value of an argument that is not a tensor, of the type that the model's description names."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -414,7 +414,7 @@ class TextBatch(_message.Message):
     template: _builtins.str
     """The name of the chat template, for a tokenizer that has several; its default one when empty."""
     add_generation_prompt: _builtins.bool
-    """Whether the tokens that begin the assistant's answer follow a chat."""
+    """Whether the tokens that begin the assistant's answer are added after a chat."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextEntry]:
         """At least one."""
@@ -579,7 +579,7 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     """For example `user`. Required."""
     content: _builtins.str
-    """What was said."""
+    """The text of the message."""
     def __init__(
         self,
         *,
@@ -651,7 +651,7 @@ class AudioClip(_message.Message):
     ENCODED_BYTE_COUNT_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
     encoded_byte_count: _builtins.int
-    """WAV or FLAC, told by its content; the number of bytes."""
+    """WAV or FLAC, detected from its content; the number of bytes."""
     @_builtins.property
     def raw(self) -> Global___RawAudio:
         """Samples as float32."""
@@ -683,7 +683,7 @@ class RawAudio(_message.Message):
     sample_count: _builtins.int
     """Number of samples, at least 1."""
     sample_rate: _builtins.int
-    """Samples in a second. A rate other than the feature extractor's is rejected with `INPUT_REJECTED`."""
+    """Samples per second. A rate other than the feature extractor's is rejected with `INPUT_REJECTED`."""
     def __init__(
         self,
         *,
@@ -795,7 +795,7 @@ class ExtractResponse(_message.Message):
     PROCESSED_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     stopped_at: _builtins.str
-    """The module after whose output the pass was stopped; unset when it ran to its end."""
+    """The module after whose output the pass was stopped; unset if it ran to its end."""
     objective_value: _builtins.float
     """The value of the objective; set if there was one."""
     is_shared: _builtins.bool
@@ -808,15 +808,15 @@ class ExtractResponse(_message.Message):
 
     @_builtins.property
     def expansions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SelectorExpansion]:
-        """What each tap's selector became, in the order of the request."""
+        """The expansion of each tap's selector, in the order of the request."""
 
     @_builtins.property
     def timing(self) -> Global___ServerTiming:
-        """Where the time went."""
+        """The server's time, in parts."""
 
     @_builtins.property
     def edit_expansions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SelectorExpansion]:
-        """What each edit's selector became, in the order of the request, stored ones in their place."""
+        """The expansion of each edit's selector, in the order of the request, stored lists in their place."""
 
     @_builtins.property
     def execution(self) -> _execution_pb2.ExecutionReport:
@@ -824,7 +824,7 @@ class ExtractResponse(_message.Message):
 
     @_builtins.property
     def processed(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessedInput]:
-        """What the model's processor made of texts and sound, in the order of the inputs, without those of sources."""
+        """The processed texts and sound, in the order of the inputs, without those of sources."""
 
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorChunk]:
@@ -861,7 +861,7 @@ Global___ExtractResponse: _TypeAlias = ExtractResponse  # noqa: Y015
 
 @_typing.final
 class ProcessedInput(_message.Message):
-    """What the model's processor made of one input."""
+    """One input after the model's tokenizer or feature extractor."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -874,7 +874,7 @@ class ProcessedInput(_message.Message):
     name: _builtins.str
     """As `Input.name`."""
     padded_length: _builtins.int
-    """Tokens of each sample with its padding; 0 for sound."""
+    """Number of tokens of each sample, including padding; 0 for sound."""
     pads_left: _builtins.bool
     """Whether padding comes before the tokens."""
     processor_digest: _builtins.bytes
@@ -885,7 +885,7 @@ class ProcessedInput(_message.Message):
 
     @_builtins.property
     def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The names of the arguments that it became, for example `input_ids`."""
+        """The names of the arguments that were made of it, for example `input_ids`."""
 
     def __init__(
         self,
@@ -907,7 +907,7 @@ Global___ProcessedInput: _TypeAlias = ProcessedInput  # noqa: Y015
 
 @_typing.final
 class ProcessedSample(_message.Message):
-    """What the model's processor made of one sample."""
+    """One sample after the model's tokenizer or feature extractor."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -921,7 +921,7 @@ class ProcessedSample(_message.Message):
     length: _builtins.int
     """Number of tokens, or of sound samples, without padding."""
     rendered: _builtins.str
-    """Of a chat: what its template rendered."""
+    """For a chat: the text that its template rendered."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens' ids. Empty for sound, as are the next three."""
@@ -932,8 +932,8 @@ class ProcessedSample(_message.Message):
 
     @_builtins.property
     def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where each token begins in its text, in characters (code points); for a chat, in `rendered`. Empty where the
-        tokenizer does not tell. In a pair, each text begins at 0.
+        """Where each token begins in its text, in characters (code points); for a chat, in `rendered`. Empty if the
+        tokenizer does not report it. In a pair, each text begins at 0.
         """
 
     @_builtins.property
@@ -997,7 +997,7 @@ class FeatureMap(_message.Message):
     pick: _builtins.str
     """The pick into a structured value, for example `["out"]`; empty for a plain tensor."""
     byte_count: _builtins.int
-    """Bytes that follow in chunks; 0 when only statistics were wanted."""
+    """Bytes that follow in chunks; 0 if only statistics were requested."""
     has_values: _builtins.bool
     """Whether values follow (an empty tensor has values of 0 bytes)."""
     scope: _statistics_pb2.StatisticScope.ValueType
@@ -1022,7 +1022,7 @@ class FeatureMap(_message.Message):
 
     @_builtins.property
     def token_positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenPositions]:
-        """With a `SpanReduction`: of each sample of the batch, which of its tokens were chosen."""
+        """With a `SpanReduction`: the chosen tokens of each sample of the batch."""
 
     def __init__(
         self,
@@ -1079,17 +1079,17 @@ Global___TokenPositions: _TypeAlias = TokenPositions  # noqa: Y015
 
 @_typing.final
 class SelectorExpansion(_message.Message):
-    """What one selector stood for."""
+    """The feature maps that one selector matched."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SELECTOR_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
     selector: _builtins.str
-    """As it was sent."""
+    """The selector of the request."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the feature maps that it became, in execution order."""
+        """Names of the feature maps that it matched, in execution order."""
 
     def __init__(
         self,
@@ -1107,7 +1107,7 @@ Global___SelectorExpansion: _TypeAlias = SelectorExpansion  # noqa: Y015
 
 @_typing.final
 class ServerTiming(_message.Message):
-    """Where the server spent the time of one call, in seconds."""
+    """The server's time for one call, in parts, in seconds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -29,28 +29,28 @@ class _FitCommandEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FitCommand
     FIT_COMMAND_UNSPECIFIED: _FitCommand.ValueType  # 0
     """Not set; rejected."""
     FIT_COMMAND_PAUSE: _FitCommand.ValueType  # 1
-    """Stop after the present batch; everything stays."""
+    """Pause after the current batch; nothing is lost."""
     FIT_COMMAND_RESUME: _FitCommand.ValueType  # 2
-    """Go on."""
+    """Resume."""
     FIT_COMMAND_CANCEL: _FitCommand.ValueType  # 3
     """End it; the weights stay as they are."""
 
 class FitCommand(_FitCommand, metaclass=_FitCommandEnumTypeWrapper):
-    """What to do with a fit."""
+    """A command for a fit."""
 
 FIT_COMMAND_UNSPECIFIED: FitCommand.ValueType  # 0
 """Not set; rejected."""
 FIT_COMMAND_PAUSE: FitCommand.ValueType  # 1
-"""Stop after the present batch; everything stays."""
+"""Pause after the current batch; nothing is lost."""
 FIT_COMMAND_RESUME: FitCommand.ValueType  # 2
-"""Go on."""
+"""Resume."""
 FIT_COMMAND_CANCEL: FitCommand.ValueType  # 3
 """End it; the weights stay as they are."""
 Global___FitCommand: _TypeAlias = FitCommand  # noqa: Y015
 
 @_typing.final
 class FitSpec(_message.Message):
-    """What a fit is made of."""
+    """The description of a fit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -69,9 +69,9 @@ class FitSpec(_message.Message):
     TRUNCATE_FIELD_NUMBER: _builtins.int
     EVAL_SPLIT_FIELD_NUMBER: _builtins.int
     dataset_id: _builtins.str
-    """What to train on. Required."""
+    """The id of the data set to train on. Required."""
     epochs: _builtins.int
-    """Times over the data set; 1 when unset."""
+    """Number of passes over the data set; 1 when unset."""
     batch_size: _builtins.int
     """Samples in a batch; 32 when unset."""
     shuffle: _builtins.bool
@@ -79,28 +79,28 @@ class FitSpec(_message.Message):
     drop_last: _builtins.bool
     """Whether a last batch of fewer samples is left out."""
     eval_dataset_id: _builtins.str
-    """What to evaluate on after each epoch."""
+    """The id of the data set for the evaluation after each epoch."""
     checkpoint_every: _builtins.int
     """Updates between two checkpoints; one at the end of each epoch when unset."""
     max_tokens: _builtins.int
-    """Of a data set of texts: the most tokens of one; what the model takes when unset."""
+    """For a data set of texts: the maximum number of tokens of one text; the model's maximum when unset."""
     truncate: _builtins.bool
     """Whether longer texts are cut, and their labels of tokens with them; otherwise the fit ends with an error there."""
     eval_split: _builtins.float
-    """The share of the data set that is kept from training and evaluated after each epoch, from 0 to below 1: a random
-    part by the trainer's seed. None when unset or 0; refused beside `eval_dataset_id`.
+    """The share of the data set that is not trained on and evaluated after each epoch, from 0 to below 1: a random
+    part by the trainer's seed. None when unset or 0; refused together with `eval_dataset_id`.
     """
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSpec]:
-        """What evaluations tell beside the loss; accuracy when empty."""
+        """Metrics of evaluations in addition to the loss; accuracy when empty."""
 
     @_builtins.property
     def augmentations(self) -> _containers.RepeatedCompositeFieldContainer[Global___AugmentationSpec]:
-        """What is done to training inputs."""
+        """Transforms of the training inputs."""
 
     @_builtins.property
     def early_stop(self) -> Global___EarlyStopSpec:
-        """When to end early."""
+        """The condition for an early end."""
 
     @_builtins.property
     def feature_cache(self) -> Global___FeatureCacheSpec:
@@ -225,7 +225,7 @@ Global___AugmentationSpec: _TypeAlias = AugmentationSpec  # noqa: Y015
 
 @_typing.final
 class EarlyStopSpec(_message.Message):
-    """When to end before the last epoch."""
+    """The condition for an end before the last epoch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -234,13 +234,13 @@ class EarlyStopSpec(_message.Message):
     MIN_DELTA_FIELD_NUMBER: _builtins.int
     IS_HIGHER_BETTER_FIELD_NUMBER: _builtins.int
     metric: _builtins.str
-    """Of the evaluation; `loss` when unset."""
+    """The name of the evaluation's metric; `loss` when unset."""
     patience: _builtins.int
     """Evaluations in a row that are not better than the best; 3 when unset."""
     min_delta: _builtins.float
-    """By how much one must be better."""
+    """The least improvement that counts."""
     is_higher_better: _builtins.bool
-    """Whether more is better."""
+    """Whether a larger value is better."""
     def __init__(
         self,
         *,
@@ -282,11 +282,11 @@ class FeatureCacheSpec(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
-    """`auto`: where the result is bit-equal to that without; `off`. auto when unset."""
+    """`auto`: if the result is bit-equal to that without a cache; `off`: never. auto when unset."""
     memory_bytes: _builtins.int
-    """In memory; 1 GiB when unset."""
+    """The maximum number of bytes in memory; 1 GiB when unset."""
     disk_bytes: _builtins.int
-    """On disk; 16 GiB when unset."""
+    """The maximum number of bytes on disk; 16 GiB when unset."""
     def __init__(
         self,
         *,
@@ -323,12 +323,12 @@ class StartFitRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Whose."""
+    """The id of the trainer. Required."""
     request_id: _builtins.str
     """As in `CreateTrainerRequest`."""
     @_builtins.property
     def spec(self) -> Global___FitSpec:
-        """What to do."""
+        """The description of the fit. Required."""
 
     def __init__(
         self,
@@ -376,9 +376,9 @@ class WatchFitRequest(_message.Message):
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     EVENT_NUMBER_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Whose."""
+    """The id of the trainer. Required."""
     event_number: _builtins.int
-    """The first event wanted; that of the newest fit's begin when unset."""
+    """The number of the first requested event; the first one of the newest fit when unset."""
     def __init__(
         self,
         *,
@@ -404,7 +404,7 @@ class WatchFitResponse(_message.Message):
     EVENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def event(self) -> Global___FitEvent:
-        """What happened."""
+        """The event."""
 
     def __init__(
         self,
@@ -421,7 +421,7 @@ Global___WatchFitResponse: _TypeAlias = WatchFitResponse  # noqa: Y015
 
 @_typing.final
 class FitEvent(_message.Message):
-    """What happened in a fit."""
+    """An event of a fit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -434,7 +434,7 @@ class FitEvent(_message.Message):
     kind: _builtins.str
     """`started`, `cache`, `step`, `epoch`, `evaluation`, `checkpoint`, `paused`, `resumed`, `finished`, `failed`, `cancelled`."""
     time_s: _builtins.float
-    """When, in seconds since 1970."""
+    """Time of the event, in seconds since 1970."""
     @_builtins.property
     def facts(self) -> _struct_pb2.Struct:
         """Its values, by name: step, epoch, loss, metrics, learning_rates, gradient_norm, changed_counts, memory_bytes,
@@ -466,9 +466,9 @@ class ControlFitRequest(_message.Message):
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Whose."""
+    """The id of the trainer. Required."""
     command: Global___FitCommand.ValueType
-    """What to do."""
+    """The command. Required."""
     def __init__(
         self,
         *,
@@ -491,7 +491,7 @@ class ControlFitResponse(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     state: _builtins.str
-    """`running`, `paused` or `ended`, after it."""
+    """The state after the command: `running`, `paused` or `ended`."""
     def __init__(
         self,
         *,

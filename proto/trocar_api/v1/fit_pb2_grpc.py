@@ -57,7 +57,7 @@ class FitServiceServicer:
     """
 
     def StartFit(self, request, context):
-        """Begins a fit. Every problem of the spec is in one error.
+        """Starts a fit. If the spec is invalid, one error lists all problems.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +71,7 @@ class FitServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ControlFit(self, request, context):
-        """Pauses a fit after the present batch, lets it go on, or ends it.
+        """Pauses a fit after the current batch, resumes it, or ends it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

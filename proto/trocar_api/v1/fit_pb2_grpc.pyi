@@ -34,11 +34,11 @@ class FitServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FitServiceAsyncStub: ...
     StartFit: _grpc.UnaryUnaryMultiCallable[_fit_pb2.StartFitRequest, _fit_pb2.StartFitResponse]
-    """Begins a fit. Every problem of the spec is in one error."""
+    """Starts a fit. If the spec is invalid, one error lists all problems."""
     WatchFit: _grpc.UnaryStreamMultiCallable[_fit_pb2.WatchFitRequest, _fit_pb2.WatchFitResponse]
     """Streams events from a given one on, until the fit has ended."""
     ControlFit: _grpc.UnaryUnaryMultiCallable[_fit_pb2.ControlFitRequest, _fit_pb2.ControlFitResponse]
-    """Pauses a fit after the present batch, lets it go on, or ends it."""
+    """Pauses a fit after the current batch, resumes it, or ends it."""
 
 @_typing.type_check_only
 class FitServiceAsyncStub(FitServiceStub):
@@ -46,11 +46,11 @@ class FitServiceAsyncStub(FitServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartFit: _aio.UnaryUnaryMultiCallable[_fit_pb2.StartFitRequest, _fit_pb2.StartFitResponse]  # type: ignore[assignment]
-    """Begins a fit. Every problem of the spec is in one error."""
+    """Starts a fit. If the spec is invalid, one error lists all problems."""
     WatchFit: _aio.UnaryStreamMultiCallable[_fit_pb2.WatchFitRequest, _fit_pb2.WatchFitResponse]  # type: ignore[assignment]
     """Streams events from a given one on, until the fit has ended."""
     ControlFit: _aio.UnaryUnaryMultiCallable[_fit_pb2.ControlFitRequest, _fit_pb2.ControlFitResponse]  # type: ignore[assignment]
-    """Pauses a fit after the present batch, lets it go on, or ends it."""
+    """Pauses a fit after the current batch, resumes it, or ends it."""
 
 class FitServiceServicer(metaclass=_abc_1.ABCMeta):
     """Runs fits, one per trainer at a time. A fit continues without watchers, and after restarts."""
@@ -61,7 +61,7 @@ class FitServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fit_pb2.StartFitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fit_pb2.StartFitResponse, _abc.Awaitable[_fit_pb2.StartFitResponse]]:
-        """Begins a fit. Every problem of the spec is in one error."""
+        """Starts a fit. If the spec is invalid, one error lists all problems."""
 
     @_abc_1.abstractmethod
     def WatchFit(
@@ -77,6 +77,6 @@ class FitServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fit_pb2.ControlFitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fit_pb2.ControlFitResponse, _abc.Awaitable[_fit_pb2.ControlFitResponse]]:
-        """Pauses a fit after the present batch, lets it go on, or ends it."""
+        """Pauses a fit after the current batch, resumes it, or ends it."""
 
 def add_FitServiceServicer_to_server(servicer: FitServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -111,7 +111,7 @@ class Model(_message.Message):
 
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInput]:
-        """The arguments of its forward. Where only an example input is known, that alone, without a name. Empty
+        """The arguments of its forward. If only an example input is known, that one, without a name. Empty
         while not loaded.
         """
 
@@ -160,7 +160,7 @@ class ModelInput(_message.Message):
     name: _builtins.str
     """The keyword; empty for a positional argument of which no name is known."""
     dtype: _builtins.str
-    """A torch dtype such as `int64`, or `flag:bool`, `flag:int`, `flag:str` for what is no tensor. float32 may be
+    """A torch dtype such as `int64`, or `flag:bool`, `flag:int`, `flag:str` for an argument that is not a tensor. float32 may be
     sent to a model of 16 bits.
     """
     is_optional: _builtins.bool

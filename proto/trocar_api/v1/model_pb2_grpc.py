@@ -89,7 +89,7 @@ class ModelServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Drops a model's weights from memory when the calls that use it have ended. Its catalogue
+        """Removes a model's weights from memory after the calls that use it have ended. Its catalogue
         entry stays, so that it can be loaded again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

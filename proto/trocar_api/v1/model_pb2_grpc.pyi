@@ -42,7 +42,7 @@ class ModelServiceStub:
     can be used. Loading a loaded model changes nothing.
     """
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]
-    """Drops a model's weights from memory when the calls that use it have ended. Its catalogue
+    """Removes a model's weights from memory after the calls that use it have ended. Its catalogue
     entry stays, so that it can be loaded again.
     """
     ListModules: _grpc.UnaryUnaryMultiCallable[_model_pb2.ListModulesRequest, _model_pb2.ListModulesResponse]
@@ -62,7 +62,7 @@ class ModelServiceAsyncStub(ModelServiceStub):
     can be used. Loading a loaded model changes nothing.
     """
     UnloadModel: _aio.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]  # type: ignore[assignment]
-    """Drops a model's weights from memory when the calls that use it have ended. Its catalogue
+    """Removes a model's weights from memory after the calls that use it have ended. Its catalogue
     entry stays, so that it can be loaded again.
     """
     ListModules: _aio.UnaryUnaryMultiCallable[_model_pb2.ListModulesRequest, _model_pb2.ListModulesResponse]  # type: ignore[assignment]
@@ -103,7 +103,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.UnloadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.UnloadModelResponse, _abc.Awaitable[_model_pb2.UnloadModelResponse]]:
-        """Drops a model's weights from memory when the calls that use it have ended. Its catalogue
+        """Removes a model's weights from memory after the calls that use it have ended. Its catalogue
         entry stays, so that it can be loaded again.
         """
 

@@ -63,9 +63,9 @@ class _PoolKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolKind.Val
     POOL_KIND_GEM: _PoolKind.ValueType  # 3
     """Generalised mean: the mean of the p-th powers of the values, clamped to 1e-6, to the power 1/p."""
     POOL_KIND_CLS: _PoolKind.ValueType  # 4
-    """The first token of (batch, tokens, width) that is no padding."""
+    """The first token of (batch, tokens, width) that is not padding."""
     POOL_KIND_LAST: _PoolKind.ValueType  # 5
-    """The last token of (batch, tokens, width) that is no padding."""
+    """The last token of (batch, tokens, width) that is not padding."""
 
 class PoolKind(_PoolKind, metaclass=_PoolKindEnumTypeWrapper):
     """How positions are pooled."""
@@ -79,9 +79,9 @@ POOL_KIND_MAX: PoolKind.ValueType  # 2
 POOL_KIND_GEM: PoolKind.ValueType  # 3
 """Generalised mean: the mean of the p-th powers of the values, clamped to 1e-6, to the power 1/p."""
 POOL_KIND_CLS: PoolKind.ValueType  # 4
-"""The first token of (batch, tokens, width) that is no padding."""
+"""The first token of (batch, tokens, width) that is not padding."""
 POOL_KIND_LAST: PoolKind.ValueType  # 5
-"""The last token of (batch, tokens, width) that is no padding."""
+"""The last token of (batch, tokens, width) that is not padding."""
 Global___PoolKind: _TypeAlias = PoolKind  # noqa: Y015
 
 @_typing.final
@@ -138,7 +138,7 @@ class Reduction(_message.Message):
 
     @_builtins.property
     def spans(self) -> Global___SpanReduction:
-        """Tokens by where they are in their text."""
+        """Tokens by their position in the text."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class GridReduction(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     PREFIX_COUNT_FIELD_NUMBER: _builtins.int
     height: _builtins.int
-    """Rows of patches. With 0 all three numbers are the model's own, read off its patch embedding."""
+    """Rows of patches. With 0 all three numbers are the model's own, taken from its patch embedding."""
     width: _builtins.int
     """Columns of patches."""
     prefix_count: _builtins.int
@@ -230,10 +230,10 @@ class IndexItem(_message.Message):
     position: _builtins.int
     """One position; the dimension is dropped. Negative counts from the end."""
     ellipsis: _builtins.bool
-    """All dimensions that the other items leave over. Must be true."""
+    """All dimensions without another item. Must be true."""
     @_builtins.property
     def slice(self) -> Global___IndexSlice:
-        """A stretch; the dimension stays."""
+        """A range; the dimension stays."""
 
     def __init__(
         self,
@@ -262,11 +262,11 @@ class IndexSlice(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     start: _builtins.int
-    """From the beginning when unset."""
+    """The first position; the beginning when unset."""
     stop: _builtins.int
-    """To the end when unset."""
+    """The position after the last one; the end when unset."""
     step: _builtins.int
-    """1 when unset; positive."""
+    """The distance between positions, above 0; 1 when unset."""
     def __init__(
         self,
         *,
@@ -302,7 +302,7 @@ class TakeReduction(_message.Message):
     AXIS_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     axis: Global___Axis.ValueType
-    """Which dimension. Required."""
+    """The dimension. Required."""
     @_builtins.property
     def positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Which positions, in this order; negative ones count from the end. 1 to 65,536."""
@@ -365,13 +365,13 @@ class PoolReduction(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     POWER_FIELD_NUMBER: _builtins.int
     kind: Global___PoolKind.ValueType
-    """How. Required."""
+    """The kind of pooling. Required."""
     power: _builtins.float
     """The power of gem, above 0; 3 when unset."""
     @_builtins.property
     def size(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For avg, max and gem: the size that is left, (height, width) or one number for both (tokens: one number);
-        adaptive as in torch's `adaptive_avg_pool2d`. Empty: the pooled dimensions go.
+        """For avg, max and gem: the size of the result, (height, width) or one number for both (tokens: one number);
+        adaptive as in torch's `adaptive_avg_pool2d`. Empty: the pooled dimensions are removed.
         """
 
     def __init__(
@@ -403,9 +403,9 @@ class TopKReduction(_message.Message):
     k: _builtins.int
     """At least 1, at most the dimension's size."""
     dim: _builtins.int
-    """Which dimension; the last when unset."""
+    """The dimension; the last when unset."""
     is_smallest: _builtins.bool
-    """The smallest instead."""
+    """Whether the smallest elements are returned instead."""
     def __init__(
         self,
         *,
@@ -425,7 +425,7 @@ Global___TopKReduction: _TypeAlias = TopKReduction  # noqa: Y015
 
 @_typing.final
 class GramReduction(_message.Message):
-    """Of each sample the matrix of inner products of its channels, (batch, channels, channels)."""
+    """For each sample the matrix of inner products of its channels, (batch, channels, channels)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -454,7 +454,7 @@ class ProjectionReduction(_message.Message):
     COMPONENT_COUNT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     component_count: _builtins.int
-    """At least 1."""
+    """The number of components, at least 1."""
     seed: _builtins.int
     """Of torch's CPU generator; the same seed and sizes give the same matrix."""
     def __init__(
@@ -473,9 +473,9 @@ Global___ProjectionReduction: _TypeAlias = ProjectionReduction  # noqa: Y015
 
 @_typing.final
 class SpanReduction(_message.Message):
-    """Tokens of texts that the server tokenizes, of (batch, tokens, width): those that hold characters of a span, in
-    order, without special tokens. Samples with fewer of them than others are filled up with zeros behind, which
-    statistics, pools and Gram matrices leave out; `FeatureMap.token_positions` says what was chosen. A span without a
+    """Tokens of texts that the server tokenizes, of (batch, tokens, width): those that contain characters of a span, in
+    order, without special tokens. Samples with fewer of them than others are padded with zeros at the end, which
+    statistics, pools and Gram matrices leave out; `FeatureMap.token_positions` has the chosen tokens. A span without a
     token fails the call with `REDUCTION_REJECTED`.
     """
 
@@ -519,7 +519,7 @@ class TextSpan(_message.Message):
     most 512.
     """
     role: _builtins.str
-    """Of a chat: the contents of the messages with this role."""
+    """For a chat: the contents of the messages with this role."""
     @_builtins.property
     def characters(self) -> Global___CharacterRange:
         """By position. Of a pair in the first text, of a chat in `ProcessedSample.rendered`."""
@@ -552,7 +552,7 @@ class CharacterRange(_message.Message):
     start: _builtins.int
     """The first one, from 0."""
     stop: _builtins.int
-    """The one behind the last, above `start`."""
+    """The position after the last one, above `start`."""
     def __init__(
         self,
         *,
@@ -599,7 +599,7 @@ Global___PcaReduction: _TypeAlias = PcaReduction  # noqa: Y015
 
 @_typing.final
 class Cast(_message.Message):
-    """What values are sent as."""
+    """The dtype in which values are sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -634,7 +634,7 @@ class CastResult(_message.Message):
     CHANNEL_DIM_FIELD_NUMBER: _builtins.int
     MAX_ERROR_FIELD_NUMBER: _builtins.int
     original_dtype: _tensor_pb2.Dtype.ValueType
-    """What they were."""
+    """The dtype before the cast."""
     channel_dim: _builtins.int
     """The dimension of the scales, from 0; set if there is one scale per channel."""
     max_error: _builtins.float

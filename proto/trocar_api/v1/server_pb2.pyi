@@ -28,19 +28,19 @@ class _DrainActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrainActi
     DRAIN_ACTION_UNSPECIFIED: _DrainAction.ValueType  # 0
     """No action: only report the state."""
     DRAIN_ACTION_START: _DrainAction.ValueType  # 1
-    """Refuse it."""
+    """Refuse new work."""
     DRAIN_ACTION_UNDO: _DrainAction.ValueType  # 2
-    """Take it again."""
+    """Accept new work again."""
 
 class DrainAction(_DrainAction, metaclass=_DrainActionEnumTypeWrapper):
-    """What to do about new work."""
+    """Whether new work is accepted."""
 
 DRAIN_ACTION_UNSPECIFIED: DrainAction.ValueType  # 0
 """No action: only report the state."""
 DRAIN_ACTION_START: DrainAction.ValueType  # 1
-"""Refuse it."""
+"""Refuse new work."""
 DRAIN_ACTION_UNDO: DrainAction.ValueType  # 2
-"""Take it again."""
+"""Accept new work again."""
 Global___DrainAction: _TypeAlias = DrainAction  # noqa: Y015
 
 @_typing.final
@@ -51,7 +51,7 @@ class DrainRequest(_message.Message):
 
     ACTION_FIELD_NUMBER: _builtins.int
     action: Global___DrainAction.ValueType
-    """What to do; doing it again changes nothing."""
+    """What to do; a repeated action changes nothing."""
     def __init__(
         self,
         *,
@@ -77,7 +77,7 @@ class DrainResponse(_message.Message):
     is_draining: _builtins.bool
     """Whether new work is refused."""
     running_call_count: _builtins.int
-    """Calls that still run, those that only look on not counted."""
+    """Running calls, without those that only watch."""
     waiting_fit_count: _builtins.int
     """Fits that are saved and paused until the drain ends or the server restarts."""
     def __init__(
@@ -173,18 +173,18 @@ class GetServerInfoResponse(_message.Message):
     device: _builtins.str
     """The torch device that runs the models, for example `cpu` or `cuda:0`."""
     server_id: _builtins.str
-    """The server's own id, 32 hexadecimal digits: that of its data directory, the same after a restart. What a
-    server keeps (trainers, data sets, stored edits) is at the server of this id and at no other.
+    """The server's own id, 32 hexadecimal digits: that of its data directory, the same after a restart. The
+    trainers, data sets and stored edits of a server are only on the server with this id.
     """
     is_draining: _builtins.bool
     """Whether new work is refused; see `Drain`."""
     @_builtins.property
     def limits(self) -> Global___ServerLimits:
-        """What the server refuses to exceed."""
+        """The server's limits."""
 
     @_builtins.property
     def features(self) -> _containers.RepeatedCompositeFieldContainer[Global___Feature]:
-        """What a server may offer, and whether this one does: numerics `fast` and `bf16`, `cuda`, `training`, `tls`, ..."""
+        """Optional features, and whether this server has them: numerics `fast` and `bf16`, `cuda`, `training`, `tls`, ..."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
 
 @_typing.final
 class Feature(_message.Message):
-    """Something that a server may offer."""
+    """An optional feature of a server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -217,9 +217,9 @@ class Feature(_message.Message):
     name: _builtins.str
     """Its name, for example `reply_cache`. Names may be added."""
     is_on: _builtins.bool
-    """Whether it is offered."""
+    """Whether the feature is on."""
     reason: _builtins.str
-    """If it is off, why, and how to turn it on, as text; if it is on, its details, or empty."""
+    """If it is off: the reason, and how to turn it on. If it is on: details, or empty."""
     def __init__(
         self,
         *,
@@ -237,7 +237,7 @@ Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
 @_typing.final
 class ServerLimits(_message.Message):
-    """Limits that hold for every call. All are finite."""
+    """Limits of calls. All are finite."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -278,7 +278,7 @@ class ServerLimits(_message.Message):
     max_pass_bytes: _builtins.int
     """The most bytes of device memory that one pass may need at once, by estimate."""
     max_edits: _builtins.int
-    """The most edits in one call, those behind stored names included."""
+    """The most edits in one call, including those of stored lists."""
     max_dataset_bytes: _builtins.int
     """The most bytes of all data sets that one caller has uploaded."""
     max_trainers: _builtins.int
@@ -290,17 +290,17 @@ class ServerLimits(_message.Message):
     feature_cache_bytes: _builtins.int
     """Bytes of cached replies; 0 if there is no feature cache."""
     max_shared_memory_bytes: _builtins.int
-    """Bytes of shared memory that one caller may have at once; 0 where none is offered."""
+    """Bytes of shared memory that one caller may have at once; 0 if it is not available."""
     max_pending_bytes: _builtins.int
     """Bytes of received inputs and of unsent replies, of all calls together."""
     max_principal_bytes: _builtins.int
-    """The same of one caller; a call that needs more is refused with `REQUEST_TOO_LARGE`, one that does not fit now
+    """The same for one caller; a call that needs more is refused with `REQUEST_TOO_LARGE`, one that does not fit now
     with `SERVER_BUSY`.
     """
     max_pending_s: _builtins.float
     """Estimated seconds of computing that all admitted calls together may still need."""
     max_principal_s: _builtins.float
-    """The same of one caller."""
+    """The same for one caller."""
     stall_timeout_s: _builtins.float
     """Seconds for which a caller may leave a message of a reply unread before the call is ended."""
     def __init__(

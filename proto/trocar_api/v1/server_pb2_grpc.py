@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ServerServiceStub:
-    """Facts about the server that a client may want before it asks for work.
+    """Information about the server, and its operation.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class ServerServiceStub:
 
 
 class ServerServiceServicer:
-    """Facts about the server that a client may want before it asks for work.
+    """Information about the server, and its operation.
     """
 
     def GetServerInfo(self, request, context):
@@ -64,16 +64,16 @@ class ServerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Lets the server run empty, or take work again. Health says NOT_SERVING and new work is refused with
-        `SERVER_DRAINING`; calls that run go on to their end, fits are saved and wait. Needs the scope admin.
+        """Drains the server, or ends the drain. While it drains, health reports NOT_SERVING and new work is refused with
+        `SERVER_DRAINING`; running calls finish, fits are saved and paused. Needs the scope admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReloadConfig(self, request, context):
-        """Reloads the configuration: models, data sets, limits, tokens. All or nothing: what is
-        wrong is answered with `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
+        """Reloads the configuration: models, data sets, limits, tokens. All or nothing: an error
+        changes nothing and is returned as `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,7 +106,7 @@ def add_ServerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ServerService:
-    """Facts about the server that a client may want before it asks for work.
+    """Information about the server, and its operation.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ServerServiceStub:
-    """Facts about the server that a client may want before it asks for work."""
+    """Information about the server, and its operation."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,32 +36,32 @@ class ServerServiceStub:
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_server_pb2.GetServerInfoRequest, _server_pb2.GetServerInfoResponse]
     """Returns the version, the device and the limits."""
     Drain: _grpc.UnaryUnaryMultiCallable[_server_pb2.DrainRequest, _server_pb2.DrainResponse]
-    """Lets the server run empty, or take work again. Health says NOT_SERVING and new work is refused with
-    `SERVER_DRAINING`; calls that run go on to their end, fits are saved and wait. Needs the scope admin.
+    """Drains the server, or ends the drain. While it drains, health reports NOT_SERVING and new work is refused with
+    `SERVER_DRAINING`; running calls finish, fits are saved and paused. Needs the scope admin.
     """
     ReloadConfig: _grpc.UnaryUnaryMultiCallable[_server_pb2.ReloadConfigRequest, _server_pb2.ReloadConfigResponse]
-    """Reloads the configuration: models, data sets, limits, tokens. All or nothing: what is
-    wrong is answered with `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
+    """Reloads the configuration: models, data sets, limits, tokens. All or nothing: an error
+    changes nothing and is returned as `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
     """
 
 @_typing.type_check_only
 class ServerServiceAsyncStub(ServerServiceStub):
-    """Facts about the server that a client may want before it asks for work."""
+    """Information about the server, and its operation."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_server_pb2.GetServerInfoRequest, _server_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Returns the version, the device and the limits."""
     Drain: _aio.UnaryUnaryMultiCallable[_server_pb2.DrainRequest, _server_pb2.DrainResponse]  # type: ignore[assignment]
-    """Lets the server run empty, or take work again. Health says NOT_SERVING and new work is refused with
-    `SERVER_DRAINING`; calls that run go on to their end, fits are saved and wait. Needs the scope admin.
+    """Drains the server, or ends the drain. While it drains, health reports NOT_SERVING and new work is refused with
+    `SERVER_DRAINING`; running calls finish, fits are saved and paused. Needs the scope admin.
     """
     ReloadConfig: _aio.UnaryUnaryMultiCallable[_server_pb2.ReloadConfigRequest, _server_pb2.ReloadConfigResponse]  # type: ignore[assignment]
-    """Reloads the configuration: models, data sets, limits, tokens. All or nothing: what is
-    wrong is answered with `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
+    """Reloads the configuration: models, data sets, limits, tokens. All or nothing: an error
+    changes nothing and is returned as `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
     """
 
 class ServerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Facts about the server that a client may want before it asks for work."""
+    """Information about the server, and its operation."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(
@@ -77,8 +77,8 @@ class ServerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _server_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_server_pb2.DrainResponse, _abc.Awaitable[_server_pb2.DrainResponse]]:
-        """Lets the server run empty, or take work again. Health says NOT_SERVING and new work is refused with
-        `SERVER_DRAINING`; calls that run go on to their end, fits are saved and wait. Needs the scope admin.
+        """Drains the server, or ends the drain. While it drains, health reports NOT_SERVING and new work is refused with
+        `SERVER_DRAINING`; running calls finish, fits are saved and paused. Needs the scope admin.
         """
 
     @_abc_1.abstractmethod
@@ -87,8 +87,8 @@ class ServerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _server_pb2.ReloadConfigRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_server_pb2.ReloadConfigResponse, _abc.Awaitable[_server_pb2.ReloadConfigResponse]]:
-        """Reloads the configuration: models, data sets, limits, tokens. All or nothing: what is
-        wrong is answered with `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
+        """Reloads the configuration: models, data sets, limits, tokens. All or nothing: an error
+        changes nothing and is returned as `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
         """
 
 def add_ServerServiceServicer_to_server(servicer: ServerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

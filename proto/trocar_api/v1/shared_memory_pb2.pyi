@@ -52,7 +52,7 @@ Global___ShareMemoryRequest: _TypeAlias = ShareMemoryRequest  # noqa: Y015
 
 @_typing.final
 class OpenSegment(_message.Message):
-    """A wish for a segment."""
+    """A request for a segment."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -90,7 +90,7 @@ class ShareMemoryResponse(_message.Message):
     """To `open`: why it was refused. Earlier segments stay valid."""
     @_builtins.property
     def segment(self) -> Global___Segment:
-        """To `open`."""
+        """The answer to `open`: a new segment."""
 
     def __init__(
         self,

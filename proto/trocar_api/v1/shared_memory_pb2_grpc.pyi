@@ -37,9 +37,9 @@ class SharedMemoryServiceStub:
     """Lends segments for as long as the call lasts.
 
     Each `open` is answered by one `segment`: the server created it, with a random name and readable by its
-    user alone. The client maps it and sends `mapped`; the server takes its name away and says `ready`.
-    From then on the segment may be named in calls of the same principal. It is gone when this call ends,
-    when `mapped` does not come within ten seconds, and when no call has used it for ten minutes.
+    user alone. The client maps it and sends `mapped`; the server removes its name and answers `ready`.
+    From then on the segment may be named in calls of the same principal. It is removed when this call ends,
+    when `mapped` is not received within ten seconds, and when no call has used it for ten minutes.
     """
 
 @_typing.type_check_only
@@ -51,9 +51,9 @@ class SharedMemoryServiceAsyncStub(SharedMemoryServiceStub):
     """Lends segments for as long as the call lasts.
 
     Each `open` is answered by one `segment`: the server created it, with a random name and readable by its
-    user alone. The client maps it and sends `mapped`; the server takes its name away and says `ready`.
-    From then on the segment may be named in calls of the same principal. It is gone when this call ends,
-    when `mapped` does not come within ten seconds, and when no call has used it for ten minutes.
+    user alone. The client maps it and sends `mapped`; the server removes its name and answers `ready`.
+    From then on the segment may be named in calls of the same principal. It is removed when this call ends,
+    when `mapped` is not received within ten seconds, and when no call has used it for ten minutes.
     """
 
 class SharedMemoryServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -68,9 +68,9 @@ class SharedMemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lends segments for as long as the call lasts.
 
         Each `open` is answered by one `segment`: the server created it, with a random name and readable by its
-        user alone. The client maps it and sends `mapped`; the server takes its name away and says `ready`.
-        From then on the segment may be named in calls of the same principal. It is gone when this call ends,
-        when `mapped` does not come within ten seconds, and when no call has used it for ten minutes.
+        user alone. The client maps it and sends `mapped`; the server removes its name and answers `ready`.
+        From then on the segment may be named in calls of the same principal. It is removed when this call ends,
+        when `mapped` is not received within ten seconds, and when no call has used it for ten minutes.
         """
 
 def add_SharedMemoryServiceServicer_to_server(servicer: SharedMemoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

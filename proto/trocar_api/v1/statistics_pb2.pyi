@@ -184,12 +184,12 @@ class StatisticResult(_message.Message):
     EDGES_FIELD_NUMBER: _builtins.int
     RANK_ERROR_FIELD_NUMBER: _builtins.int
     statistic: Global___Statistic.ValueType
-    """Which one."""
+    """The statistic."""
     rank_error: _builtins.float
-    """Of quantiles: how many ranks they may be off, as a share of all elements; 0 where they are exact."""
+    """For quantiles: the maximum error in ranks, as a share of all elements; 0 if they are exact."""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """One number, or one per channel or sample. Of quantiles and histograms that many for each, one after another."""
+        """One number, or one per channel or sample. Quantiles and histograms have several numbers for each, one after another."""
 
     @_builtins.property
     def edges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:

@@ -64,7 +64,7 @@ Global___ExtractStreamRequest: _TypeAlias = ExtractStreamRequest  # noqa: Y015
 
 @_typing.final
 class ExtractStreamStart(_message.Message):
-    """What a stream does with every batch."""
+    """The settings of a stream, for every batch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -93,9 +93,9 @@ class ExtractStreamStart(_message.Message):
     instead of per batch. Those of scope sample are always sent per batch.
     """
     first_batch_index: _builtins.int
-    """The index of the first batch that will be sent; 0 unless a broken stream is taken up again."""
+    """The index of the first batch that will be sent; 0 unless a broken stream is resumed."""
     checkpoint_byte_count: _builtins.int
-    """Bytes of the checkpoint from which running statistics go on: the last payload of this part, after
+    """Bytes of the checkpoint from which running statistics are resumed: the last payload of this part, after
     all tensors. 0 for none.
     """
     checkpoint_interval: _builtins.int
@@ -204,7 +204,7 @@ class ExtractStreamResponse(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> Global___BatchResult:
-        """What became of the next batch."""
+        """The result of the next batch."""
 
     @_builtins.property
     def end(self) -> Global___StreamEnd:
@@ -233,7 +233,7 @@ Global___ExtractStreamResponse: _TypeAlias = ExtractStreamResponse  # noqa: Y015
 
 @_typing.final
 class BatchResult(_message.Message):
-    """What became of one batch."""
+    """The result of one batch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -303,7 +303,7 @@ class BatchError(_message.Message):
     reason: _builtins.str
     """A stable reason, for example `INVALID_IMAGE`."""
     message: _builtins.str
-    """For people."""
+    """The message, for people to read."""
     @_builtins.property
     def details(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Extra facts."""

@@ -47,7 +47,7 @@ class StreamServiceServicer:
     """
 
     def ExtractStream(self, request_iterator, context):
-        """Runs one pass for each of many batches, in order, with a bounded number under way.
+        """Runs one pass for each of many batches, in order, with a bounded number in progress.
 
         The first request message has `start`. Each batch is one message with `batch`, and messages with
         chunks if its payloads do not fit. Each batch gets one `result`, in order: a batch that

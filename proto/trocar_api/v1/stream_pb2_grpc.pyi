@@ -34,7 +34,7 @@ class StreamServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> StreamServiceAsyncStub: ...
     ExtractStream: _grpc.StreamStreamMultiCallable[_stream_pb2.ExtractStreamRequest, _stream_pb2.ExtractStreamResponse]
-    """Runs one pass for each of many batches, in order, with a bounded number under way.
+    """Runs one pass for each of many batches, in order, with a bounded number in progress.
 
     The first request message has `start`. Each batch is one message with `batch`, and messages with
     chunks if its payloads do not fit. Each batch gets one `result`, in order: a batch that
@@ -47,7 +47,7 @@ class StreamServiceAsyncStub(StreamServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ExtractStream: _aio.StreamStreamMultiCallable[_stream_pb2.ExtractStreamRequest, _stream_pb2.ExtractStreamResponse]  # type: ignore[assignment]
-    """Runs one pass for each of many batches, in order, with a bounded number under way.
+    """Runs one pass for each of many batches, in order, with a bounded number in progress.
 
     The first request message has `start`. Each batch is one message with `batch`, and messages with
     chunks if its payloads do not fit. Each batch gets one `result`, in order: a batch that
@@ -63,7 +63,7 @@ class StreamServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_stream_pb2.ExtractStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stream_pb2.ExtractStreamResponse], _abc.AsyncIterator[_stream_pb2.ExtractStreamResponse]]:
-        """Runs one pass for each of many batches, in order, with a bounded number under way.
+        """Runs one pass for each of many batches, in order, with a bounded number in progress.
 
         The first request message has `start`. Each batch is one message with `batch`, and messages with
         chunks if its payloads do not fit. Each batch gets one `result`, in order: a batch that

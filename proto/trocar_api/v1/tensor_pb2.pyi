@@ -85,7 +85,7 @@ Global___Dtype: _TypeAlias = Dtype  # noqa: Y015
 
 @_typing.final
 class TensorSpec(_message.Message):
-    """What a tensor looks like, without its bytes."""
+    """Dtype and shape of a tensor, without its bytes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -115,7 +115,7 @@ Global___TensorSpec: _TypeAlias = TensorSpec  # noqa: Y015
 
 @_typing.final
 class TensorChunk(_message.Message):
-    """A stretch of the bytes of one payload. A payload is one tensor or one encoded image; the first
+    """Consecutive bytes of one payload. A payload is one tensor or one encoded image; the first
     message of the stream says which payloads follow, in order.
     """
 

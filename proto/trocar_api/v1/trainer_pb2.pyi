@@ -31,23 +31,23 @@ class _TrainKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TrainKind.V
     TRAIN_KIND_UNSPECIFIED: _TrainKind.ValueType  # 0
     """Not set; rejected."""
     TRAIN_KIND_STEP: _TrainKind.ValueType  # 1
-    """Forwards, backwards, and an update when enough batches were accumulated."""
+    """Forward and backward pass, and an update after enough batches have been accumulated."""
     TRAIN_KIND_FORWARD_BACKWARD: _TrainKind.ValueType  # 2
     """Forward and backward pass; gradients are added to the accumulated ones."""
     TRAIN_KIND_EVALUATE: _TrainKind.ValueType  # 3
-    """The loss in eval mode; nothing changes."""
+    """Computes the loss in eval mode; nothing changes."""
 
 class TrainKind(_TrainKind, metaclass=_TrainKindEnumTypeWrapper):
-    """What is done with a batch."""
+    """The operation on a batch."""
 
 TRAIN_KIND_UNSPECIFIED: TrainKind.ValueType  # 0
 """Not set; rejected."""
 TRAIN_KIND_STEP: TrainKind.ValueType  # 1
-"""Forwards, backwards, and an update when enough batches were accumulated."""
+"""Forward and backward pass, and an update after enough batches have been accumulated."""
 TRAIN_KIND_FORWARD_BACKWARD: TrainKind.ValueType  # 2
 """Forward and backward pass; gradients are added to the accumulated ones."""
 TRAIN_KIND_EVALUATE: TrainKind.ValueType  # 3
-"""The loss in eval mode; nothing changes."""
+"""Computes the loss in eval mode; nothing changes."""
 Global___TrainKind: _TypeAlias = TrainKind  # noqa: Y015
 
 class _ExportContent:
@@ -61,26 +61,26 @@ class _ExportContentEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExportC
     EXPORT_CONTENT_WEIGHTS: _ExportContent.ValueType  # 1
     """The state dict of the model."""
     EXPORT_CONTENT_GRADIENTS: _ExportContent.ValueType  # 2
-    """The gradients that wait for an update, by parameter."""
+    """The accumulated gradients, by parameter."""
     EXPORT_CONTENT_ADAPTER: _ExportContent.ValueType  # 3
     """The adapter and a new head, under PEFT's names."""
 
 class ExportContent(_ExportContent, metaclass=_ExportContentEnumTypeWrapper):
-    """What is exported."""
+    """The exported tensors."""
 
 EXPORT_CONTENT_UNSPECIFIED: ExportContent.ValueType  # 0
 """Not set; means weights."""
 EXPORT_CONTENT_WEIGHTS: ExportContent.ValueType  # 1
 """The state dict of the model."""
 EXPORT_CONTENT_GRADIENTS: ExportContent.ValueType  # 2
-"""The gradients that wait for an update, by parameter."""
+"""The accumulated gradients, by parameter."""
 EXPORT_CONTENT_ADAPTER: ExportContent.ValueType  # 3
 """The adapter and a new head, under PEFT's names."""
 Global___ExportContent: _TypeAlias = ExportContent  # noqa: Y015
 
 @_typing.final
 class TrainerSpec(_message.Message):
-    """What a trainer is made of. Names of losses, optimizers, schedules and rules are torch's in small letters; options are
+    """The description of a trainer. Names of losses, optimizers, schedules and rules are torch's in small letters; options are
     torch's own, by name.
     """
 
@@ -109,7 +109,7 @@ class TrainerSpec(_message.Message):
     model_id: _builtins.str
     """The id of a loaded model. Required."""
     clip_norm: _builtins.float
-    """The most Euclidean norm of all gradients together."""
+    """The maximum Euclidean norm of all gradients together."""
     accumulation: _builtins.int
     """Batches for each update; 1 when unset."""
     precision: _builtins.str
@@ -121,7 +121,7 @@ class TrainerSpec(_message.Message):
     deterministic: _builtins.bool
     """Whether only deterministic algorithms are used."""
     on_nonfinite: _builtins.str
-    """What becomes of a step that is not finite: `fail` or `skip`; fail when unset."""
+    """Handling of a step whose loss or gradients are not finite: `fail` or `skip`; fail when unset."""
     ttl_s: _builtins.float
     """Seconds after its last use at which it is closed; the server's own limit when unset."""
     @_builtins.property
@@ -130,11 +130,11 @@ class TrainerSpec(_message.Message):
 
     @_builtins.property
     def trainable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Modules (all of their parameters) and parameters by selector; everything when empty. A new head always is."""
+        """Modules (all of their parameters) and parameters by selector; everything when empty. A new head is always trained."""
 
     @_builtins.property
     def train_mode(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Modules that are in train mode though they hold nothing trainable."""
+        """Modules that are in train mode although none of their parameters is trained."""
 
     @_builtins.property
     def losses(self) -> _containers.RepeatedCompositeFieldContainer[Global___LossSpec]:
@@ -158,15 +158,15 @@ class TrainerSpec(_message.Message):
 
     @_builtins.property
     def activation_checkpointing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Modules that are computed again in the backward pass."""
+        """Modules whose values are recomputed in the backward pass instead of saved."""
 
     @_builtins.property
     def saved_tensors(self) -> Global___SavedTensorsSpec:
-        """Where saved tensors lie."""
+        """Where tensors that autograd saves are stored; on the device when unset."""
 
     @_builtins.property
     def adapter(self) -> Global___LoraSpec:
-        """A LoRA adapter, which is trained in place of the model's parameters; none when unset."""
+        """A LoRA adapter, which is trained instead of the model's parameters; none when unset."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ Global___TrainerSpec: _TypeAlias = TrainerSpec  # noqa: Y015
 
 @_typing.final
 class LoraSpec(_message.Message):
-    """A LoRA adapter: PEFT's layers, made after `torch.manual_seed(seed)`."""
+    """A LoRA adapter: PEFT's layers, created after `torch.manual_seed(seed)`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -249,7 +249,7 @@ class LoraSpec(_message.Message):
     use_rslora: _builtins.bool
     """Whether the update is multiplied by alpha / sqrt(rank) instead."""
     name: _builtins.str
-    """What `ExtractRequest.adapter` calls it; `[A-Za-z0-9._-]{1,64}`, once for each caller and model. None when empty."""
+    """The name that `ExtractRequest.adapter` uses; `[A-Za-z0-9._-]{1,64}`, unique for each caller and model. None when empty."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraRankSpec]:
         """Ranks by pattern; a module has that of the first pattern that matches it. At least one."""
@@ -296,9 +296,9 @@ class LoraRankSpec(_message.Message):
     after `^` the whole path.
     """
     rank: _builtins.int
-    """From 1 to 8192."""
+    """The rank, 1 to 8192."""
     alpha: _builtins.float
-    """Scale of these modules, in place of the adapter's."""
+    """Scale of these modules, instead of the adapter's."""
     def __init__(
         self,
         *,
@@ -330,9 +330,9 @@ class HeadSpec(_message.Message):
     BIAS_FIELD_NUMBER: _builtins.int
     OF_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """The module that it takes the place of; found by itself when unset."""
+    """The path of the module that it replaces; chosen by the server when unset."""
     classes: _builtins.int
-    """Its outputs."""
+    """The number of outputs."""
     dropout: _builtins.float
     """Probability of dropout before each layer."""
     init: _builtins.str
@@ -340,7 +340,7 @@ class HeadSpec(_message.Message):
     bias: _builtins.bool
     """Whether its layers have biases; true when unset."""
     of: _builtins.str
-    """Behind a model of texts, in place of replacing a module: `sentence`, logits (batch, classes) of the vector of
+    """Adds the head after a model of texts, instead of replacing a module: `sentence`, logits (batch, classes) of the vector of
     each text, or `tokens`, logits (batch, tokens, classes) of the last hidden states.
     """
     @_builtins.property
@@ -427,18 +427,18 @@ class LossSpec(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`cross_entropy`, `bce_with_logits`, `mse`, `l1`, `huber`, `kl_div`, or without a target `l1_norm` and `l2_norm`.
-    Of (batch, tokens, classes): `causal_lm` (targets are token ids, shifted here) and `token_cross_entropy`; without
-    a target `contrastive` (vectors whose halves are pairs) and `contrastive_logits` (scores (n, n)).
+    Of (batch, tokens, classes): `causal_lm` (targets are token ids, which the server shifts) and `token_cross_entropy`; without
+    a target `contrastive` (vectors: the first and the second half of the batch are pairs) and `contrastive_logits` (scores (n, n)).
     """
     weight: _builtins.float
     """Factor; 1 when unset."""
     selector: _builtins.str
-    """The value that it is of; the model's output when unset."""
+    """The value that the loss uses; the model's output when unset."""
     target: _builtins.str
     """Which of the batch's targets; the only one when unset."""
     @_builtins.property
     def teacher(self) -> Global___TeacherSpec:
-        """What it is compared with instead of a target."""
+        """A teacher to compare with instead of a target."""
 
     @_builtins.property
     def options(self) -> _struct_pb2.Struct:
@@ -522,11 +522,11 @@ class ParameterGroupSpec(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """By selector."""
+        """Selectors of the parameters."""
 
     @_builtins.property
     def options(self) -> _struct_pb2.Struct:
-        """What differs."""
+        """The options that differ from the optimizer's."""
 
     def __init__(
         self,
@@ -562,7 +562,7 @@ class OptimizerSpec(_message.Message):
 
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParameterGroupSpec]:
-        """What no group names has the options above."""
+        """Parameter groups; all other parameters have the options above."""
 
     def __init__(
         self,
@@ -605,7 +605,7 @@ class ScheduleSpec(_message.Message):
     warmup: _builtins.int
     """Steps (or epochs) of a linear warm-up."""
     warmup_start: _builtins.float
-    """The factor that it begins with; 0.01 when unset."""
+    """The factor at the start of the warm-up; 0.01 when unset."""
     @_builtins.property
     def options(self) -> _struct_pb2.Struct:
         """torch's own."""
@@ -706,9 +706,9 @@ class SavedTensorsSpec(_message.Message):
     store: _builtins.str
     """`none`, `host` or `spool`; none when unset."""
     budget_bytes: _builtins.int
-    """Bytes in memory, of the spool."""
+    """The spool's budget of memory, in bytes."""
     min_bytes: _builtins.int
-    """Smaller tensors stay."""
+    """The least size in bytes of a tensor that is stored; smaller ones stay on the device."""
     store_dtype: _builtins.str
     """`bf16` or `int8` on disk; exact when unset."""
     @_builtins.property
@@ -749,7 +749,7 @@ Global___SavedTensorsSpec: _TypeAlias = SavedTensorsSpec  # noqa: Y015
 
 @_typing.final
 class Trainer(_message.Message):
-    """A trainer as it is."""
+    """The state of a trainer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -776,34 +776,34 @@ class Trainer(_message.Message):
     trainer_id: _builtins.str
     """32 hexadecimal digits."""
     created_at_s: _builtins.float
-    """When, in seconds since 1970."""
+    """Time of creation, in seconds since 1970."""
     expires_at_s: _builtins.float
-    """When it will be closed unless it is used, in seconds since 1970."""
+    """Time at which it is closed if it is not used before, in seconds since 1970."""
     next_number: _builtins.int
     """Numbered calls that were applied; the next one has this number."""
     update_count: _builtins.int
     """Updates of the weights."""
     accumulated_count: _builtins.int
-    """Batches that wait in the gradients for an update."""
+    """Batches whose gradients are accumulated and not applied."""
     trainable_element_count: _builtins.int
-    """Elements of these."""
+    """Number of elements of the trained parameters."""
     frozen_element_count: _builtins.int
-    """Elements of the others, which it shares with the model."""
+    """Number of elements of the other parameters, which it shares with the model."""
     byte_count: _builtins.int
     """Bytes of its own: trained parameters, buffers, averages, the optimizer's state."""
     head_path: _builtins.str
     """The path of the head that was replaced; empty for none."""
     state: _builtins.str
-    """`ready`, `fitting`, `paused`, `broken`, or `unreadable` for one on disk that cannot be brought back."""
+    """`ready`, `fitting`, `paused`, `broken`, or `unreadable` for one on disk that cannot be restored."""
     checkpoint_number: _builtins.int
     """The number of the newest checkpoint; unset without any."""
     problem: _builtins.str
-    """Why it is `unreadable`: what is wrong and what to do; empty otherwise. Calls that need it fail with the same."""
+    """If it is `unreadable`: what is wrong and what to do, as in the error of calls that need it. Empty otherwise."""
     problem_reason: _builtins.str
-    """The reason of that: `STORAGE_UNAVAILABLE`, `CHECKPOINT_CORRUPT`, `UNKNOWN_MODEL`, ...; empty otherwise."""
+    """The error reason of that: `STORAGE_UNAVAILABLE`, `CHECKPOINT_CORRUPT`, `UNKNOWN_MODEL`, ...; empty otherwise."""
     @_builtins.property
     def spec(self) -> Global___TrainerSpec:
-        """As it was made."""
+        """The spec that it was created from."""
 
     @_builtins.property
     def trainable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -815,17 +815,17 @@ class Trainer(_message.Message):
 
     @_builtins.property
     def learning_rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The present learning rate of each group."""
+        """The current learning rate of each group."""
 
     @_builtins.property
     def skipped_checkpoint_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Numbers of newer checkpoints that could not be read when the server was started: the trainer is as of
-        `checkpoint_number`. Empty again after the next one that is saved.
+        """Numbers of newer checkpoints that could not be read when the server was started: the trainer has the state of
+        `checkpoint_number`. Empty again after the next checkpoint is saved.
         """
 
     @_builtins.property
     def notices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """A sentence for each of those, and for a save that was never finished: what is wrong with it."""
+        """What is wrong with each of these, and with a save that was never completed; a sentence each."""
 
     def __init__(
         self,
@@ -870,10 +870,10 @@ class CreateTrainerRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A random text of the caller's own, at most 64 characters: a repeated request returns the trainer that the first one made."""
+    """A random text of the caller's own, at most 64 characters: a repeated request returns the trainer that the first one created."""
     @_builtins.property
     def spec(self) -> Global___TrainerSpec:
-        """What to make."""
+        """The description of the trainer. Required."""
 
     def __init__(
         self,
@@ -921,7 +921,7 @@ class GetTrainerRequest(_message.Message):
 
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Which."""
+    """The id of the trainer. Required."""
     def __init__(
         self,
         *,
@@ -944,7 +944,7 @@ class GetTrainerResponse(_message.Message):
     TRAINER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def trainer(self) -> Global___Trainer:
-        """As it is."""
+        """The trainer's state."""
 
     def __init__(
         self,
@@ -985,7 +985,7 @@ class ListTrainersResponse(_message.Message):
     TRAINERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def trainers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Trainer]:
-        """Oldest first."""
+        """All of them, oldest first."""
 
     def __init__(
         self,
@@ -1008,7 +1008,7 @@ class CloseTrainerRequest(_message.Message):
 
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Which."""
+    """The id of the trainer. Required."""
     def __init__(
         self,
         *,
@@ -1054,10 +1054,10 @@ class TrainRequest(_message.Message):
     trainer_id: _builtins.str
     """Which trainer. Required in the first message, as all but chunks."""
     kind: Global___TrainKind.ValueType
-    """What to do."""
+    """What to do with the batch. Required."""
     number: _builtins.int
-    """The call's number, from 0: each that changes the trainer is applied once, in order. One that arrives early waits; one that was
-    applied before returns the same reply again. Unset: the next one. Not for evaluation.
+    """The call's number, from 0: each that changes the trainer is applied once, in order. A call that arrives early waits; for one that was
+    applied before, the same reply is returned again. Unset: the next one. Not for evaluation.
     """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_extraction_pb2.Input]:
@@ -1065,7 +1065,7 @@ class TrainRequest(_message.Message):
 
     @_builtins.property
     def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Target]:
-        """What the outputs are compared with."""
+        """The targets of the losses."""
 
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorChunk]:
@@ -1100,10 +1100,10 @@ class Target(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TENSOR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """As `LossSpec.target` calls it; empty for the only one."""
+    """The name that `LossSpec.target` uses; empty for the only one."""
     @_builtins.property
     def tensor(self) -> _tensor_pb2.TensorSpec:
-        """Its shape and dtype. Labels of tokens, for losses of tokens, are integers of shape (batch, any), filled up with -100:
+        """Shape and dtype of the target. Labels of tokens, for losses of tokens, are integers of shape (batch, any), filled up with -100:
         one for each token; for a `WordList` one for each word, which labels the word's first token, and its other tokens
         and special tokens get -100. Or they are spans, (batch, any, 3), filled up with -100: first character, the one
         behind the last, and class; the first token of each word with a character of a span gets its class, the first
@@ -1133,7 +1133,7 @@ class TrainResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> Global___StepResult:
-        """What became of it."""
+        """The result of the call."""
 
     def __init__(
         self,
@@ -1150,7 +1150,7 @@ Global___TrainResponse: _TypeAlias = TrainResponse  # noqa: Y015
 
 @_typing.final
 class StepResult(_message.Message):
-    """What became of a call that changes the trainer, or of an evaluation."""
+    """The result of a call that changes the trainer, or of an evaluation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1197,7 +1197,7 @@ class StepResult(_message.Message):
     is_update: _builtins.bool
     """Whether weights were updated."""
     is_skipped: _builtins.bool
-    """Whether it was left out because something was not finite."""
+    """Whether the update was skipped because the loss or a gradient was not finite."""
     update_count: _builtins.int
     """Updates of the weights so far."""
     gradient_norm: _builtins.float
@@ -1218,11 +1218,11 @@ class StepResult(_message.Message):
 
     @_builtins.property
     def changed_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """By gradient rule: elements that it changed."""
+        """Number of elements that each gradient rule changed."""
 
     @_builtins.property
     def timing(self) -> _extraction_pb2.ServerTiming:
-        """Where the time went."""
+        """The server's time, in parts."""
 
     def __init__(
         self,
@@ -1270,7 +1270,7 @@ class StepOptimizerRequest(_message.Message):
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Which."""
+    """The id of the trainer. Required."""
     number: _builtins.int
     """As in `TrainRequest`."""
     def __init__(
@@ -1298,7 +1298,7 @@ class StepOptimizerResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> Global___StepResult:
-        """What became of it."""
+        """The result of the call."""
 
     def __init__(
         self,
@@ -1322,9 +1322,9 @@ class SaveTrainerRequest(_message.Message):
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Which."""
+    """The id of the trainer. Required."""
     note: _builtins.str
-    """For people, at most 256 characters."""
+    """A note for people to read, at most 256 characters."""
     def __init__(
         self,
         *,
@@ -1348,7 +1348,7 @@ class SaveTrainerResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def checkpoint(self) -> Global___Checkpoint:
-        """What is on disk."""
+        """The written checkpoint."""
 
     def __init__(
         self,
@@ -1378,21 +1378,21 @@ class Checkpoint(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Counts up by one from 1."""
+    """Its number, counted from 1."""
     created_at_s: _builtins.float
-    """When, in seconds since 1970."""
+    """Time of creation, in seconds since 1970."""
     update_count: _builtins.int
-    """Updates of the weights by then."""
+    """Number of updates of the weights at that time."""
     next_number: _builtins.int
-    """The next numbered call after it."""
+    """The number of the next call."""
     byte_count: _builtins.int
-    """On disk."""
+    """Size on disk in bytes."""
     sha256: _builtins.str
-    """Of its tensors."""
+    """SHA-256 of its tensors."""
     note: _builtins.str
-    """As given."""
+    """The note of the request."""
     problem: _builtins.str
-    """Why it cannot be restored; empty otherwise. All but the number is unknown then."""
+    """The reason why it cannot be restored; empty if it can. If it cannot, all fields except the number are unset."""
     def __init__(
         self,
         *,
@@ -1422,7 +1422,7 @@ class RestoreTrainerRequest(_message.Message):
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     CHECKPOINT_NUMBER_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Which."""
+    """The id of the trainer. Required."""
     checkpoint_number: _builtins.int
     """The newest when unset."""
     def __init__(
@@ -1450,7 +1450,7 @@ class RestoreTrainerResponse(_message.Message):
     TRAINER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def trainer(self) -> Global___Trainer:
-        """As it is now."""
+        """The trainer's state after the call."""
 
     def __init__(
         self,
@@ -1473,7 +1473,7 @@ class ListCheckpointsRequest(_message.Message):
 
     TRAINER_ID_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Whose."""
+    """The id of the trainer. Required."""
     def __init__(
         self,
         *,
@@ -1496,7 +1496,7 @@ class ListCheckpointsResponse(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Checkpoint]:
-        """Oldest first."""
+        """All of them, oldest first."""
 
     def __init__(
         self,
@@ -1522,13 +1522,13 @@ class ExportTrainerRequest(_message.Message):
     OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Which."""
+    """The id of the trainer. Required."""
     has_optimizer: _builtins.bool
     """Whether to add the optimizer's state, under names that begin with `optimizer.`."""
     offset_bytes: _builtins.int
-    """Where to go on after a broken connection, in bytes; the weights must not have changed."""
+    """Where to continue after a broken connection, in bytes; the weights must not have changed."""
     content: Global___ExportContent.ValueType
-    """What; weights when unset."""
+    """What is exported; weights when unset."""
     def __init__(
         self,
         *,
@@ -1560,7 +1560,7 @@ class ExportTrainerResponse(_message.Message):
     update_count: _builtins.int
     """Update count of its weights; in the first message."""
     data: _builtins.bytes
-    """The next stretch."""
+    """The next bytes of the file."""
     adapter_config: _builtins.str
     """Of an adapter: PEFT's configuration, the text of `adapter_config.json`; in the first message."""
     def __init__(
@@ -1590,7 +1590,7 @@ class LoadAdapterRequest(_message.Message):
     trainer_id: _builtins.str
     """Which trainer; in the first message."""
     data: _builtins.bytes
-    """The next stretch of PEFT's `adapter_model.safetensors`."""
+    """The next bytes of PEFT's `adapter_model.safetensors`."""
     def __init__(
         self,
         *,
@@ -1614,7 +1614,7 @@ class LoadAdapterResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def checkpoint(self) -> Global___Checkpoint:
-        """What is on disk with it."""
+        """The checkpoint that was written with it."""
 
     def __init__(
         self,
@@ -1639,7 +1639,7 @@ class PublishTrainerRequest(_message.Message):
     MODEL_ID_FIELD_NUMBER: _builtins.int
     CATEGORIES_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
-    """Which."""
+    """The id of the trainer. Required."""
     model_id: _builtins.str
     """The new model's id: `[a-z0-9][a-z0-9._-]{0,62}`, not in the catalogue."""
     @_builtins.property
@@ -1693,7 +1693,7 @@ class UnpublishModelRequest(_message.Message):
 
     MODEL_ID_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
-    """The model's id."""
+    """The id of the published model. Required."""
     def __init__(
         self,
         *,

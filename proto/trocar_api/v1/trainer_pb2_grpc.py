@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TrainerServiceStub:
-    """Keeps trainers. Each belongs to the caller that made it; others' do not show. A trainer's id works as a model's id
+    """Stores trainers. Each belongs to the caller that created it; other callers cannot see it. A trainer's id works as a model's id
     in `ExtractionService`, `StreamService` and `ModelService.GetModel` and `DescribeModules`.
     """
 
@@ -104,12 +104,12 @@ class TrainerServiceStub:
 
 
 class TrainerServiceServicer:
-    """Keeps trainers. Each belongs to the caller that made it; others' do not show. A trainer's id works as a model's id
+    """Stores trainers. Each belongs to the caller that created it; other callers cannot see it. A trainer's id works as a model's id
     in `ExtractionService`, `StreamService` and `ModelService.GetModel` and `DescribeModules`.
     """
 
     def CreateTrainer(self, request, context):
-        """Makes a trainer from a loaded model. Every problem of the spec is in one error.
+        """Creates a trainer from a loaded model. If the spec is invalid, one error lists all problems.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,7 +123,7 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTrainers(self, request, context):
-        """Lists the caller's own, oldest first; those that cannot be read from disk with the reason.
+        """Lists the trainers of the caller, oldest first; those that cannot be read from disk with the reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,14 +152,14 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SaveTrainer(self, request, context):
-        """Writes a checkpoint; when this returns it survives a crash.
+        """Writes a checkpoint durably: after the reply it survives a crash.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RestoreTrainer(self, request, context):
-        """Takes a trainer back to a checkpoint.
+        """Restores a trainer from a checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,7 +180,7 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request_iterator, context):
-        """Replaces the weights of a trainer's adapter, and of its new head, by those of a file of PEFT, and writes a
+        """Replaces the weights of a trainer's adapter, and of its new head, by those of a PEFT file, and writes a
         checkpoint. Names and shapes must be the trainer's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -188,7 +188,7 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PublishTrainer(self, request, context):
-        """Makes a copy of the weights a hosted model, at once and after restarts.
+        """Publishes a copy of the weights as a hosted model, at once and after restarts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,7 +278,7 @@ def add_TrainerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainerService:
-    """Keeps trainers. Each belongs to the caller that made it; others' do not show. A trainer's id works as a model's id
+    """Stores trainers. Each belongs to the caller that created it; other callers cannot see it. A trainer's id works as a model's id
     in `ExtractionService`, `StreamService` and `ModelService.GetModel` and `DescribeModules`.
     """
 

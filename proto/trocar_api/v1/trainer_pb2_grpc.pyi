@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TrainerServiceStub:
-    """Keeps trainers. Each belongs to the caller that made it; others' do not show. A trainer's id works as a model's id
+    """Stores trainers. Each belongs to the caller that created it; other callers cannot see it. A trainer's id works as a model's id
     in `ExtractionService`, `StreamService` and `ModelService.GetModel` and `DescribeModules`.
     """
 
@@ -36,11 +36,11 @@ class TrainerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TrainerServiceAsyncStub: ...
     CreateTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.CreateTrainerRequest, _trainer_pb2.CreateTrainerResponse]
-    """Makes a trainer from a loaded model. Every problem of the spec is in one error."""
+    """Creates a trainer from a loaded model. If the spec is invalid, one error lists all problems."""
     GetTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.GetTrainerRequest, _trainer_pb2.GetTrainerResponse]
     """Returns one of the caller's trainers, and renews its time to live."""
     ListTrainers: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ListTrainersRequest, _trainer_pb2.ListTrainersResponse]
-    """Lists the caller's own, oldest first; those that cannot be read from disk with the reason."""
+    """Lists the trainers of the caller, oldest first; those that cannot be read from disk with the reason."""
     CloseTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.CloseTrainerRequest, _trainer_pb2.CloseTrainerResponse]
     """Closes a trainer and deletes its checkpoints."""
     Train: _grpc.StreamStreamMultiCallable[_trainer_pb2.TrainRequest, _trainer_pb2.TrainResponse]
@@ -50,35 +50,35 @@ class TrainerServiceStub:
     StepOptimizer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.StepOptimizerRequest, _trainer_pb2.StepOptimizerResponse]
     """Updates the weights with the accumulated gradients."""
     SaveTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.SaveTrainerRequest, _trainer_pb2.SaveTrainerResponse]
-    """Writes a checkpoint; when this returns it survives a crash."""
+    """Writes a checkpoint durably: after the reply it survives a crash."""
     RestoreTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.RestoreTrainerRequest, _trainer_pb2.RestoreTrainerResponse]
-    """Takes a trainer back to a checkpoint."""
+    """Restores a trainer from a checkpoint."""
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointsRequest, _trainer_pb2.ListCheckpointsResponse]
     """Lists a trainer's checkpoints, oldest first."""
     ExportTrainer: _grpc.UnaryStreamMultiCallable[_trainer_pb2.ExportTrainerRequest, _trainer_pb2.ExportTrainerResponse]
     """Streams the weights as one safetensors file."""
     LoadAdapter: _grpc.StreamUnaryMultiCallable[_trainer_pb2.LoadAdapterRequest, _trainer_pb2.LoadAdapterResponse]
-    """Replaces the weights of a trainer's adapter, and of its new head, by those of a file of PEFT, and writes a
+    """Replaces the weights of a trainer's adapter, and of its new head, by those of a PEFT file, and writes a
     checkpoint. Names and shapes must be the trainer's.
     """
     PublishTrainer: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.PublishTrainerRequest, _trainer_pb2.PublishTrainerResponse]
-    """Makes a copy of the weights a hosted model, at once and after restarts."""
+    """Publishes a copy of the weights as a hosted model, at once and after restarts."""
     UnpublishModel: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.UnpublishModelRequest, _trainer_pb2.UnpublishModelResponse]
     """Removes a model that the caller published, unless a trainer needs it."""
 
 @_typing.type_check_only
 class TrainerServiceAsyncStub(TrainerServiceStub):
-    """Keeps trainers. Each belongs to the caller that made it; others' do not show. A trainer's id works as a model's id
+    """Stores trainers. Each belongs to the caller that created it; other callers cannot see it. A trainer's id works as a model's id
     in `ExtractionService`, `StreamService` and `ModelService.GetModel` and `DescribeModules`.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.CreateTrainerRequest, _trainer_pb2.CreateTrainerResponse]  # type: ignore[assignment]
-    """Makes a trainer from a loaded model. Every problem of the spec is in one error."""
+    """Creates a trainer from a loaded model. If the spec is invalid, one error lists all problems."""
     GetTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.GetTrainerRequest, _trainer_pb2.GetTrainerResponse]  # type: ignore[assignment]
     """Returns one of the caller's trainers, and renews its time to live."""
     ListTrainers: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ListTrainersRequest, _trainer_pb2.ListTrainersResponse]  # type: ignore[assignment]
-    """Lists the caller's own, oldest first; those that cannot be read from disk with the reason."""
+    """Lists the trainers of the caller, oldest first; those that cannot be read from disk with the reason."""
     CloseTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.CloseTrainerRequest, _trainer_pb2.CloseTrainerResponse]  # type: ignore[assignment]
     """Closes a trainer and deletes its checkpoints."""
     Train: _aio.StreamStreamMultiCallable[_trainer_pb2.TrainRequest, _trainer_pb2.TrainResponse]  # type: ignore[assignment]
@@ -88,24 +88,24 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     StepOptimizer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.StepOptimizerRequest, _trainer_pb2.StepOptimizerResponse]  # type: ignore[assignment]
     """Updates the weights with the accumulated gradients."""
     SaveTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.SaveTrainerRequest, _trainer_pb2.SaveTrainerResponse]  # type: ignore[assignment]
-    """Writes a checkpoint; when this returns it survives a crash."""
+    """Writes a checkpoint durably: after the reply it survives a crash."""
     RestoreTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.RestoreTrainerRequest, _trainer_pb2.RestoreTrainerResponse]  # type: ignore[assignment]
-    """Takes a trainer back to a checkpoint."""
+    """Restores a trainer from a checkpoint."""
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointsRequest, _trainer_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     """Lists a trainer's checkpoints, oldest first."""
     ExportTrainer: _aio.UnaryStreamMultiCallable[_trainer_pb2.ExportTrainerRequest, _trainer_pb2.ExportTrainerResponse]  # type: ignore[assignment]
     """Streams the weights as one safetensors file."""
     LoadAdapter: _aio.StreamUnaryMultiCallable[_trainer_pb2.LoadAdapterRequest, _trainer_pb2.LoadAdapterResponse]  # type: ignore[assignment]
-    """Replaces the weights of a trainer's adapter, and of its new head, by those of a file of PEFT, and writes a
+    """Replaces the weights of a trainer's adapter, and of its new head, by those of a PEFT file, and writes a
     checkpoint. Names and shapes must be the trainer's.
     """
     PublishTrainer: _aio.UnaryUnaryMultiCallable[_trainer_pb2.PublishTrainerRequest, _trainer_pb2.PublishTrainerResponse]  # type: ignore[assignment]
-    """Makes a copy of the weights a hosted model, at once and after restarts."""
+    """Publishes a copy of the weights as a hosted model, at once and after restarts."""
     UnpublishModel: _aio.UnaryUnaryMultiCallable[_trainer_pb2.UnpublishModelRequest, _trainer_pb2.UnpublishModelResponse]  # type: ignore[assignment]
     """Removes a model that the caller published, unless a trainer needs it."""
 
 class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Keeps trainers. Each belongs to the caller that made it; others' do not show. A trainer's id works as a model's id
+    """Stores trainers. Each belongs to the caller that created it; other callers cannot see it. A trainer's id works as a model's id
     in `ExtractionService`, `StreamService` and `ModelService.GetModel` and `DescribeModules`.
     """
 
@@ -115,7 +115,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.CreateTrainerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.CreateTrainerResponse, _abc.Awaitable[_trainer_pb2.CreateTrainerResponse]]:
-        """Makes a trainer from a loaded model. Every problem of the spec is in one error."""
+        """Creates a trainer from a loaded model. If the spec is invalid, one error lists all problems."""
 
     @_abc_1.abstractmethod
     def GetTrainer(
@@ -131,7 +131,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.ListTrainersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.ListTrainersResponse, _abc.Awaitable[_trainer_pb2.ListTrainersResponse]]:
-        """Lists the caller's own, oldest first; those that cannot be read from disk with the reason."""
+        """Lists the trainers of the caller, oldest first; those that cannot be read from disk with the reason."""
 
     @_abc_1.abstractmethod
     def CloseTrainer(
@@ -165,7 +165,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.SaveTrainerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.SaveTrainerResponse, _abc.Awaitable[_trainer_pb2.SaveTrainerResponse]]:
-        """Writes a checkpoint; when this returns it survives a crash."""
+        """Writes a checkpoint durably: after the reply it survives a crash."""
 
     @_abc_1.abstractmethod
     def RestoreTrainer(
@@ -173,7 +173,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.RestoreTrainerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.RestoreTrainerResponse, _abc.Awaitable[_trainer_pb2.RestoreTrainerResponse]]:
-        """Takes a trainer back to a checkpoint."""
+        """Restores a trainer from a checkpoint."""
 
     @_abc_1.abstractmethod
     def ListCheckpoints(
@@ -197,7 +197,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_trainer_pb2.LoadAdapterRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.LoadAdapterResponse, _abc.Awaitable[_trainer_pb2.LoadAdapterResponse]]:
-        """Replaces the weights of a trainer's adapter, and of its new head, by those of a file of PEFT, and writes a
+        """Replaces the weights of a trainer's adapter, and of its new head, by those of a PEFT file, and writes a
         checkpoint. Names and shapes must be the trainer's.
         """
 
@@ -207,7 +207,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.PublishTrainerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.PublishTrainerResponse, _abc.Awaitable[_trainer_pb2.PublishTrainerResponse]]:
-        """Makes a copy of the weights a hosted model, at once and after restarts."""
+        """Publishes a copy of the weights as a hosted model, at once and after restarts."""
 
     @_abc_1.abstractmethod
     def UnpublishModel(

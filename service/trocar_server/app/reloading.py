@@ -145,4 +145,4 @@ class Reload:
         for key in self._changed_limits():
             yield f"limits.{key}: {getattr(self.old.limits, key)} -> {getattr(self.new.limits, key)}"
         if self._differs("tokens"):
-            yield f"tokens: {'asked for' if self.new.tokens else 'no longer asked for'}"
+            yield f"tokens: {'required' if self.new.tokens else 'no longer required'}"

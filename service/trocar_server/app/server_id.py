@@ -46,7 +46,7 @@ def server_id(data_dir: Path) -> ServerId:
                 "the server's id file is missing, though the data directory holds state; created a new id"
             )
     except DamagedError as error:
-        problem = f"the server's id was damaged ({error}); a new one was made"
+        problem = f"the server's id file was damaged ({error}); created a new id"
     except OSError as error:
         problem = f"the server's id cannot be read ({error.strerror}); this process uses a temporary id"
         _log.error("the server's id", problem=problem)

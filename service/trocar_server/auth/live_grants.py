@@ -103,7 +103,7 @@ class LiveGrants:
             self._grants, self._stamp, self._problem = self._file.read(), stamp, ""
         except ServiceError as error:
             if error.message != self._problem:
-                _log.error("no token is valid", problem=error.message)
+                _log.error("the token file is not used; no token is valid", problem=error.message)
             self._grants, self._stamp, self._problem = (
                 (),
                 None,

@@ -161,7 +161,7 @@ def decode(
 
     def size(answer: dict[str, Any]) -> int:
         if {answer["width"], answer["height"]} != {header.width, header.height}:
-            raise ValueError("an answer to something else")
+            raise ValueError("the process answered another request")
         return int(answer["width"] * answer["height"] * 3)
 
     try:
@@ -170,7 +170,8 @@ def decode(
         if process.is_killed:
             raise ServiceError(ErrorReason.CANCELLED, "the decoding of the image was stopped") from None
         raise ServiceError(
-            ErrorReason.INVALID_IMAGE, f"the {header.format} image made its decoder end: it is damaged"
+            ErrorReason.INVALID_IMAGE,
+            f"the {header.format} image ended the decoding process, so it is probably damaged; save it again",
         ) from error
     return answer["width"], answer["height"], pixels
 

@@ -68,7 +68,7 @@ def check_tokens(config: ServerConfig) -> Iterator[Finding]:
     try:
         grants = file.read()
     except ServiceError as error:
-        advice = f"chmod 600 '{file.path}', its owner the server's user"
+        advice = f"chmod 600 '{file.path}', and make the server's user its owner"
         yield fail("tokens", error.message, advice) if is_asked else warn("tokens", error.message, advice)
         return
     valid = [grant for grant in grants if not grant.is_expired(now)]

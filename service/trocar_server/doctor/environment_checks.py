@@ -37,7 +37,7 @@ def check_packages(config: ServerConfig) -> Iterator[Finding]:
         if requirement.specifier.contains(found, prereleases=True):
             yield ok(name, found)
         else:
-            yield fail(name, f"{found}, needed is {requirement.specifier}", _REINSTALL)
+            yield fail(name, f"version {found} is installed, {requirement.specifier} is required", _REINSTALL)
 
 
 def check_torch(config: ServerConfig) -> Iterator[Finding]:

@@ -36,7 +36,11 @@ def check_device(config: ServerConfig) -> Iterator[Finding]:
         return
     except Exception as error:  # noqa: BLE001 - whatever a driver makes of it
         line = str(error).splitlines()[0][:200]
-        yield fail("device", f"'{config.device}' does not compute: {line}", "check the driver: nvidia-smi")
+        yield fail(
+            "device",
+            f"'{config.device}' cannot run a test computation: {line}",
+            "check the driver: nvidia-smi",
+        )
         return
     threads = config.threads or torch.get_num_threads()
     cores = _cores()

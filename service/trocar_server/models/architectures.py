@@ -133,7 +133,7 @@ def _check_custom(spec: ModelSpec) -> None:
     if spec.weights_kind is WeightsKind.NAMED and spec.weights != DEFAULT_WEIGHTS:
         raise ServiceError(
             ErrorReason.UNKNOWN_WEIGHTS,
-            f"what builds '{spec.model_id}' has no weights '{_base_name(spec.weights)}'; "
+            f"the source of '{spec.model_id}' has no weights '{_base_name(spec.weights)}'; "
             f"available: {DEFAULT_WEIGHTS} (its own), random[:seed], FILE.safetensors",
         )
 

@@ -137,7 +137,7 @@ class InputSignature:
             if name not in flags:
                 own = [spec for spec in self.inputs if spec.name == name]
                 advice = f"the model takes {own[0]}" if own else _flags_advice(flags)
-                raise rejected(f"'{name[:80]}' is given as {kind} and is no flag of the model; {advice}")
+                raise rejected(f"'{name[:80]}' is given as {kind} and is not a flag of the model; {advice}")
             if flags[name] != kind:
                 raise rejected(f"the input '{name}' takes a {flags[name]}, not {value!r:.80} ({kind})")
         names = [name for name, _ in given]
@@ -305,7 +305,7 @@ def _changed(spec: InputSpec, settings: Mapping[str, Any]) -> InputSpec:
     dtype = f"flag:{dtype}" if dtype in ("int", "str") else dtype
     shape = settings.get("shape", spec.shape)
     if dtype.removeprefix("flag:") not in (*_DTYPES, *FLAGS):
-        message = f"inputs.{spec.name}.dtype is no '{dtype[:20]}'; use {', '.join(_DTYPES)}, int or str"
+        message = f"inputs.{spec.name}.dtype cannot be '{dtype[:20]}'; use {', '.join(_DTYPES)}, int or str"
         raise ServiceError(ErrorReason.MODEL_INVALID, message)
     return InputSpec(
         spec.name,

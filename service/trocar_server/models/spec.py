@@ -156,7 +156,7 @@ class ModelSpec:
         """Check what can be checked without torch."""
         check_model_id(self.model_id)
         if self.dtype not in DTYPES:
-            raise _invalid(f"dtype is no '{self.dtype[:20]}'; use {', '.join(filter(None, DTYPES))}")
+            raise _invalid(f"dtype cannot be '{self.dtype[:20]}'; use {', '.join(filter(None, DTYPES))}")
         if self.is_custom and not self.source and not _FACTORY.fullmatch(self.architecture):
             raise _invalid(f"'{self.architecture}' is not a factory; write it as module:callable")
         if self.arguments and not self.is_custom:

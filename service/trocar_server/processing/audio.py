@@ -55,7 +55,8 @@ def _extractor(folder: str) -> Any:
         found = load(folder, local_files_only=True, trust_remote_code=False)
     except ImportError:
         raise ServiceError(
-            ErrorReason.NO_PREPROCESSING, "this server extracts no features; install trocar[transformers]"
+            ErrorReason.NO_PREPROCESSING,
+            "this server has no feature extractors; its operator has to install trocar[transformers]",
         ) from None
     except Exception as error:
         problem = first_line(error)
@@ -76,7 +77,9 @@ def _check_window(extractor: Any, index: int, sound: Samples, rate: int) -> None
     """Refuse a clip that the extractor would cut without a word."""
     window_s = getattr(extractor, "chunk_length", None)
     if window_s and len(sound) > window_s * rate:
-        raise _rejected(index, f"has {len(sound) / rate:.1f} s, and the model takes {window_s} s; cut it")
+        raise _rejected(
+            index, f"has {len(sound) / rate:.1f} s, and the model takes {window_s} s at most; cut it"
+        )
 
 
 def _decoded(index: int, data: bytes, rate: int, left_s: float) -> Samples:
@@ -84,13 +87,14 @@ def _decoded(index: int, data: bytes, rate: int, left_s: float) -> Samples:
         import soundfile
     except (ImportError, OSError):  # OSError: without its library
         raise ServiceError(
-            ErrorReason.NO_PREPROCESSING, "this server reads no WAV and no FLAC; install soundfile there"
+            ErrorReason.NO_PREPROCESSING,
+            "this server cannot read WAV and FLAC; its operator has to install soundfile",
         ) from None
 
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.format not in ("WAV", "WAVEX", "FLAC"):
-                raise _rejected(index, "is neither WAV nor FLAC")
+                raise _rejected(index, "is neither WAV nor FLAC; convert it to one of these")
             _check_rate(index, file.samplerate, rate)
             if file.channels != 1:
                 raise _rejected(index, f"has {file.channels} channels; send one")
@@ -98,7 +102,7 @@ def _decoded(index: int, data: bytes, rate: int, left_s: float) -> Samples:
                 raise _too_long(left_s)
             sound: Samples = np.asarray(file.read(dtype="float32"), np.float32)
     except (soundfile.SoundFileError, OSError, ValueError, MemoryError):
-        raise _rejected(index, "does not decode: it is no WAV or FLAC, or damaged") from None
+        raise _rejected(index, "cannot be decoded: it is not WAV or FLAC, or it is damaged") from None
     return _checked(index, sound)
 
 
@@ -111,7 +115,7 @@ def _checked(index: int, sound: Samples) -> Samples:
     if not sound.size:
         raise _rejected(index, "has no sample")
     if not np.isfinite(sound).all():
-        raise _rejected(index, "has samples that are no finite numbers")
+        raise _rejected(index, "has samples that are NaN or infinite; remove them")
     return sound
 
 

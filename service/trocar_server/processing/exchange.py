@@ -99,7 +99,7 @@ def _made(process: WorkerProcess, request: dict[str, Any], data: bytes, rows: in
         described = int(answer["described_bytes"])
         count = described + sum(_byte_count(dtype, shape) for _, dtype, shape in answer["parts"])
         if not 0 <= described <= count <= most_bytes:
-            raise ValueError("an answer that is too large")
+            raise ValueError("the process answered with too many bytes")
         return count
 
     try:
@@ -110,13 +110,14 @@ def _made(process: WorkerProcess, request: dict[str, Any], data: bytes, rows: in
             raise ServiceError(ErrorReason.CANCELLED, "the processing of the inputs was stopped") from None
         raise ServiceError(
             ErrorReason.INPUT_REJECTED,
-            "the inputs made the model's tokenizer or feature extractor end; send fewer or shorter ones",
+            "the process of the model's tokenizer or feature extractor ended on these inputs; "
+            "send fewer or shorter ones",
         ) from error
 
 
 def _byte_count(dtype: str, shape: Sequence[int]) -> int:
     if any(int(size) < 0 for size in shape):
-        raise ValueError("an answer without a shape")
+        raise ValueError("the process answered with a negative shape")
     return _DTYPES[dtype] * math.prod(shape)
 
 
@@ -130,7 +131,7 @@ def _read(answer: dict[str, Any], data: bytearray, rows: int) -> Made:
     described = json.loads(data[start:])
     samples = tuple(map(_sample, described["samples"]))
     if len(samples) != rows or any(array.shape[:1] != (rows,) for array in arrays.values()) or not arrays:
-        raise ValueError("an answer to something else")
+        raise ValueError("the process answered another request")
     padded_length, pads_left = described.get("padded_length", 0), described.get("pads_left", False)
     return Made(arrays, samples, int(padded_length), bool(pads_left))
 

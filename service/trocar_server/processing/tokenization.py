@@ -56,7 +56,8 @@ def _tokenizer(folder: str) -> Any:
         from transformers import AutoTokenizer
     except ImportError:
         raise ServiceError(
-            ErrorReason.NO_PREPROCESSING, "this server has no tokenizers; install trocar[transformers]"
+            ErrorReason.NO_PREPROCESSING,
+            "this server has no tokenizers; its operator has to install trocar[transformers]",
         ) from None
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

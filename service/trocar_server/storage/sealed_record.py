@@ -95,8 +95,8 @@ def unseal(kind: str, content: bytes) -> memoryview:
     prefix = f"trocar {kind} 1 ".encode()
     end = len(prefix) + _DIGEST_CHARACTERS
     if not content.startswith(prefix) or content[end : end + 1] != b"\n":
-        raise DamagedError(f"it does not begin as a {kind} does")
+        raise DamagedError(f"it does not begin like a {kind}")
     body = memoryview(content)[end + 1 :]
     if hashlib.sha256(body).hexdigest().encode() != content[len(prefix) : end]:
-        raise DamagedError("its sha256 is another")
+        raise DamagedError("its sha256 does not match")
     return body

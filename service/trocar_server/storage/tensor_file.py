@@ -96,7 +96,7 @@ def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layou
         plain.append(tensor)
     header = encode_header(described, metadata)
     if len(header) - LENGTH_BYTES > MAX_HEADER_BYTES:
-        raise _unfit(f"{len(names):,} tensors are more than a file takes")
+        raise _unfit(f"{len(names):,} tensors are too many for one file")
     return Layout(header, tuple(plain), len(header) + end)
 
 

@@ -135,7 +135,7 @@ def parse_header(text: bytes, size: int, limits: Limits) -> Header:
     described = _parsed(text)
     metadata = described.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise HeaderError("the metadata of its header are other values than texts")
+        raise HeaderError("the metadata of its header has values that are not texts")
     if limits.tensors is not None and not 0 < len(described) <= limits.tensors:
         raise HeaderError(f"it has {len(described):,} tensors; 1 to {limits.tensors:,} can be")
     first = LENGTH_BYTES + len(text)
@@ -195,7 +195,7 @@ def _entry(name: str, value: object, first: int, limits: Limits) -> Entry:
     dtype = NAMES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
     if dtype is None or dtype not in limits.dtypes:
         codes = ", ".join(code for code, name, _ in _DTYPES if name in limits.dtypes)
-        raise HeaderError(f"{_shown(name)} has none of the dtypes {codes}")
+        raise HeaderError(f"{_shown(name)} has a dtype other than {codes}")
     shape, offsets = _sizes(value["shape"]), _sizes(value["data_offsets"])
     if shape is None or len(shape) > limits.rank or offsets is None or len(offsets) != 2:
         raise HeaderError(

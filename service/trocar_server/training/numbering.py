@@ -107,7 +107,7 @@ class Numbering(Generic[Result]):
         self._kept.clear()
         for earlier in [waiting for waiting in self._waiting if waiting <= number]:
             self._wake(earlier)
-        self._fail_waiting(number, "the trainer was restored to another number")
+        self._fail_waiting(number, "the trainer was restored to another update")
 
     async def _wait(self, number: int) -> None:
         if number - self.next_number > MOST_AHEAD:

@@ -28,7 +28,7 @@ Mistake = Callable[[Any], object]  # untyped, as a type checker finds some of th
 
 MISTAKES: dict[str, tuple[Mistake, tuple[str, ...]]] = {
     "address": (lambda _: trocar.connect(50051), ("50051", "write a text", "gpu1:50051")),  # type: ignore[arg-type]
-    "no-inputs": (lambda client: client.extract("plain", None, ["conv"]), ("NoneType", "pass an array")),
+    "no-inputs": (lambda client: client.extract("plain", None, ["conv"]), ("inputs: 0 given", "an array")),
     "no-samples": (lambda client: client.extract("plain", X[:0], ["conv"]), ("empty", "at least one sample")),
     "many-samples": (
         lambda client: client.extract("plain", np.zeros((5000, 3, 8, 8), np.float32), ["conv"]),

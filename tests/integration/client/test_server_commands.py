@@ -67,25 +67,37 @@ def test_a_server_that_is_ready_prints_its_address_and_failed_models_as_json(tmp
         (("doctor", "--adress", "gpu1"), 2, None, "--adress"),
         (("serve", "--config", "{folder}/missing.toml"), 1, "INVALID_ARGUMENT", "missing.toml"),
         (("serve", "--port", "many"), 2, None, "--port"),
-        (("serve", "--port", "{port}", "--device", "cpu"), 1, "INVALID_ARGUMENT", "{port}"),
         (("convert", "{folder}/a.pth", "{folder}/b.safetensors"), 2, None, "a.pth"),
     ],
 )
 def test_failures_of_server_commands_are_json_with_json(
     run: Any,
-    taken_port: int,
     tmp_path: Path,
     words: tuple[str, ...],
     code: int,
     reason: str | None,
     message: str,
 ) -> None:
-    filled = [word.format(folder=tmp_path, port=taken_port) for word in words]
+    filled = [word.format(folder=tmp_path) for word in words]
     stopped, out, line = run(*filled, "--json")
     error = json.loads(line)["error"]
     assert (stopped, out) == (code, "")
     assert (error["reason"], error["exit_code"]) == (reason, code)
-    assert message.format(port=taken_port) in error["message"]
+    assert message in error["message"]
+
+
+def test_a_server_that_cannot_listen_says_so_as_json(taken_port: int, tmp_path: Path) -> None:
+    words = ("serve", "--port", str(taken_port), "--device", "cpu", "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "trocar", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TROCAR_DATA_DIR": str(tmp_path)},
+    )
+    error = json.loads(done.stderr.splitlines()[-1])["error"]
+    assert (done.returncode, done.stdout, error["reason"]) == (1, "", "INVALID_ARGUMENT")
+    assert str(taken_port) in error["message"]
 
 
 def test_failures_of_server_commands_are_a_line_of_text_without_json(run: Any) -> None:

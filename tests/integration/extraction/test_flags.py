@@ -332,7 +332,7 @@ def test_texts_images_and_flags_go_together(client: trocar.Client) -> None:
         ("scaled", {"x": 3}, r"'x' is given as int and is no flag.*x: float32 \(batch, 3\)"),
         ("bert", {"use_cache": True}, "'use_cache' is given as bool and is no flag"),
         ("bert", {"return_dict": False}, "'return_dict' is given as bool and is no flag"),
-        ("undescribed", {"times": 2}, "'times' is given as int and is no flag of the model; it has none"),
+        ("undescribed", {"times": 2}, "'times' is given as int and is not a flag of the model; it has none"),
     ],
 )
 def test_what_is_no_flag_is_refused_by_name(

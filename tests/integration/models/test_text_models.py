@@ -126,5 +126,5 @@ def test_embeddings_in_the_place_of_ids_are_one_input(client: trocar.Client) -> 
 
 
 def test_a_mistyped_source_is_named(folder: Path) -> None:
-    with pytest.raises(trocar.TrocarError, match=r"'hg:.*' is no source; write timm:NAME"):
+    with pytest.raises(trocar.TrocarError, match=r"'hg:.*' is not a source; write timm:NAME"):
         trocar.connect("local", models={"mine": f"hg:{folder}"})

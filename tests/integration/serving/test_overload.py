@@ -275,7 +275,7 @@ def test_steps_of_a_trainer_count_by_what_such_steps_took(
         first = background.submit(call, row(), row())
         assert gate.entered.wait(WAIT_S)
         assert 0 < running.engine.admission.reserved()[1] < WAIT_S
-        with pytest.raises(trocar.ServerBusyError, match="your calls that were admitted need"):
+        with pytest.raises(trocar.ServerBusyError, match="your admitted calls need"):
             call(row(), row())
         gate.release()
         first.result(WAIT_S)

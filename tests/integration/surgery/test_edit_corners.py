@@ -373,7 +373,7 @@ def test_edits_at_and_after_a_start(near: trocar.Client, place: str) -> None:
     edits = trocar.edit(place, "scale", 0.5)
     full = near.extract("blocks", ROWS, "/out", edits=[edits])
     if place.startswith("first.linear"):  # which the pass has left behind
-        with pytest.raises(trocar.StartNotPossibleError, match="runs before it only"):
+        with pytest.raises(trocar.StartNotPossibleError, match="runs only before it"):
             near.extract("blocks", value, "/out", edits=edits, start_at="first")
         return
     assert_same(near.extract("blocks", value, "/out", edits=edits, start_at="first"), dict(full))

@@ -37,8 +37,8 @@ def test_sources_are_read(text: str, source: Source) -> None:
         ("hf:org/name", "has no revision"),
         ("hf:org/name@main", "'main' may move"),
         ("hf:org/name@0123", "40 hex digits"),
-        ("hf:folder", "is no repository"),
-        ("hf:", "is no source"),
+        ("hf:folder", "is not a repository"),
+        ("hf:", "is not a source"),
     ],
 )
 def test_what_is_not_pinned_is_refused_with_how(text: str, words: str) -> None:

@@ -122,7 +122,7 @@ def test_a_dtype_that_the_format_does_not_know_is_refused() -> None:
 
 def test_a_header_that_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_file, "MAX_HEADER_BYTES", 100)
-    with pytest.raises(ServiceError, match="more than a file takes"):
+    with pytest.raises(ServiceError, match="too many for one file"):
         lay_out({"a" * 100: torch.ones(1)}, {})
 
 

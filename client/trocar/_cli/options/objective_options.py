@@ -87,7 +87,7 @@ def read_objective(client: Client, model_id: str, inputs: Any, of: str | None, l
             found = value(rest, reduce=kind)  # type: ignore[arg-type]  # it is one of them
         else:
             hint = name_hint(kind, (*_SCORES, "loss", *AGGREGATES))
-            refuse(f"--of: no {kind!r}; write for example logit:207; {hint}")
+            refuse(f"--of: no {kind!r}; {hint}; write for example logit:207")
     except (TypeError, ValueError, SourceError) as error:
         refuse(f"--of {of}: {error}")
     return Wanted(found, repr(found))

@@ -98,14 +98,14 @@ def _ready(deployment: Deployment, call: CompiledCall, limits: Limits) -> _Ready
     )
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if len(tensors) != len(arguments):
-        return NotCompiledError("the model takes lists")
+        return NotCompiledError("the model takes lists of tensors")
     recording, resolved = call.prepared.checked.recording, call.prepared.checked.resolved
     if recording is None or resolved is None:  # images, which tell their size when they are decoded
         signature = signature_of([""] * len(arguments), arguments)
         recording = deployment.record(signature, call.guard)
         resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, NO_SOURCES)
     if not recording.is_symbolic:
-        return NotCompiledError("the model reads its data")
+        return NotCompiledError("the control flow of the model depends on its data")
     return _Ready(call, tensors, OperandTensors.of(deployment, plan, payloads), resolved, recording)
 
 

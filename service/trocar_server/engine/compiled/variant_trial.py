@@ -69,7 +69,7 @@ def _problem_with_company(
     if any(value.dim() == 0 or value.shape[0] != 2 * rows for value in found.values()):
         return ""  # such values are never merged
     share = worst_deviation(runner.numerics, alone, {name: value[:rows] for name, value in found.items()})
-    return "" if keeps_promise(share) else "rows of a batch change each other"
+    return "" if keeps_promise(share) else "the samples of a batch influence each other"
 
 
 def _eager(replica: Replica, recipe: Recipe, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -247,7 +247,8 @@ def _check_names(inputs: Sequence[ArgumentInput], names: Sequence[str]) -> None:
         if entry.name in names:
             raise ServiceError(
                 ErrorReason.INPUT_REJECTED,
-                f"'{entry.name}' is given, and texts or sound become it too; send one or the other",
+                f"'{entry.name}' is given, and the server also computes it from the texts or sound; "
+                "send one or the other",
             )
 
 
@@ -258,7 +259,8 @@ def _check_vocabulary(module: nn.Module, made: Made) -> None:
     if ids is not None and isinstance(size, int) and int(ids.max()) >= size:
         raise ServiceError(
             ErrorReason.INPUT_REJECTED,
-            f"the tokenizer made the token id {int(ids.max())}, the model's vocabulary ends with {size - 1}",
+            f"the tokenizer returned the token id {int(ids.max())}, but the model's vocabulary "
+            f"ends with {size - 1}; ask the server's operator to check the model's files",
         )
 
 
@@ -278,4 +280,4 @@ def _of_others(unprocessed: Sequence[ProcessorInput], payloads: Sequence[Payload
 
 
 def _stopping() -> ServiceError:
-    return ServiceError(ErrorReason.CANCELLED, "the server stops: the inputs were not processed")
+    return ServiceError(ErrorReason.CANCELLED, "the server is shutting down: the inputs were not processed")

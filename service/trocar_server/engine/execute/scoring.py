@@ -76,7 +76,7 @@ def _sum(
 def _wide(value: torch.Tensor) -> torch.Tensor:
     if not value.is_floating_point():
         dtype = str(value.dtype).removeprefix("torch.")
-        raise _rejected(f"it is made of a value of {dtype}, and only floats have gradients")
+        raise _rejected(f"it uses a value of dtype {dtype}, and only floats have gradients")
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
@@ -92,7 +92,8 @@ def _score(score: Score, value: torch.Tensor, labels: Iterator[torch.Tensor]) ->
 def _class_score(score: ClassScore, value: torch.Tensor) -> torch.Tensor:
     if value.dim() < 2:
         raise _rejected(
-            f"classes are a dimension behind the samples; the value has shape {tuple(value.shape)}"
+            "class scores need a dimension after that of the samples; the value has shape "
+            f"{tuple(value.shape)}"
         )
     dim = value.dim() - 1 if value.dim() == 3 else 1
     batch, count = value.shape[0], value.shape[dim]

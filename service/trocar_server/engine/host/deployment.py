@@ -290,7 +290,7 @@ class Deployment:
             raise
         except Exception as error:
             problem = input_rejected(self.hosted, error)
-            words = f"{problem.message}. This was on example data: what the model runs depends on its data"
+            words = f"{problem.message}. This was on example data: which modules run depends on the data"
             self._note_signature(signature, ServiceError(problem.reason, words))  # without this one's frames
             raise MadeDataRefusedError(problem.reason, words) from error
 

@@ -127,7 +127,9 @@ def _planned(
         raise _impossible(target.name, edit, "nodes of a traced graph cannot be edited; select the module")
     if target.view:
         raise _impossible(
-            target.name, edit, "of a single token its heads are packed; send two or more tokens"
+            target.name,
+            edit,
+            "for a single token PyTorch packs the heads into one dimension; send two or more tokens",
         )
     if target.kind == "fn" and target.port == "out" and target.path.endswith("_"):
         raise _impossible(target.name, edit, "it changes its input in place; edit what comes before it")
@@ -170,7 +172,7 @@ def place_problems(request: EditRequest) -> Iterator[str]:
     if isinstance(operation, Swap) and not is_value:
         yield "values are swapped in the forward pass; select an output or input"
     if isinstance(operation, Swap) and not operation.source and selector.text == operation.selector:
-        yield "it would take the place of itself; give another selector, or a source"
+        yield "the value would replace itself; give another selector, or a source"
     if isinstance(operation, MeanAblate | Resample) and selector.parameter is not None:
         yield "a parameter has no samples; select a value of the pass"
 

@@ -89,13 +89,15 @@ class _Reach:
             )
             return _refusal(f"the edit of '{name}' would change nothing: {problem}", name)
         if not ends:
-            problem = "parameters alone are wanted, so no pass is run; tap a value of the pass, too"
+            problem = "only parameters are requested, so no pass runs; tap a value of the pass as well"
             return _refusal(f"the edit of '{name}' would change nothing: {problem}", name)
         last = max(ends, key=lambda target: place(target, self.recording)).name
         if entry.target.parameter is not None and self._read_at(entry.target) == -1:
             problem = "no operation of the pass reads it; leave the edit out, or edit the value that is used"
         else:
-            problem = f"the pass ends at '{last}', the last value wanted; tap something behind the edit, too"
+            problem = (
+                f"the pass ends at '{last}', the last requested value; tap a value after the edit as well"
+            )
         return _refusal(f"the edit of '{name}' would change nothing: {problem}", name, tap=last)
 
     def _is_upstream(self, wanted: Target, entry: PlannedEdit) -> bool:

@@ -167,7 +167,7 @@ class _Sample:
         if self.entry.kind == "ids":
             raise self._refuse(span, "it was sent as token ids, which have no characters")
         if not self.made.starts:
-            raise self._refuse(span, "the model's tokenizer does not tell the characters of its tokens")
+            raise self._refuse(span, "the model's tokenizer does not report which characters a token covers")
         texts = self._texts()
         ranges = [self._ranges(span, text, which) for which, text in enumerate(texts)]
         if not any(ranges):
@@ -178,7 +178,7 @@ class _Sample:
             if not is_special and self._is_in(ranges[self._text_of(place)], place)
         ]
         if not found:
-            raise self._refuse(span, "none of its tokens holds one of these characters")
+            raise self._refuse(span, "none of its tokens contains one of these characters")
         return found
 
     def _texts(self) -> tuple[str, ...]:
@@ -207,20 +207,21 @@ class _Sample:
 
     def _contents(self, span: TextSpan) -> tuple[tuple[str, int, int], ...]:
         if self.entry.kind != "chat":
-            raise self._refuse(span, "it is no chat, so nothing in it has a role")
+            raise self._refuse(span, "it is not a chat, so it has no roles")
         if self.made.contents is None:
             raise self._refuse(
                 span,
-                "the chat template changes its messages, so their contents are not found; give characters",
+                "the chat template changes the messages, so their contents cannot be found in its "
+                "output; give character positions",
             )
         return self.made.contents
 
     def _without(self, span: TextSpan, texts: Sequence[str]) -> str:
         if span.role:
             roles = ", ".join(dict.fromkeys(role for role, _, _ in self.made.contents or ()))
-            return f"no message with a content has this role; its roles are {roles}"
+            return f"no message with text has this role; the roles are {roles}"
         if span.text:
-            return f"it does not contain it; it is '{texts[0][:80]}'"
+            return f"the text is not in it; it begins '{texts[0][:80]}'"
         return f"it has {len(texts[0]):,} characters"
 
     def _refuse(self, span: TextSpan, problem: str) -> ServiceError:

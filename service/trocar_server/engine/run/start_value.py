@@ -92,7 +92,7 @@ def check_after_start(resolved: Resolved, start: Start, at: StartAt, recording: 
         calls = recording.modules[entry.target.path].calls if entry.target.parameter is not None else ()
         is_behind = bool(calls) and max(call.ended for call in calls) <= begins[0]
         if is_behind and entry.target not in [wanted.target for wanted in resolved.targets]:
-            raise _impossible(at, f"the module of '{entry.target.name}' runs before it only")
+            raise _impossible(at, f"the module of '{entry.target.name}' runs only before it")
 
 
 def needs_more(at: StartAt, operator: str) -> ServiceError:
@@ -103,14 +103,14 @@ def needs_more(at: StartAt, operator: str) -> ServiceError:
 
 def needs_data(at: StartAt, problem: str) -> ServiceError:
     """Return the error of modules before the start that cannot run without data."""
-    return _impossible(at, f"what comes before it does not run without data ({problem})")
+    return _impossible(at, f"the part of the pass before it cannot run without data ({problem})")
 
 
 def _value(plan: Plan) -> TensorInput:
     entries = [entry for entry in plan.inputs if isinstance(entry, TensorInput)]
     if len(entries) != 1 or len(plan.inputs) != 1:
         raise ServiceError(
-            ErrorReason.INVALID_ARGUMENT, "inputs: with start_at, give the one tensor to go on with"
+            ErrorReason.INVALID_ARGUMENT, "inputs: with start_at, give one tensor: the value to continue from"
         )
     return entries[0]
 

@@ -228,7 +228,7 @@ class Admission:
         if byte_count > free:
             raise self._busy(
                 reservation,
-                f"the call needs {byte_count:,} bytes and {max(0, free):,} are free for it; "
+                f"the call needs {byte_count:,} bytes of memory and {max(0, free):,} are free for it; "
                 f"send {_batch(free + before, whole, rows)}",
                 free_bytes=str(max(0, free)),
                 fitting_rows=str(_fitting(free + before, whole, rows)),
@@ -240,7 +240,7 @@ class Admission:
         if byte_count > free:
             raise self._busy(
                 reservation,
-                f"the inputs received no longer fit, {max(0, free):,} bytes are free for them",
+                f"the received inputs no longer fit into memory: {max(0, free):,} bytes are free for them",
                 free_bytes=str(max(0, free)),
             )
 
@@ -248,15 +248,15 @@ class Admission:
         """Refuse work that would have to wait too long; a caller without waiting work is admitted."""
         own, total = self._flows[reservation.flow], self._total
         if own.seconds and own.seconds + seconds > self.limits.max_principal_s:
-            taken, limit, whose = own.seconds, self.limits.max_principal_s, "your calls"
+            taken, limit, whose = own.seconds, self.limits.max_principal_s, "your admitted calls"
         elif own.seconds and total.seconds + seconds > self.limits.max_pending_s:
-            taken, limit, whose = total.seconds, self.limits.max_pending_s, "all calls"
+            taken, limit, whose = total.seconds, self.limits.max_pending_s, "all admitted calls"
         else:
             return
         raise self._busy(
             reservation,
-            f"{whose} that were admitted need about {taken:.3g} s already, and this one {seconds:.3g} s, "
-            f"of {limit:.6g} s; wait for some of them to end",
+            f"{whose} need about {taken:.3g} s and this call {seconds:.3g} s, "
+            f"together more than the limit of {limit:.6g} s; wait until some of them end",
         )
 
     def _busy(self, reservation: Reservation, problem: str, **facts: str) -> ServiceError:

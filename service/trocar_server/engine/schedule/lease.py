@@ -175,7 +175,8 @@ class ReplicaPool:
         if patience_s is not None and self.throughput.is_known and expected_s > patience_s:
             raise self._busy(
                 request,
-                f"about {expected_s:.3g} s of work come before this call, which can wait {patience_s:.3g} s",
+                f"about {expected_s:.3g} s of work wait before this call, which can wait only "
+                f"{patience_s:.3g} s",
             )
 
     def _place_for(self, request: LeaseRequest) -> Ticket | None:

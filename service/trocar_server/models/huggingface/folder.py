@@ -65,7 +65,7 @@ def open_folder(path: Path) -> ModelFolder:
         raise invalid(f"'{path.name}' has no config.json; give the folder that `save_pretrained` wrote")
     config = read_configuration(root / "config.json")
     if not isinstance(config, dict):
-        raise invalid(f"'{path.name}': config.json is no JSON object")
+        raise invalid(f"'{path.name}': config.json is not a JSON object")
     if config.get("quantization_config"):
         raise invalid(f"'{path.name}' holds quantized weights, which are not hosted; use the original's")
     return ModelFolder(path, root, config, tuple(sorted(root.glob("*.safetensors"))), tuple(modules))
@@ -105,10 +105,10 @@ def _transformer_folder(path: Path, modules: Any) -> Path:
     if not modules:
         return path
     if not isinstance(modules, list) or not all(isinstance(entry, dict) for entry in modules):
-        raise invalid(f"'{path.name}': modules.json is no list of modules")
+        raise invalid(f"'{path.name}': modules.json is not a list of modules")
     below = (path / str(modules[0].get("path", ""))).resolve()
     if not below.is_relative_to(path.resolve()):
-        raise invalid(f"'{path.name}': modules.json leads out of the folder")
+        raise invalid(f"'{path.name}': modules.json names a path outside of the folder")
     return below
 
 
@@ -120,7 +120,7 @@ def _read(file: Path) -> Any:
     except OSError as error:
         raise invalid(f"cannot read '{file.name}': {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise invalid(f"'{file.name}' is no JSON") from None
+        raise invalid(f"'{file.name}' is not JSON") from None
 
 
 def _check_configuration(file: Path, value: Any) -> None:

@@ -98,7 +98,7 @@ def add_pooling(module: nn.Module, folder: ModelFolder, weights: bool) -> None:
         kind = str(entry.get("type", "")).rpartition(".")[2]
         path = (root / str(entry.get("path", ""))).resolve()
         if not path.is_relative_to(root.resolve()):
-            raise invalid(f"'{root.name}': modules.json leads out of the folder")
+            raise invalid(f"'{root.name}': modules.json names a path outside of the folder")
         if kind == "Pooling":
             module.pooling = Pooling(_modes(json.loads((path / "config.json").read_text(encoding="utf-8"))))
         elif kind == "Normalize":
@@ -107,7 +107,8 @@ def add_pooling(module: nn.Module, folder: ModelFolder, weights: bool) -> None:
             _add(module, "dense", _dense(path, weights), steps)
         else:
             raise invalid(
-                f"'{root.name}': its module {kind[:60]!r} is not known; Pooling, Dense, Normalize are"
+                f"'{root.name}': its module {kind[:60]!r} is not supported; supported are Pooling, "
+                "Dense, Normalize"
             )
     if not isinstance(getattr(module, "pooling", None), Pooling):
         raise invalid(f"'{root.name}': modules.json names no Pooling")

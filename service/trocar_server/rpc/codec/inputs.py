@@ -94,7 +94,7 @@ def _input(field: str, entry: pb.Input, limits: Limits, byte_counts: list[int]) 
         listed = _tensor_list(f"{field}.tensors", entry, limits, byte_counts)
         return _converted(f"{field}.convert_to", listed, entry.convert_to)
     if entry.convert_to:
-        raise invalid(f"{field}.convert_to", "is for tensors; images are preprocessed")
+        raise invalid(f"{field}.convert_to", "applies to tensors only; leave it out for images")
     if kind == "images":
         return _image_input(f"{field}.images", entry, limits, byte_counts)
     if kind == "flag":
@@ -118,7 +118,11 @@ def _tensor_list(field: str, entry: pb.Input, limits: Limits, byte_counts: list[
     check_batch(field, len(specs), limits)
     dtypes = {spec.dtype for spec in specs}
     if len(dtypes) > 1:
-        raise invalid(field, "the tensors of a list have one dtype", ErrorReason.INVALID_TENSOR)
+        raise invalid(
+            field,
+            "the tensors of a list have different dtypes; convert them to one",
+            ErrorReason.INVALID_TENSOR,
+        )
     dtype, shapes = from_wire(field, dtypes.pop()), tuple(tuple(spec.shape) for spec in specs)
     for index, shape in enumerate(shapes):
         byte_counts.append(tensor_byte_count(f"{field}[{index}]", shape, dtype.itemsize))
@@ -130,7 +134,7 @@ def _converted(field: str, given: _Tensors, wanted: tensor_pb2.Dtype.ValueType) 
         return given
     dtype = from_wire(field, wanted)
     if not (given.dtype.is_floating_point and dtype.is_floating_point):
-        raise invalid(field, "floats are converted to floats, and nothing else")
+        raise invalid(field, "only floats can be converted, and only to another dtype of floats")
     return replace(given, convert_to=dtype)
 
 
@@ -149,7 +153,7 @@ def check_argument_count(count: int, field: str = "inputs") -> None:
         ServiceError: `INVALID_ARGUMENT`, there are none or too many.
     """
     if not 1 <= count <= _MAX_ARGUMENTS:
-        raise invalid(field, f"{count} given; 1 to {_MAX_ARGUMENTS} are allowed")
+        raise invalid(field, f"{count} given; 1 to {_MAX_ARGUMENTS} are needed, for example an array")
 
 
 def tensor_input(

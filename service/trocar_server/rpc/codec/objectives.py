@@ -72,7 +72,7 @@ def _score(field: str, term: pb.ObjectiveTerm, limits: Limits) -> Score:
         return _loss(f"{field}.loss", term.loss)
     if kind == "gradient_penalty":
         return _penalty(f"{field}.gradient_penalty", term.gradient_penalty, limits)
-    raise invalid(field, "is no score; set one, for example `class_score`")
+    raise invalid(field, "has no score; set one, for example `class_score`")
 
 
 def _class_score(field: str, message: pb.ClassScore, limits: Limits) -> ClassScore:

@@ -39,6 +39,6 @@ def _check_selector(field: str, text: str) -> None:
     if selector.is_gradient or selector.parameter is not None:
         raise invalid(
             field,
-            f"'{text}' is no value of the forward pass; swap takes an output or input",
+            f"'{text}' is not a value of the forward pass; swap takes an output or input",
             ErrorReason.EDIT_NOT_POSSIBLE,
         )

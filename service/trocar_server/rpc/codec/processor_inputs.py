@@ -31,7 +31,7 @@ def to_processor_input(field: str, entry: pb.Input, limits: Limits, byte_counts:
         ServiceError: With the field named.
     """
     if entry.convert_to:
-        raise invalid(f"{field}.convert_to", "is for tensors; texts and sound are processed")
+        raise invalid(f"{field}.convert_to", "applies to tensors only; leave it out for texts and sound")
     if entry.WhichOneof("value") == "audio":
         return _audio(f"{field}.audio", entry, limits, byte_counts)
     return _texts(f"{field}.texts", entry, limits)
@@ -41,12 +41,12 @@ def _texts(field: str, entry: pb.Input, limits: Limits) -> TextInput:
     name = "" if entry.name in _TEXT_NAMES else entry.name
     if name and not name.startswith("decoder"):
         raise invalid(
-            field, "become the tokenizer's arguments; call them text, or begin the name with decoder"
+            field, "become the tokenizer's arguments; name the input 'text', or begin its name with 'decoder'"
         )
     batch = entry.texts
     check_batch(field, len(batch.entries), limits)
     if batch.HasField("max_tokens") and batch.max_tokens < 1:
-        raise invalid(f"{field}.max_tokens", f"{batch.max_tokens} is no number of tokens")
+        raise invalid(f"{field}.max_tokens", f"{batch.max_tokens} is not a number of tokens; give at least 1")
     if len(batch.template) > MAX_TEXT_CHARACTERS:
         raise invalid(f"{field}.template", f"over {MAX_TEXT_CHARACTERS} characters")
     options = TextOptions(
@@ -69,7 +69,7 @@ def _entry(field: str, entry: pb.TextEntry) -> TextEntry:
     if kind == "chat":
         messages = tuple((message.role, message.content) for message in entry.chat.messages)
         if not messages or any(not role for role, _ in messages):
-            raise _rejected(field, "a chat has messages, and each message a role")
+            raise _rejected(field, "a chat needs at least one message, and each message a role")
         return TextEntry("chat", messages)
     if kind == "words":
         if not entry.words.words:
@@ -91,7 +91,7 @@ def _text(field: str, text: str) -> str:
 
 def _audio(field: str, entry: pb.Input, limits: Limits, byte_counts: list[int]) -> AudioInput:
     if entry.name not in ("", "audio"):
-        raise invalid(field, "becomes the feature extractor's arguments; call it audio")
+        raise invalid(field, "becomes the feature extractor's arguments; name the input 'audio'")
     check_batch(field, len(entry.audio.clips), limits)
     clips = tuple(_clip(f"{field}[{i}]", clip, limits) for i, clip in enumerate(entry.audio.clips))
     first_payload = len(byte_counts)
@@ -104,7 +104,10 @@ def _clip(field: str, clip: pb.AudioClip, limits: Limits) -> AudioSpec:
         return AudioSpec(clip.encoded_byte_count)
     count, rate = clip.raw.sample_count, clip.raw.sample_rate
     if count < 1 or not 1 <= rate <= _MAX_SAMPLE_RATE:
-        raise _rejected(field, f"{count:,} samples at {rate:,} a second are no sound")
+        raise _rejected(
+            field,
+            f"{count:,} samples at {rate:,} samples a second; give at least 1 sample, and its sample rate",
+        )
     if count > limits.max_audio_s * rate:
         raise invalid(
             field,

@@ -131,7 +131,7 @@ def _pca(field: str, message: pb.PcaReduction) -> Pca:
     components = message.components
     dtype, shape = from_wire(f"{field}.pca.components", components.dtype), tuple(components.shape)
     if len(shape) != 2:
-        raise _invalid(f"components of shape {shape}; it is (components, channels)")
+        raise _invalid(f"components of shape {shape}; it must be (components, channels)")
     has_mean = message.HasField("mean")
     if has_mean:
         _check_mean(f"{field}.pca.mean", message.mean, components)

@@ -60,7 +60,7 @@ def selector_text(field: str, parts: pb.SelectorParts) -> str:
     if parts.port and not _PORT.fullmatch(parts.port):
         raise invalid(
             f"{field}.port",
-            "is none of out, in, in(name), param(name), scores, pattern, logits and their gradients",
+            "is not one of out, in, in(name), param(name), scores, pattern, logits and their gradients",
         )
     call = "@*" if parts.is_every_call else f"@{parts.call}" if parts.HasField("call") else ""
     return "".join(

@@ -53,7 +53,7 @@ def spec_message(spec: TrainerSpec) -> trainer_pb2.TrainerSpec:
 def _checked(message: Message, reason: ErrorReason) -> dict[str, Any]:
     problems = Problems()
     found = _fields(message, "", problems)
-    problems.raise_any(reason, "the description cannot be read")
+    problems.raise_any(reason, "the description of the trainer cannot be parsed")
     return found
 
 

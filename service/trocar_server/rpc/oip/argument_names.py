@@ -60,14 +60,18 @@ def arranged(model_id: str, module: HasForward, names: Sequence[str]) -> list[tu
         elif parameter.name not in left:
             gap = gap or (parameter.name if parameter.kind in _POSITIONAL else "")
         elif gap and parameter.kind is _Parameter.POSITIONAL_ONLY:
-            raise invalid(f"inputs[{left[parameter.name]}].name", f"{gap} comes before it and is missing")
+            raise invalid(
+                f"inputs[{left[parameter.name]}].name", f"'{gap}', which comes before it, is missing"
+            )
         elif gap or parameter.kind is _Parameter.KEYWORD_ONLY:
             keywords.append((left.pop(parameter.name), parameter.name))
         else:
             positional.append((left.pop(parameter.name), ""))
     for name, index in left.items():
         takes = ", ".join(_shown(parameter) for parameter in parameters)
-        raise invalid(f"inputs[{index}].name", f"model '{model_id}' takes no '{name[:80]}'; it takes {takes}")
+        raise invalid(
+            f"inputs[{index}].name", f"model '{model_id}' has no input '{name[:80]}'; it takes {takes}"
+        )
     return [*positional, *keywords]
 
 

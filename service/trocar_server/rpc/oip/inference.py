@@ -151,7 +151,7 @@ def read_infer_request(data: bytes) -> Message:
             )
         return Message(ModelInferRequest.FromString(head), raw, len(data) > _LARGE_BYTES)
     except (WireError, DecodeError) as error:
-        problem = f"the message is no ModelInferRequest: {error}"
+        problem = f"the message is not a ModelInferRequest: {error}"
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, problem) from None
 
 

@@ -127,7 +127,7 @@ def _check_bytes(field: str, entry: Any, given: int, due: int) -> None:
     if given != due:
         raise invalid(
             f"{field}.shape",
-            f"{entry.datatype} of shape {list(entry.shape)} is {due:,} bytes, {given:,} came",
+            f"{entry.datatype} of shape {list(entry.shape)} is {due:,} bytes, but {given:,} were received",
             ErrorReason.INVALID_TENSOR,
         )
 
@@ -151,7 +151,7 @@ def _elements(field: str, entry: Any, wanted: str, due: int) -> Any:
     """Return the elements, all of which are in one field."""
     for descriptor, _ in entry.contents.ListFields():
         if descriptor.name != wanted:
-            raise invalid(f"{field}.{descriptor.name}", f"{entry.datatype} goes into {wanted}")
+            raise invalid(f"{field}.{descriptor.name}", f"elements of {entry.datatype} belong into {wanted}")
     elements = getattr(entry.contents, wanted)
     if len(elements) != due:
         raise invalid(
@@ -201,7 +201,9 @@ def _byte_strings(
         found = list(islice(_strings(field, raw), due + 1))
     if len(found) != due:
         received = "more" if len(found) > due else f"{len(found):,}"
-        raise invalid(f"{field}.shape", f"{due:,} {what}, {received} came", ErrorReason.INVALID_TENSOR)
+        raise invalid(
+            f"{field}.shape", f"{due:,} {what} expected, {received} received", ErrorReason.INVALID_TENSOR
+        )
     return found
 
 

@@ -99,7 +99,7 @@ def _flag_input(name: str, value: Any) -> FlagInput:
     if not isinstance(value, bool | int | str) or is_too_long or (isinstance(value, int) and value >= 2**63):
         raise invalid(
             _field(name),
-            f"is a flag: true or false, a whole number or up to {MAX_TEXT_CHARACTERS} characters",
+            f"must be true or false, a whole number or up to {MAX_TEXT_CHARACTERS} characters",
         )
     return FlagInput(name, value)
 
@@ -119,7 +119,7 @@ def _field(name: str) -> str:
 
 def _named(name: str, value: Any, known: Mapping[str, Any]) -> Any:
     if not isinstance(value, str) or value not in known:
-        raise invalid(_field(name), f"is one of {', '.join(known)}")
+        raise invalid(_field(name), f"must be one of {', '.join(known)}")
     return known[value]
 
 
@@ -133,7 +133,7 @@ def _priority(value: Any) -> pb.Priority.ValueType:
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise invalid(_field(name), "is true or false")
+        raise invalid(_field(name), "must be true or false")
     return value
 
 
@@ -143,5 +143,5 @@ def _timeout_s(value: Any) -> float | None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not 0 < value <= _MAX_TIMEOUT_US:
-        raise invalid(_field("timeout"), "is a number of microseconds above 0")
+        raise invalid(_field("timeout"), "must be a number of microseconds above 0")
     return float(value) / 1e6

@@ -18,7 +18,7 @@ async def with_adapter(trainers: Trainers | None, request: _Request, principal: 
     if not request.adapter:
         return request
     if trainers is None:
-        raise invalid("adapter", "this server has no adapters")
+        raise invalid("adapter", "this server has no adapters; its operator has to install trocar[peft]")
     trainer = await trainers.find_adapter(principal, request.model_id, request.adapter)
     found = type(request)()
     found.CopyFrom(request)

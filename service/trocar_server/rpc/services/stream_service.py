@@ -272,7 +272,7 @@ def _timeout_s(start: pb.ExtractStreamStart) -> float | None:
     if not start.HasField("batch_timeout_s"):
         return None
     if not (math.isfinite(start.batch_timeout_s) and start.batch_timeout_s > 0):
-        raise invalid("batch_timeout_s", "is no finite number of seconds above 0")
+        raise invalid("batch_timeout_s", "must be a finite number of seconds above 0")
     return start.batch_timeout_s
 
 

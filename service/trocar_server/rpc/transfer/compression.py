@@ -78,7 +78,7 @@ def compress_if_asked(context: CallContext) -> None:
 
 
 def _damaged() -> ServiceError:
-    return ServiceError(ErrorReason.INVALID_ARGUMENT, "a message is compressed, and damaged", field="message")
+    return ServiceError(ErrorReason.INVALID_ARGUMENT, "a compressed message is damaged", field="message")
 
 
 def _too_large() -> ServiceError:

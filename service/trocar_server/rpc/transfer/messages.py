@@ -72,7 +72,7 @@ def parse_head(kind: type[Head], head: bytes) -> Head:
 
 def _not_a_message(kind: type[Message], error: Exception) -> ServiceError:
     """Error for bytes that are not a message of the expected type."""
-    return ServiceError(ErrorReason.INVALID_ARGUMENT, f"the message is no {kind.DESCRIPTOR.name}: {error}")
+    return ServiceError(ErrorReason.INVALID_ARGUMENT, f"the message is not a {kind.DESCRIPTOR.name}: {error}")
 
 
 def deadline_of(context: CallContext) -> float | None:

@@ -60,7 +60,7 @@ def kept_reply(
     if kept is None:
         raise ServiceError(
             ErrorReason.NOT_CACHED,
-            "no reply is kept for this digest; send the call with its payloads",
+            "no reply is stored for this digest; send the call with its payloads",
         )
     return kept
 

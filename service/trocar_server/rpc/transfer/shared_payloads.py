@@ -107,7 +107,7 @@ def shared_payloads(
         if has_reply:
             reply = _borrowed(borrowed, lender, principal, "shared_reply", request.shared_reply)
             if request.shared_reply.offset % ALIGNMENT_BYTES:
-                raise invalid("shared_reply.offset", f"is no multiple of {ALIGNMENT_BYTES}")
+                raise invalid("shared_reply.offset", f"must be a multiple of {ALIGNMENT_BYTES}")
         if payload and reply and _overlap(payload[1], reply[1]):
             # A retried call would find the reply in place of its inputs.
             raise invalid("shared_reply", "overlaps with shared_payload")

@@ -48,7 +48,7 @@ class SpoolDirectory:
             if lock is not None:
                 self._lock: int | None = lock
                 return
-        raise OSError(f"other processes remove folders in {parent} as soon as they are made")
+        raise OSError(f"other processes remove folders in {parent} as soon as they are created")
 
     def exists(self) -> bool:
         """Whether the folder is still there."""

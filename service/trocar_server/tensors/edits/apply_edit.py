@@ -98,7 +98,7 @@ def _check_arguments(
     if wanted != given:
         raise ValueError(f"operands are {given}, but {edit.operation} needs {wanted}")
     if not edit.operation.is_on_values:
-        raise ValueError(f"{edit.operation} is not an operation on a value; do not run the module")
+        raise ValueError(f"{edit.operation} cannot be applied to a value; it keeps the module from running")
     if other is None and edit.operation.takes_other:
         raise ValueError(f"{edit.operation} needs another value")
     for tensor in (value,) if other is None else (value, other):

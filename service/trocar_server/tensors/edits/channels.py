@@ -29,7 +29,7 @@ class Steer(Operation):
         super().__post_init__()
         shape = self.direction.shape
         is_right = 1 <= len(shape) <= 2
-        require(is_right, f"steer: direction of shape {shape}; it is (channels,) or (batch, channels)")
+        require(is_right, f"steer: direction of shape {shape}; it must be (channels,) or (batch, channels)")
 
     def check(self, part: ValueSignature) -> None:
         """Check that the direction is one vector, or one for each sample."""
@@ -69,7 +69,7 @@ class Project(Operation):
         super().__post_init__()
         require(
             len(self.basis.shape) == 2,
-            f"{self.name}: basis of shape {self.basis.shape}; it is (vectors, channels)",
+            f"{self.name}: basis of shape {self.basis.shape}; it must be (vectors, channels)",
         )
         vectors, channels = self.basis.shape
         require(

@@ -78,7 +78,10 @@ class Dropout(Operation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.probability < 1, f"dropout: probability {self.probability}; it is 0 to below 1")
+        require(
+            0 <= self.probability < 1,
+            f"dropout: probability {self.probability}; it must be at least 0 and below 1",
+        )
         require_seed(self, self.seed)
 
     def apply(self, part: Part) -> torch.Tensor:

@@ -87,7 +87,7 @@ class Skip(Operation):
 
     def apply(self, part: Part) -> torch.Tensor:
         """Refuse: nothing is computed."""
-        raise ValueError("skip is no operation on a value; do not run the module")
+        raise ValueError("skip cannot be applied to a value; it keeps the module from running")
 
 
 def _need_shape_of_input(output: ValueSignature, shape: tuple[int, ...] | None) -> None:

@@ -80,7 +80,7 @@ class Unpacked:
         """
         entry = self._entries.pop(name, None)
         if entry is None:
-            raise damaged(f"it has no '{name}'")
+            raise damaged(f"'{name}' is missing in it")
         dtype, sizes, data = _DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data"]
         if dtype not in dtypes or not _fits(sizes, shape):
             raise damaged(f"'{name}' is {entry['dtype']} of shape {sizes}")

@@ -125,5 +125,5 @@ def _unpack(parts: tuple[Part, ...], state: Unpacked, groups: int, count: int) -
     counts = torch.full((groups,), count, dtype=torch.float64)
     for part, value in values.items():
         if not part.is_possible(value, counts):
-            raise damaged(f"its {part.name.lower()} cannot be")
+            raise damaged(f"its {part.name.lower()} is impossible")
     return Summary(counts, values)

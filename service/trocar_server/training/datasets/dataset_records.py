@@ -72,7 +72,7 @@ def read_record(path: Path) -> Record:
     try:
         return _from_json(json.loads(bytes(body)))
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise DamagedError("another version of the server wrote it") from None
+        raise DamagedError("it was written by another version of the server") from None
 
 
 def _to_json(record: Record) -> dict[str, Any]:

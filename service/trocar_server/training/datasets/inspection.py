@@ -77,7 +77,9 @@ def shard_header(descriptor: int) -> dict[str, Entry]:
 
 def invalid(problem: str) -> ServiceError:
     """Build the error for a file that is no shard."""
-    return ServiceError(ErrorReason.DATASET_INVALID, f"a shard is no such safetensors file: {problem}")
+    return ServiceError(
+        ErrorReason.DATASET_INVALID, f"a shard is not a safetensors file of a data set: {problem}"
+    )
 
 
 def encoded_name(entries: Mapping[str, Entry]) -> str:
@@ -220,7 +222,7 @@ def _check_offsets(descriptor: int, entries: Mapping[str, Entry], count: int) ->
     ):
         raise invalid(f"`{name}` is uint8, `offsets` int64, and both have one dimension")
     if count > MAX_ENCODED:
-        raise invalid(f"it has {count:,} {name}; {MAX_ENCODED:,} can be in one, make more shards")
+        raise invalid(f"it has {count:,} {name}; a shard can have {MAX_ENCODED:,}; make more shards")
     places = read_offsets(descriptor, entries)
     # Compared, not subtracted: differences of hostile values overflow.
     if places[0] != 0 or places[count] != encoded.byte_count or not (places[:-1] < places[1:]).all():

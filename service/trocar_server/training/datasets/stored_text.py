@@ -26,7 +26,7 @@ def parse_text(data: bytes) -> TextEntry:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise ValueError("it is no JSON in UTF-8") from None
+        raise ValueError("it is not JSON in UTF-8") from None
     if _is_text(value):
         return TextEntry("text", value)
     if isinstance(value, list) and len(value) == 2 and all(map(_is_text, value)):

@@ -29,7 +29,7 @@ def check_manifest(manifest: Manifest) -> None:
             f"categories: at most {MAX_CATEGORIES:,}, each of 1 to {MAX_NAME_CHARACTERS} printable characters"
         )
     if not 1 <= len(manifest.shards) <= MAX_SHARDS:
-        problems.append(f"shards: there are {len(manifest.shards):,}, 1 to {MAX_SHARDS:,} can be")
+        problems.append(f"shards: there are {len(manifest.shards):,}, 1 to {MAX_SHARDS:,} are allowed")
     problems += [
         f"shards[{index}]: {problem}"
         for index, shard in enumerate(manifest.shards[:MAX_SHARDS])

@@ -120,7 +120,7 @@ class FitCaches:
             if runs is not None:
                 runs.close()
             self.why_not[name] = str(error)
-            return (yield Progress(0, count, f"no features are kept for {name}: {error}"))
+            return (yield Progress(0, count, f"no features are stored for {name}: {error}"))
         assert runs is not None
         self._runs[name] = runs
         return (yield Progress(count, count, f"{name}: {runs.description}"))

@@ -223,5 +223,5 @@ def _stop_problems(
     name = spec.early_stop.metric
     if name != "loss" and name not in metrics.scalars:
         near = nearest(name, metrics.names) or ["loss", *metrics.scalars]
-        what = "is not one number" if name in metrics.names else "is none of the fit's metrics"
+        what = "is not one number" if name in metrics.names else "is not one of the fit's metrics"
         yield "early_stop.metric", f"'{name}' {what}; use one of {', '.join(dict.fromkeys(near))}"

@@ -88,7 +88,7 @@ class LossFunction:
             weighted = term if spec.weight == 1.0 else term * spec.weight
             total = weighted if total is None else total + weighted
         if total is None:
-            raise ServiceError(ErrorReason.TRAINER_INVALID, "losses: a trainer needs a loss at least")
+            raise ServiceError(ErrorReason.TRAINER_INVALID, "losses: a trainer needs at least one loss")
         return total, terms
 
 

@@ -94,7 +94,7 @@ def _last_called(module: nn.Module, recording: Recording) -> str:
         raise _invalid(
             f"the head was not found: the last module with weights is '{record.path}' "
             f"({record.type_name}), which "
-            f"is no linear layer that gives the model's output; {_ADVICE}"
+            f"is not a linear layer that returns the model's output; {_ADVICE}"
         )
     return record.path
 

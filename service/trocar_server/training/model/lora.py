@@ -162,7 +162,7 @@ def read_adapter(data: bytes, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     try:
         tensors = load(data)
     except SafetensorError as error:
-        raise _invalid(f"it is no safetensors file ({first_line(error)})", "file") from None
+        raise _invalid(f"it is not a safetensors file ({first_line(error)})", "file") from None
     wanted = {peft_name(name): name for name in own}
     if wanted.keys() != tensors.keys():
         name = sorted(wanted.keys() ^ tensors.keys())[0]
@@ -203,7 +203,7 @@ def _library() -> Any:
     try:
         import peft
     except ImportError:
-        raise _invalid("the server has no PEFT; install trocar[peft] there") from None
+        raise _invalid("the server has no PEFT; its operator has to install trocar[peft]") from None
     return peft
 
 

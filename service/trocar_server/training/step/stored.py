@@ -112,4 +112,4 @@ def _load_schedule(schedule: Schedule, state: dict[str, Any]) -> None:
         schedule.load(state)
     except (KeyError, TypeError, ValueError, AttributeError):
         schedule.load(before)
-        raise damaged("it has another schedule") from None
+        raise damaged("it has a different schedule") from None

@@ -116,7 +116,7 @@ def unpack_optimizer(
         raise damaged("no optimizer")
     by_name = {names[id(parameter)]: parameter for parameter in _parameters(optimizer)}
     if found.keys() - by_name.keys() or len(groups) != len(optimizer.param_groups):
-        raise damaged("it has another optimizer")
+        raise damaged("it has a different optimizer")
     for name, value in found.items():
         parameter = by_name[name]
         states[parameter] = _on_device(unpack(value, tensors), parameter.device)

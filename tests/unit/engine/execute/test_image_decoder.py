@@ -99,7 +99,7 @@ async def test_a_process_that_dies_fails_its_image_alone(decoder: ImageDecoder) 
     decoding = start(decoder, LONG)
     await until_it_decodes(decoder)
     os.kill(decoder.pids[0], signal.SIGKILL)
-    with pytest.raises(ServiceError, match="made its decoder end") as error:
+    with pytest.raises(ServiceError, match="ended the decoding process") as error:
         await decoding
     assert error.value.reason is ErrorReason.INVALID_IMAGE
     await start(decoder, SMALL)

@@ -45,7 +45,7 @@ def test_what_does_not_fit_now_is_told_what_would() -> None:
     with gate.admit(EXTRACT, "alice") as one, gate.admit(EXTRACT, "alice") as other:
         one.reserve(300)
         one.expect(6.0)
-        with pytest.raises(ServiceError, match="needs 200 bytes and 100 are free") as caught:
+        with pytest.raises(ServiceError, match="needs 200 bytes of memory and 100 are free") as caught:
             other.reserve(200, rows=8)
         assert "a batch of 4 at most" in caught.value.message
         assert other.byte_count == 0
@@ -108,7 +108,7 @@ def test_a_caller_with_much_work_waiting_is_told_to_wait_for_it() -> None:
     gate = admission()
     with gate.admit(EXTRACT, "alice") as one, gate.admit(EXTRACT, "alice") as other:
         one.expect(9.0)
-        with pytest.raises(ServiceError, match="your calls that were admitted need about 9 s") as caught:
+        with pytest.raises(ServiceError, match="your admitted calls need about 9 s") as caught:
             other.expect(2.0)
         assert caught.value.reason is ErrorReason.SERVER_BUSY
         one.computed()
@@ -122,7 +122,7 @@ def test_who_has_nothing_waiting_is_let_in_however_long_it_takes() -> None:
         held.expect(1e6)
         with gate.admit(EXTRACT, "bob") as other:
             other.expect(1.0)
-            with gate.admit(EXTRACT, "bob") as third, pytest.raises(ServiceError, match="all calls"):
+            with gate.admit(EXTRACT, "bob") as third, pytest.raises(ServiceError, match="all admitted calls"):
                 third.expect(1.0)
 
 

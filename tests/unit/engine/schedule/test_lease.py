@@ -314,7 +314,7 @@ async def test_a_call_that_would_come_too_late_is_refused_at_once(monkeypatch: p
     async with one.lease(None, flow="a"):
         waiting = [Caller(one, flow="a") for _ in range(3)]
         await turns()
-        with pytest.raises(ServiceError, match="4 s of work come before") as caught:
+        with pytest.raises(ServiceError, match="4 s of work wait before") as caught:
             async with one.lease(clock.now + 2, flow="a"):
                 pass
         assert caught.value.reason is ErrorReason.SERVER_BUSY

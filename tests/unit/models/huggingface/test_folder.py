@@ -109,5 +109,5 @@ def test_pickles_are_refused_with_the_cure(tmp_path: Path) -> None:
 def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     folder = _config(tmp_path / "model")
     _write(folder, "modules.json", [{"path": "../other", "type": "sentence_transformers.models.Transformer"}])
-    with pytest.raises(ServiceError, match="leads out of the folder"):
+    with pytest.raises(ServiceError, match="names a path outside of the folder"):
         open_folder(folder)

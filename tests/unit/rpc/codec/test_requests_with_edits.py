@@ -180,7 +180,7 @@ NODE = tap_pb2.Tap(selector="fx:add")
             {"sources": [source("a", tensor((0, 1)))]},
             ErrorReason.EMPTY_BATCH,
             "sources[0].inputs[0].tensor",
-            "no sample",
+            "at least one sample",
         ),
         (
             {"sources": [source("a", tensor((1,), name="x"), tensor((1,)))]},

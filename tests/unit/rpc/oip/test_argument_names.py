@@ -47,13 +47,13 @@ def test_inputs_become_arguments(
 @pytest.mark.parametrize(
     ("module", "names", "field", "text"),
     [
-        (Plain(), ["x", "z"], "inputs[1].name", "takes no 'z'; it takes x, y, scale"),
+        (Plain(), ["x", "z"], "inputs[1].name", "has no input 'z'; it takes x, y, scale"),
         (Plain(), ["x", "x"], "inputs[1].name", "twice"),
-        (Plain(), [""], "inputs[0].name", "takes no ''"),
+        (Plain(), [""], "inputs[0].name", "has no input ''"),
         (Plain(), ["x" * 2000], "inputs[0].name", "1024 characters"),
-        (Plain(), ["self"], "inputs[0].name", "takes no 'self'"),
-        (Starred(), ["first", "more__1", ""], "inputs[2].name", "takes no ''"),
-        (PositionalOnly(), ["x", "z"], "inputs[1].name", "y comes before it"),
+        (Plain(), ["self"], "inputs[0].name", "has no input 'self'"),
+        (Starred(), ["first", "more__1", ""], "inputs[2].name", "has no input ''"),
+        (PositionalOnly(), ["x", "z"], "inputs[1].name", "'y', which comes before it"),
     ],
 )
 def test_other_names_are_refused(module: nn.Module, names: list[str], field: str, text: str) -> None:

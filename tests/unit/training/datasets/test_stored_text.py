@@ -83,7 +83,7 @@ def test_texts_come_back_in_any_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shard", "problem"),
     [
-        (text_shard(b'"a"', b"no"), "text 1 of a shard cannot be used: it is no JSON"),
+        (text_shard(b'"a"', b"no"), "text 1 of a shard cannot be used: it is not JSON"),
         (shard_of(texts=np.zeros(3, np.uint8)), "one of `images`, `texts` and `clips`"),
         (
             shard_of(texts=np.zeros(3, np.float32), offsets=np.array([0, 12])),

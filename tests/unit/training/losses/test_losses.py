@@ -195,7 +195,7 @@ NAN = torch.full((6, 4), float("nan"))
         ("cross_entropy", LABELS - 1, {}, "labels from -1 to 2"),
         ("cross_entropy", torch.full((6,), 2**64 - 100, dtype=torch.uint64), {}, "labels from"),
         ("cross_entropy", torch.full((6,), -100), {}, "has only labels equal to ignore_index"),
-        ("cross_entropy", LABELS[:5], {}, "has 5 for a batch of 6"),
+        ("cross_entropy", LABELS[:5], {}, "has 5 entries for a batch of 6"),
         ("cross_entropy", torch.tensor(3), {}, "a single number for a batch of 6"),
         ("cross_entropy", LABELS[:, None], {}, r"has shape \(6, 1\); labels for .* have shape \(6,\)"),
         ("cross_entropy", LABELS.float(), {}, "has dtype float32; labels are integers"),
@@ -250,7 +250,7 @@ def test_sizes_that_are_not_known_before_the_pass_are_checked_behind_it() -> Non
     loss.check_targets({"": maps}, 2, {"": (None, 4, None, None)})
     with pytest.raises(ServiceError, match=r"have shape \(2, 3, 5\)"):
         loss(PIXELS, {}, {"": maps})
-    with pytest.raises(ServiceError, match=r"labels for values of shape \(\?, 4, \?, \?\)"):
+    with pytest.raises(ServiceError, match=r"labels for values of shape \(batch, 4, \?, \?\)"):
         loss.check_targets({"": maps[:, 0]}, 2, {"": (None, 4, None, None)})
 
 

@@ -32,6 +32,7 @@ from trocar._export.options import MAX_SHARD_SIZE
 from trocar._request.edits import Edit
 from trocar._request.execution import Numerics
 from trocar._request.inputs import with_flags
+from trocar._request.statistic_options import StatisticName
 from trocar._request.texts import texts
 from trocar._sources.files import SERVER_SUFFIXES, list_images
 from trocar._sources.source_opening import kind_of
@@ -213,7 +214,7 @@ def _extract_to_file(  # noqa: PLR0913 - the options that a file has
     selectors: list[str],
     out: Path,
     batch: int,
-    names: tuple[str, ...],
+    names: tuple[StatisticName, ...],
     options: _PassOptions,
     *,
     as_json: bool,

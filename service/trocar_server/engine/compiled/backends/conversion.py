@@ -23,7 +23,7 @@ def convert(model: nn.Module, recipe: Recipe, folder: Path) -> None:
         warnings.simplefilter("ignore")
         graph = openvino.convert_model(trace(model, recipe))
     if len(graph.outputs) != len(recipe.names):
-        raise ValueError(f"{len(recipe.names)} values are wanted, the graph has {len(graph.outputs)}")
+        raise ValueError(f"{len(recipe.names)} values are requested, but the graph has {len(graph.outputs)}")
     if len(graph.inputs) != len(recipe.arguments):
         raise ValueError("the values do not depend on every input")
     for spec, argument in zip(recipe.arguments, graph.inputs, strict=True):

@@ -110,7 +110,7 @@ class GraphRunner:
 
     def _recorded(self, signature: _Signature, arguments: Sequence[torch.Tensor]) -> "_Replay | None":
         """Record a signature; None where that fails or the replay differs from the pass."""
-        problem = "a replay gives other bits"
+        problem = "a replay of the CUDA graph returns other values"
         try:
             replay = _Replay(self._graphs, self._inner.run, arguments)
             if _same_bits(self._inner.run(copied(arguments)), replay(arguments)):

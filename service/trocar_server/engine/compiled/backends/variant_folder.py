@@ -45,7 +45,7 @@ class VariantFolder:
                 if self.path.is_dir():
                     return
                 self._remove()
-        raise OSError("other processes remove folders as soon as they are made")
+        raise OSError("other processes remove folders as soon as they are created")
 
     def cleanup(self) -> None:
         """Remove the folder; a second call does nothing."""

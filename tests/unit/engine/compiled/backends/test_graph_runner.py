@@ -205,7 +205,7 @@ def test_a_pass_whose_first_recording_has_other_bits_says_so(graphs: TapeGraphs)
     graphs.is_wrong = True
     runner = runner_of(graphs)
     runner.run([batch()])
-    with pytest.raises(CannotRecordError, match="other bits"):
+    with pytest.raises(CannotRecordError, match="other values"):
         runner.run([batch()])
 
 
