@@ -2,8 +2,9 @@
 
 import asyncio
 import gc
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +12,9 @@ from trocar_server.app.log_format import LogFormat, set_up_logging
 from trocar_server.app.quick_imports import without_dynamo
 from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
+
+if TYPE_CHECKING:
+    from trocar_server.config import ServerConfig
 
 
 def serve(  # noqa: PLR0913, PLR0917 - options of a command
@@ -53,6 +57,10 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     ready_file: Annotated[
         Path | None, typer.Option(help="write the server's address to this file when it is ready")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="deploy on a Ray cluster: its address, auto, or local to start one for as long"),
+    ] = None,
 ) -> None:
     """Host models and serve clients until stopped."""
     gc.disable()  # until `app.serve`: what is imported stays, and looking for garbage in it takes 0.5 s
@@ -60,22 +68,8 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     use_huge_pages()
     # torch is imported here, after the allocator is set.
     with without_dynamo():
-        from trocar_server.app import app
+        from trocar_server.models import parse_model_argument
     from trocar_server.config import ModelConfig, ServerConfig, read_config
-    from trocar_server.models import parse_model_argument
-
-    def announce(running: app.App) -> None:
-        address = running.rpc.address
-        typer.echo(f"trocar is ready on {address} ({running.engine.owner.device})")
-        for entry in running.engine.catalogue.entries():
-            if entry.error_message:
-                typer.echo(f"model {entry.spec.model_id} failed: {entry.error_message}", err=True)
-        if running.telemetry.metrics_port is not None:
-            typer.echo(f"metrics are on {settings.metrics_host}:{running.telemetry.metrics_port}")
-        if ready_file:
-            temporary = ready_file.with_suffix(".part")
-            temporary.write_text(address)
-            temporary.replace(ready_file)
 
     flags: dict[str, Any] = {"host": host, "port": port, "device": device, "insecure": insecure}
     flags |= {"reflection": reflection, "tokens": tokens, "metrics_port": metrics_port}
@@ -97,10 +91,50 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     try:
         settings = read()
         set_up_logging(settings.log_format)
-        asyncio.run(app.serve(settings, announce, read))
+        if ray:
+            _deploy(ray, settings, ready_file)
+        else:
+            _serve(settings, read, ready_file)
     except ServiceError as error:
         typer.echo(f"error: {error.message}", err=True)
         raise typer.Exit(1) from None
+
+
+def _serve(settings: "ServerConfig", read: Callable[[], "ServerConfig"], ready_file: Path | None) -> None:
+    """Serve from this process."""
+    with without_dynamo():
+        from trocar_server.app import app
+
+    def announce(running: app.App) -> None:
+        address = running.rpc.address
+        typer.echo(f"trocar is ready on {address} ({running.engine.owner.device})")
+        for entry in running.engine.catalogue.entries():
+            if entry.error_message:
+                typer.echo(f"model {entry.spec.model_id} failed: {entry.error_message}", err=True)
+        if running.telemetry.metrics_port is not None:
+            typer.echo(f"metrics are on {settings.metrics_host}:{running.telemetry.metrics_port}")
+        _write_address(ready_file, address)
+
+    asyncio.run(app.serve(settings, announce, read))
+
+
+def _deploy(address: str, settings: "ServerConfig", ready_file: Path | None) -> None:
+    """Serve from a Ray cluster."""
+    from trocar_server.cluster.commands import serve_on_ray
+
+    def announce(gateways: list[str]) -> None:
+        typer.echo(f"trocar is ready on {', '.join(gateways)} ({len(settings.models)} models on Ray)")
+        _write_address(ready_file, gateways[0])
+
+    gc.enable()
+    serve_on_ray(address, settings, announce)
+
+
+def _write_address(ready_file: Path | None, address: str) -> None:
+    if ready_file:
+        temporary = ready_file.with_suffix(".part")
+        temporary.write_text(address)
+        temporary.replace(ready_file)
 
 
 def convert(

@@ -1,0 +1,59 @@
+"""Session with a Ray cluster: one of its own for as long as it lasts, or one that runs already.
+
+    with open_session("local"):
+        ...
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError, first_line
+
+LOCAL = "local"
+NAMESPACE = "trocar"
+_OBJECT_STORE_BYTES = 100 << 20
+"""Ours holds no tensors; Ray's default is 30 % of the memory."""
+
+
+@contextmanager
+def open_session(address: str) -> Iterator[None]:
+    """Connect to Ray; with `local`, start it on this machine and stop it at the end.
+
+    Args:
+        address: `local`, `auto`, or the address of a cluster: `10.0.0.1:6379`.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`: Ray is not installed, or does not answer there.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"a cluster needs Ray, and {error.name!r} is not installed: pip install 'trocar[server,ray]'",
+        ) from None
+    own = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False} if address == LOCAL else {}
+    if address == LOCAL:
+        own["_node_ip_address"] = "127.0.0.1"
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **own,
+        )
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"no Ray cluster answers at '{address}' ({first_line(error)}); start one with `ray start --head`, "
+            "or use `--ray local`",
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
