@@ -42,7 +42,7 @@ class ReplicaSupervisor:
         self._stop_s = drain_s + grace_s + 10.0
         self._waiting_s = 0.0
         self._directory = open_directory()
-        node_address = ray.util.get_node_ip_address()
+        node_address = own_address()
         context = ray.get_runtime_context()
         self._report: Line = {
             "replica_id": context.get_actor_id(),
@@ -101,7 +101,7 @@ class GatewaySupervisor:
         context = ray.get_runtime_context()
         gateway_id = context.get_actor_id()
         others = ray.get(self._directory.state.remote())["gateways"]
-        node_address = ray.util.get_node_ip_address()
+        node_address = own_address()
         taken = [other["bound"] for other in others if other["node_address"] == node_address]
         self._child = ChildProcess(
             "trocar_server.cluster.gateway_server", {"config": config, "taken": taken}, lambda line: None
@@ -142,6 +142,12 @@ class GatewaySupervisor:
             except ray.exceptions.RayError:
                 continue
             self._child.send({"replicas": state["replicas"], "wanted": state["wanted"]})
+
+
+def own_address() -> str:
+    """Return the address of this node by which Ray's other nodes reach it; 127.0.0.1 in a local session."""
+    own_id = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own_id)
 
 
 def model_target(model_id: str, config: ServerConfig, placement: PlacementConfig) -> "serve.RunTarget":

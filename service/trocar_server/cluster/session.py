@@ -6,6 +6,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from trocar_server.errors import ServiceError, first_line
 
 LOCAL = "local"
 NAMESPACE = "trocar"
+_CONNECT_S = 5.0
 _OBJECT_STORE_BYTES = 100 << 20
 """Ours holds no tensors; Ray's default is 30 % of the memory."""
 
@@ -36,6 +38,7 @@ def open_session(address: str) -> Iterator[None]:
             ErrorReason.INVALID_ARGUMENT,
             f"a cluster needs Ray, and {error.name!r} is not installed: pip install 'trocar[server,ray]'",
         ) from None
+    check_reachable(address)
     own = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False} if address == LOCAL else {}
     if address == LOCAL:
         own["_node_ip_address"] = "127.0.0.1"
@@ -48,12 +51,31 @@ def open_session(address: str) -> Iterator[None]:
             **own,
         )
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        raise ServiceError(
-            ErrorReason.INVALID_ARGUMENT,
-            f"no Ray cluster answers at '{address}' ({first_line(error)}); start one with `ray start --head`, "
-            "or use `--ray local`",
-        ) from None
+        raise _no_cluster(address, first_line(error)) from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """Refuse an address where nothing listens: Ray (2.60) would try for minutes.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return  # `local`, `auto`, or a name that Ray understands
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, str(error)) from None
+
+
+def _no_cluster(address: str, why: str) -> ServiceError:
+    return ServiceError(
+        ErrorReason.INVALID_ARGUMENT,
+        f"no Ray cluster answers at '{address}' ({why}); start one with `ray start --head`, or use "
+        "`--ray local`",
+    )
