@@ -66,9 +66,6 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     gc.disable()  # until `app.serve`: what is imported stays, and looking for garbage in it takes 0.5 s
     keep_freed_memory()
     use_huge_pages()
-    # torch is imported here, after the allocator is set.
-    with without_dynamo():
-        from trocar_server.models import parse_model_argument
     from trocar_server.config import ModelConfig, ServerConfig, read_config
 
     flags: dict[str, Any] = {"host": host, "port": port, "device": device, "insecure": insecure}
@@ -80,11 +77,16 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
 
     def read() -> ServerConfig:
         settings = read_config(config, **overrides)
+        if not models:
+            return settings
+        # torch is imported here, after the allocator is set.
+        with without_dynamo():
+            from trocar_server.models import parse_model_argument
         named = {
             spec.model_id: ModelConfig(
                 source=spec.source, architecture=spec.named_architecture, weights=spec.weights
             )
-            for spec in map(parse_model_argument, models or ())
+            for spec in map(parse_model_argument, models)
         }
         return settings.model_copy(update={"models": {**settings.models, **named}})
 

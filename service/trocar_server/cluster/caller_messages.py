@@ -10,6 +10,7 @@ import grpc
 KEPT_BYTES = 8 << 20
 """Above this a call cannot be sent again."""
 
+_PEEK_S = 0.001
 _END = object()
 
 
@@ -35,10 +36,20 @@ class CallerMessages:
     async def first(self) -> bytes | None:
         """Wait for the first message; None if there is none."""
         if not self._kept and not self._is_at_end:
-            message = await self._next()
-            if message is not _END:
+            message = await anext(self._source, _END)  # type: ignore[call-overload]
+            self._is_at_end = message is _END
+            if not self._is_at_end:
                 self._kept.append(message)
         return self._kept[0] if self._kept else None
+
+    async def is_single(self) -> bool:
+        """Whether the first message is the only one, as far as that is known within a millisecond."""
+        if not self._is_at_end and len(self._kept) == 1 and self._pending is None:
+            self._begin_next()
+            await asyncio.wait((self._pending,), timeout=_PEEK_S)  # type: ignore[arg-type]
+            if self._pending.done() and self._pending.result() is _END:
+                self._is_at_end = True
+        return self._is_at_end and len(self._kept) < 2
 
     async def send_to(self, call: Any) -> None:
         """Send every message to a call: those that came, and the others as they come."""
@@ -59,13 +70,17 @@ class CallerMessages:
         Whoever waits may be cancelled: the read goes on, as an iterator of gRPC cannot be read again after
         that, and the next one to wait gets its message.
         """
-        if self._pending is None:
-            self._pending = asyncio.ensure_future(anext(self._source, _END))  # type: ignore[arg-type]
+        self._begin_next()
+        assert self._pending is not None
         await asyncio.wait((self._pending,))
         message = self._pending.result()
         self._pending = None
         self._is_at_end = message is _END
         return message
+
+    def _begin_next(self) -> None:
+        if self._pending is None:
+            self._pending = asyncio.ensure_future(anext(self._source, _END))  # type: ignore[arg-type]
 
     def _keep(self, *messages: bytes) -> None:
         """Keep messages, or none any more if they are too many."""

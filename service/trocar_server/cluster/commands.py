@@ -4,7 +4,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event
+from threading import Event, Thread
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +16,9 @@ from trocar_server.errors import ServiceError
 Address = Annotated[
     str, typer.Option("--ray", help="Address of the Ray cluster, or auto for the one of this machine.")
 ]
+
+_STOP_S = 30.0
+"""Seconds for the stop of Ray Serve, besides those of the replicas."""
 
 cluster_app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +46,7 @@ def serve_on_ray(address: str, config: ServerConfig, on_ready: Callable[[list[st
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
         try:
-            deploying.deploy(config)
+            deploying.deploy(config, "127.0.0.1" if address == LOCAL else "")
             addresses = deploying.wait_until_ready(config, stopped.is_set)
             if not stopped.is_set():
                 on_ready(addresses)
@@ -51,7 +54,10 @@ def serve_on_ray(address: str, config: ServerConfig, on_ready: Callable[[list[st
                 stopped.wait()
         finally:
             if address == LOCAL:
-                deploying.stop()
+                # On a thread: if Ray has been killed, too, as by a signal to all processes, it would wait.
+                stopping = Thread(target=deploying.stop, daemon=True)
+                stopping.start()
+                stopping.join(config.cluster.drain_s + config.grace_s + _STOP_S)
 
 
 @cluster_app.command("status")

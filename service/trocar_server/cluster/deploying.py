@@ -86,8 +86,12 @@ def _text(resources: dict[str, float]) -> str:
     return ", ".join(f"{count:g} {name}" for name, count in resources.items()) or "nothing"
 
 
-def deploy(config: ServerConfig) -> None:
+def deploy(config: ServerConfig, host: str = "") -> None:
     """Deploy every model and the gateways; models of an earlier configuration are removed.
+
+    Args:
+        config: What to deploy.
+        host: Where replicas listen; on the addresses of their nodes when empty.
 
     Raises:
         ServiceError: As `check`; or `STORAGE_UNAVAILABLE`, the data directory cannot be written.
@@ -98,16 +102,12 @@ def deploy(config: ServerConfig) -> None:
         make_folder(data_dir)
         server_id(data_dir)
         directory = start_directory(data_dir)
-        spec = {"config": config.model_dump(mode="json", exclude_unset=True)}
-        spec["placements"] = {
-            model_id: placement.model_dump(mode="json") for model_id, placement in placements(config).items()
-        }
-        ray.get(directory.deploy.remote(spec))
+        ray.get(directory.deploy.remote(_spec(config, host)))
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     for name in serve.status().applications:
         if name.startswith(APP_PREFIX) and name.removeprefix(APP_PREFIX) not in config.models:
             serve.delete(name, _blocking=False)
-    targets = [model_target(model_id, config, place) for model_id, place in placements(config).items()]
+    targets = [model_target(model_id, config, place, host) for model_id, place in placements(config).items()]
     _run([*targets, gateway_target(config)])
 
 
@@ -117,7 +117,7 @@ def scale(model_id: str, least: int, most: int) -> None:
     Raises:
         ServiceError: `UNKNOWN_MODEL`, or `INVALID_ARGUMENT`.
     """
-    config = deployed()
+    config, host = deployed(), ray.get(open_directory().spec.remote())["host"]
     known = placements(config)
     if model_id not in known:
         raise unknown(ErrorReason.UNKNOWN_MODEL, "model", model_id, known, f"deployed: {', '.join(known)}")
@@ -128,10 +128,18 @@ def scale(model_id: str, least: int, most: int) -> None:
     changed = known[model_id].model_copy(update={"min_replicas": least, "max_replicas": most})
     cluster = config.cluster.model_copy(update={"models": {**known, model_id: changed}})
     config = config.model_copy(update={"cluster": ClusterConfig(**cluster.model_dump())})
-    spec = {"config": config.model_dump(mode="json", exclude_unset=True)}
-    spec["placements"] = {name: place.model_dump(mode="json") for name, place in placements(config).items()}
-    ray.get(open_directory().deploy.remote(spec))
-    _run([model_target(model_id, config, changed)])
+    ray.get(open_directory().deploy.remote(_spec(config, host)))
+    _run([model_target(model_id, config, changed, host)])
+
+
+def _spec(config: ServerConfig, host: str) -> dict[str, Any]:
+    """Return what the directory keeps of a deployment."""
+    found = {model_id: place.model_dump(mode="json") for model_id, place in placements(config).items()}
+    return {
+        "config": config.model_dump(mode="json", exclude_unset=True),
+        "placements": found,
+        "host": host,
+    }
 
 
 def deployed() -> ServerConfig:

@@ -22,6 +22,8 @@ from trocar_server.config import PlacementConfig, ServerConfig
 APP_PREFIX = "trocar-"
 GATEWAY_APP = "trocar"
 _MAX_NODES = 4096
+_START_ATTEMPTS = 3
+"""Before a deployment counts as failed."""
 _PUSH_EVERY_S = 0.25
 _HEALTH_PERIOD_S = 1.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -33,7 +35,7 @@ class ReplicaSupervisor:
 
     Args:
         model_id: The model.
-        config: The server's settings, as of `ServerConfig`.
+        config: The server's settings, as of `ServerConfig`; `host` is the node's address where it is missing.
         drain_s: The longest wait for running calls before it stops, in seconds.
         grace_s: Seconds for a stop after that.
     """
@@ -42,7 +44,6 @@ class ReplicaSupervisor:
         self._stop_s = drain_s + grace_s + 10.0
         self._waiting_s = 0.0
         self._directory = open_directory()
-        node_address = own_address()
         context = ray.get_runtime_context()
         self._report: Line = {
             "replica_id": context.get_actor_id(),
@@ -55,7 +56,7 @@ class ReplicaSupervisor:
         settings = {
             "model_id": model_id,
             "drain_s": drain_s,
-            "config": {**config, "host": node_address, "port": 0},
+            "config": {"host": own_address(), **config, "port": 0},
         }
         self._child = ChildProcess(
             "trocar_server.cluster.replica_server", settings, self._take, self._forget
@@ -145,14 +146,16 @@ class GatewaySupervisor:
 
 
 def own_address() -> str:
-    """Return the address of this node by which Ray's other nodes reach it; 127.0.0.1 in a local session."""
+    """Return the address of this node by which Ray's other nodes reach it."""
     own_id = ray.get_runtime_context().get_node_id()
     return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own_id)
 
 
-def model_target(model_id: str, config: ServerConfig, placement: PlacementConfig) -> "serve.RunTarget":
-    """Return the application of one model."""
-    settings = child_config(config, model_id, placement)
+def model_target(
+    model_id: str, config: ServerConfig, placement: PlacementConfig, host: str = ""
+) -> "serve.RunTarget":
+    """Return the application of one model; its servers listen on `host`, or on the address of their node."""
+    settings = child_config(config, model_id, placement) | ({"host": host} if host else {})
     drain_s, grace_s = config.cluster.drain_s, config.grace_s
     deployment = serve.deployment(
         ReplicaSupervisor,
@@ -162,6 +165,7 @@ def model_target(model_id: str, config: ServerConfig, placement: PlacementConfig
             "num_gpus": placement.gpus,
             "resources": placement.resources,
         },
+        max_constructor_retry_count=_START_ATTEMPTS,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,
@@ -193,6 +197,7 @@ def gateway_target(config: ServerConfig) -> "serve.RunTarget":
         name="gateway",
         ray_actor_options={"num_cpus": 0},
         max_replicas_per_node=1,
+        max_constructor_retry_count=_START_ATTEMPTS,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,

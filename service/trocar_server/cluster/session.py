@@ -40,8 +40,6 @@ def open_session(address: str) -> Iterator[None]:
         ) from None
     check_reachable(address)
     own = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False} if address == LOCAL else {}
-    if address == LOCAL:
-        own["_node_ip_address"] = "127.0.0.1"
     try:
         ray.init(
             address=address,
