@@ -100,7 +100,9 @@ def last_value(message: bytes | memoryview, number: int) -> memoryview | None:
         WireError: As `split_field` does.
     """
     view, tag_wanted = memoryview(message), number << 3 | _LENGTH
-    return next((view[start:end] for tag, _, start, end in reversed(_fields(view)) if tag == tag_wanted), None)
+    return next(
+        (view[start:end] for tag, _, start, end in reversed(_fields(view)) if tag == tag_wanted), None
+    )
 
 
 def _fields(view: memoryview) -> list[tuple[int, int, int, int]]:

@@ -278,7 +278,7 @@ class ClusterConfig(BaseModel):
     drain_s: float = Field(default=300.0, ge=0)
     """The longest time that a replica waits for its calls before it stops, in seconds."""
     hold_s: float = Field(default=60.0, gt=0)
-    """The longest time that a call waits at a gateway for a replica, in seconds; its own deadline counts, too."""
+    """The longest time that a call waits at a gateway for a replica, in seconds."""
     upscale_delay_s: float = Field(default=10.0, ge=0)
     """Seconds for which too much work has to wait before a replica is added."""
     downscale_delay_s: float = Field(default=300.0, ge=0)

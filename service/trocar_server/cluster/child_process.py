@@ -1,8 +1,8 @@
-"""Child process of a supervisor: started with settings, ready with an address, stopped by the end of its input.
+"""Child process of a supervisor: takes settings, is ready with an address, stops at the end of its input.
 
-    child = ChildProcess("trocar_server.cluster.replica_server", settings, on_line=print)
-    address = child.wait_ready()
-    child.stop(timeout_s=310.0)
+child = ChildProcess("trocar_server.cluster.replica_server", settings, on_line=print)
+address = child.wait_ready()
+child.stop(timeout_s=310.0)
 """
 
 import subprocess

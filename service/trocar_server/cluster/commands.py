@@ -67,9 +67,10 @@ def status(
 ) -> None:
     """Print gateways, and replicas with the work that waits for them."""
     with _on_cluster(address):
-        from trocar_server.cluster.directory import open_directory
-        from trocar_server.cluster.deploying import deployed
         import ray
+
+        from trocar_server.cluster.deploying import deployed
+        from trocar_server.cluster.directory import open_directory
 
         deployed()
         state = ray.get(open_directory().state.remote())
@@ -99,7 +100,9 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
 def scale(
     model: Annotated[str, typer.Argument(help="The model.")],
     least: Annotated[int, typer.Argument(help="Replicas without any load.")],
-    most: Annotated[int | None, typer.Argument(help="The most replicas; the same number if left out.")] = None,
+    most: Annotated[
+        int | None, typer.Argument(help="The most replicas; the same number if left out.")
+    ] = None,
     address: Address = "auto",
 ) -> None:
     """Change the number of replicas of a model, and wait until the new ones are ready."""
@@ -142,4 +145,3 @@ def _nothing_local() -> ServiceError:
         ErrorReason.INVALID_ARGUMENT,
         "a cluster of `trocar serve --ray local` ends with that command; use --ray auto while it runs",
     )
-

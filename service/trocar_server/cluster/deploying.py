@@ -1,7 +1,7 @@
 """Deployment of a configuration on a Ray cluster: checked, started, awaited, changed and stopped.
 
-    deploy(config)
-    wait_until_ready(config)
+deploy(config)
+wait_until_ready(config)
 """
 
 import time
@@ -27,9 +27,7 @@ _POLL_S = 0.2
 
 def _run(targets: Sequence[Any]) -> None:
     """Hand applications to Ray Serve, without waiting until they run."""
-    serve.run_many(
-        targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
-    )
+    serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
 def placements(config: ServerConfig) -> dict[str, PlacementConfig]:
@@ -203,8 +201,8 @@ def wait_until_ready(config: ServerConfig, is_stopped: Callable[[], bool] = lamb
         if time.monotonic() > until:
             raise ServiceError(
                 ErrorReason.MODEL_NOT_LOADED,
-                f"not ready after {config.cluster.start_timeout_s:g} s: {problem}; see `trocar cluster status` "
-                "and the logs of Ray",
+                f"not ready after {config.cluster.start_timeout_s:g} s: {problem}; see "
+                "`trocar cluster status` and the logs of Ray",
             )
         time.sleep(_POLL_S)
     return []
@@ -231,7 +229,8 @@ def _check_failures(status: ServeStatus) -> None:
         messages = [deployment.message for deployment in app.deployments.values() if deployment.message]
         what = "the gateway" if name == GATEWAY_APP else f"a replica of '{name.removeprefix(APP_PREFIX)}'"
         raise ServiceError(
-            ErrorReason.MODEL_NOT_LOADED, f"{what} cannot start: {cause_of(' '.join(messages) or app.message)}"
+            ErrorReason.MODEL_NOT_LOADED,
+            f"{what} cannot start: {cause_of(' '.join(messages) or app.message)}",
         )
 
 

@@ -9,7 +9,6 @@ import torch.
 import hashlib
 import json
 from threading import Event, Thread
-from typing import Any
 
 import ray
 from ray import serve
@@ -58,9 +57,7 @@ class ReplicaSupervisor:
             "drain_s": drain_s,
             "config": {"host": own_address(), **config, "port": 0},
         }
-        self._child = ChildProcess(
-            "trocar_server.cluster.replica_server", settings, self._take, self._forget
-        )
+        self._child = ChildProcess("trocar_server.cluster.replica_server", settings, self._take, self._forget)
         self._child.wait_ready()
 
     def check_health(self) -> None:

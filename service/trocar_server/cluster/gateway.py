@@ -116,9 +116,7 @@ class Gateway:
             await _Call(self, method, context, messages).run()
         except ServiceError as error:
             details = ((DETAILS_KEY, status_details(error, "")),)
-            await context.abort(
-                STATUS_CODES[error.reason], status_message(error), trailing_metadata=details
-            )
+            await context.abort(STATUS_CODES[error.reason], status_message(error), trailing_metadata=details)
         finally:
             messages.close()
 
@@ -168,7 +166,8 @@ class _Call:
         route = route_of(self.method)
         if route.refusal:
             raise ServiceError(
-                ErrorReason.UNIMPLEMENTED, f"a cluster has no {self.method.rpartition('/')[2]}: {route.refusal}"
+                ErrorReason.UNIMPLEMENTED,
+                f"a cluster has no {self.method.rpartition('/')[2]}: {route.refusal}",
             )
         compress_if_asked(self.context)
         message = await self._first_message()
@@ -214,7 +213,7 @@ class _Call:
         return None
 
     async def _begin(self, replica: Replica) -> "tuple[Any, asyncio.Future[None] | None]":
-        """Begin the call to a replica; returns it, and the task that sends further messages if there are any."""
+        """Begin the call to a replica; returns it, and the task that sends its messages if they are several."""
         target = (replica.address, self.method, self.metadata, self.remaining_s)
         channels, messages = self.gateway.channels, self.messages
         if await messages.is_single():
@@ -244,7 +243,9 @@ class _Call:
         Raises:
             ServiceError: `SERVER_BUSY`, none was ready in time.
         """
-        hold_s = self.gateway.hold_s if self.remaining_s is None else min(self.gateway.hold_s, self.remaining_s)
+        hold_s = (
+            self.gateway.hold_s if self.remaining_s is None else min(self.gateway.hold_s, self.remaining_s)
+        )
         give_up = time.monotonic() + hold_s
         while True:
             found = await self._find(route, name, message)
@@ -318,7 +319,9 @@ class _Call:
 
 def _passed_on(metadata: Any) -> Metadata:
     """Metadata of a caller without that of its connection."""
-    return tuple((key, value) for key, value in metadata if key != "user-agent" and not key.startswith("grpc-"))
+    return tuple(
+        (key, value) for key, value in metadata if key != "user-agent" and not key.startswith("grpc-")
+    )
 
 
 def _reason(problem: grpc.aio.AioRpcError) -> str:
@@ -337,9 +340,7 @@ def _merged_models(replies: Sequence[bytes]) -> bytes:
 
 
 def _merged_trainers(replies: Sequence[bytes]) -> bytes:
-    trainers = [
-        trainer for reply in replies for trainer in ListTrainersResponse.FromString(reply).trainers
-    ]
+    trainers = [trainer for reply in replies for trainer in ListTrainersResponse.FromString(reply).trainers]
     trainers.sort(key=lambda trainer: trainer.created_at_s)
     return ListTrainersResponse(trainers=trainers).SerializeToString()
 

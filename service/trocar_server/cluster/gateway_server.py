@@ -74,7 +74,7 @@ async def _set_health(health: HealthService, *, is_serving: bool) -> None:
 
 
 def _listen(server: Any, config: ServerConfig, taken: list[str]) -> str:
-    """Bind the server; returns `host:port`. A port that another gateway has here is replaced by a free one."""
+    """Bind the server, to a free port if another gateway has the right one; returns `host:port`."""
     credentials = credentials_of(config)
     port = 0 if f"{config.host}:{config.port}" in taken else config.port
     address = f"{config.host}:{port}"

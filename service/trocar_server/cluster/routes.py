@@ -1,6 +1,6 @@
 """Routes: the model or trainer that a call is for, read from its first message without parsing the rest.
 
-    route_of("/trocar_api.v1.ExtractionService/Extract").read(message)      # "resnet18"
+route_of("/trocar_api.v1.ExtractionService/Extract").read(message)      # "resnet18"
 """
 
 from collections.abc import Iterator
@@ -63,13 +63,14 @@ _REPEATABLE = frozenset(
 """Methods of ours that change nothing. The client repeats the others itself, with their own numbers."""
 
 
+_CONFIGURED = "models of a cluster are those of its configuration"
 _REFUSED = {
-    "/trocar_api.v1.ModelService/LoadModel": "models of a cluster are those of its configuration",
-    "/trocar_api.v1.ModelService/UnloadModel": "models of a cluster are those of its configuration",
+    "/trocar_api.v1.ModelService/LoadModel": _CONFIGURED,
+    "/trocar_api.v1.ModelService/UnloadModel": _CONFIGURED,
     "/trocar_api.v1.ServerService/Drain": "Ray drains each replica before it stops; see `trocar cluster`",
     "/trocar_api.v1.ServerService/ReloadConfig": "deploy the new configuration: `trocar serve --ray ADDRESS`",
-    "/inference.GRPCInferenceService/RepositoryModelLoad": "models of a cluster are those of its configuration",
-    "/inference.GRPCInferenceService/RepositoryModelUnload": "models of a cluster are those of its configuration",
+    "/inference.GRPCInferenceService/RepositoryModelLoad": _CONFIGURED,
+    "/inference.GRPCInferenceService/RepositoryModelUnload": _CONFIGURED,
 }
 """Methods that would change one replica only, and the advice in their place."""
 
@@ -134,9 +135,9 @@ def _route(service: Any, method: Any) -> Route:
     paths = dict(_paths(method.input_type))
     if service is OPEN_INFERENCE and method.name in _MODEL_NAMED:
         paths["model_name"] = paths.get("model_name") or (method.input_type.fields_by_name["name"].number,)
-    for field in _NAMES:
+    for field, subject in _NAMES.items():
         if field in paths:
-            return Route(_NAMES[field], paths[field], is_repeatable, refusal)
+            return Route(subject, paths[field], is_repeatable, refusal)
     return Route(Subject.ANY, (), is_repeatable, refusal)
 
 

@@ -1,7 +1,7 @@
 """Routing table of a gateway: the replicas that serve, and the choice of the one with the least waiting work.
 
-    table.update(reports)
-    replica = table.least_waiting("resnet18")
+table.update(reports)
+replica = table.least_waiting("resnet18")
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Session with a Ray cluster: one of its own for as long as it lasts, or one that runs already.
 
-    with open_session("local"):
-        ...
+with open_session("local"):
+    ...
 """
 
 import logging
@@ -31,6 +31,10 @@ def open_session(address: str) -> Iterator[None]:
         ServiceError: `INVALID_ARGUMENT`: Ray is not installed, or does not answer there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address == LOCAL:
+        # Ray (2.60) listens on every interface and runs what its clients send. It makes the token itself, in
+        # the home folder, where `trocar cluster` of the same user finds it.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -48,6 +52,12 @@ def open_session(address: str) -> Iterator[None]:
             logging_level=logging.ERROR,
             **own,
         )
+    except ray.exceptions.AuthenticationError as error:
+        raise ServiceError(
+            ErrorReason.TOKEN_INVALID,
+            f"the Ray cluster at '{address}' wants its own token: {first_line(error)}; see RAY_AUTH_MODE and "
+            "RAY_AUTH_TOKEN_PATH in the documentation of Ray",
+        ) from None
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         raise _no_cluster(address, first_line(error)) from None
     try:

@@ -28,9 +28,9 @@ from trocar_server.rpc.call.drain import DrainSwitch
 from trocar_server.rpc.call.interceptor import CallInterceptor
 from trocar_server.rpc.call.running_calls import RunningCalls
 from trocar_server.rpc.codec.stored_lists import StoredLists
+from trocar_server.rpc.listen.channel_arguments import server_options
 from trocar_server.rpc.listen.health_port import LIVE, start_health_port
 from trocar_server.rpc.listen.health_service import HealthService
-from trocar_server.rpc.listen.channel_arguments import server_options
 from trocar_server.rpc.listen.registration import register
 from trocar_server.rpc.listen.unix_socket import check_free, owner_only, socket_path, target_of
 from trocar_server.rpc.oip.oip_messages import SERVICE as OPEN_INFERENCE

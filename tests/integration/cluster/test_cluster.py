@@ -172,8 +172,9 @@ def test_replicas_are_added_killed_and_removed_without_a_failed_call(cluster: De
 def test_what_cannot_be_deployed_is_refused(cluster: Deployed) -> None:
     commands, file = cluster.commands, cluster.folder / "other.toml"
     config = write_config(file, MODELS, {"tiny": "gpus = 4"}, **SETTINGS)
-    assert "it needs 1 CPU, 4 GPU on one node, and the most that any node has is 1 CPU, 0 GPU" in commands.refused(
-        "serve", "--config", config
+    assert (
+        "it needs 1 CPU, 4 GPU on one node, and the most that any node has is 1 CPU, 0 GPU"
+        in commands.refused("serve", "--config", config)
     )
     assert "no Ray cluster answers" in commands.refused("serve", "--config", config, address="127.0.0.1:1")
     assert "no model 'other'" in commands.refused("scale", "other", "2")

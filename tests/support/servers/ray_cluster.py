@@ -63,7 +63,9 @@ def ray_nodes(count: int) -> Iterator[Commands]:
         cluster.shutdown()
 
 
-def write_config(path: Path, models: dict[str, dict[str, Any]], placements: dict[str, str], **cluster: Any) -> str:
+def write_config(
+    path: Path, models: dict[str, dict[str, Any]], placements: dict[str, str], **cluster: Any
+) -> str:
     """Write a configuration file of a cluster with tokens; returns its path.
 
     Args:
@@ -72,7 +74,13 @@ def write_config(path: Path, models: dict[str, dict[str, Any]], placements: dict
         placements: Lines of TOML by model id.
         cluster: Settings of `[cluster]`.
     """
-    lines = ["[server]", "port = 0", "tokens = true", 'device = "cpu"', f'data_dir = "{path.parent / "data"}"']
+    lines = [
+        "[server]",
+        "port = 0",
+        "tokens = true",
+        'device = "cpu"',
+        f'data_dir = "{path.parent / "data"}"',
+    ]
     for model_id, settings in models.items():
         lines += [f"[models.{model_id}]", *(f'{key} = "{value}"' for key, value in settings.items())]
     lines += ["[cluster]", *(f"{key} = {value}" for key, value in cluster.items())]
