@@ -11,7 +11,6 @@ KEPT_BYTES = 8 << 20
 """Above this a call cannot be sent again."""
 
 _PEEK_S = 0.001
-_END = object()
 
 
 class CallerMessages:
@@ -28,7 +27,7 @@ class CallerMessages:
     def __init__(self, source: AsyncIterator[bytes]) -> None:
         self._source = aiter(source)
         self._kept: list[bytes] = []
-        self._pending: asyncio.Future[Any] | None = None
+        self._pending: asyncio.Task[bytes | None] | None = None
         self._is_at_end = False
         self.can_repeat = True
         """Whether every message that came is kept."""
@@ -36,19 +35,18 @@ class CallerMessages:
     async def first(self) -> bytes | None:
         """Wait for the first message; None if there is none."""
         if not self._kept and not self._is_at_end:
-            message = await anext(self._source, _END)  # type: ignore[call-overload]
-            self._is_at_end = message is _END
-            if not self._is_at_end:
+            message = await anext(self._source, None)
+            self._is_at_end = message is None
+            if message is not None:
                 self._kept.append(message)
         return self._kept[0] if self._kept else None
 
     async def is_single(self) -> bool:
         """Whether the first message is the only one, as far as that is known within a millisecond."""
         if not self._is_at_end and len(self._kept) == 1 and self._pending is None:
-            self._begin_next()
-            await asyncio.wait((self._pending,), timeout=_PEEK_S)  # type: ignore[arg-type]
-            if self._pending.done() and self._pending.result() is _END:
-                self._is_at_end = True
+            pending = self._reading()
+            await asyncio.wait((pending,), timeout=_PEEK_S)
+            self._is_at_end = pending.done() and pending.result() is None
         return self._is_at_end and len(self._kept) < 2
 
     async def send_to(self, call: Any) -> None:
@@ -59,28 +57,31 @@ class CallerMessages:
             self._keep()
             while not self._is_at_end:
                 message = await self._next()
-                if message is not _END:
+                if message is not None:
                     self._keep(message)
                     await call.write(message)
             await call.done_writing()
 
-    async def _next(self) -> Any:
-        """Wait for a message of the caller.
+    async def _next(self) -> bytes | None:
+        """Wait for a message of the caller; None at the end.
 
         Whoever waits may be cancelled: the read goes on, as an iterator of gRPC cannot be read again after
         that, and the next one to wait gets its message.
         """
-        self._begin_next()
-        assert self._pending is not None
-        await asyncio.wait((self._pending,))
-        message = self._pending.result()
+        pending = self._reading()
+        await asyncio.wait((pending,))
         self._pending = None
-        self._is_at_end = message is _END
-        return message
+        self._is_at_end = pending.result() is None
+        return pending.result()
 
-    def _begin_next(self) -> None:
+    def _reading(self) -> "asyncio.Task[bytes | None]":
+        """The read that is under way."""
         if self._pending is None:
-            self._pending = asyncio.ensure_future(anext(self._source, _END))  # type: ignore[arg-type]
+            self._pending = asyncio.ensure_future(self._read())
+        return self._pending
+
+    async def _read(self) -> bytes | None:
+        return await anext(self._source, None)
 
     def _keep(self, *messages: bytes) -> None:
         """Keep messages, or none any more if they are too many."""

@@ -21,7 +21,7 @@ from trocar_server.config import PlacementConfig, ServerConfig
 APP_PREFIX = "trocar-"
 GATEWAY_APP = "trocar"
 _MAX_NODES = 4096
-_START_ATTEMPTS = 3
+_START_ATTEMPTS = 2
 """Before a deployment counts as failed."""
 _PUSH_EVERY_S = 0.25
 _HEALTH_PERIOD_S = 1.0

@@ -25,7 +25,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1.model_pb2 import GetModelRequest, ListModelsResponse
 from trocar_api.v1.trainer_pb2 import GetTrainerRequest, ListTrainersResponse
 from trocar_server.cluster.caller_messages import CallerMessages
-from trocar_server.cluster.routes import Route, Subject, route_of
+from trocar_server.cluster.routes import Subject, route_of
 from trocar_server.cluster.routing import Replica, ReplicaTable
 from trocar_server.errors import ServiceError, busy, nearest
 from trocar_server.rpc.call.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
@@ -37,7 +37,6 @@ _LIST_TRAINERS = "/trocar_api.v1.TrainerService/ListTrainers"
 _CREATE_TRAINER = "/trocar_api.v1.TrainerService/CreateTrainer"
 _GET_TRAINER = "/trocar_api.v1.TrainerService/GetTrainer"
 _GET_MODEL = "/trocar_api.v1.ModelService/GetModel"
-_MAX_ATTEMPTS = 5
 _PROBE_S = 10.0
 _MAX_HOMES = 100_000
 _LOOK_AGAIN_S = 1.0
@@ -73,7 +72,8 @@ class Channels:
         self, address: str, method: str, metadata: Metadata, timeout_s: float | None, message: bytes
     ) -> Any:
         """Begin a call with one message: sent with everything else in one step, where a stream takes four."""
-        return self._channel(address).unary_stream(method)(message, metadata=metadata, timeout=timeout_s)
+        begin: Any = self._channel(address).unary_stream(method)
+        return begin(message, metadata=metadata, timeout=timeout_s)
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
@@ -152,9 +152,12 @@ class _Call:
     tried: list[Replica] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.route = route_of(self.method)
         self.metadata = _passed_on(self.context.invocation_metadata() or ())
         remaining_s: float | None = self.context.time_remaining()
-        self.deadline = None if remaining_s is None else time.monotonic() + remaining_s
+        now, hold_s = time.monotonic(), self.gateway.hold_s
+        self.deadline = None if remaining_s is None else now + remaining_s
+        self.give_up = now + (hold_s if remaining_s is None else min(hold_s, remaining_s))
 
     @property
     def remaining_s(self) -> float | None:
@@ -163,7 +166,7 @@ class _Call:
 
     async def run(self) -> None:
         """Forward the call, and again if that is allowed."""
-        route = route_of(self.method)
+        route = self.route
         if route.refusal:
             raise ServiceError(
                 ErrorReason.UNIMPLEMENTED,
@@ -176,11 +179,11 @@ class _Call:
             return
         name = route.read(message)
         while True:
-            replica = await self._replica(route, name, message)
+            replica = await self._replica(name, message)
             problem = await self._attempt(replica)
             if problem is None:
                 return
-            if not self._may_repeat(route, problem):
+            if not self._may_repeat(problem):
                 await self._fail(problem)
 
     async def _first_message(self) -> bytes:
@@ -199,9 +202,7 @@ class _Call:
         replica.open_count += 1
         call, sending = await self._begin(replica)
         try:
-            while (reply := await call.read()) is not grpc.aio.EOF:
-                self.has_replied = True
-                await self.context.write(reply)
+            await self._pass_on(call)
             self.context.set_trailing_metadata(tuple(await call.trailing_metadata() or ()))
         except grpc.aio.AioRpcError as error:
             return error
@@ -212,8 +213,27 @@ class _Call:
                 sending.cancel()
         return None
 
+    async def _pass_on(self, call: Any) -> None:
+        """Send the replies to the caller; the last one together with a status that follows at once.
+
+        So a call with one reply can be sent again as long as its replica has not said that it succeeded.
+        """
+        held: bytes | None = None
+        while (reply := await call.read()) is not grpc.aio.EOF:
+            if held is not None:
+                await self._write(held)
+            held = reply
+            if not self.route.ends_with_reply:
+                held = await self._write(reply)
+        if held is not None:
+            await self._write(held)
+
+    async def _write(self, reply: bytes) -> None:
+        self.has_replied = True
+        await self.context.write(reply)
+
     async def _begin(self, replica: Replica) -> "tuple[Any, asyncio.Future[None] | None]":
-        """Begin the call to a replica; returns it, and the task that sends its messages if they are several."""
+        """Begin the call to a replica; returns it, and the task that sends its messages, if several."""
         target = (replica.address, self.method, self.metadata, self.remaining_s)
         channels, messages = self.gateway.channels, self.messages
         if await messages.is_single():
@@ -221,53 +241,51 @@ class _Call:
         call = channels.call(*target)
         return call, asyncio.ensure_future(messages.send_to(call))
 
-    def _may_repeat(self, route: Route, problem: grpc.aio.AioRpcError) -> bool:
+    def _may_repeat(self, problem: grpc.aio.AioRpcError) -> bool:
         """Whether to send the call to another replica; see Note: [Calls that are sent again]."""
-        if problem.code() is not grpc.StatusCode.UNAVAILABLE:
+        replica = self.tried[-1]
+        if is_refused := _is_draining(problem):
+            replica.is_draining = True
+        elif _is_broken(problem):
+            replica.suspect()
+        else:
             return False
-        is_refused = _reason(problem) == ErrorReason.SERVER_DRAINING
-        self.tried[-1].is_draining |= is_refused
-        if not is_refused:
-            self.tried[-1].suspect()
-        is_allowed = is_refused or route.is_repeatable
+        is_allowed = is_refused or self.route.is_repeatable
         can_repeat = self.messages.can_repeat and not self.has_replied
-        return is_allowed and can_repeat and len(self.tried) < _MAX_ATTEMPTS
+        return is_allowed and can_repeat
 
     async def _fail(self, problem: grpc.aio.AioRpcError) -> None:
         trailing = tuple(problem.trailing_metadata() or ())
         await self.context.abort(problem.code(), problem.details() or "", trailing_metadata=trailing)
 
-    async def _replica(self, route: Route, name: str, message: bytes) -> Replica:
+    async def _replica(self, name: str, message: bytes) -> Replica:
         """Return the replica for the next attempt; waits for one.
 
         Raises:
             ServiceError: `SERVER_BUSY`, none was ready in time.
         """
-        hold_s = (
-            self.gateway.hold_s if self.remaining_s is None else min(self.gateway.hold_s, self.remaining_s)
-        )
-        give_up = time.monotonic() + hold_s
         while True:
-            found = await self._find(route, name, message)
+            found = await self._find(name, message)
             if found is not None:
                 return found
-            left_s = give_up - time.monotonic()
+            left_s = self.give_up - time.monotonic()
             if left_s <= 0:
-                what = f"model '{name}'" if route.subject is Subject.MODEL else "this call"
+                what = f"model '{name}'" if self.route.subject is Subject.MODEL else "this call"
                 raise busy(f"no replica for {what} is ready; try again later", None)
             await self.gateway.table.changed(min(left_s, _LOOK_AGAIN_S))
 
-    async def _find(self, route: Route, name: str, message: bytes) -> Replica | None:
-        table = self.gateway.table
+    async def _find(self, name: str, message: bytes) -> Replica | None:
+        """Return a replica that may answer; None if there is none now."""
+        table, subject = self.gateway.table, self.route.subject
         if self.method == _CREATE_TRAINER and name in table.model_ids:
             # One that is asked for twice, with the same request, must be made once.
             serving = table.serving(name)
             return serving[zlib.crc32(message) % len(serving)] if serving else None
-        if route.subject is Subject.MODEL and name in table.model_ids:
-            return table.least_waiting(name, self.tried) or table.least_waiting(name)
-        if route.subject is Subject.ANY or not name:
-            return table.least_waiting("", self.tried) or table.least_waiting()
-        return await self._owner(route.subject, name)
+        if subject is Subject.ANY or not name or name in table.model_ids:
+            now = time.monotonic()
+            broken = [replica for replica in self.tried if now < replica.suspect_until]
+            return table.least_waiting(name if subject is Subject.MODEL else "", broken)
+        return await self._owner(subject, name)
 
     async def _owner(self, subject: Subject, name: str) -> Replica | None:
         """Return the replica that has a trainer or a published model; any if none has it."""
@@ -288,7 +306,7 @@ class _Call:
         if is_lost or not is_complete:
             return None
         near = nearest(name, table.model_ids, 1)  # its replica names it in the error
-        return table.least_waiting(*near) or table.least_waiting()
+        return table.least_waiting("".join(near)) or table.least_waiting()
 
     async def _ask(self, replica: Replica, method: str, message: bytes) -> bytes | grpc.aio.AioRpcError:
         """Ask one replica on behalf of the caller; returns its reply, or its failure."""
@@ -324,11 +342,24 @@ def _passed_on(metadata: Any) -> Metadata:
     )
 
 
-def _reason(problem: grpc.aio.AioRpcError) -> str:
-    """Reason in the details of a status of ours, if it says that a replica drains; otherwise empty."""
+def _is_draining(problem: grpc.aio.AioRpcError) -> bool:
+    """Whether a replica refused a call because it drains."""
+    details = _details(problem)
+    return problem.code() is grpc.StatusCode.UNAVAILABLE and ErrorReason.SERVER_DRAINING.encode() in details
+
+
+def _is_broken(problem: grpc.aio.AioRpcError) -> bool:
+    """Whether the connection broke: no decision of the replica, whose statuses carry details."""
+    if _details(problem):
+        return False
+    # gRPC (1.81) reports for a stream that it can no longer write to: INTERNAL, "from Core".
+    is_from_core = problem.code() is grpc.StatusCode.INTERNAL and "from Core" in (problem.details() or "")
+    return is_from_core or problem.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def _details(problem: grpc.aio.AioRpcError) -> bytes:
     details = dict(problem.trailing_metadata() or ()).get(DETAILS_KEY, b"")
-    marker = ErrorReason.SERVER_DRAINING
-    return marker if isinstance(details, bytes) and marker.encode() in details else ""
+    return details if isinstance(details, bytes) else b""
 
 
 def _merged_models(replies: Sequence[bytes]) -> bytes:

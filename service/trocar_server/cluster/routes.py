@@ -47,6 +47,7 @@ class Subject(StrEnum):
 _NAMES = {"trainer_id": Subject.TRAINER, "model_id": Subject.MODEL, "model_name": Subject.MODEL}
 """Field names, the first that a message has."""
 
+_EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
 _MODEL_NAMED = {"ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"}
 """Methods of the Open Inference Protocol whose field `name` is that of a model."""
 
@@ -83,12 +84,14 @@ class Route:
         subject: What its calls are for.
         path: Field numbers from the message to the id.
         is_repeatable: Whether a call that got no reply may be sent to another replica.
+        ends_with_reply: Whether the status comes right after the last message of the reply.
         refusal: Why the method does not exist on a cluster; empty if it does.
     """
 
     subject: Subject
     path: tuple[int, ...] = ()
     is_repeatable: bool = False
+    ends_with_reply: bool = False
     refusal: str = ""
 
     def read(self, message: bytes) -> str:
@@ -130,15 +133,19 @@ def _routes() -> dict[str, Route]:
 
 def _route(service: Any, method: Any) -> Route:
     name = f"/{service.full_name}/{method.name}"
-    is_repeatable = name in _REPEATABLE or service is OPEN_INFERENCE
-    refusal = _REFUSED.get(name, "")
     paths = dict(_paths(method.input_type))
     if service is OPEN_INFERENCE and method.name in _MODEL_NAMED:
         paths["model_name"] = paths.get("model_name") or (method.input_type.fields_by_name["name"].number,)
-    for field, subject in _NAMES.items():
-        if field in paths:
-            return Route(subject, paths[field], is_repeatable, refusal)
-    return Route(Subject.ANY, (), is_repeatable, refusal)
+    subject, path = next(
+        ((subject, paths[field]) for field, subject in _NAMES.items() if field in paths), (Subject.ANY, ())
+    )
+    return Route(
+        subject,
+        path,
+        is_repeatable=name in _REPEATABLE or service is OPEN_INFERENCE,
+        ends_with_reply=not method.server_streaming or name == _EXTRACT,
+        refusal=_REFUSED.get(name, ""),
+    )
 
 
 def _paths(message: Any) -> Iterator[tuple[str, tuple[int, ...]]]:

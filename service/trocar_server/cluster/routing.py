@@ -115,7 +115,7 @@ class ReplicaTable:
 
         Args:
             model_id: Its model; any when empty.
-            excluded: Replicas that are chosen only if there is no other: not at all, if they have gone.
+            excluded: Replicas that are not chosen.
         """
         found = [replica for replica in self.serving(model_id) if replica not in excluded]
         now = time.monotonic()

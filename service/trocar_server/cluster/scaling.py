@@ -33,4 +33,6 @@ def one_per_node(context: Any) -> tuple[int, dict[str, Any]]:
 
 def wanted_count(context: Any, count: int) -> int:
     """Return a number of replicas within the bounds of a deployment."""
-    return max(context.capacity_adjusted_min_replicas, min(count, context.capacity_adjusted_max_replicas))
+    least: int = context.capacity_adjusted_min_replicas
+    most: int = context.capacity_adjusted_max_replicas
+    return max(least, min(count, most))

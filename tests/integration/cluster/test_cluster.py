@@ -1,5 +1,6 @@
 """The service on a Ray cluster of two simulated nodes: gateways, replicas, faults, scaling and errors."""
 
+import json
 import os
 import signal
 import threading
@@ -13,13 +14,18 @@ import numpy as np
 import pytest
 
 import trocar
-from tests.support.servers.ray_cluster import Commands, ray_nodes, write_config
+from tests.support.servers.ray_cluster import command, ray_nodes, write_config
 from tests.support.servers.serving import Serve
 from tests.support.servers.waiting import wait_until
 from trocar.errors import TokenInvalidError, TokenMissingError, UnknownModelError
+from trocar_server.config import read_config
+from trocar_server.errors import ServiceError
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'trocar[ray]'")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
 
 MODELS = {"tiny": {"architecture": "squeezenet1_1", "weights": "random:0"}}
 PLACE = "cpus = 0.5"
@@ -32,13 +38,27 @@ TAPS = ["features.0", "features.3", "classifier"]
 class Deployed:
     """A deployment with one model."""
 
-    commands: Commands
-    folder: Path
+    address: str
+    config: Path
     token: str
     gateways: list[str]
 
     def connect(self, index: int = 0, **options: Any) -> trocar.Client:
         return trocar.connect(self.gateways[index], token=self.token, **options)
+
+    def replicas(self) -> list[dict[str, Any]]:
+        import ray
+
+        from trocar_server.cluster.directory import open_directory
+
+        found: list[dict[str, Any]] = ray.get(open_directory().state.remote())["replicas"]
+        return found
+
+    def scale(self, count: int) -> None:
+        from trocar_server.cluster import deploying
+
+        deploying.scale("tiny", count, count)
+        wait_until(lambda: len(self.replicas()) == count)
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +68,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     folder = tmp_path_factory.mktemp("cluster")
     config = write_config(folder / "cluster.toml", MODELS, {"tiny": PLACE}, **SETTINGS)
     token = TokenFile(folder / "data").add("ann", {Scope.RUN, Scope.TRAIN}, expires_at_s=None, now_s=0)[1]
-    with ray_nodes(2) as commands:
-        commands.done("serve", "--config", config)
-        gateways = [gateway["address"] for gateway in commands.state()["gateways"]]
-        yield Deployed(commands, folder, str(token), gateways)
-        commands.done("stop")
-        assert "not deployed" in commands.refused("status")
+    with ray_nodes(2) as address:
+        from trocar_server.cluster import deploying
+
+        deploying.deploy(read_config(config))
+        yield Deployed(address, config, str(token), deploying.wait_until_ready(read_config(config)))
+        deploying.stop()
+        with pytest.raises(ServiceError, match="not deployed"):
+            deploying.deployed()
 
 
 @dataclass
@@ -157,35 +179,49 @@ def test_a_trainer_is_found_through_every_gateway(cluster: Deployed, serve: Serv
 def test_replicas_are_added_killed_and_removed_without_a_failed_call(cluster: Deployed) -> None:
     with under_load(cluster) as load:
         load.grows()
-        cluster.commands.done("scale", "tiny", "2")
+        cluster.scale(2)
         load.grows()
-        replicas = cluster.commands.state()["replicas"]
-        assert sorted(replica["slot"] for replica in replicas) == ["0", "1"]
-        os.kill(replicas[0]["process_id"], signal.SIGKILL)
+        assert sorted(replica["slot"] for replica in cluster.replicas()) == ["0", "1"]
+        os.kill(cluster.replicas()[0]["process_id"], signal.SIGKILL)
         load.grows()
-        cluster.commands.done("scale", "tiny", "1")
-        wait_until(lambda: len(cluster.commands.state()["replicas"]) == 1)
+        cluster.scale(1)
         load.grows()
     assert load.failures == []
 
 
-def test_what_cannot_be_deployed_is_refused(cluster: Deployed) -> None:
-    commands, file = cluster.commands, cluster.folder / "other.toml"
-    config = write_config(file, MODELS, {"tiny": "gpus = 4"}, **SETTINGS)
-    assert (
-        "it needs 1 CPU, 4 GPU on one node, and the most that any node has is 1 CPU, 0 GPU"
-        in commands.refused("serve", "--config", config)
-    )
-    assert "no Ray cluster answers" in commands.refused("serve", "--config", config, address="127.0.0.1:1")
-    assert "no model 'other'" in commands.refused("scale", "other", "2")
+def test_the_same_configuration_again_replaces_no_replica(cluster: Deployed) -> None:
+    before = {replica["replica_id"] for replica in cluster.replicas()}
+    ended = command("serve", "--config", str(cluster.config), "--ray", cluster.address)
+    assert (ended.returncode, "trocar is ready on 127.0.0.1:" in ended.stdout) == (0, True), ended.stderr
+    shown = command("cluster", "status", "--json", "--ray", cluster.address)
+    state = json.loads(shown.stdout.splitlines()[-1])
+    assert {replica["replica_id"] for replica in state["replicas"]} == before
+    assert sorted(gateway["address"] for gateway in state["gateways"]) == cluster.gateways
+
+
+def test_resources_that_no_node_has_are_refused(cluster: Deployed) -> None:
+    from trocar_server.cluster import deploying
+
+    config = write_config(cluster.config.with_name("other.toml"), MODELS, {"tiny": "gpus = 4"}, **SETTINGS)
+    with pytest.raises(ServiceError, match=r"needs 1 CPU, 4 GPU on one node, .* is 1 CPU, 0 GPU"):
+        deploying.deploy(read_config(config))
+
+
+def test_an_address_without_ray_is_refused() -> None:
+    ended = command("cluster", "status", "--ray", "127.0.0.1:1")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: no Ray cluster answers at '127.0.0.1:1'")
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_a_replica_that_cannot_start_says_why(cluster: Deployed) -> None:
+    from trocar_server.cluster import deploying
+
     broken = {**MODELS, "broken": {"architecture": "squeezenet1_1", "weights": "missing.safetensors"}}
     places = {"tiny": PLACE, "broken": PLACE}
-    config = write_config(cluster.folder / "broken.toml", broken, places, **SETTINGS)
-    problem = cluster.commands.refused("serve", "--config", config)
-    assert "a replica of 'broken' cannot start" in problem
-    assert "missing.safetensors" in problem
+    config = read_config(write_config(cluster.config.with_name("broken.toml"), broken, places, **SETTINGS))
+    deploying.deploy(config)
+    with pytest.raises(ServiceError, match=r"a replica of 'broken' cannot start: .*missing\.safetensors"):
+        deploying.wait_until_ready(config)
     with cluster.connect() as client:  # and the others go on
         assert client.extract("tiny", IMAGES, TAPS)
