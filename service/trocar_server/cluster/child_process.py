@@ -102,12 +102,13 @@ class ChildProcess:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for text in self._process.stdout:
-            line = decode(text)
-            self._problem = line.get("problem", self._problem)
-            if "ready" in line:
-                self._address = line["ready"]
-                self._ready.set()
-            self._on_line(line)
+        with self._process.stdout as lines:
+            for text in lines:
+                line = decode(text)
+                self._problem = line.get("problem", self._problem)
+                if "ready" in line:
+                    self._address = line["ready"]
+                    self._ready.set()
+                self._on_line(line)
         self._ready.set()
         self._on_end()
