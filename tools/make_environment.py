@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 EXTRAS = (
     *("server", "openvino", "otel", "datasets", "huggingface", "tensorboard", "notebook", "page"),
-    *("timm", "peft", "transformers", "test"),
+    *("ray", "timm", "peft", "transformers", "test"),
 )
 """What is installed: all that users may want and that the chosen tests need."""
 

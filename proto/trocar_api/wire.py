@@ -91,6 +91,22 @@ def split_field(message: bytes, number: int) -> tuple[bytes, list[memoryview]]:
     return b"".join(head), values
 
 
+def last_value(message: bytes | memoryview, number: int) -> memoryview | None:
+    """Return the last value of a field as a view, without copying the rest; None if there is none.
+
+    Args:
+        message: A serialised message.
+        number: Of a field of bytes, strings or messages.
+
+    Raises:
+        WireError: As `split_field` does.
+    """
+    view, tag_wanted = memoryview(message), number << 3 | _LENGTH
+    return next(
+        (view[start:end] for tag, _, start, end in reversed(_fields(view)) if tag == tag_wanted), None
+    )
+
+
 def _fields(view: memoryview) -> list[tuple[int, int, int, int]]:
     """Return of each field its tag, and where it begins, where its content begins and where it ends."""
     fields: list[tuple[int, int, int, int]] = []

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ from trocar_server.errors import ServiceError
 
 if TYPE_CHECKING:
     from trocar_server.app.app import App
+    from trocar_server.config import ServerConfig
 
 
 def serve(  # noqa: PLR0913, PLR0917 - options of a command
@@ -66,24 +68,16 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     as_json: Annotated[
         bool, typer.Option("--json", help="print the address, or why the server cannot start, as JSON")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="deploy on a Ray cluster: its address, auto, or local to start one for as long"),
+    ] = None,
 ) -> None:
     """Host models and serve clients until stopped."""
     gc.disable()  # until `app.serve`: what is imported stays, and looking for garbage in it takes 0.5 s
     keep_freed_memory()
     use_huge_pages()
-    # torch is imported here, after the allocator is set.
-    with without_dynamo():
-        from trocar_server.app import app
     from trocar_server.config import ModelConfig, ServerConfig, read_config
-    from trocar_server.models import parse_model_argument
-
-    def announce(running: app.App) -> None:
-        address = running.rpc.address
-        _announce(running, settings.metrics_host, as_json=as_json)
-        if ready_file:
-            temporary = ready_file.with_suffix(".part")
-            temporary.write_text(address)
-            temporary.replace(ready_file)
 
     flags: dict[str, Any] = {"host": host, "port": port, "device": device, "insecure": insecure}
     flags |= {"reflection": reflection, "tokens": tokens, "metrics_port": metrics_port}
@@ -94,16 +88,38 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
 
     def read() -> ServerConfig:
         settings = read_config(config, **overrides)
+        if not models:
+            return settings
+        # torch is imported here, after the allocator is set.
+        with without_dynamo():
+            from trocar_server.models import parse_model_argument
         named = {
             spec.model_id: ModelConfig(
                 source=spec.source, architecture=spec.named_architecture, weights=spec.weights
             )
-            for spec in map(parse_model_argument, models or ())
+            for spec in map(parse_model_argument, models)
         }
         return settings.model_copy(update={"models": {**settings.models, **named}})
 
     settings = read()
     set_up_logging(settings.log_format)
+    if ray:
+        _deploy(ray, settings, ready_file, as_json=as_json)
+    else:
+        _serve(settings, read, ready_file, as_json=as_json)
+
+
+def _serve(
+    settings: "ServerConfig", read: Callable[[], "ServerConfig"], ready_file: Path | None, *, as_json: bool
+) -> None:
+    """Serve from this process."""
+    with without_dynamo():
+        from trocar_server.app import app
+
+    def announce(running: app.App) -> None:
+        _announce(running, settings.metrics_host, as_json=as_json)
+        _write_address(ready_file, running.rpc.address)
+
     asyncio.run(app.serve(settings, announce, read))
 
 
@@ -123,6 +139,28 @@ def _announce(running: "App", metrics_host: str, *, as_json: bool) -> None:
         typer.echo(f"model {model_id} failed: {message}", err=True)
     if metrics is not None:
         typer.echo(f"metrics are on {metrics}")
+
+
+def _deploy(address: str, settings: "ServerConfig", ready_file: Path | None, *, as_json: bool) -> None:
+    """Serve from a Ray cluster."""
+    from trocar_server.cluster.commands import serve_on_ray
+
+    def announce(gateways: list[str]) -> None:
+        if as_json:
+            typer.echo(json.dumps({"address": gateways[0], "gateways": gateways}))
+        else:
+            typer.echo(f"trocar is ready on {', '.join(gateways)} ({len(settings.models)} models on Ray)")
+        _write_address(ready_file, gateways[0])
+
+    gc.enable()
+    serve_on_ray(address, settings, announce)
+
+
+def _write_address(ready_file: Path | None, address: str) -> None:
+    if ready_file:
+        temporary = ready_file.with_suffix(".part")
+        temporary.write_text(address)
+        temporary.replace(ready_file)
 
 
 def convert(

@@ -242,6 +242,49 @@ class DatasetConfig(BaseModel):
     the config file."""
 
 
+class PlacementConfig(BaseModel):
+    """Replicas of one model on a Ray cluster: how many, and what each takes of its node."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_replicas: int = Field(default=1, ge=1)
+    """Replicas without any load."""
+    max_replicas: int | None = Field(default=None, ge=1)
+    """The most replicas; `min_replicas` when unset, and then their number is fixed."""
+    cpus: float = Field(default=1.0, ge=0)
+    """CPUs that Ray sets aside for each replica; also the threads of a pass, where `threads` is unset."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs of each replica."""
+    resources: dict[str, float] = {}
+    """Other resources of Ray that a node must have, for example `{ fast_disk = 1 }`."""
+    waiting_s: float = Field(default=1.0, gt=0)
+    """Seconds of admitted work for each replica above which another one is started."""
+
+    @property
+    def most(self) -> int:
+        """Return the most replicas."""
+        return max(self.min_replicas, self.max_replicas or 0)
+
+
+class ClusterConfig(BaseModel):
+    """Settings of `trocar serve --ray`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: dict[str, PlacementConfig] = {}
+    """Placement by model id; a model that is not listed has one replica with one CPU."""
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds within which every model and gateway has to be ready."""
+    drain_s: float = Field(default=300.0, ge=0)
+    """The longest time that a replica waits for its calls before it stops, in seconds."""
+    hold_s: float = Field(default=60.0, gt=0)
+    """The longest time that a call waits at a gateway for a replica, in seconds."""
+    upscale_delay_s: float = Field(default=10.0, ge=0)
+    """Seconds for which too much work has to wait before a replica is added."""
+    downscale_delay_s: float = Field(default=300.0, ge=0)
+    """Seconds for which too little work has to wait before a replica is removed."""
+
+
 class ServerConfig(BaseSettings):
     """Settings of `trocar serve`. Unset ones come from environment variables."""
 
@@ -305,6 +348,8 @@ class ServerConfig(BaseSettings):
     """The catalogue by model id, loaded at start."""
     datasets: dict[str, DatasetConfig] = {}
     """Folders to train on, by the id that callers use."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Replicas on a Ray cluster, for `trocar serve --ray`."""
 
     @property
     def has_own_data_dir(self) -> bool:

@@ -19,6 +19,7 @@ _HELP = {
     "convert": "Convert a .pth state dict to a .safetensors file.",
     "token": "Create, list and revoke the tokens of a server.",
     "doctor": "Check the machine, the configuration and a running server.",
+    "cluster": "Look at a deployment on Ray, scale it and stop it.",
 }
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -77,6 +77,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
     *,
     is_alone: bool = False,
     reread: Callable[[], ServerConfig] | None = None,
+    own_dir: Path | None = None,
 ) -> App:
     """Listen, load every model of the configuration, then report SERVING.
 
@@ -91,6 +92,8 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
         log: Logger for models and calls.
         is_alone: Whether to lock the data directory against other servers.
         reread: Reads the configuration again, for a reload.
+        own_dir: Folder of trainers and fits, where several servers share the data directory; the data
+            directory when None.
 
     Raises:
         ServiceError: No model can be loaded, or with `strict` one cannot; the address cannot be used, or
@@ -104,6 +107,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
     transfers = partial(transfers_of, pinned_bytes=config.engine.pinned_bytes)
     owner = DeviceThread(choose_device(config.device), config.threads, transfers)
     data_dir = await asyncio.to_thread(settle, config, log)
+    own_dir = own_dir or data_dir
     authorizer = ReplaceableAuthorizer(authorizer_of(config, data_dir, log))
     clean_downloads(config.weights_dir)
     variant_folder.remove_leftovers()
@@ -120,12 +124,12 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
         cleanup.push_async_callback(asyncio.to_thread, owner.stop)
         cleanup.callback(engine.preparation.stop)
         cleanup.push_async_callback(engine.compiled.stop)
-        storage = StorageOnDemand(data_dir, config.limits.max_checkpoints)
+        storage = StorageOnDemand(own_dir, config.limits.max_checkpoints)
         cleanup.callback(storage.close)
         if is_alone:
             await asyncio.to_thread(_take, storage)
-        trainers = Trainers(engine, storage, data_dir / "scratch")
-        fits = Fits(trainers, datasets, data_dir / "fits", data_dir / "scratch")
+        trainers = Trainers(engine, storage, own_dir / "scratch")
+        fits = Fits(trainers, datasets, own_dir / "fits", own_dir / "scratch")
         trainers.on_close = fits.forget
         used = config.model_copy(update={"data_dir": data_dir})
         telemetry = open_telemetry(used, engine, trainers, log)
@@ -167,6 +171,7 @@ async def serve(
     config: ServerConfig,
     on_ready: Callable[[App], None],
     reread: Callable[[], ServerConfig] | None = None,
+    own_dir: Path | None = None,
 ) -> None:
     """Run until SIGTERM or SIGINT, or until `on_ready` raises, then stop gracefully.
 
@@ -176,6 +181,7 @@ async def serve(
         config: The server's configuration.
         on_ready: Called once the server accepts clients.
         reread: Reads the configuration again.
+        own_dir: See `start`.
 
     Raises:
         ServiceError: As `start` does.
@@ -185,7 +191,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     reloads: set[asyncio.Task[None]] = set()
-    app = await start(config, is_alone=True, reread=reread)
+    app = await start(config, is_alone=True, reread=reread, own_dir=own_dir)
     loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(asyncio.create_task(_reload(app))))
     try:
         # Freeze existing objects: a full garbage collection otherwise walks 365,000 objects of torch, for 0.2

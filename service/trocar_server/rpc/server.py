@@ -20,7 +20,6 @@ from trocar_api.v1 import (
     stream_pb2,
     trainer_pb2,
 )
-from trocar_server.config import Limits
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
@@ -29,6 +28,7 @@ from trocar_server.rpc.call.drain import DrainSwitch
 from trocar_server.rpc.call.interceptor import CallInterceptor
 from trocar_server.rpc.call.running_calls import RunningCalls
 from trocar_server.rpc.codec.stored_lists import StoredLists
+from trocar_server.rpc.listen.channel_arguments import server_options
 from trocar_server.rpc.listen.health_port import LIVE, start_health_port
 from trocar_server.rpc.listen.health_service import HealthService
 from trocar_server.rpc.listen.registration import register
@@ -46,15 +46,11 @@ from trocar_server.rpc.services.server_service import ServerService
 from trocar_server.rpc.services.shared_memory_service import SharedMemoryService
 from trocar_server.rpc.services.stream_service import StreamService
 from trocar_server.rpc.services.trainer_service import TrainerService
-from trocar_server.rpc.transfer.compression import OPTIONS
 from trocar_server.shared_memory import Lender, open_lender
 from trocar_server.telemetry import NOBODY, CallObserver
 from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.fit.fitting import Fits
 from trocar_server.training.trainers import Trainers
-
-# Inputs of up to 4 MiB fit in one message; the extra room is for descriptions.
-_MESSAGE_ROOM_BYTES = 8 << 20
 
 _DESCRIPTORS = [
     file.services_by_name[name]
@@ -164,7 +160,7 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
                 log, authorizer, observer, parts.drain_switch, calls, engine.limits.stall_timeout_s
             )
         ],
-        options=_options(engine.limits, max_message_bytes),
+        options=server_options(engine.limits, max_message_bytes),
     )
     lender = None if socket_path(host) is None else open_lender(engine.limits.max_shared_memory_bytes)
     sharing, health_service = SharedMemoryService(lender), HealthService()
@@ -227,16 +223,3 @@ def _listen(
         )
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"cannot listen on {address}; {hint}") from None
     return (f"{host}:{bound}", bound) if path is None else (address, 0)
-
-
-def _options(limits: Limits, max_message_bytes: int) -> list[tuple[str, int]]:
-    return [
-        (
-            "grpc.max_receive_message_length",
-            max(max_message_bytes, limits.max_chunk_bytes + _MESSAGE_ROOM_BYTES),
-        ),
-        ("grpc.so_reuseport", 0),
-        # Clients of long streams send keepalive pings every 20 s; gRPC's default rejects that as too often.
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        *OPTIONS,
-    ]

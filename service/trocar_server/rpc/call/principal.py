@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
-from trocar_server.models import ANONYMOUS, current_principal, is_unproven
+from trocar_server.caller import ANONYMOUS, current_principal, is_unproven
 from trocar_server.rpc.transfer.messages import CallContext
 
 _SCHEME = "bearer"

@@ -1,0 +1,242 @@
+"""Deployment of a configuration on a Ray cluster: checked, started, awaited, changed and stopped.
+
+deploy(config)
+wait_until_ready(config)
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus, ServeStatus
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.app.access import check_address
+from trocar_server.app.server_id import server_id
+from trocar_server.cluster.deployments import APP_PREFIX, GATEWAY_APP, gateway_target, model_target
+from trocar_server.cluster.directory import open_directory, start_directory
+from trocar_server.config import ClusterConfig, PlacementConfig, ServerConfig
+from trocar_server.errors import ServiceError, unknown
+from trocar_server.storage.disk_errors import disk_errors
+from trocar_server.storage.durable import make_folder
+
+_POLL_S = 0.2
+
+
+def _run(targets: Sequence[Any]) -> None:
+    """Hand applications to Ray Serve, without waiting until they run."""
+    serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def placements(config: ServerConfig) -> dict[str, PlacementConfig]:
+    """Return the placement of every model.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`: a placement is for a model that is not configured.
+    """
+    named = config.cluster.models
+    if others := sorted(named.keys() - config.models.keys()):
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"[cluster.models] names {', '.join(others)}, and [models] does not",
+        )
+    return {model_id: named.get(model_id, PlacementConfig()) for model_id in config.models}
+
+
+def check(config: ServerConfig) -> None:
+    """Refuse a configuration that cannot run on this cluster.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`: no model, an address without protection, client certificates (which
+            end at the gateway), or resources that no node has.
+    """
+    if not config.models:
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, "a cluster needs at least one model")
+    if config.tls_client_ca is not None:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            "a cluster cannot check client certificates: they end at its gateways; use tokens = true",
+        )
+    if config.host.startswith("unix:"):
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, "a cluster cannot listen on a Unix socket")
+    check_address(config)
+    for model_id, placement in placements(config).items():
+        _check_resources(model_id, placement)
+
+
+def _check_resources(model_id: str, placement: PlacementConfig) -> None:
+    needed = {"CPU": placement.cpus, "GPU": placement.gpus, **placement.resources}
+    needed = {name: count for name, count in needed.items() if count}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(all(node.get(name, 0) >= count for name, count in needed.items()) for node in nodes):
+        return
+    largest = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
+    raise ServiceError(
+        ErrorReason.INVALID_ARGUMENT,
+        f"no node can run a replica of '{model_id}': it needs {_text(needed)} on one node, and the most that "
+        f"any node has is {_text(largest)}; change [cluster.models.{model_id}]",
+    )
+
+
+def _text(resources: dict[str, float]) -> str:
+    return ", ".join(f"{count:g} {name}" for name, count in resources.items()) or "nothing"
+
+
+def deploy(config: ServerConfig, host: str = "") -> None:
+    """Deploy every model and the gateways; models of an earlier configuration are removed.
+
+    Args:
+        config: What to deploy.
+        host: Where replicas listen; on the addresses of their nodes when empty.
+
+    Raises:
+        ServiceError: As `check`; or `STORAGE_UNAVAILABLE`, the data directory cannot be written.
+    """
+    check(config)
+    data_dir = config.data_dir.expanduser().absolute()
+    with disk_errors("data directory of the cluster"):
+        make_folder(data_dir)
+        server_id(data_dir)
+        directory = start_directory(data_dir)
+        ray.get(directory.deploy.remote(_spec(config, host)))
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+    for name in serve.status().applications:
+        if name.startswith(APP_PREFIX) and name.removeprefix(APP_PREFIX) not in config.models:
+            serve.delete(name, _blocking=False)
+    targets = [model_target(model_id, config, place, host) for model_id, place in placements(config).items()]
+    _run([*targets, gateway_target(config)])
+
+
+def scale(model_id: str, least: int, most: int) -> None:
+    """Change the number of replicas of a deployed model; running replicas are not replaced.
+
+    Raises:
+        ServiceError: `UNKNOWN_MODEL`, or `INVALID_ARGUMENT`.
+    """
+    config, host = deployed(), ray.get(open_directory().spec.remote())["host"]
+    known = placements(config)
+    if model_id not in known:
+        raise unknown(ErrorReason.UNKNOWN_MODEL, "model", model_id, known, f"deployed: {', '.join(known)}")
+    if not 1 <= least <= most:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT, f"{least} to {most} replicas: at least 1, and the first the smaller"
+        )
+    changed = known[model_id].model_copy(update={"min_replicas": least, "max_replicas": most})
+    cluster = config.cluster.model_copy(update={"models": {**known, model_id: changed}})
+    config = config.model_copy(update={"cluster": ClusterConfig(**cluster.model_dump())})
+    ray.get(open_directory().deploy.remote(_spec(config, host)))
+    _run([model_target(model_id, config, changed, host)])
+
+
+def _spec(config: ServerConfig, host: str) -> dict[str, Any]:
+    """Return what the directory keeps of a deployment."""
+    found = {model_id: place.model_dump(mode="json") for model_id, place in placements(config).items()}
+    return {
+        "config": config.model_dump(mode="json", exclude_unset=True),
+        "placements": found,
+        "host": host,
+    }
+
+
+def deployed() -> ServerConfig:
+    """Return the configuration that is deployed.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`: none is.
+    """
+    try:
+        spec = ray.get(open_directory().spec.remote())
+    except ValueError:
+        spec = {}
+    if not spec:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            "Trocar is not deployed on this cluster; `trocar serve --ray ADDRESS --config FILE` does it",
+        )
+    return ServerConfig(**spec["config"])
+
+
+def stop() -> None:
+    """Drain and stop every replica and gateway, and Ray Serve itself if it has nothing else to do."""
+    own = [name for name in serve.status().applications if _is_own(name)]
+    others = [name for name in serve.status().applications if not _is_own(name)]
+    if others:
+        for name in own:
+            serve.delete(name)
+    else:
+        serve.shutdown()
+    try:
+        ray.kill(open_directory())
+    except ValueError:
+        return
+
+
+def _is_own(name: str) -> bool:
+    return name == GATEWAY_APP or name.startswith(APP_PREFIX)
+
+
+def wait_until_ready(config: ServerConfig, is_stopped: Callable[[], bool] = lambda: False) -> list[str]:
+    """Wait until every model has its least number of replicas, and every node a gateway.
+
+    Args:
+        config: What was deployed.
+        is_stopped: Whether to give up.
+
+    Returns:
+        The addresses of the gateways.
+
+    Raises:
+        ServiceError: A replica or a gateway could not be started, or not in time.
+    """
+    until = time.monotonic() + config.cluster.start_timeout_s
+    problem = "nothing is ready"
+    while not is_stopped():
+        state = ray.get(open_directory().state.remote())
+        problem = _missing(config, state)
+        if not problem:
+            return sorted(gateway["address"] for gateway in state["gateways"])
+        _check_failures(serve.status())
+        if time.monotonic() > until:
+            raise ServiceError(
+                ErrorReason.MODEL_NOT_LOADED,
+                f"not ready after {config.cluster.start_timeout_s:g} s: {problem}; see "
+                "`trocar cluster status` and the logs of Ray",
+            )
+        time.sleep(_POLL_S)
+    return []
+
+
+def _missing(config: ServerConfig, state: dict[str, Any]) -> str:
+    """Describe what is not ready; empty if everything is."""
+    serving = [report["model_id"] for report in state["replicas"] if not report["is_draining"]]
+    for model_id, placement in placements(config).items():
+        count = serving.count(model_id)
+        if count < placement.min_replicas:
+            return f"{count} of {placement.min_replicas} replicas of '{model_id}' are ready"
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    if len(state["gateways"]) < nodes:
+        return f"{len(state['gateways'])} of {nodes} gateways are ready"
+    return ""
+
+
+def _check_failures(status: ServeStatus) -> None:
+    """Raise what made a deployment fail."""
+    for name, app in status.applications.items():
+        if not _is_own(name) or app.status is not ApplicationStatus.DEPLOY_FAILED:
+            continue
+        messages = [deployment.message for deployment in app.deployments.values() if deployment.message]
+        what = "the gateway" if name == GATEWAY_APP else f"a replica of '{name.removeprefix(APP_PREFIX)}'"
+        raise ServiceError(
+            ErrorReason.MODEL_NOT_LOADED,
+            f"{what} cannot start: {cause_of(' '.join(messages) or app.message)}",
+        )
+
+
+def cause_of(message: str) -> str:
+    """Return the child's own words from a message of Ray Serve, which ends with a traceback."""
+    marker = "ChildFailedError: "
+    if marker in message:
+        return message.rpartition(marker)[2].strip().splitlines()[0]
+    return message.strip().splitlines()[-1] if message.strip() else "see the logs of Ray"

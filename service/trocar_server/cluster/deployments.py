@@ -1,0 +1,244 @@
+"""Deployments of Ray Serve: replicas of a model, and gateways.
+
+    run_target(model_id, config, placement)       # for `serve.run_many`
+
+The replicas of Serve are supervisors: the server, or the gateway, is a child process of each. They do not
+import torch.
+"""
+
+import hashlib
+import json
+from threading import Event, Thread
+
+import ray
+from ray import serve
+
+from trocar_server.cluster.child_process import ChildProcess, Line
+from trocar_server.cluster.directory import open_directory
+from trocar_server.cluster.scaling import METRIC
+from trocar_server.config import PlacementConfig, ServerConfig
+
+APP_PREFIX = "trocar-"
+GATEWAY_APP = "trocar"
+_MAX_NODES = 4096
+_START_ATTEMPTS = 2
+"""Before a deployment counts as failed."""
+_PUSH_EVERY_S = 0.25
+_HEALTH_PERIOD_S = 1.0
+_HEALTH_TIMEOUT_S = 30.0
+_GATEWAY_STOP_S = 30.0
+
+
+class ReplicaSupervisor:
+    """One replica of a model: starts a complete server, and reports its load.
+
+    Args:
+        model_id: The model.
+        config: The server's settings, as of `ServerConfig`; `host` is the node's address where it is missing.
+        drain_s: The longest wait for running calls before it stops, in seconds.
+        grace_s: Seconds for a stop after that.
+    """
+
+    def __init__(self, model_id: str, config: Line, drain_s: float, grace_s: float) -> None:
+        self._stop_s = drain_s + grace_s + 10.0
+        self._waiting_s = 0.0
+        self._directory = open_directory()
+        context = ray.get_runtime_context()
+        self._report: Line = {
+            "replica_id": context.get_actor_id(),
+            "node_id": context.get_node_id(),
+            "model_id": model_id,
+            "waiting_s": 0.0,
+            "call_count": 0,
+            "is_draining": False,
+        }
+        settings = {
+            "model_id": model_id,
+            "drain_s": drain_s,
+            "config": {"host": own_address(), **config, "port": 0},
+        }
+        self._child = ChildProcess("trocar_server.cluster.replica_server", settings, self._take, self._forget)
+        self._child.wait_ready()
+
+    def check_health(self) -> None:
+        """Fail if the server has ended; Ray Serve then starts another replica."""
+        if not self._child.is_alive:
+            raise RuntimeError(self._child.problem)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the seconds of admitted work that is not done."""
+        return {METRIC: self._waiting_s}
+
+    def __del__(self) -> None:
+        """Drain and stop the server."""
+        child = getattr(self, "_child", None)
+        if child is not None:
+            child.stop(self._stop_s)
+
+    def _take(self, line: Line) -> None:
+        if "ready" in line:
+            self._report |= {"address": line["ready"], "slot": line["slot"], "process_id": line["process_id"]}
+        self._report |= {key: line[key] for key in line.keys() & self._report.keys()}
+        self._waiting_s = self._report["waiting_s"]
+        if "address" in self._report:
+            self._directory.report_replica.remote(dict(self._report))
+
+    def _forget(self) -> None:
+        self._directory.forget.remote(self._report["replica_id"])
+
+
+class GatewaySupervisor:
+    """The gateway of one node: starts it, and sends it the routing table.
+
+    Args:
+        config: The settings of its server, as of `ServerConfig`.
+    """
+
+    def __init__(self, config: Line) -> None:
+        self._directory = open_directory()
+        context = ray.get_runtime_context()
+        gateway_id = context.get_actor_id()
+        others = ray.get(self._directory.state.remote())["gateways"]
+        node_address = own_address()
+        taken = [other["bound"] for other in others if other["node_address"] == node_address]
+        self._child = ChildProcess(
+            "trocar_server.cluster.gateway_server", {"config": config, "taken": taken}, lambda line: None
+        )
+        bound = self._child.wait_ready()
+        host, _, port = bound.rpartition(":")
+        self._report = {
+            "gateway_id": gateway_id,
+            "node_id": context.get_node_id(),
+            "node_address": node_address,
+            "process_id": self._child.process_id,
+            "bound": bound,
+            "address": f"{node_address if host in ('0.0.0.0', '[::]') else host}:{port}",
+        }
+        self._stopping = Event()
+        self._pusher = Thread(target=self._push, name="routing-table", daemon=True)
+        self._pusher.start()
+
+    def check_health(self) -> None:
+        """Fail if the gateway has ended; Ray Serve then starts another one."""
+        if not self._child.is_alive:
+            raise RuntimeError(self._child.problem)
+
+    def __del__(self) -> None:
+        """Let running calls end and stop the gateway."""
+        if hasattr(self, "_stopping"):
+            self._stopping.set()
+            self._directory.forget.remote(self._report["gateway_id"])
+            self._pusher.join()
+            self._child.stop(_GATEWAY_STOP_S)
+
+    def _push(self) -> None:
+        """Send the routing table four times a second. Without the directory, the last one stays in use."""
+        while not self._stopping.wait(_PUSH_EVERY_S):
+            try:
+                self._directory.report_gateway.remote(self._report)
+                state = ray.get(self._directory.state.remote(), timeout=_HEALTH_TIMEOUT_S)
+            except ray.exceptions.RayError:
+                continue
+            self._child.send({"replicas": state["replicas"], "wanted": state["wanted"]})
+
+
+def own_address() -> str:
+    """Return the address of this node by which Ray's other nodes reach it."""
+    own_id = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own_id)
+
+
+def model_target(
+    model_id: str, config: ServerConfig, placement: PlacementConfig, host: str = ""
+) -> "serve.RunTarget":
+    """Return the application of one model; its servers listen on `host`, or on the address of their node."""
+    settings = child_config(config, model_id, placement) | ({"host": host} if host else {})
+    drain_s, grace_s = config.cluster.drain_s, config.grace_s
+    deployment = serve.deployment(
+        ReplicaSupervisor,
+        name=model_id,
+        ray_actor_options={
+            "num_cpus": placement.cpus,
+            "num_gpus": placement.gpus,
+            "resources": placement.resources,
+        },
+        max_constructor_retry_count=_START_ATTEMPTS,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=drain_s + grace_s + 20.0,
+        autoscaling_config={
+            "min_replicas": placement.min_replicas,
+            "max_replicas": placement.most,
+            "initial_replicas": placement.min_replicas,
+            "upscale_delay_s": config.cluster.upscale_delay_s,
+            "downscale_delay_s": config.cluster.downscale_delay_s,
+            "metrics_interval_s": 0.5,
+            "look_back_period_s": 2.0,
+            "policy": {
+                "policy_function": "trocar_server.cluster.scaling:ByWaitingWork",
+                "policy_kwargs": {"waiting_s": placement.waiting_s},
+            },
+        },
+    )
+    deployment = with_version(deployment, settings)
+    app = deployment.bind(model_id, settings, drain_s, grace_s)
+    return serve.RunTarget(app, name=APP_PREFIX + model_id, route_prefix=None)
+
+
+def gateway_target(config: ServerConfig) -> "serve.RunTarget":
+    """Return the application of the gateways: one on every node."""
+    settings = gateway_config(config)
+    deployment = serve.deployment(
+        GatewaySupervisor,
+        name="gateway",
+        ray_actor_options={"num_cpus": 0},
+        max_replicas_per_node=1,
+        max_constructor_retry_count=_START_ATTEMPTS,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=_GATEWAY_STOP_S + 10.0,
+        autoscaling_config={
+            "min_replicas": 1,
+            "max_replicas": _MAX_NODES,
+            "initial_replicas": sum(node["Alive"] for node in ray.nodes()),
+            "upscale_delay_s": 0.0,
+            "downscale_delay_s": 10.0,
+            "policy": {"policy_function": "trocar_server.cluster.scaling:one_per_node"},
+        },
+    )
+    app = with_version(deployment, settings).bind(settings)
+    return serve.RunTarget(app, name=GATEWAY_APP, route_prefix=None)
+
+
+def with_version(deployment: "serve.Deployment", settings: Line) -> "serve.Deployment":
+    """Give a deployment the version of its settings: only with another one its replicas are replaced.
+
+    Ray Serve (2.60) otherwise makes up a version for every `serve.run`, and changed bounds of replicas would
+    replace all of them.
+    """
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return deployment.options(_internal=True, version=digest[:16])
+
+
+def child_config(config: ServerConfig, model_id: str, placement: PlacementConfig) -> Line:
+    """Return the settings of the server of a replica.
+
+    It listens on the private network of the cluster, so without TLS; tokens are checked by it.
+    """
+    settings: Line = config.model_dump(mode="json", exclude_unset=True, exclude={"cluster"})
+    for key in ("host", "port", "tls_cert", "tls_key", "metrics_port", "health_port"):
+        settings.pop(key, None)
+    settings["models"] = {model_id: settings["models"][model_id]}
+    settings["data_dir"] = str(config.data_dir.expanduser().absolute())
+    settings.setdefault("threads", max(1, int(placement.cpus)))
+    return settings | {"insecure": True, "strict": True}
+
+
+def gateway_config(config: ServerConfig) -> Line:
+    """Return the settings of a gateway: what concerns its port, and the times of a cluster."""
+    settings: Line = config.model_dump(mode="json", exclude_unset=True, exclude={"models", "datasets"})
+    cluster = settings.get("cluster", {})
+    settings["cluster"] = {key: cluster[key] for key in ("hold_s",) if key in cluster}
+    return settings

@@ -1,0 +1,383 @@
+"""Gateway: one address for the clients of a cluster; forwards the messages of every call as bytes.
+
+Of a call only the id of its model or trainer is read. Metadata, deadline, cancellation, messages of both
+directions, trailing metadata and status pass through; tokens are checked by the replica, as by any server.
+
+# Note: [Calls that are sent again]
+A call may be sent to another replica if no byte of a reply has gone to its caller, every message of the
+caller is still kept, and either the method changes nothing or the replica refused the call because it drains.
+Everything else fails with `UNAVAILABLE`, as with a server that dies; the client repeats its steps itself,
+with their numbers.
+"""
+
+import asyncio
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import grpc
+
+from trocar_api.reasons import ErrorReason
+from trocar_api.v1.model_pb2 import GetModelRequest, ListModelsResponse
+from trocar_api.v1.trainer_pb2 import GetTrainerRequest, ListTrainersResponse
+from trocar_server.cluster.caller_messages import CallerMessages
+from trocar_server.cluster.routes import Subject, route_of
+from trocar_server.cluster.routing import Replica, ReplicaTable
+from trocar_server.errors import ServiceError, busy, nearest
+from trocar_server.rpc.call.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
+from trocar_server.rpc.transfer.compression import compress_if_asked
+from trocar_server.rpc.transfer.messages import CallContext
+
+_LIST_MODELS = "/trocar_api.v1.ModelService/ListModels"
+_LIST_TRAINERS = "/trocar_api.v1.TrainerService/ListTrainers"
+_CREATE_TRAINER = "/trocar_api.v1.TrainerService/CreateTrainer"
+_GET_TRAINER = "/trocar_api.v1.TrainerService/GetTrainer"
+_GET_MODEL = "/trocar_api.v1.ModelService/GetModel"
+_PROBE_S = 10.0
+_MAX_HOMES = 100_000
+_LOOK_AGAIN_S = 1.0
+
+Home = tuple[str, str]
+Metadata = tuple[tuple[str, str | bytes], ...]
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 64 << 10),
+    ("grpc.absolute_max_metadata_size", 64 << 10),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Channels:
+    """Connections to replicas, by address."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def call(self, address: str, method: str, metadata: Metadata, timeout_s: float | None) -> Any:
+        """Begin a call, of bytes in both directions; on the wire all four kinds of method are streams."""
+        return self._channel(address).stream_stream(method)(metadata=metadata, timeout=timeout_s)
+
+    def call_once(
+        self, address: str, method: str, metadata: Metadata, timeout_s: float | None, message: bytes
+    ) -> Any:
+        """Begin a call with one message: sent with everything else in one step, where a stream takes four."""
+        begin: Any = self._channel(address).unary_stream(method)
+        return begin(message, metadata=metadata, timeout=timeout_s)
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            self._channels[address] = channel
+        return channel
+
+    async def keep_only(self, addresses: set[str]) -> None:
+        """Close the connections to other addresses; their calls have half a minute to end."""
+        gone = [self._channels.pop(address) for address in self._channels.keys() - addresses]
+        await asyncio.gather(*(channel.close(30.0) for channel in gone))
+
+
+@dataclass
+class Gateway:
+    """Forwards calls. Belongs to one event loop.
+
+    Args:
+        table: The replicas.
+        hold_s: The longest time that a call waits for a replica, in seconds.
+        message_timeout_s: The longest wait for the first message of a call, in seconds.
+    """
+
+    table: ReplicaTable
+    hold_s: float = 60.0
+    message_timeout_s: float = 600.0
+    channels: Channels = field(default_factory=Channels)
+    _homes: "OrderedDict[tuple[Subject, str], Home]" = field(default_factory=OrderedDict)
+    """Where trainers and published models were found."""
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Handler of every method."""
+        return _Handler(self)
+
+    async def forward(self, method: str, requests: AsyncIterator[bytes], context: CallContext) -> None:
+        """Forward one call."""
+        messages = CallerMessages(requests)
+        try:
+            await _Call(self, method, context, messages).run()
+        except ServiceError as error:
+            details = ((DETAILS_KEY, status_details(error, "")),)
+            await context.abort(STATUS_CODES[error.reason], status_message(error), trailing_metadata=details)
+        finally:
+            messages.close()
+
+    def home(self, subject: Subject, name: str) -> Home | None:
+        """Return where a trainer or a published model was found before."""
+        return self._homes.get((subject, name))
+
+    def remember(self, subject: Subject, name: str, home: Home) -> None:
+        """Remember where a trainer or a published model is."""
+        self._homes[subject, name] = home
+        if len(self._homes) > _MAX_HOMES:
+            self._homes.popitem(last=False)
+
+
+class _Handler(grpc.GenericRpcHandler):
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        method = str(handler_call_details.method)
+        return grpc.stream_stream_rpc_method_handler(partial(self._gateway.forward, method))
+
+
+@dataclass
+class _Call:
+    """One call, from its first message to its status."""
+
+    gateway: Gateway
+    method: str
+    context: CallContext
+    messages: CallerMessages
+    has_replied: bool = False
+    tried: list[Replica] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.route = route_of(self.method)
+        self.metadata = _passed_on(self.context.invocation_metadata() or ())
+        remaining_s: float | None = self.context.time_remaining()
+        now, hold_s = time.monotonic(), self.gateway.hold_s
+        self.deadline = None if remaining_s is None else now + remaining_s
+        self.give_up = now + (hold_s if remaining_s is None else min(hold_s, remaining_s))
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds until the caller's deadline."""
+        return None if self.deadline is None else max(0.001, self.deadline - time.monotonic())
+
+    async def run(self) -> None:
+        """Forward the call, and again if that is allowed."""
+        route = self.route
+        if route.refusal:
+            raise ServiceError(
+                ErrorReason.UNIMPLEMENTED,
+                f"a cluster has no {self.method.rpartition('/')[2]}: {route.refusal}",
+            )
+        compress_if_asked(self.context)
+        message = await self._first_message()
+        if self.method in _MERGED:
+            await self.context.write(await self._merged(message))
+            return
+        name = route.read(message)
+        while True:
+            replica = await self._replica(name, message)
+            problem = await self._attempt(replica)
+            if problem is None:
+                return
+            if not self._may_repeat(problem):
+                await self._fail(problem)
+
+    async def _first_message(self) -> bytes:
+        try:
+            async with asyncio.timeout(self.gateway.message_timeout_s):
+                return await self.messages.first() or b""
+        except TimeoutError:
+            raise ServiceError(
+                ErrorReason.DEADLINE_EXCEEDED, "the message of the call did not come in time"
+            ) from None
+
+    async def _attempt(self, replica: Replica) -> grpc.aio.AioRpcError | None:
+        """Forward the call to a replica; returns its failure, None if it succeeded."""
+        self.tried.append(replica)
+        replica.sent_count += 1
+        replica.open_count += 1
+        call, sending = await self._begin(replica)
+        try:
+            await self._pass_on(call)
+            self.context.set_trailing_metadata(tuple(await call.trailing_metadata() or ()))
+        except grpc.aio.AioRpcError as error:
+            return error
+        finally:
+            replica.open_count -= 1
+            call.cancel()
+            if sending is not None:
+                sending.cancel()
+        return None
+
+    async def _pass_on(self, call: Any) -> None:
+        """Send the replies to the caller; the last one together with a status that follows at once.
+
+        So a call with one reply can be sent again as long as its replica has not said that it succeeded.
+        """
+        held: bytes | None = None
+        while (reply := await call.read()) is not grpc.aio.EOF:
+            if held is not None:
+                await self._write(held)
+            held = reply
+            if not self.route.ends_with_reply:
+                held = await self._write(reply)
+        if held is not None:
+            await self._write(held)
+
+    async def _write(self, reply: bytes) -> None:
+        self.has_replied = True
+        await self.context.write(reply)
+
+    async def _begin(self, replica: Replica) -> "tuple[Any, asyncio.Future[None] | None]":
+        """Begin the call to a replica; returns it, and the task that sends its messages, if several."""
+        target = (replica.address, self.method, self.metadata, self.remaining_s)
+        channels, messages = self.gateway.channels, self.messages
+        if await messages.is_single():
+            return channels.call_once(*target, await messages.first() or b""), None
+        call = channels.call(*target)
+        return call, asyncio.ensure_future(messages.send_to(call))
+
+    def _may_repeat(self, problem: grpc.aio.AioRpcError) -> bool:
+        """Whether to send the call to another replica; see Note: [Calls that are sent again]."""
+        replica = self.tried[-1]
+        if is_refused := _is_draining(problem):
+            replica.is_draining = True
+        elif _is_broken(problem):
+            replica.suspect()
+        else:
+            return False
+        is_allowed = is_refused or self.route.is_repeatable
+        can_repeat = self.messages.can_repeat and not self.has_replied
+        return is_allowed and can_repeat
+
+    async def _fail(self, problem: grpc.aio.AioRpcError) -> None:
+        trailing = tuple(problem.trailing_metadata() or ())
+        await self.context.abort(problem.code(), problem.details() or "", trailing_metadata=trailing)
+
+    async def _replica(self, name: str, message: bytes) -> Replica:
+        """Return the replica for the next attempt; waits for one.
+
+        Raises:
+            ServiceError: `SERVER_BUSY`, none was ready in time.
+        """
+        while True:
+            found = await self._find(name, message)
+            if found is not None:
+                return found
+            left_s = self.give_up - time.monotonic()
+            if left_s <= 0:
+                what = f"model '{name}'" if self.route.subject is Subject.MODEL else "this call"
+                raise busy(f"no replica for {what} is ready; try again later", None)
+            await self.gateway.table.changed(min(left_s, _LOOK_AGAIN_S))
+
+    async def _find(self, name: str, message: bytes) -> Replica | None:
+        """Return a replica that may answer; None if there is none now."""
+        table, subject = self.gateway.table, self.route.subject
+        if self.method == _CREATE_TRAINER and name in table.model_ids:
+            # One that is asked for twice, with the same request, must be made once.
+            serving = table.serving(name)
+            return serving[zlib.crc32(message) % len(serving)] if serving else None
+        if subject is Subject.ANY or not name or name in table.model_ids:
+            now = time.monotonic()
+            broken = [replica for replica in self.tried if now < replica.suspect_until]
+            return table.least_waiting(name if subject is Subject.MODEL else "", broken)
+        return await self._owner(subject, name)
+
+    async def _owner(self, subject: Subject, name: str) -> Replica | None:
+        """Return the replica that has a trainer or a published model; any if none has it."""
+        table, home = self.gateway.table, self.gateway.home(subject, name)
+        if home is not None:
+            return table.at(home)
+        if subject is Subject.TRAINER:
+            method, message = _GET_TRAINER, GetTrainerRequest(trainer_id=name).SerializeToString()
+        else:
+            method, message = _GET_MODEL, GetModelRequest(model_id=name).SerializeToString()
+        replicas, is_complete = table.serving(), table.is_complete
+        answers = await asyncio.gather(*(self._ask(replica, method, message) for replica in replicas))
+        for replica, answer in zip(replicas, answers, strict=True):
+            if isinstance(answer, bytes):
+                self.gateway.remember(subject, name, replica.home)
+                return replica
+        is_lost = any(answer.code() is grpc.StatusCode.UNAVAILABLE for answer in answers)  # type: ignore[union-attr]
+        if is_lost or not is_complete:
+            return None
+        near = nearest(name, table.model_ids, 1)  # its replica names it in the error
+        return table.least_waiting("".join(near)) or table.least_waiting()
+
+    async def _ask(self, replica: Replica, method: str, message: bytes) -> bytes | grpc.aio.AioRpcError:
+        """Ask one replica on behalf of the caller; returns its reply, or its failure."""
+        timeout_s = min(_PROBE_S, self.remaining_s or _PROBE_S)
+        call = self.gateway.channels.call_once(replica.address, method, self.metadata, timeout_s, message)
+        try:
+            reply = await call.read()
+            return reply if isinstance(reply, bytes) else b""
+        except grpc.aio.AioRpcError as error:
+            return error
+        finally:
+            call.cancel()
+
+    async def _merged(self, message: bytes) -> bytes:
+        """Return one list of what all replicas have."""
+        answers = await asyncio.gather(
+            *(self._ask(replica, self.method, message) for replica in self.gateway.table.serving())
+        )
+        replies = [answer for answer in answers if isinstance(answer, bytes)]
+        failures = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+        for failure in failures:
+            if failure.code() is not grpc.StatusCode.UNAVAILABLE or not replies:
+                await self._fail(failure)
+        if not replies:
+            raise busy("no replica is ready; try again later", None)
+        return _MERGED[self.method](replies)
+
+
+def _passed_on(metadata: Any) -> Metadata:
+    """Metadata of a caller without that of its connection."""
+    return tuple(
+        (key, value) for key, value in metadata if key != "user-agent" and not key.startswith("grpc-")
+    )
+
+
+def _is_draining(problem: grpc.aio.AioRpcError) -> bool:
+    """Whether a replica refused a call because it drains."""
+    details = _details(problem)
+    return problem.code() is grpc.StatusCode.UNAVAILABLE and ErrorReason.SERVER_DRAINING.encode() in details
+
+
+def _is_broken(problem: grpc.aio.AioRpcError) -> bool:
+    """Whether the connection broke: no decision of the replica, whose statuses carry details."""
+    if _details(problem):
+        return False
+    # gRPC (1.81) reports for a stream that it can no longer write to: INTERNAL, "from Core".
+    is_from_core = problem.code() is grpc.StatusCode.INTERNAL and "from Core" in (problem.details() or "")
+    return is_from_core or problem.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def _details(problem: grpc.aio.AioRpcError) -> bytes:
+    details = dict(problem.trailing_metadata() or ()).get(DETAILS_KEY, b"")
+    return details if isinstance(details, bytes) else b""
+
+
+def _merged_models(replies: Sequence[bytes]) -> bytes:
+    models = {
+        model.model_id: model for reply in replies for model in ListModelsResponse.FromString(reply).models
+    }
+    merged = ListModelsResponse(models=[models[model_id] for model_id in sorted(models)])
+    return merged.SerializeToString()
+
+
+def _merged_trainers(replies: Sequence[bytes]) -> bytes:
+    trainers = [trainer for reply in replies for trainer in ListTrainersResponse.FromString(reply).trainers]
+    trainers.sort(key=lambda trainer: trainer.created_at_s)
+    return ListTrainersResponse(trainers=trainers).SerializeToString()
+
+
+_MERGED: dict[str, Callable[[Sequence[bytes]], bytes]] = {
+    _LIST_MODELS: _merged_models,
+    _LIST_TRAINERS: _merged_trainers,
+}
+"""Methods that every replica is asked, and how one reply is made of theirs."""

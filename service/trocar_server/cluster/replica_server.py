@@ -1,0 +1,108 @@
+"""Replica server: a complete Trocar server as a child process of a replica of Ray Serve.
+
+It serves one model on a free port, reports its load four times a second, and stops when its input ends: new
+work is refused, running calls end, then trainers and fits are saved. See `app.serve` for the rest.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from trocar_server.app.log_format import set_up_logging
+from trocar_server.app.quick_imports import without_dynamo
+from trocar_server.cluster.lines import ParentLines
+from trocar_server.config import ServerConfig
+from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_pages
+from trocar_server.errors import ServiceError
+from trocar_server.storage.data_lock import FolderLock, lock_folder
+
+REPORT_EVERY_S = 0.25
+_MOST_SLOTS = 4096
+
+
+def main() -> None:
+    """Read the settings, serve until the input ends."""
+    lines = ParentLines()
+    settings = lines.read()
+    if settings is None:
+        return
+    gc.disable()  # until `app.serve`, as in `trocar serve`
+    keep_freed_memory()
+    use_huge_pages()
+    config = ServerConfig(**settings["config"])
+    set_up_logging(config.log_format)
+    try:
+        slot, lock = take_slot(config.data_dir.expanduser() / "replicas" / settings["model_id"])
+        asyncio.run(_Serving(lines, config, slot, settings["drain_s"]).serve())
+        lock.release()
+    except ServiceError as error:
+        lines.write(problem=error.message)
+        raise SystemExit(1) from None
+
+
+def take_slot(folder: Path) -> tuple[Path, FolderLock]:
+    """Lock the first free state folder of a model's replicas: `FOLDER/0`, `FOLDER/1`, ...
+
+    A replica that is started in place of a dead one thus finds its trainers and fits. The lock of a process
+    ends with it, however it ends.
+
+    Raises:
+        ServiceError: `STORAGE_UNAVAILABLE`, the folder cannot be written.
+    """
+    for number in range(_MOST_SLOTS):
+        try:
+            return folder / str(number), lock_folder(folder / str(number))
+        except ServiceError as error:
+            if "process" not in error.details or number == _MOST_SLOTS - 1:
+                raise
+    raise AssertionError
+
+
+class _Serving:
+    """The server, its reports and its end."""
+
+    def __init__(self, lines: ParentLines, config: ServerConfig, slot: Path, drain_s: float) -> None:
+        self._lines, self._config, self._slot, self._drain_s = lines, config, slot, drain_s
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def serve(self) -> None:
+        """Serve until the input has ended and the calls have."""
+        with without_dynamo():
+            from trocar_server.app import app
+
+        await app.serve(self._config, self._begin, own_dir=self._slot)
+
+    def _begin(self, running: Any) -> None:
+        self._lines.write(ready=running.rpc.address, slot=self._slot.name, process_id=os.getpid())
+        self._tasks = [
+            asyncio.create_task(self._report(running)),
+            asyncio.create_task(self._wait_for_end(running)),
+        ]
+
+    async def _report(self, running: Any) -> None:
+        while True:
+            _, waiting_s, call_count = running.engine.admission.reserved()
+            draining = running.lifecycle.drain_switch.is_draining
+            self._lines.write(waiting_s=waiting_s, call_count=call_count, is_draining=draining)
+            await asyncio.sleep(REPORT_EVERY_S)
+
+    async def _wait_for_end(self, running: Any) -> None:
+        """Drain and stop when the parent closes our input, or has died."""
+        while await asyncio.to_thread(self._lines.read) is not None:
+            pass
+        await running.lifecycle.drain(True)
+        self._lines.write(is_draining=True)
+        try:
+            async with asyncio.timeout(self._drain_s):
+                while running.rpc.running.work_count:  # noqa: ASYNC110 - it counts calls, it tells nobody
+                    await asyncio.sleep(REPORT_EVERY_S / 5)
+        except TimeoutError:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Session with a Ray cluster: one of its own for as long as it lasts, or one that runs already.
+
+with open_session("local"):
+    ...
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError, first_line
+
+LOCAL = "local"
+NAMESPACE = "trocar"
+_CONNECT_S = 5.0
+_OBJECT_STORE_BYTES = 100 << 20
+"""Ours holds no tensors; Ray's default is 30 % of the memory."""
+
+
+@contextmanager
+def open_session(address: str) -> Iterator[None]:
+    """Connect to Ray; with `local`, start it on this machine and stop it at the end.
+
+    Args:
+        address: `local`, `auto`, or the address of a cluster: `10.0.0.1:6379`.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`: Ray is not installed, or does not answer there.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address == LOCAL:
+        # Ray (2.60) listens on every interface and runs what its clients send. It makes the token itself, in
+        # the home folder, where `trocar cluster` of the same user finds it.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"a cluster needs Ray, and {error.name!r} is not installed: pip install 'trocar[server,ray]'",
+        ) from None
+    check_reachable(address)
+    own = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False} if address == LOCAL else {}
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **own,
+        )
+    except ray.exceptions.AuthenticationError as error:
+        raise ServiceError(
+            ErrorReason.TOKEN_INVALID,
+            f"the Ray cluster at '{address}' wants its own token: {first_line(error)}; see RAY_AUTH_MODE and "
+            "RAY_AUTH_TOKEN_PATH in the documentation of Ray",
+        ) from None
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+        raise _no_cluster(address, first_line(error)) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """Refuse an address where nothing listens: Ray (2.60) would try for minutes.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return  # `local`, `auto`, or a name that Ray understands
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, str(error)) from None
+
+
+def _no_cluster(address: str, why: str) -> ServiceError:
+    return ServiceError(
+        ErrorReason.INVALID_ARGUMENT,
+        f"no Ray cluster answers at '{address}' ({why}); start one with `ray start --head`, or use "
+        "`--ray local`",
+    )

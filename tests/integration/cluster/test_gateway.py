@@ -1,0 +1,205 @@
+"""A gateway process before two servers, without Ray: what passes through, what is sent again, what waits."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import trocar
+from tests.support.models.gated_models import WAIT_S, Gate
+from tests.support.models.odd_models import Identity
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.serving import Serve, custom, tiny_models_config
+from tests.support.servers.waiting import wait_until
+from tests.support.wire.wire import raw_channel
+from trocar.errors import DeadlineExceededError, ServerBusyError, UnknownModuleError
+from trocar_server.cluster.child_process import ChildProcess
+
+MODELS = ("plain", "gated")
+ROW = np.ones((1, 3), np.float32)
+IMAGES = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
+
+
+class Gateway:
+    """A gateway process, and the routing table that a test gives it."""
+
+    def __init__(self, *servers: RunningServer, hold_s: float = 60.0) -> None:
+        config = {"port": 0, "cluster": {"hold_s": hold_s}}
+        self._child = ChildProcess(
+            "trocar_server.cluster.gateway_server", {"config": config, "taken": []}, lambda line: None
+        )
+        self.address = self._child.wait_ready()
+        self.serve(*servers)
+
+    def serve(self, *servers: RunningServer, wanted: int = 1) -> None:
+        reports = [
+            {
+                "replica_id": f"{server.address} {model_id}",
+                "model_id": model_id,
+                "address": server.address,
+                "slot": str(slot),
+                "waiting_s": 0.0,
+                "call_count": 0,
+                "is_draining": False,
+            }
+            for slot, server in enumerate(servers)
+            for model_id in MODELS
+        ]
+        self._child.send({"replicas": reports, "wanted": dict.fromkeys(MODELS, wanted)})
+
+    def stop(self) -> None:
+        self._child.stop(20.0)
+
+
+def is_serving(gateway: Gateway) -> bool:
+    with raw_channel(gateway.address) as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[RunningServer, RunningServer]]:
+    models = {model_id: tiny_models_config()[model_id] for model_id in MODELS}
+    with (
+        running_server(models=models, device="cpu") as one,
+        running_server(models=models, device="cpu") as two,
+    ):
+        yield one, two
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: tuple[RunningServer, RunningServer]) -> Iterator[Gateway]:
+    gateway = Gateway(*servers)
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture(autouse=True)
+def _both(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "gateway" in request.fixturenames:
+        request.getfixturevalue("gateway").serve(*request.getfixturevalue("servers"))
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> Iterator[trocar.Client]:
+    with trocar.connect(gateway.address, retries=0) as connected:
+        wait_until(lambda: is_serving(gateway))
+        yield connected
+
+
+def test_errors_are_those_of_the_server(
+    client: trocar.Client, servers: tuple[RunningServer, RunningServer]
+) -> None:
+    def failure(of: trocar.Client) -> UnknownModuleError:
+        with pytest.raises(UnknownModuleError) as failed:
+            of.extract("plain", IMAGES, ["fcc"])
+        return failed.value
+
+    with trocar.connect(servers[0].address) as direct:
+        expected = failure(direct)
+    found = failure(client)
+    assert (str(found), found.details) == (str(expected), expected.details)
+    assert found.request_id
+
+
+def test_inputs_of_many_messages_go_through(
+    client: trocar.Client, servers: tuple[RunningServer, RunningServer]
+) -> None:
+    large = np.random.default_rng(1).normal(size=(1500, 3, 32, 32)).astype(np.float32)  # 18 MB
+    with trocar.connect(servers[0].address) as direct:
+        expected = direct.extract("plain", large, ["conv", "fc"])
+    found = client.extract("plain", large, ["conv", "fc"])
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_deadline_stops_the_pass(client: trocar.Client, gate: Gate) -> None:
+    gate.hold()
+    with pytest.raises(DeadlineExceededError):
+        client.extract("gated", ROW, ["last"], timeout_s=1.0)
+    assert gate.left.wait(WAIT_S)
+    assert gate.was_aborted
+
+
+async def test_a_cancelled_call_stops_the_pass(gateway: Gateway, gate: Gate) -> None:
+    gate.hold()
+    async with trocar.aio.connect(gateway.address) as client:
+        call = asyncio.create_task(client.extract("gated", ROW, ["last"]))
+        await asyncio.to_thread(gate.entered.wait, WAIT_S)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await asyncio.to_thread(gate.left.wait, WAIT_S)
+    assert gate.was_aborted
+
+
+def test_what_a_draining_server_refuses_another_one_answers(
+    client: trocar.Client, servers: tuple[RunningServer, RunningServer]
+) -> None:
+    with trocar.connect(servers[0].address) as direct:
+        direct.drain()
+        try:
+            for _ in range(10):
+                assert client.extract("plain", IMAGES, ["fc"])
+            trainers = [client.train("plain", trainable=["fc"]) for _ in range(4)]
+        finally:
+            direct.drain(undo=True)
+    made = {trainer.trainer_id for trainer in servers[1].app.trainers.all()}
+    assert {trainer.trainer_id for trainer in trainers} <= made
+
+
+def test_a_call_waits_for_a_replica(
+    gateway: Gateway, client: trocar.Client, servers: tuple[RunningServer, RunningServer]
+) -> None:
+    gateway.serve()
+    wait_until(lambda: not is_serving(gateway))
+    with ThreadPoolExecutor(1) as thread:
+        call = thread.submit(client.extract, "plain", IMAGES, ["fc"])
+        assert not call.done()
+        gateway.serve(*servers)
+        assert call.result(WAIT_S)
+
+
+def test_a_call_does_not_wait_for_ever() -> None:
+    gateway = Gateway(hold_s=0.2)
+    try:
+        with trocar.connect(gateway.address, retries=0) as client, pytest.raises(ServerBusyError):
+            client.extract("plain", IMAGES, ["fc"])
+    finally:
+        gateway.stop()
+
+
+def test_a_trainer_is_not_unknown_while_a_replica_is_missing(
+    gateway: Gateway, client: trocar.Client, servers: tuple[RunningServer, RunningServer]
+) -> None:
+    trainer = client.train("plain", trainable=["fc"])
+    owner = next(
+        server
+        for server in servers
+        if trainer.trainer_id in [found.trainer_id for found in server.app.trainers.all()]
+    )
+    other = next(server for server in servers if server is not owner)
+    gateway.serve(other, wanted=2)
+    with ThreadPoolExecutor(1) as thread:
+        call = thread.submit(lambda: client.trainer(trainer.trainer_id).trainer_id)
+        gateway.serve(*servers, wanted=2)
+        assert call.result(WAIT_S) == trainer.trainer_id
+
+
+def test_a_call_of_a_dead_server_is_answered_by_another(serve: Serve, tmp_path: Path) -> None:
+    models: dict[str, Any] = {"plain": tiny_models_config()["plain"], "identity": custom(Identity)}
+    with running_server(models=models, device="cpu") as dead:
+        gateway = Gateway(dead, serve(models=models))
+        with trocar.connect(gateway.address, retries=0) as client:
+            assert client.extract("plain", IMAGES, ["fc"])
+    try:
+        with trocar.connect(gateway.address, retries=0) as client:
+            for _ in range(5):
+                assert client.extract("plain", IMAGES, ["fc"])
+    finally:
+        gateway.stop()

@@ -1,0 +1,71 @@
+"""A Ray cluster of simulated nodes, and the commands of Trocar on it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
+_SERVE = ("-m", "trocar_server.__main__")
+_CLUSTER = ("-c", "from trocar_server.cluster.commands import cluster_app; cluster_app()")
+
+
+@contextmanager
+def ray_nodes(count: int) -> Iterator[str]:
+    """Start nodes of one CPU each, and connect to them; every process of theirs ends with the context.
+
+    Args:
+        count: The number of nodes.
+
+    Yields:
+        The address of the cluster.
+    """
+    from ray.cluster_utils import Cluster
+
+    from trocar_server.cluster.session import open_session
+
+    head = {"include_dashboard": False, **_NODE}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(count - 1):
+            cluster.add_node(**_NODE)
+        with open_session(cluster.address):
+            yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def command(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run `trocar serve ...` or `trocar cluster ...` in a process of its own."""
+    start = _SERVE if words[0] == "serve" else _CLUSTER
+    line = [sys.executable, *start, *words[1:]]
+    return subprocess.run(line, capture_output=True, text=True, timeout=150, check=False)
+
+
+def write_config(
+    path: Path, models: dict[str, dict[str, Any]], placements: dict[str, str], **cluster: Any
+) -> Path:
+    """Write a configuration file of a cluster with tokens; returns its path.
+
+    Args:
+        path: The file; the data directory is beside it.
+        models: Settings by model id, of texts.
+        placements: Lines of TOML by model id.
+        cluster: Settings of `[cluster]`.
+    """
+    lines = [
+        "[server]",
+        "port = 0",
+        "tokens = true",
+        'device = "cpu"',
+        f'data_dir = "{path.parent / "data"}"',
+    ]
+    for model_id, settings in models.items():
+        lines += [f"[models.{model_id}]", *(f'{key} = "{value}"' for key, value in settings.items())]
+    lines += ["[cluster]", *(f"{key} = {value}" for key, value in cluster.items())]
+    for model_id, placement in placements.items():
+        lines += [f"[cluster.models.{model_id}]", placement]
+    path.write_text("\n".join(lines))
+    return path
