@@ -46,6 +46,13 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     metrics_port: Annotated[
         int | None, typer.Option(help="TCP port of Prometheus metrics, 0 for a free one [default: none]")
     ] = None,
+    page: Annotated[
+        bool | None, typer.Option("--page", help="serve a web page as well; needs the extra 'page'")
+    ] = None,
+    page_port: Annotated[
+        int | None,
+        typer.Option(help="TCP port of the page, 0 for a free one; implies --page [default: 8080]"),
+    ] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="format of log lines [default: text]")] = None,
     strict: Annotated[
         bool | None, typer.Option("--strict", help="exit with 1 if any model cannot be loaded")
@@ -72,6 +79,8 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
                 typer.echo(f"model {entry.spec.model_id} failed: {entry.error_message}", err=True)
         if running.telemetry.metrics_port is not None:
             typer.echo(f"metrics are on {settings.metrics_host}:{running.telemetry.metrics_port}")
+        if running.page is not None:
+            typer.echo(f"the page is on {running.page.url}")
         if ready_file:
             temporary = ready_file.with_suffix(".part")
             temporary.write_text(address)
@@ -83,6 +92,8 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     flags |= {"data_dir": data_dir, "strict": strict}
     flags |= {"log_format": log_format and log_format.value}
     overrides = {key: value for key, value in flags.items() if value is not None}
+    if page or page_port is not None:
+        overrides["page"] = {"enabled": True} | ({} if page_port is None else {"port": page_port})
 
     def read() -> ServerConfig:
         settings = read_config(config, **overrides)
