@@ -211,12 +211,9 @@ class TestSlowCallers:
     ) -> None:
         monkeypatch.setattr(serving, "HEADER_TIMEOUT_S", 0.3)
         with client.page() as page, connection_to(page.url) as caller:
-            never = threading.Event()
             caller.sendall(b"GET / HTTP/1.1\r\nx: ")
             with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
-                for _ in range(int(WAIT_S / 0.05)):  # each byte long before the limit
-                    caller.sendall(b"a")
-                    never.wait(0.05)
+                drip(caller)
 
     def test_a_reply_that_is_not_read_ends_the_call(
         self, serve: Serve, monkeypatch: pytest.MonkeyPatch
@@ -276,6 +273,14 @@ def test_more_calls_than_the_page_takes_are_refused(
         gate.release()
         assert first.result(WAIT_S).code == 0
         assert web_call(page.url, INFO, b"").code == 0
+
+
+def drip(caller: socket.socket) -> None:
+    """Send a byte every 50 ms."""
+    never = threading.Event()
+    for _ in range(int(WAIT_S / 0.05)):
+        caller.sendall(b"a")
+        never.wait(0.05)
 
 
 def head_of(url: str, length: int | str) -> bytes:
