@@ -38,13 +38,15 @@ function* requests(head, payloads) {
 
 /**
  * Runs one pass.
+ * @param request fields of an `ExtractRequest` beside the model and the inputs: `taps`, `edits`, `objective`, ...;
+ *   `payloads`, arrays of bytes, are those of its tensors, in the order of the protocol
  * @returns `{maps, timing, processed}`; `maps` has `{map, tensor}` for each value, in the order of the reply
  */
-export async function extract(modelId, input, taps, options) {
+export async function extract(modelId, input, { payloads: own = [], ...request }, options) {
   const { inputs, payloads } = wired(input);
-  const head = { modelId, taps, inputs, maxChunkBytes: CHUNK_BYTES };
+  const head = { modelId, inputs, maxChunkBytes: CHUNK_BYTES, ...request };
   let first, parts;
-  for await (const message of stream(ExtractionService.method.extract, [...requests(head, payloads)], options)) {
+  for await (const message of stream(ExtractionService.method.extract, [...requests(head, [...payloads, ...own])], options)) {
     if (!first) {
       first = message;
       parts = new Payloads(message.featureMaps);

@@ -1,12 +1,12 @@
 // The input: a picture that is dropped or chosen, a sample, or a text; and what the model says of it.
 import { html, number } from "../html.js";
-import { best, input, model, result, takesImages, takesText, useImage, useSample, useText, view } from "../state.js";
+import { best, input, model, result, takesImages, takesText, imageInput, useInput, useSample, useText, view } from "../state.js";
 
 const SAMPLES = ["cat", "coffee", "astronaut"];
 
 async function take(files) {
   const [file] = files ?? [];
-  if (file) await useImage(new Uint8Array(await file.arrayBuffer()), file.name);
+  if (file) await useInput(imageInput(new Uint8Array(await file.arrayBuffer()), file.name));
 }
 
 function ImageInput() {
