@@ -1,7 +1,9 @@
 // Code that gives the same numbers as the page. `trocar.connect()` finds the server as the command line does.
 
-const python = (text) => JSON.stringify(text);
-const shell = (text) => (/^[\w./:@%+=-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
+/** A text as Python writes it. */
+export const python = (text) => JSON.stringify(text);
+/** A word as a shell takes it. */
+export const shell = (text) => (/^[\w./:@%+=-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 
 /** A program that extracts the named values. */
 export function pythonCode({ model, input, names }) {

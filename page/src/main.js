@@ -42,10 +42,11 @@ function Panel({ panel }) {
 }
 
 function Page() {
-  const panel = PANELS.find((one) => one.name === view.panel.value) ?? PANELS[0];
+  const offered = PANELS.filter((one) => one.isOffered?.value ?? true);
+  const panel = offered.find((one) => one.name === view.panel.value) ?? offered[0];
   return html`
     <${Header} />
-    <${Tabs} tabs=${PANELS} chosen=${panel.name} onChoose=${(name) => { view.panel.value = name; }} />
+    <${Tabs} tabs=${offered} chosen=${panel.name} onChoose=${(name) => { view.panel.value = name; }} />
     <${Working} />
     <${Problem} onRetry=${connect} />
     ${isTokenWanted.value && html`<${TokenForm} />`}

@@ -14,12 +14,15 @@ function CopyButton({ label, text }) {
   return html`<button class="copy" data-text=${text} onClick=${copy}>${isDone ? "Copied" : label}</button>`;
 }
 
+/** Buttons that copy a program and a command; either may be left out. */
+export const Copies = ({ python, command }) => html`
+  <p class="copies">
+    ${python && html`<${CopyButton} label="Copy as Python" text=${python} />`}
+    ${command && html`<${CopyButton} label="Copy as command" text=${command} />`}
+  </p>`;
+
 /** Buttons that copy code which collects the named values. */
 export function Copy({ names }) {
   const given = { model: view.model.value, input: input.value, names };
-  return html`
-    <p class="copies">
-      <${CopyButton} label="Copy as Python" text=${pythonCode(given)} />
-      <${CopyButton} label="Copy as command" text=${shellCommand(given)} />
-    </p>`;
+  return html`<${Copies} python=${pythonCode(given)} command=${shellCommand(given)} />`;
 }
