@@ -81,7 +81,7 @@ const Controls = ({ isDraining }) => html`
     <${Confirmed} label="Reload the configuration" question="Read the configuration file again?" onConfirm=${reload} />
   </div>`;
 
-const python = ["import trocar", "", "client = trocar.connect()", "print(client.server_info())", "print(client.models())", "print(client.drain_state())", ""].join("\n");
+const python = ["import trocar", "", "client = trocar.connect()", "print(client.server_info())", "print(client.models())", ""].join("\n");
 
 function Operate() {
   useEffect(() => {

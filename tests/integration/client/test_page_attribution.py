@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import trocar
+from tests.support.models import text_models
 from tests.support.servers.browser import CHROMIUM, Tab
 from tests.support.servers.running_server import RunningServer, running_server
 
@@ -124,7 +125,7 @@ def test_a_class_by_its_name_and_a_module(tab: Tab, url: str, client: trocar.Cli
     name = client.model(MODEL).categories[7]
     tab.page.get_by_label("Class", exact=True).fill(name)
     tab.page.keyboard.press("Enter")
-    tab.page.get_by_label("At").select_option("features.3.squeeze")
+    tab.page.get_by_role("combobox", name="At").select_option("features.3.squeeze")
     tab.page.locator(".statistics", has_text="features.3.squeeze").wait_for()
     tab.page.locator(".statistics", has_text="(7)").wait_for()
     expected = client.grad_cam(MODEL, CAT, of=trocar.logit(7), at="features.3.squeeze")
@@ -181,3 +182,34 @@ def test_gradient_health_is_that_of_the_client(
     assert "flagged" in run([sys.executable, "-c", python], tmp_path, server.address)
     printed = json.loads(run([sys.executable, "-m", *command.split(), "--json"], tmp_path, server.address))
     assert len(printed["rows"]) == len(rows)
+
+
+class TestTexts:
+    """Tokens, by their embeddings."""
+
+    @pytest.fixture(scope="class")
+    def texts(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+        folder = text_models.save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+        shared: dict[str, Any] = {"input_shape": (4,), "processor": folder}
+        kinds = ("bert", "bert_classifier")
+        models = {kind: {"factory": f"{text_models.__name__}:{kind}", **shared} for kind in kinds}
+        with running_server(models=models, device="cpu") as running:
+            yield running
+
+    @pytest.mark.parametrize("model_id", ["bert", "bert_classifier"])
+    def test_contributions_of_tokens_are_those_of_the_copied_program(
+        self, tab: Tab, texts: RunningServer, tmp_path: Path, model_id: str
+    ) -> None:
+        with trocar.connect(texts.address) as client, client.page() as page:
+            tab.page.goto(f"{page.url}#panel=attribute&model={model_id}&text=the+cat+sat")
+            tab.page.get_by_role("button", name="Save as tokens.npy").wait_for()
+            shown = np.load(saved(tab, tmp_path))
+            words = tab.page.locator(".token-share").all_inner_texts()
+            (python,) = copied(tab)
+            tab.page.goto("about:blank")
+        assert [word.split("\n")[0] for word in words] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
+        assert abs(shown).max() > 0
+        code = f"{python}\nimport numpy\nnumpy.save('copied.npy', values)"
+        run([sys.executable, "-c", code], tmp_path, texts.address)
+        expected = np.load(tmp_path / "copied.npy")
+        np.testing.assert_allclose(shown, expected, rtol=1e-9, atol=1e-12 * abs(expected).max())

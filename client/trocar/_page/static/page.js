@@ -117,7 +117,7 @@ ${e.port.slice(e.port.indexOf("("))}`;function Cs(e){let t=e.map(a=>bn(a,N.L2)),
   <div class="controls">
     ${e?p`<button onClick=${()=>ri(bt.UNDO,"Accepting work again")}>Accept work again</button>`:p`<${He} label="Drain" question="Refuse new work? Calls that run go on; fits are saved and paused." onConfirm=${()=>ri(bt.START,"Draining")} />`}
     <${He} label="Reload the configuration" question="Read the configuration file again?" onConfirm=${Pu} />
-  </div>`,qu=["import trocar","","client = trocar.connect()","print(client.server_info())","print(client.models())","print(client.drain_state())",""].join(`
+  </div>`,qu=["import trocar","","client = trocar.connect()","print(client.server_info())","print(client.models())",""].join(`
 `);function em(){D(()=>{let o=setInterval(()=>Hu().catch(()=>{}),Ku);return()=>clearInterval(o)},[]);let{isDraining:e,runningCallCount:t,waitingFitCount:n}=Pe.value;return p`
     <section class="operate" aria-label="The server">
       <h2>Server ${J.value.serverId.slice(0,8)} <small>${J.value.version}, torch ${J.value.torchVersion}, ${J.value.device}</small></h2>
