@@ -2,7 +2,6 @@
 import { useState } from "preact/hooks";
 import { html } from "../html.js";
 import { pythonCode, shellCommand } from "../code.js";
-import { input, view } from "../state.js";
 
 function CopyButton({ label, text }) {
   const [isDone, setDone] = useState(false);
@@ -14,12 +13,12 @@ function CopyButton({ label, text }) {
   return html`<button class="copy" data-text=${text} onClick=${copy}>${isDone ? "Copied" : label}</button>`;
 }
 
-/** Buttons that copy code which collects the named values. */
-export function Copy({ names }) {
-  const given = { model: view.model.value, input: input.value, names };
+/** Buttons that copy code of the given passes; see `pythonCode`. `children` are more buttons. */
+export function Copy({ passes, children }) {
   return html`
     <p class="copies">
-      <${CopyButton} label="Copy as Python" text=${pythonCode(given)} />
-      <${CopyButton} label="Copy as command" text=${shellCommand(given)} />
+      <${CopyButton} label="Copy as Python" text=${pythonCode(passes)} />
+      <${CopyButton} label="Copy as command" text=${shellCommand(passes)} />
+      ${children}
     </p>`;
 }
