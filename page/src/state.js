@@ -42,14 +42,18 @@ export const collected = computed(() =>
 /** `[number, name, score]` of the best classes in the last pass; empty where the output is no scores of classes. */
 export const best = computed(() => bestClasses(result.value?.maps));
 
-/** As `best`, of the values of any pass that has the model's output. */
-export function bestClasses(maps, names = categories.value) {
+/** The scores of all classes in a pass that has the model's output; null where that is no scores of classes. */
+export function scoresOf(maps) {
   const outputs = maps?.filter(({ map }) => map.path === "") ?? [];
   const logits = outputs.find(({ map }) => map.pick === '["logits"]') ?? (outputs.length === 1 ? outputs[0] : null);
-  if (logits?.tensor?.shape.length !== 2 || logits.tensor.shape[1] < 2) return [];
-  return [...softmax(logits.tensor.values).entries()].sort(([, a], [, b]) => b - a).slice(0, 5)
-    .map(([number, score]) => [number, names[number] ?? `class ${number}`, score]);
+  if (logits?.tensor?.shape.length !== 2 || logits.tensor.shape[1] < 2) return null;
+  return softmax(logits.tensor.values.subarray(0, logits.tensor.shape[1]));
 }
+
+/** As `best`, of any pass; `names` are those of its model's classes. */
+export const bestClasses = (maps, names = categories.value) =>
+  [...(scoresOf(maps)?.entries() ?? [])].sort(([, a], [, b]) => b - a).slice(0, 5)
+    .map(([number, score]) => [number, names[number] ?? `class ${number}`, score]);
 
 /** Options of every call. */
 export const options = (signal) => ({ token: token.value, signal });
@@ -203,3 +207,8 @@ export async function search(selector) {
     api.select(view.model.value, input.value, selector.trim(), options()));
   found.value = paths ?? [];
 }
+
+/** The last pass as `pythonCode` takes it: with `result`, the name of its values. */
+export const passOf = (result, edits) => ({
+  result, model: view.model.value, input: input.value, taps: [...collected.value.map(({ map }) => map.name), "/out"], edits,
+});

@@ -12,7 +12,7 @@ import { Copies } from "../views/copy.js";
 import { HealthPicture } from "../views/health.js";
 import { Picture } from "../views/map.js";
 import { Progress } from "../views/progress.js";
-import { npy, Save } from "../views/save.js";
+import { Save, SaveFacts } from "../views/save.js";
 import { Latest, working } from "../work.js";
 
 const HEALTH = "health";
@@ -124,7 +124,7 @@ function HeatMap({ asked, found }) {
         <div><dt>class</dt><dd>${className(target)}</dd></div><div><dt>score</dt><dd>${number(score, 6)}</dd></div>
         <div><dt>at</dt><dd>${place.at}</dd></div><div><dt>shape</dt><dd>${values.shape.join("×")}</dd></div>
       </dl>
-      <${Save} name="${asked.method}.npy" make=${() => npy(values)} />
+      <${Save} name=${asked.method} tensor=${values} label="Save as ${asked.method}.npy" />
     </div>`;
 }
 
@@ -136,7 +136,7 @@ function Tokens({ asked, found }) {
     <p class="hint">${found.of === null ? `Contribution to ${className(found.target)}` : `Contribution to the squares of ${found.of}`}: orange more, blue less.</p>
     <p class="tokens">${found.tokens.map((token, at) => html`
       <span key=${at} class="token-share" style=${{ backgroundColor: colour(found.values[at]) }} title=${number(found.values[at])}>${token}<small>${number(found.values[at], 2)}</small></span>`)}</p>
-    <${Save} name="tokens.npy" make=${() => npy({ shape: [found.values.length], values: found.values })} />`;
+    <${Save} name="tokens" tensor=${{ shape: [found.values.length], values: found.values }} label="Save as tokens.npy" />`;
 }
 
 function Health({ asked, found }) {
@@ -145,7 +145,7 @@ function Health({ asked, found }) {
     <${Copies} python=${healthPython(given)} command=${healthCommand(given)} />
     <p class="hint">Gradients of the logit of ${className(found.target)}.</p>
     <${HealthPicture} rows=${found.rows} />
-    <${Save} name="health.json" make=${() => JSON.stringify(found.rows, null, 1)} />`;
+    <${SaveFacts} name="health.json" make=${() => found.rows} />`;
 }
 
 const VIEWS = { map: HeatMap, text: Tokens, [HEALTH]: Health };

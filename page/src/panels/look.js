@@ -1,9 +1,10 @@
 // Look: what a module computes for an input.
 import { parameters } from "../address.js";
 import { html } from "../html.js";
-import { collected, input, module, view } from "../state.js";
+import { collected, input, module, passOf, view } from "../state.js";
 import { Channels } from "../views/channels.js";
 import { Copy } from "../views/copy.js";
+import { Save } from "../views/save.js";
 import { working } from "../work.js";
 
 const chosen = { channel: view.channel, ...parameters("look", { order: "strongest", scale: "common" }) };
@@ -15,7 +16,7 @@ function Look() {
   return html`
     <section class="channels" aria-label="Output of ${view.module.value}">
       <h2>${view.module.value} <small>${module.value?.type} ${module.value?.description}</small></h2>
-      <${Copy} names=${collected.value.map(({ map }) => map.name)} />
+      <${Copy} passes=${[passOf("maps")]}>${collected.value.map(({ map, tensor }) => html`<${Save} key=${map.name} tensor=${tensor} name=${map.name} />`)}<//>
       ${collected.value.map(({ map, tensor }) => html`
         <div key=${map.name}>${collected.value.length > 1 && html`<h3>${map.name}</h3>`}
           <${Channels} map=${map} tensor=${tensor} chosen=${chosen} image=${input.value} /></div>`)}

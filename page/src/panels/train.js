@@ -9,7 +9,7 @@ import { COMMANDS, controlFit, curvesOf, fitEvents, listTrainers, publish } from
 import { Confirmed } from "../views/confirmed.js";
 import { Copies } from "../views/copy.js";
 import { Curves } from "../views/curves.js";
-import { Save } from "../views/save.js";
+import { SaveFacts } from "../views/save.js";
 import { Table } from "../views/table.js";
 import { during, problem } from "../work.js";
 
@@ -105,7 +105,7 @@ function Fit({ trainer }) {
   useEvents(trainer);
   const rules = trainer.spec?.gradientRules.map((one) => one.name) ?? [];
   const last = events.value.at(-1);
-  const plain = () => JSON.stringify(events.value.map(({ number: at, kind, timeS, facts }) => ({ number: Number(at), kind, time_s: timeS, facts })));
+  const plain = () => events.value.map(({ number: at, kind, timeS, facts }) => ({ number: Number(at), kind, time_s: timeS, facts }));
   return html`
     <section aria-label="Fit of ${trainer.trainerId}">
       <h2>${trainer.trainerId} <small>${trainer.spec?.modelId}, ${trainer.state}</small></h2>
@@ -113,7 +113,7 @@ function Fit({ trainer }) {
       <${Controls} key=${trainer.trainerId} trainer=${trainer} />
       <p class="hint" role="status">${note.value}${last && ` Event ${Number(last.number)}: ${last.kind}${last.facts.message ? `, ${last.facts.message}` : ""}`}</p>
       <div class="all-curves">${curvesOf(events.value, rules).map((one) => html`<${Curves} key=${one.label} label=${one.label} series=${one.series} />`)}</div>
-      ${events.value.length > 0 && html`<${Save} name="events.json" make=${plain} />`}
+      ${events.value.length > 0 && html`<${SaveFacts} name="events.json" make=${plain} />`}
     </section>`;
 }
 

@@ -188,7 +188,8 @@ class TestTexts:
     """Tokens, by their embeddings."""
 
     @pytest.fixture(scope="class")
-    def texts(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    @classmethod
+    def texts(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         folder = text_models.save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
         shared: dict[str, Any] = {"input_shape": (4,), "processor": folder}
         kinds = ("bert", "bert_classifier")
