@@ -24,7 +24,7 @@ function shapeOf(module) {
   return output ? output.tensor.shape.map(Number).join("×") : "";
 }
 
-function Row({ path, name, module, level, children }) {
+function Row({ path, name, module, children }) {
   const isChosen = view.module.value === path;
   return html`
     <li>
@@ -44,7 +44,7 @@ function Branch({ node, level }) {
   const children = [...node.children.values()];
   const holdsChosen = view.module.value.startsWith(`${node.path}.`);
   const [isOpen, setOpen] = useState(level < 2 || holdsChosen);
-  const row = { path: node.path, name: node.name, module: node.module, level };
+  const row = { path: node.path, name: node.name, module: node.module };
   if (!children.length) return html`<${Row} ...${row} />`;
   return html`
     <${Row} ...${row}>
@@ -63,7 +63,7 @@ export function Tree() {
       ${paths && html`<p class="hint" role="status">${paths.length === 1 ? "1 module" : `${paths.length} modules`}</p>`}
       <ul aria-label="Modules of ${view.model.value}">
         ${paths
-          ? paths.map((path) => html`<${Row} key=${path} path=${path} name=${path || "(the model)"} module=${byPath.get(path)} level=${1} />`)
+          ? paths.map((path) => html`<${Row} key=${path} path=${path} name=${path || "(the model)"} module=${byPath.get(path)} />`)
           : nested(modules.value).map((node) => html`<${Branch} key=${node.path} node=${node} level=${1} />`)}
       </ul>
     </section>`;

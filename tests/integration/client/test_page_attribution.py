@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import BertForSequenceClassification
 
 import trocar
 from tests.support.models import text_models
@@ -190,14 +191,16 @@ class TestTexts:
     @pytest.fixture(scope="class")
     @classmethod
     def texts(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-        folder = text_models.save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-        shared: dict[str, Any] = {"input_shape": (4,), "processor": folder}
-        kinds = ("bert", "bert_classifier")
-        models = {kind: {"factory": f"{text_models.__name__}:{kind}", **shared} for kind in kinds}
+        folder = tmp_path_factory.mktemp("classifier")
+        text_models.save_text_classifier(folder, BertForSequenceClassification)
+        models = {
+            "classifier": {"source": f"hf:{folder}"},
+            "plain": {"source": f"hf:{folder}#feature-extraction"},
+        }
         with running_server(models=models, device="cpu") as running:
             yield running
 
-    @pytest.mark.parametrize("model_id", ["bert", "bert_classifier"])
+    @pytest.mark.parametrize("model_id", ["classifier", "plain"])
     def test_contributions_of_tokens_are_those_of_the_copied_program(
         self, tab: Tab, texts: RunningServer, tmp_path: Path, model_id: str
     ) -> None:

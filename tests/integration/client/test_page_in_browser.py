@@ -100,7 +100,7 @@ def test_copied_code_gives_the_numbers_of_the_page(
     assert float(printed.split()[-1]) == pytest.approx(float(mean), rel=1e-3)
     command = [sys.executable, "-m", *texts[1].split()]
     run(command, tmp_path, server.address)
-    written = load_file(tmp_path / "features.safetensors")
+    written = load_file(tmp_path / "maps.safetensors")
     with trocar.connect(server.address) as client:
         expected = client.extract(MODEL, tmp_path / "cat.jpg", [MODULE])[MODULE]
     assert np.array_equal(written[MODULE], expected)

@@ -197,9 +197,9 @@ ${e.port.slice(e.port.indexOf("("))}`;function Fs(e){let t=e.map(a=>gn(a,N.L2)),
       ${e.map(({name:r,title:a})=>p`
         <button key=${r} role="tab" id="tab-${r}" aria-selected=${r===t} aria-controls="panel"
                 tabindex=${r===t?0:-1} onClick=${()=>n(r)}>${a}</button>`)}
-    </div>`}function Gm(e){let t={children:new Map};for(let n of e){if(!n.path)continue;let o=t,r="";for(let a of n.path.split("."))r=r?`${r}.${a}`:a,o.children.has(a)||o.children.set(a,{name:a,path:r,children:new Map}),o=o.children.get(a);o.module=n}return[...t.children.values()]}function Tm(e){let t=e?.calls[0]?.outputs.find(n=>n.tensor);return t?t.tensor.shape.map(Number).join("\xD7"):""}function Bn({path:e,name:t,module:n,level:o,children:r}){let a=b.module.value===e;return p`
+    </div>`}function Gm(e){let t={children:new Map};for(let n of e){if(!n.path)continue;let o=t,r="";for(let a of n.path.split("."))r=r?`${r}.${a}`:a,o.children.has(a)||o.children.set(a,{name:a,path:r,children:new Map}),o=o.children.get(a);o.module=n}return[...t.children.values()]}function Tm(e){let t=e?.calls[0]?.outputs.find(n=>n.tensor);return t?t.tensor.shape.map(Number).join("\xD7"):""}function Bn({path:e,name:t,module:n,children:o}){let r=b.module.value===e;return p`
     <li>
-      <button aria-current=${a} class="module ${a?"chosen":""}"
+      <button aria-current=${r} class="module ${r?"chosen":""}"
               disabled=${!n?.calls.length} onClick=${()=>Ls(e)}
               title=${n?.calls.length?n.description:"does not run in this model's pass"}>
         <span class="name">${t}</span>
@@ -207,8 +207,8 @@ ${e.port.slice(e.port.indexOf("("))}`;function Fs(e){let t=e.map(a=>gn(a,N.L2)),
         <span class="shape">${Tm(n)}${n?.calls.length>1?` @${n.calls.length}`:""}</span>
         <span class="count">${n?.parameterCount?Re(n.parameterCount):""}</span>
       </button>
-      ${r}
-    </li>`}function Ri({node:e,level:t}){let n=[...e.children.values()],o=b.module.value.startsWith(`${e.path}.`),[r,a]=Q(t<2||o),s={path:e.path,name:e.name,module:e.module,level:t};return n.length?p`
+      ${o}
+    </li>`}function Ri({node:e,level:t}){let n=[...e.children.values()],o=b.module.value.startsWith(`${e.path}.`),[r,a]=Q(t<2||o),s={path:e.path,name:e.name,module:e.module};return n.length?p`
     <${Bn} ...${s}>
       <button class="fold" aria-expanded=${r} aria-label="${r?"Fold":"Unfold"} ${e.path}" onClick=${()=>a(!r)}>${r?"\u25BE":"\u25B8"}</button>
       ${r&&p`<ul>${n.map(i=>p`<${Ri} key=${i.path} node=${i} level=${t+1} />`)}</ul>`}
@@ -218,7 +218,7 @@ ${e.port.slice(e.port.indexOf("("))}`;function Fs(e){let t=e.map(a=>gn(a,N.L2)),
              value=${b.search.value} onChange=${n=>Go(n.target.value)} />
       ${e&&p`<p class="hint" role="status">${e.length===1?"1 module":`${e.length} modules`}</p>`}
       <ul aria-label="Modules of ${b.model.value}">
-        ${e?e.map(n=>p`<${Bn} key=${n} path=${n} name=${n||"(the model)"} module=${t.get(n)} level=${1} />`):Gm(Ge.value).map(n=>p`<${Ri} key=${n.path} node=${n} level=${1} />`)}
+        ${e?e.map(n=>p`<${Bn} key=${n} path=${n} name=${n||"(the model)"} module=${t.get(n)} />`):Gm(Ge.value).map(n=>p`<${Ri} key=${n.path} node=${n} level=${1} />`)}
       </ul>
     </section>`}var wm=3;function Xm(){return p`
     <form class="token" onSubmit=${t=>{t.preventDefault(),En(new FormData(t.target).get("token").trim()),Ae()}}>
