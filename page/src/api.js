@@ -2,6 +2,7 @@
 import { ModelService } from "../gen/trocar_api/v1/model_pb.js";
 import { ServerService } from "../gen/trocar_api/v1/server_pb.js";
 import { ExtractionService } from "../gen/trocar_api/v1/extraction_pb.js";
+import { Dtype } from "../gen/trocar_api/v1/tensor_pb.js";
 import { Payloads } from "./tensors.js";
 import { call, stream } from "./wire.js";
 
@@ -23,6 +24,11 @@ function wired(input) {
     const entries = [{ form: { case: "text", value: input.text } }];
     return { inputs: [{ value: { case: "texts", value: { entries } } }], payloads: [] };
   }
+  if (input.kind === "tensor") {
+    const { shape, values } = input; // float32
+    const spec = { dtype: Dtype.FLOAT32, shape: shape.map(BigInt) };
+    return { inputs: [{ value: { case: "tensor", value: spec } }], payloads: [new Uint8Array(values.buffer, values.byteOffset, values.byteLength)] };
+  }
   const images = [{ form: { case: "encodedByteCount", value: BigInt(input.bytes.length) } }];
   return { inputs: [{ value: { case: "images", value: { images } } }], payloads: [input.bytes] };
 }
@@ -38,13 +44,15 @@ function* requests(head, payloads) {
 
 /**
  * Runs one pass.
+ * @param request fields of an `ExtractRequest` beside the model and the inputs: `taps`, `edits`, `objective`, ...;
+ *   `payloads`, arrays of bytes, are those of its tensors, in the order of the protocol
  * @returns `{maps, timing, processed}`; `maps` has `{map, tensor}` for each value, in the order of the reply
  */
-export async function extract(modelId, input, taps, options) {
+export async function extract(modelId, input, { payloads: own = [], ...request }, options) {
   const { inputs, payloads } = wired(input);
-  const head = { modelId, taps, inputs, maxChunkBytes: CHUNK_BYTES };
+  const head = { modelId, inputs, maxChunkBytes: CHUNK_BYTES, ...request };
   let first, parts;
-  for await (const message of stream(ExtractionService.method.extract, [...requests(head, payloads)], options)) {
+  for await (const message of stream(ExtractionService.method.extract, [...requests(head, [...payloads, ...own])], options)) {
     if (!first) {
       first = message;
       parts = new Payloads(message.featureMaps);
@@ -54,10 +62,10 @@ export async function extract(modelId, input, taps, options) {
   return { maps: parts.tensors(first.featureMaps), timing: first.timing, processed: first.processed };
 }
 
+/** What a pass would collect; nothing is computed. `request` is as for `extract`, without payloads. */
+export const plan = (modelId, input, request, options) =>
+  call(ExtractionService.method.plan, { extraction: { modelId, inputs: wired(input).inputs, ...request } }, options);
+
 /** Names of the values that a selector stands for; the server decides what it means. */
-export async function select(modelId, input, selector, options) {
-  const { inputs } = wired(input);
-  const extraction = { modelId, taps: [{ selector }], inputs };
-  const plan = await call(ExtractionService.method.plan, { extraction }, options);
-  return plan.featureMaps.map((map) => map.path);
-}
+export const select = async (modelId, input, selector, options) =>
+  (await plan(modelId, input, { taps: [{ selector }] }, options)).featureMaps.map((map) => map.path);

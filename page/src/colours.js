@@ -11,18 +11,34 @@ const VIRIDIS = [
   [-5.4354558560, 4.6458526122, 26.3124352496],
 ];
 
-const TABLE = Uint32Array.from({ length: 256 }, (_, step) => {
+const packed = (red, green, blue) => (255 << 24) | (blue << 16) | (green << 8) | red;
+
+const SEQUENTIAL = Uint32Array.from({ length: 256 }, (_, step) => {
   const [red, green, blue] = [0, 1, 2].map((part) => {
     const share = VIRIDIS.reduceRight((sum, row) => sum * (step / 255) + row[part], 0);
     return Math.round(255 * Math.min(1, Math.max(0, share)));
   });
-  return (255 << 24) | (blue << 16) | (green << 8) | red;
+  return packed(red, green, blue);
 });
+
+// Blue, white, orange: for differences, with limits that are equal on both sides of 0.
+const DIVERGING = Uint32Array.from({ length: 256 }, (_, step) => {
+  const share = (step - 127.5) / 127.5;
+  const [red, green, blue] = share < 0 ? [33, 102, 172] : [200, 85, 0];
+  const mixed = (part) => Math.round(247 + (part - 247) * Math.abs(share));
+  return packed(mixed(red), mixed(green), mixed(blue));
+});
+
+const PALETTES = { sequential: SEQUENTIAL, diverging: DIVERGING };
 
 const NOT_FINITE = 0xff0000ff; // red
 
-/** Draws values, row by row, into a canvas of one pixel for each; from `low` (dark) to `high` (bright). */
-export function draw(canvas, { values, height, width }, [low, high]) {
+/**
+ * Draws values, row by row, into a canvas of one pixel for each; from `low` to `high`.
+ * @param palette `sequential`, dark to bright, or `diverging`, for differences
+ */
+export function draw(canvas, { values, height, width }, [low, high], palette = "sequential") {
+  const table = PALETTES[palette];
   canvas.width = width;
   canvas.height = height;
   const image = new ImageData(width, height);
@@ -30,7 +46,7 @@ export function draw(canvas, { values, height, width }, [low, high]) {
   const scale = high > low ? 255 / (high - low) : 0;
   for (let at = 0; at < pixels.length; at += 1) {
     const step = Math.round((values[at] - low) * scale);
-    pixels[at] = Number.isFinite(values[at]) ? TABLE[Math.min(255, Math.max(0, step))] : NOT_FINITE;
+    pixels[at] = Number.isFinite(values[at]) ? table[Math.min(255, Math.max(0, step))] : NOT_FINITE;
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
 }

@@ -1,9 +1,14 @@
 import { render } from "preact";
 import { html } from "./html.js";
-import { chooseModel, connect, isTokenWanted, models, problem, server, setToken, start, token, view, working } from "./state.js";
-import { Channels } from "./views/channels.js";
+import { PANELS } from "./panels/index.js";
+import { chooseModel, connect, isTokenWanted, models, server, setToken, start, token, view } from "./state.js";
 import { Input } from "./views/input.js";
+import { Problem } from "./views/problem.js";
+import { Working } from "./views/progress.js";
+import { Tabs } from "./views/tabs.js";
 import { Tree } from "./views/tree.js";
+
+const LOADED = 3;
 
 function TokenForm() {
   const send = (event) => {
@@ -23,22 +28,31 @@ function Header() {
     <header>
       <h1>Trocar</h1>
       <label>Model <select value=${view.model.value} onChange=${(event) => chooseModel(event.target.value)}>
-        ${models.value.map((one) => html`<option key=${one.modelId} value=${one.modelId} disabled=${one.state !== 3}>${one.modelId}</option>`)}
+        ${models.value.map((one) => html`<option key=${one.modelId} value=${one.modelId} disabled=${one.state !== LOADED}>${one.modelId}</option>`)}
       </select></label>
       ${server.value && html`<span class="hint">server ${server.value.version}, ${server.value.device}</span>`}
       ${token.value && html`<button onClick=${() => { setToken(""); location.reload(); }}>Forget the token</button>`}
     </header>`;
 }
 
+function Panel({ panel }) {
+  const { View } = panel;
+  if (!panel.usesModel) return html`<${View} />`;
+  return html`<div class="with-model"><${Tree} /><${Input} /><div class="values"><${View} /></div></div>`;
+}
+
 function Page() {
+  const offered = PANELS.filter((one) => one.isOffered?.value ?? true);
+  const panel = offered.find((one) => one.name === view.panel.value) ?? offered[0];
   return html`
     <${Header} />
-    <div class="status" role="status">${working.value && html`<progress aria-label=${working.value}></progress> ${working.value}`}</div>
-    ${problem.value && html`
-      <div class="problem" role="alert"><strong>${problem.value.what}: ${problem.value.code}</strong><p>${problem.value.text}</p>
-        <button onClick=${connect}>Try again</button></div>`}
+    <${Tabs} tabs=${offered} chosen=${panel.name} onChoose=${(name) => { view.panel.value = name; }} />
+    <${Working} />
+    <${Problem} onRetry=${connect} />
     ${isTokenWanted.value && html`<${TokenForm} />`}
-    ${models.value.length > 0 && html`<main><${Tree} /><${Input} /><div class="values"><${Channels} /></div></main>`}`;
+    <main id="panel" role="tabpanel" aria-labelledby="tab-${panel.name}">
+      ${server.value && html`<${Panel} key=${panel.name} panel=${panel} />`}
+    </main>`;
 }
 
 start();

@@ -1,17 +1,19 @@
-// What the page shows. What a link can bring back stands in the address, behind `#`.
-import { batch, computed, effect, signal } from "@preact/signals";
+// What all panels share: the server, the model, the input, the module, and the pass that runs with them.
+import { batch, computed, signal } from "@preact/signals";
 import { Statistic } from "../gen/trocar_api/v1/statistics_pb.js";
 import { SelectorKind } from "../gen/trocar_api/v1/tap_pb.js";
+import { parameters, startAddress } from "./address.js";
 import * as api from "./api.js";
 import { softmax } from "./tensors.js";
+import { during, Latest, problem } from "./work.js";
 
 const TOKEN_KEY = "trocar-token";
+const LOADED = 3;
 
-/** What a link brings back; texts, empty where nothing is chosen. */
-export const view = {
-  model: signal(""), module: signal(""), channel: signal(""), sample: signal(""), text: signal(""),
-  search: signal(""), order: signal("strongest"), scale: signal("common"),
-};
+/** What a link brings back, of what all panels share. */
+export const view = parameters("", {
+  panel: "look", model: "", module: "", port: "out", channel: "", sample: "", text: "", search: "",
+});
 
 export const token = signal("");
 export const server = signal(null);
@@ -22,67 +24,39 @@ export const categories = signal([]);
 export const input = signal(null);
 /** Paths that the search stands for; null without a search. */
 export const found = signal(null);
-/** `{path, maps, timing, processed}` of the last pass; null without one. */
+/** `{place, maps, timing, processed}` of the last pass; null without one. */
 export const result = signal(null);
-export const problem = signal(null);
-export const working = signal("");
-export const isTokenWanted = signal(false);
 
+export const isTokenWanted = computed(() => problem.value?.code === "UNAUTHENTICATED");
 export const model = computed(() => models.value.find((one) => one.modelId === view.model.value) ?? null);
 export const module = computed(() => modules.value.find((one) => one.path === view.module.value) ?? null);
 export const takesText = computed(() => model.value?.inputs.some((one) => one.name === "input_ids") ?? false);
 export const takesImages = computed(() => Boolean(model.value?.preprocessing) || !takesText.value);
 
+const place = computed(() => [view.model.value, view.module.value, view.port.value].join("\n"));
+
 /** The values of the chosen module in the last pass. */
 export const collected = computed(() =>
-  result.value?.path === view.module.value && view.module.value
-    ? result.value.maps.filter(({ map }) => map.path === view.module.value) : []);
+  result.value?.place === place.value && view.module.value
+    ? result.value.maps.filter(({ map }) => map.path === view.module.value || map.companionOf) : []);
 /** `[number, name, score]` of the best classes in the last pass; empty where the output is no scores of classes. */
-export const best = computed(() => {
-  const outputs = result.value?.maps.filter(({ map }) => map.path === "") ?? [];
+export const best = computed(() => bestClasses(result.value?.maps));
+
+/** The scores of all classes in a pass that has the model's output; null where that is no scores of classes. */
+export function scoresOf(maps) {
+  const outputs = maps?.filter(({ map }) => map.path === "") ?? [];
   const logits = outputs.find(({ map }) => map.pick === '["logits"]') ?? (outputs.length === 1 ? outputs[0] : null);
-  if (logits?.tensor?.shape.length !== 2 || logits.tensor.shape[1] < 2) return [];
-  return [...softmax(logits.tensor.values).entries()].sort(([, a], [, b]) => b - a).slice(0, 5)
-    .map(([number, score]) => [number, categories.value[number] ?? `class ${number}`, score]);
-});
-
-export const options = () => ({ token: token.value });
-
-/** Does something that takes time: says so meanwhile, and shows what went wrong. */
-export async function during(what, work) {
-  working.value = what;
-  problem.value = null;
-  try {
-    return await work();
-  } catch (error) {
-    if (error.name === "AbortError") return undefined;
-    if (error.code === "UNAUTHENTICATED") isTokenWanted.value = true;
-    problem.value = { what, code: error.code ?? error.name, text: error.message };
-    return undefined;
-  } finally {
-    if (working.value === what) working.value = "";
-  }
+  if (logits?.tensor?.shape.length !== 2 || logits.tensor.shape[1] < 2) return null;
+  return softmax(logits.tensor.values.subarray(0, logits.tensor.shape[1]));
 }
 
-function readAddress() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  if (given.has("token")) {
-    // As `trocar page` opens it; it does not stay in the address, where it would be copied with a link.
-    setToken(given.get("token"));
-    given.delete("token");
-    history.replaceState(null, "", `#${given}`);
-  }
-  batch(() => {
-    for (const [name, one] of Object.entries(view)) {
-      if (given.has(name)) one.value = given.get(name);
-    }
-  });
-}
+/** As `best`, of any pass; `names` are those of its model's classes. */
+export const bestClasses = (maps, names = categories.value) =>
+  [...(scoresOf(maps)?.entries() ?? [])].sort(([, a], [, b]) => b - a).slice(0, 5)
+    .map(([number, score]) => [number, names[number] ?? `class ${number}`, score]);
 
-function writeAddress() {
-  const shown = Object.entries(view).filter(([, one]) => one.value !== "").map(([name, one]) => [name, one.value]);
-  history.replaceState(null, "", `#${new URLSearchParams(shown)}`);
-}
+/** Options of every call. */
+export const options = (signal) => ({ token: token.value, signal });
 
 export function setToken(text) {
   token.value = text;
@@ -92,31 +66,28 @@ export function setToken(text) {
 /** Reads the address and keeps it as what is shown changes. */
 export function start() {
   token.value = sessionStorage.getItem(TOKEN_KEY) ?? "";
-  readAddress();
-  effect(writeAddress);
-  addEventListener("hashchange", readAddress);
+  startAddress(setToken, showModel);
 }
 
-/** Asks the server for its models and shows one. */
+/** Asks the server for its models and shows one. What is shown stays where the server does not answer. */
 export async function connect() {
-  const came = await during("Asking the server for its models", async () => {
+  const reply = await during("Asking the server for its models", async () => {
     const [info, listed] = await Promise.all([api.serverInfo(options()), api.listModels(options())]);
     return { info, listed };
   });
-  if (!came) return;
-  isTokenWanted.value = false;
-  server.value = came.info;
-  models.value = came.listed;
-  const usable = came.listed.filter((one) => one.state === 3);
-  if (!model.value) view.model.value = (usable[0] ?? came.listed[0])?.modelId ?? "";
+  if (!reply) return;
+  server.value = reply.info;
+  models.value = reply.listed;
+  const usable = reply.listed.filter((one) => one.state === LOADED);
+  if (!model.value) view.model.value = (usable[0] ?? reply.listed[0])?.modelId ?? "";
   await showModel();
 }
 
 export async function chooseModel(modelId) {
   batch(() => {
     view.model.value = modelId;
-    for (const one of [view.module, view.channel, view.search]) one.value = "";
-    result.value = null;
+    view.module.value = view.channel.value = view.search.value = "";
+    view.port.value = "out";
     found.value = null;
   });
   await showModel();
@@ -125,50 +96,54 @@ export async function chooseModel(modelId) {
 async function showModel() {
   const modelId = view.model.value;
   if (!modelId) return;
-  modules.value = [];
-  await during(`Reading the modules of ${modelId}`, async () => {
+  const reply = await during(`Reading the modules of ${modelId}`, async () => {
     const [listed, described] = await Promise.all([
       api.listModules(modelId, options()), api.getModel(modelId, options()),
     ]);
-    batch(() => {
-      modules.value = listed;
-      categories.value = described.categories;
-    });
+    return { listed, described };
+  });
+  if (!reply || view.model.value !== modelId) return;
+  batch(() => {
+    modules.value = reply.listed;
+    categories.value = reply.described.categories;
   });
   await bringInput();
+  if (view.search.value) await search(view.search.value);
 }
 
 /** Brings the input that the address names. */
 async function bringInput() {
   if (view.text.value && takesText.value) await useText(view.text.value);
   else if (view.sample.value && takesImages.value) await useSample(view.sample.value);
-  else if (input.value) await run();
+  else if (input.value && (input.value.kind === "text" ? takesText.value : takesImages.value)) await run();
 }
+
+/** An image of the page's own as an input. */
+export async function readSample(name, signal) {
+  const reply = await fetch(`/${name}.jpg`, { signal });
+  if (!reply.ok) throw Object.assign(new Error(`There is no sample ${name}.`), { code: "NOT_FOUND" });
+  return imageInput(new Uint8Array(await reply.arrayBuffer()), `${name}.jpg`);
+}
+
+export const imageInput = (bytes, name) =>
+  ({ kind: "image", name, bytes, url: URL.createObjectURL(new Blob([bytes])) });
+
+export const textInput = (text) => ({ kind: "text", name: "the text", text });
 
 export async function useSample(name) {
-  const reply = await fetch(`/${name}.jpg`);
-  if (!reply.ok) {
-    problem.value = { what: "Reading a sample", code: "NOT_FOUND", text: `There is no sample ${name}.` };
-    return;
-  }
-  await useImage(new Uint8Array(await reply.arrayBuffer()), `${name}.jpg`, name);
+  const sample = await during("Reading a sample", () => readSample(name));
+  if (sample) await useInput(sample, { sample: name });
 }
 
-export async function useImage(bytes, name, sample = "") {
+export const useText = (text) => useInput(textInput(text), { text });
+
+/** Takes an input and runs a pass; `named` says how a link names it. */
+export async function useInput(given, { sample = "", text = "" } = {}) {
   if (input.value?.url) URL.revokeObjectURL(input.value.url);
   batch(() => {
-    input.value = { kind: "image", name, bytes, url: URL.createObjectURL(new Blob([bytes])) };
+    input.value = given;
     view.sample.value = sample;
-    view.text.value = "";
-  });
-  await run();
-}
-
-export async function useText(text) {
-  batch(() => {
-    input.value = { kind: "text", name: "the text", text };
     view.text.value = text;
-    view.sample.value = "";
   });
   await run();
 }
@@ -176,32 +151,42 @@ export async function useText(text) {
 export async function chooseModule(path) {
   batch(() => {
     view.module.value = path;
+    view.port.value = "out";
     view.channel.value = "";
   });
   await run();
 }
 
-let current = null;
+export async function choosePort(port) {
+  batch(() => {
+    view.port.value = port;
+    view.channel.value = "";
+  });
+  await run();
+}
+
+const pass = new Latest();
+
+/** What a pass of the chosen module collects: its value, and the model's output. */
+export const taps = (path = view.module.value, port = view.port.value) =>
+  [...(path ? [moduleTap(path, port)] : []), { selector: "/out", values: true }];
 
 /** Runs a pass for what is chosen; one that is under way ends. */
 export async function run() {
   if (!input.value || !view.model.value) return;
-  current?.abort();
-  const own = new AbortController();
-  current = own;
-  const path = view.module.value;
-  const taps = [...(path ? [moduleTap(path)] : []), { selector: "/out", values: true }];
-  const came = await during(`Running ${view.model.value}`, () =>
-    api.extract(view.model.value, input.value, taps, { ...options(), signal: own.signal }));
-  if (came && current === own) result.value = { ...came, path };
+  const own = place.value;
+  const reply = await pass.start(`Running ${view.model.value}`, (signal) =>
+    api.extract(view.model.value, input.value, { taps: taps() }, options(signal)));
+  if (reply) result.value = { ...reply, place: own };
 }
 
 const HISTOGRAM_BINS = 32;
 const STATISTICS = [Statistic.MEAN, Statistic.STD, Statistic.MIN, Statistic.MAX, Statistic.ZERO_FRACTION, Statistic.HISTOGRAM];
 
-/** The output of a module, with its statistics. In parts: paths may have characters that a selector quotes. */
-function moduleTap(path) {
-  const parts = { kind: SelectorKind.MODULE, path, port: "out" };
+/** A value of a module, with its statistics. In parts: paths may have characters that a selector quotes. */
+function moduleTap(path, port) {
+  const isEveryCall = modules.value.find((one) => one.path === path)?.calls.length > 1;
+  const parts = { kind: SelectorKind.MODULE, path, port, isEveryCall };
   return { parts, values: true, statistics: STATISTICS, histogram: { binCount: HISTOGRAM_BINS } };
 }
 
@@ -222,3 +207,8 @@ export async function search(selector) {
     api.select(view.model.value, input.value, selector.trim(), options()));
   found.value = paths ?? [];
 }
+
+/** The last pass as `pythonCode` takes it: with `result`, the name of its values. */
+export const passOf = (result, edits) => ({
+  result, model: view.model.value, input: input.value, taps: [...collected.value.map(({ map }) => map.name), "/out"], edits,
+});

@@ -58,6 +58,13 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     metrics_port: Annotated[
         int | None, typer.Option(help="TCP port of Prometheus metrics, 0 for a free one [default: none]")
     ] = None,
+    page: Annotated[
+        bool | None, typer.Option("--page", help="serve a web page as well; needs the extra 'page'")
+    ] = None,
+    page_port: Annotated[
+        int | None,
+        typer.Option(help="TCP port of the page, 0 for a free one; implies --page [default: 8080]"),
+    ] = None,
     log_format: Annotated[LogFormat | None, typer.Option(help="format of log lines [default: text]")] = None,
     strict: Annotated[
         bool | None, typer.Option("--strict", help="exit with 1 if any model cannot be loaded")
@@ -85,6 +92,8 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     flags |= {"data_dir": data_dir, "strict": strict}
     flags |= {"log_format": log_format and log_format.value}
     overrides = {key: value for key, value in flags.items() if value is not None}
+    if page or page_port is not None:
+        overrides["page"] = {"enabled": True} | ({} if page_port is None else {"port": page_port})
 
     def read() -> ServerConfig:
         settings = read_config(config, **overrides)
@@ -130,8 +139,10 @@ def _announce(running: "App", metrics_host: str, *, as_json: bool) -> None:
     failed = {entry.spec.model_id: entry.error_message for entry in entries if entry.error_message}
     port = running.telemetry.metrics_port
     metrics = None if port is None else f"{metrics_host}:{port}"
+    page = None if running.page is None else running.page.url
     if as_json:
-        ready = {"address": address, "device": device, "metrics": metrics, "failed_models": failed}
+        ready: dict[str, Any] = {"address": address, "device": device, "metrics": metrics, "page": page}
+        ready |= {"failed_models": failed}
         typer.echo(json.dumps(ready, ensure_ascii=False))
         return
     typer.echo(f"trocar is ready on {address} ({device})")
@@ -139,6 +150,8 @@ def _announce(running: "App", metrics_host: str, *, as_json: bool) -> None:
         typer.echo(f"model {model_id} failed: {message}", err=True)
     if metrics is not None:
         typer.echo(f"metrics are on {metrics}")
+    if page is not None:
+        typer.echo(f"the page is on {page}")
 
 
 def _deploy(address: str, settings: "ServerConfig", ready_file: Path | None, *, as_json: bool) -> None:

@@ -285,6 +285,26 @@ class ClusterConfig(BaseModel):
     """Seconds for which too little work has to wait before a replica is removed."""
 
 
+class PageConfig(BaseModel):
+    """The web page of the server, in a process and on a port of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = False
+    """Whether the page is served."""
+    host: str = "127.0.0.1"
+    """Name or address of this machine where it listens and is opened; others than loopback need TLS."""
+    port: int = Field(default=8080, ge=0, le=65535)
+    """Its TCP port; 0 takes a free one."""
+    tls_cert: Path | None = None
+    """Its certificate chain as a PEM file; with it and `tls_key` the page is HTTPS. Both are looked up beside
+    the config file when they are relative."""
+    tls_key: Path | None = None
+    """The private key of `tls_cert`, without a password."""
+    insecure: bool = False
+    """Whether addresses other than loopback are allowed without TLS."""
+
+
 class ServerConfig(BaseSettings):
     """Settings of `trocar serve`. Unset ones come from environment variables."""
 
@@ -344,6 +364,8 @@ class ServerConfig(BaseSettings):
     """Execution of passes that change nothing."""
     images: ImagesConfig = ImagesConfig()
     """Conversion of encoded images to RGB."""
+    page: PageConfig = PageConfig()
+    """The web page."""
     models: dict[str, ModelConfig] = {}
     """The catalogue by model id, loaded at start."""
     datasets: dict[str, DatasetConfig] = {}
@@ -427,9 +449,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     server = values.pop("server", {})
     if not isinstance(server, dict):
         raise _wrong(f"'{path.name}': `server` is not a table; write [server]")
-    for key in ("tls_cert", "tls_key", "tls_client_ca"):
-        if isinstance(server.get(key), str):
-            server[key] = str(path.parent / _at_home(Path(server[key])))
+    for table in (server, values.get("page")):
+        if isinstance(table, dict):
+            _resolve_certificates(table, path.parent)
     models = values.get("models")
     for model in models.values() if isinstance(models, dict) else ():
         if isinstance(model, dict):
@@ -439,6 +461,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
         if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
             dataset["path"] = str(path.parent / _at_home(Path(dataset["path"])))
     return {**server, **values}
+
+
+def _resolve_certificates(table: dict[str, Any], folder: Path) -> None:
+    """Resolve relative files of TLS against the config file's folder, and `~` to the home folder."""
+    for key in ("tls_cert", "tls_key", "tls_client_ca"):
+        if isinstance(table.get(key), str):
+            table[key] = str(folder / _at_home(Path(table[key])))
 
 
 def _resolve_files(model: dict[str, Any], folder: Path) -> None:

@@ -12,6 +12,7 @@ from trocar_api.v1 import server_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from os import PathLike
 
     from trocar._async.connection import AsyncConnection
     from trocar._async.models import AsyncModels
@@ -136,7 +137,15 @@ class AsyncServer:
         )
         return list(reply.changes)
 
-    def page(self, *, host: str = "127.0.0.1", port: int = 0) -> Page:
+    def page(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        certificate: str | PathLike[str] | None = None,
+        key: str | PathLike[str] | None = None,
+        insecure: bool = False,
+    ) -> Page:
         """Serve a web page of this server from this program, for a browser on the same machine.
 
             client.page()          # ends a cell with a link
@@ -148,19 +157,23 @@ class AsyncServer:
         it is asked for one, where the server wants one.
 
         Args:
-            host: The address of this machine where the page listens. Others can open the page at an address
-                that is not of this machine alone.
+            host: The name or address of this machine where the page listens and is opened. Others can open it
+                at one that is not of this machine alone; it then needs a certificate.
             port: Its TCP port; a free one when 0.
+            certificate: Chain of the page's own TLS certificate, a PEM file.
+            key: Private key of `certificate`, a PEM file without a password.
+            insecure: Whether others may open it without TLS, as in a private network.
 
         Returns:
             The page, with its `url`.
 
         Raises:
             MissingExtraError: The extra `page` is not installed.
-            ValueError: The host stands for every address, as "0.0.0.0" does.
+            ValueError: The host stands for every address, as "0.0.0.0" does; or others could open the page
+                without TLS; or the certificate or the key cannot be used.
             OSError: The port cannot be opened.
         """
         from trocar._page.page import Page
         from trocar._page.serving import PageAddress
 
-        return Page(self._connection.options, PageAddress(host, port))
+        return Page(self._connection.options, PageAddress(host, port, certificate, key, insecure))

@@ -36,6 +36,9 @@ MAX_CALLS = 64
 BODY_TIMEOUT_S = 20.0
 """How long the gateway waits for the next part of a request."""
 
+REPLY_TIMEOUT_S = 60.0
+"""How long a browser may leave the next part of a reply unread."""
+
 _CALL_TIMEOUT_S = 600.0
 _SERVICES = ("trocar_api.v1.", "grpc.health.v1.Health")
 _FORWARDED = (b"authorization", b"x-request-id")
@@ -201,9 +204,9 @@ class _Call:
         """Pass on the messages of the reply, and return the frame that ends it."""
         try:
             async for message in async_status_kept(call):
-                await self._send(
-                    {"type": "http.response.body", "body": message_frame(message), "more_body": True}
-                )
+                part = {"type": "http.response.body", "body": message_frame(message), "more_body": True}
+                async with asyncio.timeout(REPLY_TIMEOUT_S):
+                    await self._send(part)
         except grpc.aio.AioRpcError as error:
             trailers = _shown(error.trailing_metadata())
             return trailers_frame(error.code().value[0], error.details() or "", trailers)

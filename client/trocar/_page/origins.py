@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _OWN_SITES = (b"same-origin", b"none")
 
 
@@ -16,7 +17,7 @@ class Origins:
     """The names under which the page may be opened.
 
     Args:
-        hosts: `host:port` of each, lower case.
+        hosts: `host:port` of each, lower case; also without the port where it is the scheme's own.
         scheme: `http` or `https`.
     """
 
@@ -28,7 +29,10 @@ class Origins:
         """Return the names of an address: itself, and every name of the loopback address if it is one."""
         own = f"[{host}]" if ":" in host else host.lower()
         names = _LOOPBACK if own in _LOOPBACK else (own,)
-        return cls(frozenset(f"{name}:{port}" for name in names), scheme)
+        hosts = {f"{name}:{port}" for name in names}
+        # Browsers leave out the port that a scheme implies.
+        hosts.update(names if port == _DEFAULT_PORTS[scheme] else ())
+        return cls(frozenset(hosts), scheme)
 
     def refusal(self, headers: Mapping[bytes, bytes]) -> str | None:
         """Return why a request is refused; None if it is not."""

@@ -1,8 +1,12 @@
 """Serving the page over HTTP."""
 
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
+from os import PathLike, fspath
 from typing import Any, cast
 
 from trocar._page.gateway import Gateway
@@ -21,21 +25,43 @@ class PageAddress:
     """Where the page listens.
 
     Args:
-        host: An address of this machine.
+        host: A name or an address of this machine.
         port: 0 for a free one.
+        certificate: Chain of the page's TLS certificate, a PEM file; with it and `key` the page is HTTPS.
+        key: Its private key, a PEM file without a password.
+        insecure: Whether addresses other than loopback are allowed without TLS.
 
     Raises:
         ValueError: The host stands for every address of this machine. The page refuses names that are not its
-            own, so that one must be given.
+            own, so that one must be given. Or others can reach it, and tokens would be sent in plain text; or
+            certificate and key cannot be used.
     """
 
     host: str
     port: int
+    certificate: str | PathLike[str] | None = None
+    key: str | PathLike[str] | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if self.host in _EVERY_ADDRESS:
             one = "the one address under which it is opened, such as 192.168.0.5"
             raise ValueError(f"the page needs {one}, not {self.host!r}")
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("the page's certificate and key belong together; give both, or neither")
+        if self.certificate is not None and self.key is not None:
+            _check_certificate(self.certificate, self.key)
+        elif not (self.insecure or _is_loopback(self.host)):
+            raise ValueError(
+                f"a page on {self.host} would receive tokens in plain text: give it a certificate and a key, "
+                "use an SSH tunnel to 127.0.0.1, or allow it where a private network restricts access "
+                "(insecure)"
+            )
+
+    @property
+    def scheme(self) -> str:
+        """`http`, or `https` with a certificate."""
+        return "http" if self.certificate is None else "https"
 
 
 def listen(address: PageAddress) -> socket.socket:
@@ -77,7 +103,10 @@ async def serve_page(
     config.h11_max_incomplete_size = _MAX_HEADER_BYTES
     config.include_server_header = False
     config.errorlog = None
-    origins = Origins.at(address.host, port)
+    config.ssl_handshake_timeout = HEADER_TIMEOUT_S
+    if address.certificate is not None and address.key is not None:
+        config.certfile, config.keyfile = fspath(address.certificate), fspath(address.key)
+    origins = Origins.at(address.host, port, scheme=address.scheme)
     channel = open_async_channel(options)
     try:
         name = f"[{address.host}]" if ":" in address.host else address.host
@@ -86,3 +115,22 @@ async def serve_page(
         await serve(app, config, shutdown_trigger=stopped)
     finally:
         await channel.close()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return False
+
+
+def _check_certificate(certificate: str | PathLike[str], key: str | PathLike[str]) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+    except OSError as error:  # ssl's errors are of this kind, too
+        why = error.strerror or type(error).__name__
+        raise ValueError(
+            f"the page cannot use {fspath(certificate)!r} and {fspath(key)!r}: {why}; both are PEM files "
+            "that belong together, the key without a password"
+        ) from None

@@ -2,7 +2,6 @@
 import { useState } from "preact/hooks";
 import { html } from "../html.js";
 import { pythonCode, shellCommand } from "../code.js";
-import { input, view } from "../state.js";
 
 function CopyButton({ label, text }) {
   const [isDone, setDone] = useState(false);
@@ -14,12 +13,14 @@ function CopyButton({ label, text }) {
   return html`<button class="copy" data-text=${text} onClick=${copy}>${isDone ? "Copied" : label}</button>`;
 }
 
-/** Buttons that copy code which collects the named values. */
-export function Copy({ names }) {
-  const given = { model: view.model.value, input: input.value, names };
-  return html`
-    <p class="copies">
-      <${CopyButton} label="Copy as Python" text=${pythonCode(given)} />
-      <${CopyButton} label="Copy as command" text=${shellCommand(given)} />
-    </p>`;
-}
+/** Buttons that copy a program and a command; either may be left out. `children` are more buttons. */
+export const Copies = ({ python, command, children }) => html`
+  <p class="copies">
+    ${python && html`<${CopyButton} label="Copy as Python" text=${python} />`}
+    ${command && html`<${CopyButton} label="Copy as command" text=${command} />`}
+    ${children}
+  </p>`;
+
+/** Buttons that copy code of the given passes; see `pythonCode`. */
+export const Copy = ({ passes, children }) =>
+  html`<${Copies} python=${pythonCode(passes)} command=${shellCommand(passes)}>${children}</${Copies}>`;

@@ -1,12 +1,13 @@
 // The input: a picture that is dropped or chosen, a sample, or a text; and what the model says of it.
 import { html, number } from "../html.js";
-import { best, input, model, result, takesImages, takesText, useImage, useSample, useText, view } from "../state.js";
+import { best, input, model, result, takesImages, takesText, imageInput, useInput, useSample, useText, view } from "../state.js";
+import { Best } from "./best.js";
 
 const SAMPLES = ["cat", "coffee", "astronaut"];
 
 async function take(files) {
   const [file] = files ?? [];
-  if (file) await useImage(new Uint8Array(await file.arrayBuffer()), file.name);
+  if (file) await useInput(imageInput(new Uint8Array(await file.arrayBuffer()), file.name));
 }
 
 function ImageInput() {
@@ -39,23 +40,13 @@ function TextInput() {
     </form>`;
 }
 
-function Best() {
-  if (!best.value.length) return null;
-  return html`
-    <table class="best" aria-label="Best classes">
-      <tbody>${best.value.map(([index, name, score]) => html`
-        <tr key=${index}><th scope="row">${name}</th><td><meter min="0" max="1" value=${score} aria-label=${name}></meter></td><td>${number(score, 3)}</td></tr>`)}
-      </tbody>
-    </table>`;
-}
-
 export function Input() {
   const timing = result.value?.timing;
   return html`
     <section class="input" aria-label="Input">
       ${takesImages.value && html`<${ImageInput} />`}
       ${takesText.value && html`<${TextInput} />`}
-      <${Best} />
+      <${Best} classes=${best.value} />
       ${timing && html`<p class="hint">${model.value.modelId}: ${number(timing.computeS * 1000, 3)} ms on the server</p>`}
     </section>`;
 }

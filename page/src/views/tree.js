@@ -24,11 +24,11 @@ function shapeOf(module) {
   return output ? output.tensor.shape.map(Number).join("×") : "";
 }
 
-function Row({ path, name, module, level, children }) {
+function Row({ path, name, module, children }) {
   const isChosen = view.module.value === path;
   return html`
-    <li role="none">
-      <button role="treeitem" aria-level=${level} aria-selected=${isChosen} class="module ${isChosen ? "chosen" : ""}"
+    <li>
+      <button aria-current=${isChosen} class="module ${isChosen ? "chosen" : ""}"
               disabled=${!module?.calls.length} onClick=${() => chooseModule(path)}
               title=${module?.calls.length ? module.description : "does not run in this model's pass"}>
         <span class="name">${name}</span>
@@ -44,12 +44,12 @@ function Branch({ node, level }) {
   const children = [...node.children.values()];
   const holdsChosen = view.module.value.startsWith(`${node.path}.`);
   const [isOpen, setOpen] = useState(level < 2 || holdsChosen);
-  const row = { path: node.path, name: node.name, module: node.module, level };
+  const row = { path: node.path, name: node.name, module: node.module };
   if (!children.length) return html`<${Row} ...${row} />`;
   return html`
     <${Row} ...${row}>
       <button class="fold" aria-expanded=${isOpen} aria-label="${isOpen ? "Fold" : "Unfold"} ${node.path}" onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"}</button>
-      ${isOpen && html`<ul role="group">${children.map((one) => html`<${Branch} key=${one.path} node=${one} level=${level + 1} />`)}</ul>`}
+      ${isOpen && html`<ul>${children.map((one) => html`<${Branch} key=${one.path} node=${one} level=${level + 1} />`)}</ul>`}
     </${Row}>`;
 }
 
@@ -61,9 +61,9 @@ export function Tree() {
       <input type="search" class="search" placeholder="layer*.0.conv1, **:Conv2d" aria-label="Search modules by name or selector"
              value=${view.search.value} onChange=${(event) => search(event.target.value)} />
       ${paths && html`<p class="hint" role="status">${paths.length === 1 ? "1 module" : `${paths.length} modules`}</p>`}
-      <ul role="tree" aria-label="Modules of ${view.model.value}">
+      <ul aria-label="Modules of ${view.model.value}">
         ${paths
-          ? paths.map((path) => html`<${Row} key=${path} path=${path} name=${path || "(the model)"} module=${byPath.get(path)} level=${1} />`)
+          ? paths.map((path) => html`<${Row} key=${path} path=${path} name=${path || "(the model)"} module=${byPath.get(path)} />`)
           : nested(modules.value).map((node) => html`<${Branch} key=${node.path} node=${node} level=${1} />`)}
       </ul>
     </section>`;

@@ -9,7 +9,7 @@ import grpc
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.auth import LiveGrants, TokenFile
-from trocar_server.config import ServerConfig
+from trocar_server.config import PageConfig, ServerConfig
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.authorization import (
     Authorizer,
@@ -45,6 +45,24 @@ def check_address(config: ServerConfig) -> None:
         f"listening on '{config.host}' {why}. Or listen on 127.0.0.1 or unix:/path, or pass --insecure if "
         "a firewall "
         "or a private network restricts access",
+    )
+
+
+def check_page_address(config: PageConfig) -> None:
+    """Refuse a page that other hosts could open without TLS: its users would send their tokens in plain text.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`, with what to set.
+    """
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise ServiceError(ErrorReason.INVALID_ARGUMENT, "[page] needs both tls_cert and tls_key, or neither")
+    if config.insecure or config.tls_cert is not None or _is_local(config.host):
+        return
+    raise ServiceError(
+        ErrorReason.INVALID_ARGUMENT,
+        f"a page on '{config.host}' would receive tokens in plain text: set tls_cert and tls_key in [page]. "
+        "Or serve it on 127.0.0.1 and use an SSH tunnel, or set insecure if a private network restricts "
+        "access",
     )
 
 

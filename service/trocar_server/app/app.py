@@ -15,6 +15,7 @@ import torch
 
 from trocar_server.app.access import authorizer_of, check_address, credentials_of, insecurity_of
 from trocar_server.app.lifecycle import Lifecycle
+from trocar_server.app.page_process import PageProcess
 from trocar_server.app.server_id import server_id
 from trocar_server.app.specs import dataset_folders, model_spec
 from trocar_server.app.state_folder import settle
@@ -54,10 +55,13 @@ class App:
     lifecycle: Lifecycle
     grace_s: float
     telemetry: Telemetry = field(default_factory=Telemetry)
+    page: PageProcess | None = None
 
     async def stop(self) -> None:
         """Let calls finish within the grace period, then stop the owner thread."""
         self.lifecycle.stop()
+        if self.page is not None:
+            await self.page.stop()
         # Also for fits and uploads: whatever they wait for ends with the grace period.
         decoding = asyncio.get_running_loop().call_later(self.grace_s, self.engine.preparation.stop)
         # Both at once: calls that watch a fit end when it has stopped.
@@ -100,6 +104,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
             another server has the data directory.
     """
     check_address(config)
+    page = PageProcess(config) if config.page.enabled else None
     if problem := insecurity_of(config):
         log.warning("insecure", problem=problem, advice="tokens = true, tls_cert and tls_key")
     credentials = credentials_of(config)
@@ -120,6 +125,8 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
     engine.preparation.attach()
     datasets = _datasets(config, data_dir, engine.preparation.decoder)
     async with AsyncExitStack() as cleanup:
+        if page is not None:
+            cleanup.push_async_callback(page.stop)
         owner.start()
         cleanup.push_async_callback(asyncio.to_thread, owner.stop)
         cleanup.callback(engine.preparation.stop)
@@ -149,11 +156,14 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
             credentials=credentials,
             max_message_bytes=config.max_message_bytes,
             observer=telemetry.observer,
+            own_socket=page and page.socket,
         )
         cleanup.push_async_callback(rpc.stop, config.grace_s)
         lifecycle.begin(rpc)
         if config.health_port is not None:
             await rpc.open_health_port(config.host, config.health_port)
+        if page is not None:
+            await page.start(log)
         await _load_models(config, engine, log)
         _log_numerics(config, owner.device, log)
         await trainers.start()
@@ -164,7 +174,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
         _log_features_off(lifecycle, log)
         await rpc.set_serving()
         cleanup.pop_all()
-    return App(engine, datasets, trainers, fits, rpc, lifecycle, config.grace_s, telemetry)
+    return App(engine, datasets, trainers, fits, rpc, lifecycle, config.grace_s, telemetry, page)
 
 
 async def serve(

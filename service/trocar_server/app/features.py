@@ -78,6 +78,7 @@ def _access(config: ServerConfig) -> Iterator[Feature]:
     yield Feature("tls", "" if config.tls_cert else "tls_cert and tls_key are not set: plain text")
     yield Feature("tokens", "" if config.tokens else "tokens = false: calls need none")
     yield Feature("client_certificates", "" if config.tls_client_ca else "tls_client_ca is not set")
+    yield Feature("page", "" if config.page.enabled else "page.enabled = false")
     yield Feature("metrics", "" if config.metrics_port is not None else "metrics_port is not set")
     yield Feature("traces", "" if config.otel_endpoint else "otel_endpoint is not set")
     yield Feature("reflection", "" if config.reflection else "reflection = false")

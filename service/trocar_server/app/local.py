@@ -243,6 +243,7 @@ def _config(
     # No other user can enter its folder, whatever the environment sets for servers on a network.
     alone: dict[str, Any] = {"tokens": False, "tls_cert": None, "tls_key": None, "tls_client_ca": None}
     alone |= {"metrics_port": None, "otel_endpoint": "", "health_port": None, "strict": True}
+    alone |= {"page": {"enabled": False}}
     shared = read_config(**options).weights_dir
     own = {"data_dir": folder / "data", "cache_dir": shared, **options}
     return read_config(host=f"unix:{folder / 'socket'}", models=models, **alone, **own)

@@ -127,15 +127,15 @@ def stop(address: Address = "auto") -> None:
 
 @contextmanager
 def _on_cluster(address: str) -> Iterator[None]:
-    """Connect to the cluster; a failure is one line and exit code 1."""
-    try:
-        if address == LOCAL:
-            raise _nothing_local()
-        with open_session(address):
-            yield
-    except ServiceError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        raise typer.Exit(1) from None
+    """Connect to the cluster.
+
+    Raises:
+        ServiceError: There is none at this address.
+    """
+    if address == LOCAL:
+        raise _nothing_local()
+    with open_session(address):
+        yield
 
 
 def _nothing_local() -> ServiceError:

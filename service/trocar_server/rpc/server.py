@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -135,6 +136,7 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
     credentials: grpc.ServerCredentials | None = None,
     max_message_bytes: int = 0,
     observer: CallObserver = NOBODY,
+    own_socket: Path | None = None,
 ) -> RpcServer:
     """Start listening; health is NOT_SERVING until `set_serving`.
 
@@ -148,6 +150,8 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
         credentials: For TLS; plain text when None.
         max_message_bytes: Of one received message; at least the size of a chunk with its description.
         observer: Notified of every call.
+        own_socket: A Unix socket to listen on as well, in plain text, for a process of this server; in a
+            folder that no other user can enter.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
@@ -173,6 +177,8 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
         pool = pool_of([*_SERVICES, *others])
         reflection.enable_server_reflection([*_SPOKEN, *others], server, pool)
     address, bound = _listen(server, host, port, credentials)
+    if own_socket is not None:
+        _listen(server, target_of(own_socket), 0, None)
     await server.start()
     return RpcServer(address, bound, calls, server, health_service, sharing, log)
 

@@ -1,6 +1,7 @@
 """The page's gateway with a real server: files, calls, the server's own answers, and who is refused."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from tests.support.models.odd_models import Identity
 from tests.support.oracles.oracle import noise
 from tests.support.servers.grpc_web import CONTENT_TYPE, TIMEOUT_S, framed, get, post, web_call
 from tests.support.servers.serving import Serve, custom
-from tests.support.servers.waiting import no_thread_left
+from tests.support.servers.waiting import no_thread_left, wait_until
 from trocar._page import gateway, serving
 from trocar_api.v1 import extraction_pb2, model_pb2, server_pb2, tensor_pb2
 from trocar_server.auth import Scope, TokenFile
@@ -147,9 +148,7 @@ class TestCalls:
         with trocar.connect(server.address) as client, client.page() as page:
             body = framed(*extract_request("gated", noise(1, 3), "last"))
             with connection_to(page.url) as caller:
-                head = f"POST /{EXTRACT} HTTP/1.1\r\nhost: {urlsplit(page.url).netloc}\r\n"
-                head += f"content-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\n\r\n"
-                caller.sendall(head.encode() + body)
+                caller.sendall(head_of(page.url, len(body)) + body)
                 assert gate.entered.wait(WAIT_S)
             assert gate.left.wait(WAIT_S)  # without `release`
         assert gate.was_aborted
@@ -199,15 +198,61 @@ class TestSlowCallers:
     def test_a_body_that_does_not_come_ends_the_call(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gateway, "BODY_TIMEOUT_S", 0.05)
         with connection_to(url) as caller:
-            head = f"POST /{EXTRACT} HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n"
-            head += f"content-type: {CONTENT_TYPE}\r\ncontent-length: 100\r\n\r\n"
-            caller.sendall(head.encode() + b"\x00")
+            caller.sendall(head_of(url, 100) + b"\x00")
             received = b""
             while b"grpc-status" not in received:
                 part = caller.recv(1 << 16)
                 assert part, received
                 received += part
         assert b"grpc-status: 3" in received
+
+    def test_headers_that_come_byte_by_byte_end_the_connection(
+        self, client: trocar.Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serving, "HEADER_TIMEOUT_S", 0.3)
+        with client.page() as page, connection_to(page.url) as caller:
+            caller.sendall(b"GET / HTTP/1.1\r\nx: ")
+            with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
+                drip(caller)
+
+    def test_a_reply_that_is_not_read_ends_the_call(
+        self, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gateway, "REPLY_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(gateway, "MAX_CALLS", 1)
+        server = serve(models={"identity": custom(Identity)})
+        body = framed(*extract_request("identity", noise(16, 3, 512, 512), "identity"))  # 48 MiB
+        with trocar.connect(server.address) as client, client.page() as page:
+            with connection_to(page.url) as caller:
+                caller.sendall(head_of(page.url, len(body)) + body)
+                assert caller.recv(16)
+                wait_until(lambda: web_call(page.url, INFO, b"").code == 0)
+            assert web_call(page.url, INFO, b"").code == 0
+
+    @pytest.mark.parametrize("length", ["-1", "ten", "0x10", "1, 2"])
+    def test_a_length_that_is_no_number_is_refused(self, url: str, length: str) -> None:
+        with connection_to(url) as caller:
+            caller.sendall(head_of(url, length))
+            assert caller.recv(1 << 16)[:12] == b"HTTP/1.1 400"
+
+    def test_a_body_of_unknown_length_ends_at_the_limit(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gateway, "MAX_BODY_BYTES", 1000)
+        with connection_to(url) as caller:
+            head = head_of(url, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+            caller.sendall(head + b"3e8\r\n" + b"\0\0\1\0\0" * 200 + b"\r\n1\r\n\0\r\n")
+            received = b""
+            while b"grpc-status" not in received:
+                part = caller.recv(1 << 16)
+                assert part, received
+                received += part
+        assert b"at most 1000 bytes" in received
+
+    def test_a_message_over_the_limit_is_refused_by_its_head(self, url: str) -> None:
+        reply = post(url, EXTRACT, b"\0\xff\xff\xff\xff")
+        assert reply.code == INVALID_ARGUMENT
+        assert "more than the" in reply.details
 
     def test_headers_that_are_too_long_are_refused(self, url: str) -> None:
         with connection_to(url) as caller:
@@ -228,6 +273,20 @@ def test_more_calls_than_the_page_takes_are_refused(
         gate.release()
         assert first.result(WAIT_S).code == 0
         assert web_call(page.url, INFO, b"").code == 0
+
+
+def drip(caller: socket.socket) -> None:
+    """Send a byte every 50 ms."""
+    never = threading.Event()
+    for _ in range(int(WAIT_S / 0.05)):
+        caller.sendall(b"a")
+        never.wait(0.05)
+
+
+def head_of(url: str, length: int | str) -> bytes:
+    """Head of an HTTP request that is a call."""
+    head = f"POST /{EXTRACT} HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n"
+    return f"{head}content-type: {CONTENT_TYPE}\r\ncontent-length: {length}\r\n\r\n".encode()
 
 
 def connection_to(url: str) -> socket.socket:

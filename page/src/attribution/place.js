@@ -1,0 +1,66 @@
+// Where class activation maps are taken unless something else is said; the client's rule (`_attribution/place.py`):
+// the last feature map with height and width before the pooling, or the tokens before the last attention.
+
+const MOST_OTHER_TOKENS = 8;
+
+/**
+ * @param values `{name, path, type, pick, shape}` of every call of every module, as the calls end
+ * @param inputShape of the model's input, (batch, channels, height, width)
+ * @returns `{at, channelDim, grid}`; `channelDim` and `grid` are null for the usual ones
+ */
+export function defaultPlace(values, inputShape) {
+  const attention = values.map(({ path, type }) => [path, type.toLowerCase()])
+    .filter(([path, type]) => path && type.includes("attention") && !type.includes("pool")).map(([path]) => path);
+  const outside = values.filter((value) => counts(value, attention));
+  const maps = outside.filter((value) => hasPositions(value, inputShape));
+  const grids = maps.map((value) => positions(value.shape, inputShape)).reverse();
+  const tokens = beforeLastAttention(outside, values, attention).filter((value) => gridOf(value, grids, inputShape));
+  const [lastMap, lastTokens] = [maps.at(-1), tokens.at(-1)];
+  if (lastTokens && (!lastMap || outside.indexOf(lastTokens) > outside.indexOf(lastMap))) {
+    return { at: lastTokens.name, channelDim: null, grid: gridOf(lastTokens, grids, inputShape) };
+  }
+  if (!lastMap) throw new RangeError("No module's output has height and width before a pooling. Choose a module.");
+  return { at: lastMap.name, channelDim: isChannelsLast(lastMap.shape, inputShape) ? -1 : null, grid: null };
+}
+
+const isWithin = (path, ancestor) => path === ancestor || path.startsWith(`${ancestor}.`);
+
+const counts = ({ path, pick, type }, attention) =>
+  path && !pick && !attention.some((one) => isWithin(path, one)) && !type.toLowerCase().includes("pool");
+
+function beforeLastAttention(outside, values, attention) {
+  if (!attention.length) return outside;
+  const begin = values.findIndex(({ path }) => isWithin(path, attention.at(-1)));
+  const earlier = new Set(values.slice(0, begin));
+  return outside.filter((value) => earlier.has(value));
+}
+
+function hasPositions({ shape }, inputShape) {
+  if (shape.length !== 4 || inputShape.length !== 4 || shape[0] !== inputShape[0]) return false;
+  const [height, width] = positions(shape, inputShape);
+  return Math.min(height, width) > 1 && height <= inputShape[2] && width <= inputShape[3];
+}
+
+const positions = (shape, inputShape) => (isChannelsLast(shape, inputShape) ? shape.slice(1, 3) : shape.slice(2, 4));
+
+function isChannelsLast(shape, inputShape) {
+  const size = inputShape.slice(2, 4);
+  return isReduced(shape.slice(1, 3), size) && !isReduced(shape.slice(2, 4), size);
+}
+
+function isReduced(found, size) {
+  if (Math.min(...found) < 1 || found[0] > size[0] || found[1] > size[1]) return false;
+  const stride = Math.sqrt((size[0] * size[1]) / (found[0] * found[1]));
+  return found.every((count, at) => Math.abs(count - size[at] / stride) <= 1);
+}
+
+function gridOf({ shape }, grids, inputShape) {
+  if (shape.length !== 3 || inputShape.length !== 4 || shape[0] !== inputShape[0]) return null;
+  const count = shape[1];
+  const side = Math.floor(Math.sqrt(count));
+  const squares = side > 1 && count - side * side <= 1 ? [[side, side]] : [];
+  return [...grids, ...squares].find(([height, width]) => {
+    const rest = count - height * width;
+    return rest >= 0 && rest <= MOST_OTHER_TOKENS;
+  }) ?? null;
+}

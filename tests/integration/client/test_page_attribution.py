@@ -1,0 +1,219 @@
+"""The page's attributions in a real browser: the numbers are those of the client."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import BertForSequenceClassification
+
+import trocar
+from tests.support.models import text_models
+from tests.support.servers.browser import CHROMIUM, Tab
+from tests.support.servers.running_server import RunningServer, running_server
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+MODEL = "squeezenet1_1"
+CAT = Path(trocar.__file__).parent / "_page" / "static" / "cat.jpg"
+EXACT = ("saliency", "input_x_gradient", "guided_backprop")
+TO_1E_6 = ("grad_cam", "grad_cam_plus_plus", "integrated_gradients", "layer_conductance", "occlusion")
+SETTINGS = {
+    "integrated_gradients": ("Steps", {"steps": 5}),
+    "layer_conductance": ("Steps", {"steps": 5}),
+    "occlusion": ("Window", {"window": 112}),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(
+        models={MODEL: {"weights": "random:0", "categories": f"torchvision:{MODEL}"}}, device="cpu"
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[trocar.Client]:
+    with trocar.connect(server.address) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def url(client: trocar.Client) -> Iterator[str]:
+    with client.page() as page:
+        yield page.url
+
+
+def attribute(tab: Tab, url: str, method: str) -> None:
+    """Open the panel with a method and its settings, and wait for its result."""
+    label, options = SETTINGS.get(method, ("", {}))
+    setting = "".join(f"&attribute.setting={value}" for value in options.values())
+    tab.page.goto("about:blank")
+    tab.page.goto(f"{url}#panel=attribute&sample=cat&attribute.method={method}{setting}")
+    tab.page.get_by_role("button", name=f"Save as {method}.npy").wait_for()
+    assert not label or tab.page.get_by_label(label).input_value() == str(*options.values())
+
+
+def saved(tab: Tab, folder: Path) -> Path:
+    """Save what is shown; return the file."""
+    with tab.page.expect_download() as download:
+        tab.page.locator("button.save").click()
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def copied(tab: Tab) -> list[str]:
+    """The program and the command that the page offers."""
+    return [button.get_attribute("data-text") for button in tab.page.locator("button.copy").all()]
+
+
+def run(command: list[str], folder: Path, address: str) -> str:
+    environment = {**os.environ, "TROCAR_SERVER": address}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("method", [*EXACT, *TO_1E_6])
+def test_the_values_are_those_of_the_client(
+    tab: Tab, url: str, client: trocar.Client, tmp_path: Path, method: str
+) -> None:
+    attribute(tab, url, method)
+    shown = np.load(saved(tab, tmp_path))
+    expected = client.attribute(MODEL, CAT, method, **SETTINGS.get(method, ("", {}))[1])
+    assert shown.shape == expected.values.shape
+    assert shown.dtype == expected.values.dtype
+    if method in EXACT:
+        assert np.array_equal(shown, expected.values)
+    else:
+        scale = abs(expected.values).max()
+        np.testing.assert_allclose(shown, expected.values, rtol=1e-6, atol=1e-6 * scale)
+    facts = tab.page.locator(".statistics").inner_text()
+    assert expected.classes is not None
+    assert f"({expected.classes[0]})" in facts
+    assert expected.at in facts
+
+
+def test_the_heat_map_is_that_of_the_client(tab: Tab, url: str, client: trocar.Client) -> None:
+    attribute(tab, url, "grad_cam")
+    green = tab.page.get_by_role("img", name="Attribution to").evaluate(
+        """canvas => { const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+           return [canvas.height, canvas.width, Array.from(data).filter((_, at) => at % 4 === 1)]; }"""
+    )
+    heat = client.grad_cam(MODEL, CAT).heatmap[0]
+    assert tuple(green[:2]) == heat.shape
+    shown = np.reshape(green[2], heat.shape)  # of viridis: grows with the value
+    order = np.argsort(heat, axis=None)
+    levels = shown.ravel()[order]
+    assert (np.diff(levels) >= 0).mean() > 0.999
+    assert levels[-1] > levels[0]
+
+
+def test_a_class_by_its_name_and_a_module(tab: Tab, url: str, client: trocar.Client, tmp_path: Path) -> None:
+    tab.take(url)
+    tab.choose("features.3.squeeze")
+    tab.open("Attribute")
+    name = client.model(MODEL).categories[7]
+    tab.page.get_by_label("Class", exact=True).fill(name)
+    tab.page.keyboard.press("Enter")
+    tab.page.get_by_role("combobox", name="At").select_option("features.3.squeeze")
+    tab.page.locator(".statistics", has_text="features.3.squeeze").wait_for()
+    tab.page.locator(".statistics", has_text="(7)").wait_for()
+    expected = client.grad_cam(MODEL, CAT, of=trocar.logit(7), at="features.3.squeeze")
+    np.testing.assert_allclose(np.load(saved(tab, tmp_path)), expected.values, rtol=1e-6)
+
+
+def test_a_class_that_is_none_is_told(tab: Tab, url: str) -> None:
+    attribute(tab, url, "saliency")
+    tab.page.get_by_label("Class", exact=True).fill("unicorn")
+    tab.page.keyboard.press("Enter")
+    alert = tab.page.get_by_role("alert")
+    alert.wait_for()
+    assert "no class unicorn" in alert.inner_text()
+
+
+@pytest.mark.parametrize("method", ["grad_cam_plus_plus", "integrated_gradients"])
+def test_copied_code_gives_the_values_of_the_page(
+    tab: Tab, url: str, server: RunningServer, tmp_path: Path, method: str
+) -> None:
+    attribute(tab, url, method)
+    shown = np.load(saved(tab, tmp_path))
+    python, command = copied(tab)
+    copy(CAT, tmp_path)
+    code = f"{python}\nimport numpy\nnumpy.save('copied.npy', found.values)"
+    run([sys.executable, "-c", code], tmp_path, server.address)
+    copied_values = np.load(tmp_path / "copied.npy")
+    np.testing.assert_allclose(shown, copied_values, rtol=1e-6, atol=1e-6 * abs(copied_values).max())
+    printed = json.loads(run([sys.executable, "-m", *command.split(), "--json"], tmp_path, server.address))
+    assert (printed["method"], printed["model_id"]) == (method, MODEL)
+    assert (tmp_path / f"{method}.png").stat().st_size
+
+
+def test_gradient_health_is_that_of_the_client(
+    tab: Tab, url: str, client: trocar.Client, server: RunningServer, tmp_path: Path
+) -> None:
+    tab.page.goto(f"{url}#panel=attribute&sample=cat&attribute.method=health&attribute.target=3")
+    tab.page.get_by_role("button", name="Save as health.json").wait_for()
+    rows = json.loads(saved(tab, tmp_path).read_text())
+    expected = client.health(MODEL, CAT, trocar.logit(3))
+    keys = ("name", "path", "type", "norm", "zeros", "nans", "infs", "parameterNorm", "weightNorm", "ratio")
+    assert len(rows) == len(expected.rows)
+    for row, own in zip(rows, expected.rows, strict=True):
+        numbers: tuple[Any, ...] = (
+            *(own.name, own.path, own.type, own.gradient_norm, own.zero_fraction, own.nan_count),
+            *(own.inf_count, own.parameter_gradient_norm, own.weight_norm, own.ratio),
+        )
+        for key, number in zip(keys, numbers, strict=True):
+            same = number if isinstance(number, str) or number is None else pytest.approx(number, rel=1e-12)
+            assert row[key] == same, (own.name, key)
+        assert tuple(row["flags"]) == own.flags
+    assert tab.page.locator("figure.health rect").count() > len(rows)
+    python, command = copied(tab)
+    copy(CAT, tmp_path)
+    assert "flagged" in run([sys.executable, "-c", python], tmp_path, server.address)
+    printed = json.loads(run([sys.executable, "-m", *command.split(), "--json"], tmp_path, server.address))
+    assert len(printed["rows"]) == len(rows)
+
+
+class TestTexts:
+    """Tokens, by their embeddings."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def texts(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+        folder = tmp_path_factory.mktemp("classifier")
+        text_models.save_text_classifier(folder, BertForSequenceClassification)
+        models = {
+            "classifier": {"source": f"hf:{folder}"},
+            "plain": {"source": f"hf:{folder}#feature-extraction"},
+        }
+        with running_server(models=models, device="cpu") as running:
+            yield running
+
+    @pytest.mark.parametrize("model_id", ["classifier", "plain"])
+    def test_contributions_of_tokens_are_those_of_the_copied_program(
+        self, tab: Tab, texts: RunningServer, tmp_path: Path, model_id: str
+    ) -> None:
+        with trocar.connect(texts.address) as client, client.page() as page:
+            tab.page.goto(f"{page.url}#panel=attribute&model={model_id}&text=the+cat+sat")
+            tab.page.get_by_role("button", name="Save as tokens.npy").wait_for()
+            shown = np.load(saved(tab, tmp_path))
+            words = tab.page.locator(".token-share").all_inner_texts()
+            (python,) = copied(tab)
+            tab.page.goto("about:blank")
+        assert [word.split("\n")[0] for word in words] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
+        assert abs(shown).max() > 0
+        code = f"{python}\nimport numpy\nnumpy.save('copied.npy', values)"
+        run([sys.executable, "-c", code], tmp_path, texts.address)
+        expected = np.load(tmp_path / "copied.npy")
+        np.testing.assert_allclose(shown, expected, rtol=1e-9, atol=1e-12 * abs(expected).max())
