@@ -192,7 +192,7 @@ def test_tokens_are_asked_for_from_the_next_call(
 ) -> None:
     _, token = TokenFile(tmp_path).add("alice", [Scope.ADMIN], expires_at_s=None, now_s=0)
     change(tokens=True)
-    assert client.reload_config() == ["tokens: asked for"]
+    assert client.reload_config() == ["tokens: required"]
     with pytest.raises(trocar.TokenMissingError):
         client.models()
     with trocar.connect(running.address, token=token) as known:
