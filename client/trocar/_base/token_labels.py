@@ -78,8 +78,9 @@ def _are_spans(values: Sequence[Any]) -> bool:
 
 
 def _is_span(value: object) -> bool:
-    is_triple = isinstance(value, (list, tuple)) and len(value) == 3
-    return is_triple and all(isinstance(place, (int, np.integer)) for place in list(value)[:2])
+    if not isinstance(value, (list, tuple)) or len(value) != 3:
+        return False
+    return all(isinstance(place, (int, np.integer)) for place in value[:2])
 
 
 def _padded_spans(values: Sequence[Any]) -> Array:

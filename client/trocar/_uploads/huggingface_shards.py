@@ -96,10 +96,10 @@ def _sound_rows(dataset: Any, column: str, targets: Sequence[str]) -> Iterator[R
 def _sound(value: Any) -> Audio:
     if isinstance(value, Mapping) and value.get("array") is not None:
         return audio(np.asarray(value["array"], np.float32), int(value["sampling_rate"]))
-    data = memoryview(cast("bytes", encoded_value(value)))
+    data = bytes(cast("bytes", encoded_value(value)))
     if not (data[:4] == b"fLaC" or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")):
         raise SourceError("it is neither WAV nor FLAC; convert it, for example with ffmpeg")
-    return Audio(((pb.AudioClip(encoded_byte_count=data.nbytes), data),))
+    return Audio(((pb.AudioClip(encoded_byte_count=len(data)), memoryview(data)),))
 
 
 def _text_rows(dataset: Any, sources: Sequence[str], targets: Sequence[str]) -> Iterator[Row]:

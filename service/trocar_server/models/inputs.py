@@ -32,6 +32,12 @@ PATCH_MASK = "pixel_attention_mask"
 """Argument that is 1 where a patch is of the image, (images, patches)."""
 SPATIAL_SHAPES = "spatial_shapes"
 """Argument with the rows and columns of the patches of each image, (images, 2)."""
+IMAGE_GRID = "image_grid_thw"
+"""Argument with frames, rows and columns of the patches of each image, (images, 3), of models that take the
+patches of all images one after the other."""
+FLATTENED = "flattened_patches"
+"""Argument with row, column and values of the patches of each image, (batch, patches, 2 + values)."""
+_OF_IMAGES = (IMAGES, IMAGE_GRID, FLATTENED)
 _BESIDE_IMAGES = (PATCH_MASK, SPATIAL_SHAPES)
 FLAGS = ("bool", "int", "str")
 """Types of inputs that are no tensors."""
@@ -244,13 +250,13 @@ class InputSignature:
 
     @property
     def image_arrays(self) -> tuple[InputSpec, ...]:
-        """Required inputs that images become; empty for a model that takes none by the usual name."""
-        if not any(spec.name == IMAGES for spec in self.inputs):
+        """Inputs that images become; empty for a model that takes none by the usual name."""
+        if not any(spec.name in (IMAGES, FLATTENED) for spec in self.inputs):
             return ()
         return tuple(
             spec
             for spec in self.inputs
-            if spec.name == IMAGES or (spec.name in _BESIDE_IMAGES and not spec.is_optional)
+            if spec.name in _OF_IMAGES or (spec.name in _BESIDE_IMAGES and not spec.is_optional)
         )
 
     def example(self, batch: int, dtype: torch.dtype | None = None) -> dict[str, Tensor]:

@@ -221,7 +221,7 @@ def test_labels_of_detr_are_a_list_of_dictionaries(client: trocar.Client, detr: 
     model = loaded_by_transformers(FAMILIES["detr"][0], detr)
     with torch.no_grad():
         expected = model(pixel_values=torch.from_numpy(pixels), labels=as_torch(labels))
-    inputs = {"pixel_values": pixels, "labels": trocar.tensor_list(labels)}
+    inputs: dict[str, Any] = {"pixel_values": pixels, "labels": trocar.tensor_list(labels)}
     maps = client.extract(
         "detr", inputs, ['/out["loss"]', '/out["loss_dict"]["loss_bbox"]', '/out["logits"]']
     )

@@ -153,7 +153,7 @@ def test_each_text_may_have_its_own_span_and_a_chat_its_roles(
     )
     edit = trocar.edit(EDITED, "zero", tokens=own)
     np.testing.assert_array_equal(client.extract("bert", TEXTS, [BEHIND], edits=[edit])[BEHIND], expected)
-    taps = [EDITED, trocar.tap(EDITED, alias="said", tokens="assistant")]
+    taps: list[str | trocar.Tap] = [EDITED, trocar.tap(EDITED, alias="said", tokens="assistant")]
     edit = trocar.edit(EDITED, "zero", tokens="assistant")
     maps = client.extract("bert", trocar.chat(CHAT), taps, edits=[edit])
     (places,) = maps.info["said"].token_positions
@@ -213,7 +213,7 @@ def test_a_decoders_own_texts_are_tapped_and_edited(
     model = transformers.T5Model.from_pretrained(str(folders["t5"])).eval()
     expected = hooked(model, block, change, rows, last, arguments)
     edit = trocar.edit(f"{block}[0]", operation, *values, tokens=span)
-    taps = [last, trocar.tap(last, alias="cats", tokens=span)]
+    taps: list[str | trocar.Tap] = [last, trocar.tap(last, alias="cats", tokens=span)]
     maps = client.extract("t5", inputs, taps, edits=[edit])
     np.testing.assert_array_equal(maps[last], expected)
     assert maps.info["cats"].token_positions == ((1,), (2, 3))
@@ -231,7 +231,7 @@ def test_a_prompt_beside_sound_is_the_only_text(client: trocar.Client, folders: 
     model = transformers.WhisperModel.from_pretrained(str(folders["whisper"])).eval()
     arguments = {"input_features": features, "decoder_input_ids": ids}
     expected = hooked(model, block, torch.zeros_like, [[2]], last, arguments)
-    inputs = {"audio": trocar.audio(sound, 16_000), "decoder_text": "the cat sat"}
+    inputs: dict[str, Any] = {"audio": trocar.audio(sound, 16_000), "decoder_text": "the cat sat"}
     edit = trocar.edit(block, "zero", tokens=trocar.span("cat"))
     tap = trocar.tap(last, alias="cat", tokens=trocar.span(4, 7))
     maps = client.extract("whisper", inputs, [last, tap], edits=[edit])

@@ -159,6 +159,7 @@ def test_sound_of_a_hugging_face_dataset_is_that_of_its_clips(
     client: trocar.Client, tmp_path: Path, form: str
 ) -> None:
     clips, labels = _clips(4), [0, 1, 1, 0]
+    values: list[dict[str, Any]]
     if form in ("wav", "flac", "path"):
         suffix = "flac" if form == "flac" else "wav"
         paths = [tmp_path / f"{index}.{suffix}" for index in range(4)]

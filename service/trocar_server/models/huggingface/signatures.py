@@ -8,7 +8,9 @@ from torch import nn
 
 from trocar_server.models.inputs import (
     BATCH,
+    FLATTENED,
     IMAGE_BATCH,
+    IMAGE_GRID,
     PATCH_MASK,
     SPATIAL_SHAPES,
     InputSignature,
@@ -19,11 +21,21 @@ _SELF_SHIFTING = ("bart", "mbart", "pegasus", "led", "plbart", "mvp", "bigbird_p
 """Encoder-decoders that make the decoder's ids of the encoder's."""
 _TWO_TOWERS = ("clip", "siglip", "siglip2", "chinese_clip", "altclip", "align", "metaclip_2", "groupvit")
 """Models whose own forward takes text and images at once."""
+_SEVERAL_IMAGES = ("idefics2", "idefics3", "smolvlm")
+"""Models that take several images, or parts of one, with each text."""
 _SAMPLES = 8000
 _IMAGE_SIDE = 224
 """Of the example image of a model that takes any size, such as SegFormer and ResNet."""
 _FLAG_TYPES = {bool: "flag:bool", int: "flag:int", str: "flag:str"}
 _OUTPUTS = ("output_attentions", "output_hidden_states")
+_GRIDS: dict[str, tuple[str, tuple[int | str, ...], int]] = {
+    "pixel_values": ("float32", ("patches", "patch_values"), 0),
+    IMAGE_GRID: ("int64", ("images", 3), 0),
+    "pixel_values_videos": ("float32", ("video_patches", "patch_values"), 0),
+    "video_grid_thw": ("int64", ("videos", 3), 0),
+    "mm_token_type_ids": ("int64", (BATCH, "tokens"), 3),
+}
+"""Inputs of models that take patches with their grids, in place of images."""
 _NOT_SENT = ("past_key_values", "encoder_outputs", "return_dict", "use_cache")
 
 
@@ -50,6 +62,7 @@ def _specs(module: Any) -> Iterator[InputSpec]:
     known = _known(config, module.main_input_name)
     if _takes_patches(module):
         known |= _patches(config)
+    known |= _other_patches(module)
     required = _required(module)
     for parameter in inspect.signature(_forward_of(module)).parameters.values():
         name = parameter.name
@@ -116,6 +129,25 @@ def _known(config: Any, main: str) -> dict[str, tuple[str, tuple[int | str, ...]
         "input_values": ("float32", (BATCH, "samples"), 0),
         "input_features": ("float32", (BATCH, mel_bins or "mel_bins", mel_frames), 0),
     }
+
+
+def _other_patches(module: Any) -> dict[str, tuple[str, tuple[int | str, ...], int]]:
+    """Return images in the forms that processors make which the server does not run."""
+    config, names = module.config, inspect.signature(_forward_of(module)).parameters
+    vision = getattr(config, "vision_config", None) or config
+    if IMAGE_GRID in names:
+        return _GRIDS
+    if FLATTENED in names:  # the mask is a float, as its processor makes it
+        width = 2 + int(vision.patch_embed_hidden_size)
+        mask = ("float32", (BATCH, "patches"), 0)
+        return {FLATTENED: ("float32", (BATCH, "patches", width), 0), "attention_mask": mask}
+    if config.model_type in _SEVERAL_IMAGES:
+        size = ("height", "width")
+        return {
+            "pixel_values": ("float32", (BATCH, "images", 3, *size), 0),
+            PATCH_MASK: ("int64", (BATCH, "images", *size), 2),
+        }
+    return {}
 
 
 def _takes_patches(module: Any) -> bool:
