@@ -55,11 +55,9 @@ class CallerMessages:
             for message in tuple(self._kept):
                 await call.write(message)
             self._keep()
-            while not self._is_at_end:
-                message = await self._next()
-                if message is not None:
-                    self._keep(message)
-                    await call.write(message)
+            while (later := await self._next()) is not None:
+                self._keep(later)
+                await call.write(later)
             await call.done_writing()
 
     async def _next(self) -> bytes | None:
@@ -68,6 +66,8 @@ class CallerMessages:
         Whoever waits may be cancelled: the read goes on, as an iterator of gRPC cannot be read again after
         that, and the next one to wait gets its message.
         """
+        if self._is_at_end:
+            return None
         pending = self._reading()
         await asyncio.wait((pending,))
         self._pending = None

@@ -224,7 +224,8 @@ class _Call:
                 await self._write(held)
             held = reply
             if not self.route.ends_with_reply:
-                held = await self._write(reply)
+                await self._write(reply)
+                held = None
         if held is not None:
             await self._write(held)
 

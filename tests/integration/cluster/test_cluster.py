@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,6 +174,24 @@ def test_a_trainer_is_found_through_every_gateway(cluster: Deployed, serve: Serv
     with cluster.connect(0) as first, cluster.connect(1) as second:
         assert losses(first, second) == expected
         assert len(first.trainers()) == 1
+
+
+def test_a_trainer_goes_on_after_its_replica_was_killed(cluster: Deployed, serve: Serve) -> None:
+    labels = np.array([3, 1])
+
+    def losses(client: trocar.Client, between: Callable[[], None]) -> list[float]:
+        trainer = client.train("tiny", trainable=["classifier"], optimizer=trocar.sgd(lr=0.01, momentum=0.9))
+        first = trainer.step(IMAGES, labels).loss
+        trainer.save()
+        between()
+        return [first, client.trainer(trainer.trainer_id).step(IMAGES, labels).loss]
+
+    with direct(serve) as client:
+        expected = losses(client, lambda: None)
+    with cluster.connect(timeout_s=120.0) as client:
+        assert (
+            losses(client, lambda: os.kill(cluster.replicas()[0]["process_id"], signal.SIGKILL)) == expected
+        )
 
 
 def test_replicas_are_added_killed_and_removed_without_a_failed_call(cluster: Deployed) -> None:

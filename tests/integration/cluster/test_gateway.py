@@ -58,7 +58,8 @@ class Gateway:
 
 def is_serving(gateway: Gateway) -> bool:
     with raw_channel(gateway.address) as channel:
-        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        reply = stub.Check(health_pb2.HealthCheckRequest())
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
