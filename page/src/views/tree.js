@@ -28,7 +28,7 @@ function Row({ path, name, module, children }) {
   const isChosen = view.module.value === path;
   return html`
     <li>
-      <button aria-current=${isChosen} class="module ${isChosen ? "chosen" : ""}"
+      <button aria-current=${isChosen} data-path=${path} class="module ${isChosen ? "chosen" : ""}"
               disabled=${!module?.calls.length} onClick=${() => chooseModule(path)}
               title=${module?.calls.length ? module.description : "does not run in this model's pass"}>
         <span class="name">${name}</span>

@@ -199,7 +199,7 @@ ${e.port.slice(e.port.indexOf("("))}`;function Fs(e){let t=e.map(a=>gn(a,N.L2)),
                 tabindex=${r===t?0:-1} onClick=${()=>n(r)}>${a}</button>`)}
     </div>`}function Gm(e){let t={children:new Map};for(let n of e){if(!n.path)continue;let o=t,r="";for(let a of n.path.split("."))r=r?`${r}.${a}`:a,o.children.has(a)||o.children.set(a,{name:a,path:r,children:new Map}),o=o.children.get(a);o.module=n}return[...t.children.values()]}function Tm(e){let t=e?.calls[0]?.outputs.find(n=>n.tensor);return t?t.tensor.shape.map(Number).join("\xD7"):""}function Bn({path:e,name:t,module:n,children:o}){let r=b.module.value===e;return p`
     <li>
-      <button aria-current=${r} class="module ${r?"chosen":""}"
+      <button aria-current=${r} data-path=${e} class="module ${r?"chosen":""}"
               disabled=${!n?.calls.length} onClick=${()=>Ls(e)}
               title=${n?.calls.length?n.description:"does not run in this model's pass"}>
         <span class="name">${t}</span>
