@@ -1,4 +1,5 @@
 // The calls of the page, in its own words.
+import { EditStoreService } from "../gen/trocar_api/v1/edit_store_pb.js";
 import { ModelService } from "../gen/trocar_api/v1/model_pb.js";
 import { ServerService } from "../gen/trocar_api/v1/server_pb.js";
 import { ExtractionService } from "../gen/trocar_api/v1/extraction_pb.js";
@@ -63,3 +64,15 @@ export async function select(modelId, input, selector, options) {
   const plan = await call(ExtractionService.method.plan, { extraction }, options);
   return plan.featureMaps.map((map) => map.path);
 }
+
+/** The caller's stored edits for a model. */
+export const listEdits = async (modelId, options) =>
+  (await call(EditStoreService.method.listEdits, { modelId }, options)).stored;
+
+export function storeEdits(modelId, name, edits, payloads, options) {
+  const chunks = payloads.map((data, payloadIndex) => ({ payloadIndex, offsetBytes: 0n, data }));
+  return call(EditStoreService.method.storeEdits, { modelId, name, edits, chunks }, options);
+}
+
+export const deleteEdits = (modelId, name, options) =>
+  call(EditStoreService.method.deleteEdits, { modelId, name }, options);
