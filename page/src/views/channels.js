@@ -29,7 +29,7 @@ export function Thumbnails({ shown, limitsOf, isChosen, onChoose }) {
   return html`
     <div class="grid">
       ${shown.slice(0, count).map((channel) => html`
-        <button key=${channel.index} class="thumbnail ${channel.height === 1 ? "row" : ""}" aria-pressed=${isChosen(channel.index)}
+        <button key=${channel.index} class="thumbnail ${channel.height === 1 ? "row" : ""}" aria-pressed=${String(isChosen(channel.index))}
                 onClick=${() => onChoose(channel.index)}>
           <${Picture} map=${channel} limits=${limitsOf(channel)} label="Channel ${channel.index}" />
           <span>${channel.index}</span>

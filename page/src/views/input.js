@@ -21,7 +21,7 @@ function ImageInput() {
     </label>
     <div class="samples" role="group" aria-label="Samples">
       ${SAMPLES.map((name) => html`
-        <button key=${name} aria-pressed=${view.sample.value === name} onClick=${() => useSample(name)}>
+        <button key=${name} aria-pressed=${String(view.sample.value === name)} onClick=${() => useSample(name)}>
           <img src="/${name}.jpg" alt="" />${name}
         </button>`)}
     </div>`;

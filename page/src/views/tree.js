@@ -28,7 +28,7 @@ function Row({ path, name, module, children }) {
   const isChosen = view.module.value === path;
   return html`
     <li>
-      <button aria-current=${isChosen} data-path=${path} class="module ${isChosen ? "chosen" : ""}"
+      <button aria-current=${String(isChosen)} data-path=${path} class="module ${isChosen ? "chosen" : ""}"
               disabled=${!module?.calls.length} onClick=${() => chooseModule(path)}
               title=${module?.calls.length ? module.description : "does not run in this model's pass"}>
         <span class="name">${name}</span>
@@ -48,7 +48,7 @@ function Branch({ node, level }) {
   if (!children.length) return html`<${Row} ...${row} />`;
   return html`
     <${Row} ...${row}>
-      <button class="fold" aria-expanded=${isOpen} aria-label="${isOpen ? "Fold" : "Unfold"} ${node.path}" onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"}</button>
+      <button class="fold" aria-expanded=${String(isOpen)} aria-label="${isOpen ? "Fold" : "Unfold"} ${node.path}" onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"}</button>
       ${isOpen && html`<ul>${children.map((one) => html`<${Branch} key=${one.path} node=${one} level=${level + 1} />`)}</ul>`}
     </${Row}>`;
 }
