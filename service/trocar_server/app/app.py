@@ -152,7 +152,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
             credentials=credentials,
             max_message_bytes=config.max_message_bytes,
             observer=telemetry.observer,
-            own_socket=page and page.socket,
+            own_socket=None if page is None else page.socket,
         )
         cleanup.push_async_callback(rpc.stop, config.grace_s)
         lifecycle.begin(rpc)

@@ -24,7 +24,7 @@ MODEL = "squeezenet1_1"
 CAT = Path(trocar.__file__).parent / "_page" / "static" / "cat.jpg"
 EXACT = ("saliency", "input_x_gradient", "guided_backprop")
 TO_1E_6 = ("grad_cam", "grad_cam_plus_plus", "integrated_gradients", "layer_conductance", "occlusion")
-SETTINGS = {
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "integrated_gradients": ("Steps", {"steps": 5}),
     "layer_conductance": ("Steps", {"steps": 5}),
     "occlusion": ("Window", {"window": 112}),
@@ -65,7 +65,7 @@ def saved(tab: Tab, folder: Path) -> Path:
     """Save what is shown; return the file."""
     with tab.page.expect_download() as download:
         tab.page.locator("button.save").click()
-    path = folder / download.value.suggested_filename
+    path = folder / str(download.value.suggested_filename)
     download.value.save_as(path)
     return path
 
