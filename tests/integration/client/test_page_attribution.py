@@ -159,6 +159,13 @@ def test_copied_code_gives_the_values_of_the_page(
     assert (tmp_path / f"{method}.png").stat().st_size
 
 
+def test_gradient_health_of_the_predicted_class(tab: Tab, url: str, client: trocar.Client) -> None:
+    tab.page.goto(f"{url}#panel=attribute&sample=cat&attribute.method=health")
+    tab.page.get_by_role("button", name="Save as health.json").wait_for()
+    ((best, *_),) = [prediction.classes for prediction in client.predict(MODEL, [CAT])]
+    assert f"({best.number})" in tab.page.locator("section[aria-label=Attribution]").inner_text()
+
+
 def test_gradient_health_is_that_of_the_client(
     tab: Tab, url: str, client: trocar.Client, server: RunningServer, tmp_path: Path
 ) -> None:

@@ -103,7 +103,8 @@ def saved(tab: Tab, name: str, *, nth: int = 0) -> np.ndarray[Any, Any]:
     """Click a button that saves values, and read the file."""
     with tab.page.expect_download() as download:
         tab.page.get_by_role("button", name=name).nth(nth).click()
-    return np.load(download.value.path())
+    values: np.ndarray[Any, Any] = np.load(download.value.path())
+    return values
 
 
 def copied_python(tab: Tab) -> dict[str, Any]:
@@ -118,7 +119,7 @@ def copied_python(tab: Tab) -> dict[str, Any]:
 def copied_commands(tab: Tab) -> list[str]:
     text = tab.page.get_by_role("button", name="Copy as command").get_attribute("data-text")
     assert text is not None
-    return text.splitlines()
+    return str(text).splitlines()
 
 
 @pytest.fixture
