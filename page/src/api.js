@@ -57,12 +57,12 @@ export async function extract(modelId, input, { payloads: own = [], ...request }
   return { maps: parts.tensors(first.featureMaps), timing: first.timing, processed: first.processed };
 }
 
-/** Names of the values that a selector stands for; the server decides what it means. */
+/** Feature maps that a selector stands for, without values; the server decides what it means. */
 export async function select(modelId, input, selector, options) {
   const { inputs } = wired(input);
   const extraction = { modelId, taps: [{ selector }], inputs };
   const plan = await call(ExtractionService.method.plan, { extraction }, options);
-  return plan.featureMaps.map((map) => map.path);
+  return plan.featureMaps;
 }
 
 /** The caller's stored edits for a model. */
