@@ -3,11 +3,12 @@ import { parameters } from "../address.js";
 import { html } from "../html.js";
 import { choosePort, collected, hasAttention, input, module, passOf, tokens, view } from "../state.js";
 import { Channels } from "../views/channels.js";
+import { CompareControls, Other, otherPasses } from "../views/compare.js";
 import { Copy } from "../views/copy.js";
 import { Save } from "../views/save.js";
 import { working } from "../work.js";
 
-const chosen = { channel: view.channel, ...parameters("look", { query: "", order: "strongest", scale: "common" }) };
+const chosen = { channel: view.channel, ...parameters("look", { query: "", against: "", place: "", order: "strongest", scale: "common" }) };
 
 function Ports() {
   return html`
@@ -25,10 +26,14 @@ function Look() {
     <section class="channels" aria-label="Values of ${view.module.value}">
       <h2>${view.module.value} <small>${module.value?.type} ${module.value?.description}</small></h2>
       <${Ports} />
-      <${Copy} passes=${[passOf("maps")]}>${collected.value.map(({ map, tensor }) => html`<${Save} key=${map.name} tensor=${tensor} name=${map.name} />`)}<//>
-      ${collected.value.map(({ map, tensor }) => html`
-        <div key=${map.name}>${collected.value.length > 1 && html`<h3>${map.name}</h3>`}
-          <${Channels} map=${map} tensor=${tensor} chosen=${chosen} image=${input.value} tokens=${tokens.value} /></div>`)}
+      <${Copy} passes=${[passOf("maps"), ...(chosen.against.value ? otherPasses() : [])]}>${collected.value.map(({ map, tensor }) => html`<${Save} key=${map.name} tensor=${tensor} name=${map.name} />`)}<//>
+      <${CompareControls} against=${chosen.against} place=${chosen.place} />
+      <div class=${chosen.against.value ? "side-by-side" : ""}>
+        <div>${collected.value.map(({ map, tensor }) => html`
+          <div key=${map.name}>${collected.value.length > 1 && html`<h3>${map.name}</h3>`}
+            <${Channels} map=${map} tensor=${tensor} chosen=${chosen} image=${input.value} tokens=${tokens.value} /></div>`)}</div>
+        ${chosen.against.value && html`<${Other} against=${chosen.against} place=${chosen.place} value=${collected.value[0]} chosen=${chosen} tokens=${tokens.value} />`}
+      </div>
     </section>`;
 }
 
