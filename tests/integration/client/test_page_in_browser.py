@@ -1,6 +1,7 @@
 """The page in a real browser: what a user sees and does, without a request elsewhere or a console error."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torchvision
 from safetensors.numpy import load_file
+from torch.utils.flop_counter import FlopCounterMode
 
 import trocar
 from tests.support.servers.running_server import RunningServer, running_server
@@ -306,7 +310,7 @@ def test_attention_of_a_head_has_the_tokens_beside_it(
         tab.page.keyboard.press("Enter")
         tab.page.locator("button.module").first.click()
         tab.page.get_by_label("Shown value").select_option("pattern")
-        tab.page.locator("dd", has_text="1×12×5×5").wait_for()
+        tab.page.locator("dd", has_text="\u00d7".join(["1", "12", "5", "5"])).wait_for()
         tab.page.locator(".thumbnail").first.click()
         assert tab.page.locator(".queries li").all_inner_texts() == ["[CLS]", "the", "cat", "sleeps", "[SEP]"]
         shown = saved(tab, "Save as .npy")
@@ -318,6 +322,20 @@ def test_attention_of_a_head_has_the_tokens_beside_it(
         tab.page.get_by_label("Attention of").select_option("2")
         assert tab.page.locator(".tokens li").count() == 5
         tab.page.goto("about:blank")
+
+
+def test_the_cost_of_modules_is_that_of_torchs_counter(tab: Tab, url: str) -> None:
+    model = torchvision.models.get_model(MODEL).eval()
+    with FlopCounterMode(depth=None, display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 3, 224, 224))
+    macs = sum(counter.get_flop_counts()["SqueezeNet.features.3"].values()) / 2
+    tab.page.goto(url)
+    tab.page.get_by_role("searchbox").fill("features.3")
+    tab.page.keyboard.press("Enter")
+    shown = tab.page.locator("button.module .numbers").first.inner_text()
+    millions = re.search(r"([\d.]+)M MAC", shown)
+    assert millions is not None
+    assert float(millions[1]) * 1e6 == pytest.approx(macs, rel=0.01)
 
 
 def test_arrow_keys_move_along_the_tabs(tab: Tab, url: str) -> None:
