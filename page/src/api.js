@@ -67,9 +67,9 @@ export async function extract(modelId, input, { payloads: own = [], ...request }
 export const plan = (modelId, input, request, options) =>
   call(ExtractionService.method.plan, { extraction: { modelId, inputs: wired(input).inputs, ...request } }, options);
 
-/** Names of the values that a selector stands for; the server decides what it means. */
+/** Feature maps that a selector stands for, without values; the server decides what it means. */
 export const select = async (modelId, input, selector, options) =>
-  (await plan(modelId, input, { taps: [{ selector }] }, options)).featureMaps.map((map) => map.path);
+  (await plan(modelId, input, { taps: [{ selector }] }, options)).featureMaps;
 
 /** The caller's stored edits for a model. */
 export const listEdits = async (modelId, options) =>

@@ -3,7 +3,8 @@ import { html, number } from "../html.js";
 import { best, input, model, result, takesImages, takesText, imageInput, useInput, useSample, useText, view } from "../state.js";
 import { Best } from "./best.js";
 
-const SAMPLES = ["cat", "coffee", "astronaut"];
+/** The page's own images. */
+export const SAMPLES = ["cat", "coffee", "astronaut"];
 
 async function take(files) {
   const [file] = files ?? [];

@@ -1,7 +1,11 @@
 // The module tree: shapes, parameters and calls, searched by selectors.
+import { computed } from "@preact/signals";
 import { useState } from "preact/hooks";
 import { count, html } from "../html.js";
+import { costsOf } from "../cost.js";
 import { chooseModule, found, modules, search, view } from "../state.js";
+
+const costs = computed(() => costsOf(modules.value));
 
 function nested(listed) {
   const root = { children: new Map() };
@@ -25,6 +29,7 @@ function shapeOf(module) {
 }
 
 function Row({ path, name, module, children }) {
+  const cost = costs.value.get(path);
   const isChosen = view.module.value === path;
   return html`
     <li>
@@ -33,8 +38,11 @@ function Row({ path, name, module, children }) {
               title=${module?.calls.length ? module.description : "does not run in this model's pass"}>
         <span class="name">${name}</span>
         <span class="type">${module?.type}</span>
-        <span class="shape">${shapeOf(module)}${module?.calls.length > 1 ? ` @${module.calls.length}` : ""}</span>
-        <span class="count">${module?.parameterCount ? count(module.parameterCount) : ""}</span>
+        <span class="numbers">
+          <span>${shapeOf(module)}${module?.calls.length > 1 ? ` @${module.calls.length}` : ""}</span>
+          ${module?.parameterCount ? html`<span>${count(module.parameterCount)} parameters</span>` : ""}
+          ${cost ? html`<span>${count(cost)} MAC</span>` : ""}
+        </span>
       </button>
       ${children}
     </li>`;

