@@ -13,7 +13,7 @@ from benchmarks.report import Section
 
 SECTIONS = (
     *("calls", "serving", "cache", "start", "growth", "streams", "transport", "surgery", "training", "gpu"),
-    "peers",
+    *("page", "peers"),
 )
 RESULTS = Path(__file__).parent / "results.json"
 """The last results; `python -m benchmarks.docs` writes them into docs/performance.md."""

@@ -1,4 +1,5 @@
 // The calls of the page, in its own words.
+import { EditStoreService } from "../gen/trocar_api/v1/edit_store_pb.js";
 import { ModelService } from "../gen/trocar_api/v1/model_pb.js";
 import { ServerService } from "../gen/trocar_api/v1/server_pb.js";
 import { ExtractionService } from "../gen/trocar_api/v1/extraction_pb.js";
@@ -66,6 +67,18 @@ export async function extract(modelId, input, { payloads: own = [], ...request }
 export const plan = (modelId, input, request, options) =>
   call(ExtractionService.method.plan, { extraction: { modelId, inputs: wired(input).inputs, ...request } }, options);
 
-/** Names of the values that a selector stands for; the server decides what it means. */
+/** Feature maps that a selector stands for, without values; the server decides what it means. */
 export const select = async (modelId, input, selector, options) =>
-  (await plan(modelId, input, { taps: [{ selector }] }, options)).featureMaps.map((map) => map.path);
+  (await plan(modelId, input, { taps: [{ selector }] }, options)).featureMaps;
+
+/** The caller's stored edits for a model. */
+export const listEdits = async (modelId, options) =>
+  (await call(EditStoreService.method.listEdits, { modelId }, options)).stored;
+
+export function storeEdits(modelId, name, edits, payloads, options) {
+  const chunks = payloads.map((data, payloadIndex) => ({ payloadIndex, offsetBytes: 0n, data }));
+  return call(EditStoreService.method.storeEdits, { modelId, name, edits, chunks }, options);
+}
+
+export const deleteEdits = (modelId, name, options) =>
+  call(EditStoreService.method.deleteEdits, { modelId, name }, options);

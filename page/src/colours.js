@@ -50,3 +50,10 @@ export function draw(canvas, { values, height, width }, [low, high], palette = "
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
+
+/** The colour of one value, and of text on it, for styles. */
+export function colourOf(value, [low, high]) {
+  const step = high > low ? Math.round((255 * (value - low)) / (high - low)) : 0;
+  const pixel = Number.isFinite(value) ? SEQUENTIAL[Math.min(255, Math.max(0, step))] : NOT_FINITE;
+  return { background: `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`, text: step > 150 ? "#000" : "#fff" };
+}

@@ -38,7 +38,16 @@ const place = computed(() => [view.model.value, view.module.value, view.port.val
 /** The values of the chosen module in the last pass. */
 export const collected = computed(() =>
   result.value?.place === place.value && view.module.value
-    ? result.value.maps.filter(({ map }) => map.path === view.module.value || map.companionOf) : []);
+    ? result.value.maps.filter(({ map }) => map.path !== "") : []);
+/** Paths of modules that compute an attention. */
+export const attentions = signal([]);
+/** Whether the chosen module has one attention to show, its own or that of a module inside. */
+export const hasAttention = computed(() => {
+  const path = view.module.value;
+  return attentions.value.filter((one) => one === path || one.startsWith(`${path}.`)).length === 1;
+});
+/** The tokens of a text, as the vocabulary spells them; null where the input has none. */
+export const tokens = computed(() => result.value?.processed[0]?.samples[0]?.tokens ?? null);
 /** `[number, name, score]` of the best classes in the last pass; empty where the output is no scores of classes. */
 export const best = computed(() => bestClasses(result.value?.maps));
 
@@ -177,7 +186,22 @@ export async function run() {
   const own = place.value;
   const reply = await pass.start(`Running ${view.model.value}`, (signal) =>
     api.extract(view.model.value, input.value, { taps: taps() }, options(signal)));
-  if (reply) result.value = { ...reply, place: own };
+  if (!reply) return;
+  result.value = { ...reply, place: own };
+  await findAttentions();
+}
+
+let searched = "";
+
+/** Asks once for each model which of its modules compute an attention; not all models have one. */
+async function findAttentions() {
+  const modelId = view.model.value;
+  if (searched === modelId) return;
+  searched = modelId;
+  attentions.value = [];
+  const maps = await api.select(modelId, input.value, "**/pattern", options()).catch(() => []);
+  const paths = maps.map(({ name }) => name.replace(/(@\d+)?\/pattern$/, "").replaceAll('"', ""));
+  if (view.model.value === modelId) attentions.value = [...new Set(paths)];
 }
 
 const HISTOGRAM_BINS = 32;
@@ -203,9 +227,9 @@ export async function search(selector) {
     found.value = modules.value.map((one) => one.path).filter((path) => path.toLowerCase().includes(words));
     return;
   }
-  const paths = await during("Asking what the selector stands for", () =>
+  const maps = await during("Asking what the selector stands for", () =>
     api.select(view.model.value, input.value, selector.trim(), options()));
-  found.value = paths ?? [];
+  found.value = [...new Set(maps?.map((map) => map.path))];
 }
 
 /** The last pass as `pythonCode` takes it: with `result`, the name of its values. */

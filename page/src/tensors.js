@@ -69,6 +69,9 @@ function channel(index, values, height, width) {
   return { index, values, height, width, strength: sum / values.length };
 }
 
+/** Position of the greatest value, the first of equal ones. */
+export const argmax = (values) => values.indexOf(values.reduce((a, b) => (b > a ? b : a)));
+
 /** The shares of classes, in float64: exp(x - max) / sum. */
 export function softmax(values) {
   const highest = range(values)[1];

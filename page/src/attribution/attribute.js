@@ -2,6 +2,7 @@
 import { ClassScoreKind } from "../../gen/trocar_api/v1/objective_pb.js";
 import { Statistic } from "../../gen/trocar_api/v1/statistics_pb.js";
 import { extract, plan } from "../api.js";
+import { argmax } from "../tensors.js";
 import { channelsFirst, gradCam, gradCamPlusPlus } from "./cam.js";
 import { occluded, OcclusionSum, windows } from "./occlusion.js";
 import { Conductance, gaussLegendre, interpolants, PathIntegral } from "./path.js";
@@ -47,7 +48,7 @@ export async function attribute({ modelId, input, method, target, at, setting },
   const first = await extract(modelId, input, { taps: [{ selector: OUTPUT, alias: "value" }, { selector: INPUT, alias: "input" }] }, options);
   const { value: output, input: pixels } = named(first.maps);
   if (output?.shape.length !== 2) throw new RangeError("The model's output is no scores of classes.");
-  const chosen = target ?? output.values.indexOf(output.values.reduce((a, b) => (b > a ? b : a)));
+  const chosen = target ?? argmax(output.values);
   if (!(chosen >= 0 && chosen < output.shape[1])) throw new RangeError(`There are classes 0 to ${output.shape[1] - 1}, not ${chosen}.`);
   const objective = { terms: [{ kind: { case: "classScore", value: { classes: [BigInt(chosen)], kind: ClassScoreKind.LOGIT } } }] };
   const own = METHODS[method];

@@ -2,6 +2,7 @@
 import { ClassScoreKind } from "../../gen/trocar_api/v1/objective_pb.js";
 import { Statistic } from "../../gen/trocar_api/v1/statistics_pb.js";
 import { extract } from "../api.js";
+import { argmax } from "../tensors.js";
 
 /** Norms and ratios outside of these are flagged. */
 export const LIMITS = { vanishing: 1e-6, exploding: 1e3 };
@@ -14,10 +15,22 @@ const REFUSALS = ["INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION"];
 
 /**
  * Reports how gradients of the logit of a class flow through a model.
- * @returns an array of `{name, path, type, norm, zeros, nans, infs, parameterNorm, weightNorm, ratio, flags}`; null where
- *   there is none
+ * @param wanted the number of the class; null for the predicted one
+ * @returns `{target, rows}`: of each row `name`, `path`, `type`, `norm`, `zeros`, `nans`, `infs`, `parameterNorm`,
+ *   `weightNorm`, `ratio`, null where there is none, and `flags`
  */
-export async function gradientHealth(modelId, input, target, options) {
+export async function gradientHealth(modelId, input, wanted, options) {
+  const target = wanted ?? (await predicted(modelId, input, options));
+  return { target, rows: await healthOf(modelId, input, target, options) };
+}
+
+async function predicted(modelId, input, options) {
+  const { maps } = await extract(modelId, input, { taps: [{ selector: "/out" }] }, options);
+  if (maps.length !== 1 || maps[0].tensor.shape.length !== 2) throw new RangeError("The model's output is no scores of classes.");
+  return argmax(maps[0].tensor.values);
+}
+
+async function healthOf(modelId, input, target, options) {
   const objective = { terms: [{ kind: { case: "classScore", value: { classes: [BigInt(target)], kind: ClassScoreKind.LOGIT } } }] };
   const at = { selector: EVERYTHING, isGradient: true, values: false, statistics: OF_GRADIENTS };
   let refused;

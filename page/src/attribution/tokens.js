@@ -2,6 +2,7 @@
 import { Aggregate, ClassScoreKind, ElementFunction } from "../../gen/trocar_api/v1/objective_pb.js";
 import { Statistic } from "../../gen/trocar_api/v1/statistics_pb.js";
 import { extract, plan } from "../api.js";
+import { argmax } from "../tensors.js";
 
 /**
  * Computes the contributions of tokens.
@@ -16,7 +17,7 @@ export async function attributeTokens({ modelId, input, target }, options) {
   if (!embedding) throw new RangeError("The model has no module of type Embedding for its tokens.");
   const output = await extract(modelId, input, { taps: [{ selector: OUTPUT }] }, options);
   const logits = output.maps.find(({ map, tensor }) => isScores(map, tensor))?.tensor;
-  const chosen = logits ? (target ?? logits.values.indexOf(logits.values.reduce((a, b) => (b > a ? b : a)))) : null;
+  const chosen = logits ? (target ?? argmax(logits.values)) : null;
   const last = output.maps.at(-1).map.name;
   const objective = { terms: [{ kind: logits ? classScore(chosen) : squares(last) }] };
   const taps = [{ selector: embedding.name, alias: "value" }, { selector: embedding.name, alias: "gradient", isGradient: true }];

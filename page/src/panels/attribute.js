@@ -7,7 +7,7 @@ import { attributionCommand, attributionPython, healthCommand, healthPython, tok
 import { gradientHealth } from "../attribution/health.js";
 import { attributeTokens } from "../attribution/tokens.js";
 import { html, number } from "../html.js";
-import { best, categories, collected, input, model, options, view } from "../state.js";
+import { categories, collected, input, model, options, view } from "../state.js";
 import { Copies } from "../views/copy.js";
 import { HealthPicture } from "../views/health.js";
 import { Picture } from "../views/map.js";
@@ -60,11 +60,7 @@ const ANSWERS = {
   map: ({ model: modelId, setting, ...asked }, own) =>
     compute({ modelId, ...asked, setting: setting?.[1] ?? null }, own, (done) => { share.value = done; }),
   text: ({ model: modelId, ...asked }, own) => attributeTokens({ modelId, ...asked }, own),
-  [HEALTH]: async (asked, own) => {
-    const target = asked.target ?? best.value[0]?.[0];
-    if (target === undefined) throw new RangeError("The model's output is no scores of classes.");
-    return { target, rows: await gradientHealth(asked.model, asked.input, target, own) };
-  },
+  [HEALTH]: (asked, own) => gradientHealth(asked.model, asked.input, asked.target, own),
 };
 
 function Controls() {

@@ -1,5 +1,6 @@
 // The panels of the page, in the order of their tabs. One that is not listed is not in the page.
 import { attribute } from "./attribute.js";
+import { change } from "./change.js";
 import { look } from "./look.js";
 import { operate } from "./operate.js";
 import { train } from "./train.js";
@@ -9,4 +10,4 @@ import { train } from "./train.js";
  * `usesModel`, whether it is shown beside the module tree and the input of the chosen model. One with `isOffered`, a
  * signal, has a tab only while that is true.
  */
-export const PANELS = [look, attribute, train, operate];
+export const PANELS = [look, change, attribute, train, operate];

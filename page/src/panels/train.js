@@ -23,7 +23,7 @@ const events = signal([]);
 const note = signal("");
 
 const COLUMNS = [
-  { title: "trainer", cell: (one) => html`<button class="link" aria-pressed=${one.trainerId === chosen.trainer.value} onClick=${() => { chosen.trainer.value = one.trainerId; }}>${one.trainerId.slice(0, 8)}</button>` },
+  { title: "trainer", cell: (one) => html`<button class="link" aria-pressed=${String(one.trainerId === chosen.trainer.value)} onClick=${() => { chosen.trainer.value = one.trainerId; }}>${one.trainerId.slice(0, 8)}</button>` },
   { title: "model", cell: (one) => one.spec?.modelId },
   { title: "state", cell: (one) => one.state },
   { title: "updates", isNumber: true, cell: (one) => count(one.updateCount) },

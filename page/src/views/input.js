@@ -3,7 +3,8 @@ import { html, number } from "../html.js";
 import { best, input, model, result, takesImages, takesText, imageInput, useInput, useSample, useText, view } from "../state.js";
 import { Best } from "./best.js";
 
-const SAMPLES = ["cat", "coffee", "astronaut"];
+/** The page's own images. */
+export const SAMPLES = ["cat", "coffee", "astronaut"];
 
 async function take(files) {
   const [file] = files ?? [];
@@ -21,7 +22,7 @@ function ImageInput() {
     </label>
     <div class="samples" role="group" aria-label="Samples">
       ${SAMPLES.map((name) => html`
-        <button key=${name} aria-pressed=${view.sample.value === name} onClick=${() => useSample(name)}>
+        <button key=${name} aria-pressed=${String(view.sample.value === name)} onClick=${() => useSample(name)}>
           <img src="/${name}.jpg" alt="" />${name}
         </button>`)}
     </div>`;

@@ -16,7 +16,7 @@ export function Tabs({ tabs, chosen, onChoose }) {
   return html`
     <div class="tabs" role="tablist" aria-label="Panels" onKeyDown=${move}>
       ${tabs.map(({ name, title }) => html`
-        <button key=${name} role="tab" id="tab-${name}" aria-selected=${name === chosen} aria-controls="panel"
+        <button key=${name} role="tab" id="tab-${name}" aria-selected=${String(name === chosen)} aria-controls="panel"
                 tabindex=${name === chosen ? 0 : -1} onClick=${() => onChoose(name)}>${title}</button>`)}
     </div>`;
 }

@@ -1,7 +1,11 @@
 // The module tree: shapes, parameters and calls, searched by selectors.
+import { computed } from "@preact/signals";
 import { useState } from "preact/hooks";
 import { count, html } from "../html.js";
+import { costsOf } from "../cost.js";
 import { chooseModule, found, modules, search, view } from "../state.js";
+
+const costs = computed(() => costsOf(modules.value));
 
 function nested(listed) {
   const root = { children: new Map() };
@@ -25,16 +29,20 @@ function shapeOf(module) {
 }
 
 function Row({ path, name, module, children }) {
+  const cost = costs.value.get(path);
   const isChosen = view.module.value === path;
   return html`
     <li>
-      <button aria-current=${isChosen} class="module ${isChosen ? "chosen" : ""}"
+      <button aria-current=${String(isChosen)} data-path=${path} class="module ${isChosen ? "chosen" : ""}"
               disabled=${!module?.calls.length} onClick=${() => chooseModule(path)}
               title=${module?.calls.length ? module.description : "does not run in this model's pass"}>
         <span class="name">${name}</span>
         <span class="type">${module?.type}</span>
-        <span class="shape">${shapeOf(module)}${module?.calls.length > 1 ? ` @${module.calls.length}` : ""}</span>
-        <span class="count">${module?.parameterCount ? count(module.parameterCount) : ""}</span>
+        <span class="numbers">
+          <span>${shapeOf(module)}${module?.calls.length > 1 ? ` @${module.calls.length}` : ""}</span>
+          ${module?.parameterCount ? html`<span>${count(module.parameterCount)} parameters</span>` : ""}
+          ${cost ? html`<span>${count(cost)} MAC</span>` : ""}
+        </span>
       </button>
       ${children}
     </li>`;
@@ -48,7 +56,7 @@ function Branch({ node, level }) {
   if (!children.length) return html`<${Row} ...${row} />`;
   return html`
     <${Row} ...${row}>
-      <button class="fold" aria-expanded=${isOpen} aria-label="${isOpen ? "Fold" : "Unfold"} ${node.path}" onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"}</button>
+      <button class="fold" aria-expanded=${String(isOpen)} aria-label="${isOpen ? "Fold" : "Unfold"} ${node.path}" onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"}</button>
       ${isOpen && html`<ul>${children.map((one) => html`<${Branch} key=${one.path} node=${one} level=${level + 1} />`)}</ul>`}
     </${Row}>`;
 }

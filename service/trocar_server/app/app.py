@@ -156,7 +156,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
             credentials=credentials,
             max_message_bytes=config.max_message_bytes,
             observer=telemetry.observer,
-            own_socket=page.socket if page is not None else None,
+            own_socket=None if page is None else page.socket,
         )
         cleanup.push_async_callback(rpc.stop, config.grace_s)
         lifecycle.begin(rpc)

@@ -24,7 +24,7 @@ MODEL = "squeezenet1_1"
 CAT = Path(trocar.__file__).parent / "_page" / "static" / "cat.jpg"
 EXACT = ("saliency", "input_x_gradient", "guided_backprop")
 TO_1E_6 = ("grad_cam", "grad_cam_plus_plus", "integrated_gradients", "layer_conductance", "occlusion")
-SETTINGS = {
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "integrated_gradients": ("Steps", {"steps": 5}),
     "layer_conductance": ("Steps", {"steps": 5}),
     "occlusion": ("Window", {"window": 112}),
@@ -65,7 +65,7 @@ def saved(tab: Tab, folder: Path) -> Path:
     """Save what is shown; return the file."""
     with tab.page.expect_download() as download:
         tab.page.locator("button.save").click()
-    path = folder / download.value.suggested_filename
+    path = folder / str(download.value.suggested_filename)
     download.value.save_as(path)
     return path
 
@@ -157,6 +157,13 @@ def test_copied_code_gives_the_values_of_the_page(
     printed = json.loads(run([sys.executable, "-m", *command.split(), "--json"], tmp_path, server.address))
     assert (printed["method"], printed["model_id"]) == (method, MODEL)
     assert (tmp_path / f"{method}.png").stat().st_size
+
+
+def test_gradient_health_of_the_predicted_class(tab: Tab, url: str, client: trocar.Client) -> None:
+    tab.page.goto(f"{url}#panel=attribute&sample=cat&attribute.method=health")
+    tab.page.get_by_role("button", name="Save as health.json").wait_for()
+    ((best, *_),) = [prediction.classes for prediction in client.predict(MODEL, [CAT])]
+    assert f"({best.number})" in tab.page.locator("section[aria-label=Attribution]").inner_text()
 
 
 def test_gradient_health_is_that_of_the_client(

@@ -68,5 +68,5 @@ def _wait(stop_with_stdin: bool) -> None:
     """Wait for the end of standard input, or for ever."""
     if not stop_with_stdin:
         Event().wait()
-    while sys.stdin.buffer.read1():
+    while sys.stdin.buffer.read(1):
         pass
