@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -190,7 +190,7 @@ def test_stored_edits_plans_and_streams_know_spans(client: trocar.Client) -> Non
 
 @pytest.mark.parametrize("operation", ["zero", "scale"])
 def test_a_decoders_own_texts_are_tapped_and_edited(
-    client: trocar.Client, folders: dict[str, Path], operation: str
+    client: trocar.Client, folders: dict[str, Path], operation: Literal["zero", "scale"]
 ) -> None:
     encoder, decoder = ["the cat sat on the mat", "a dog"], ["cat", "the cat cat"]
     block, last = "decoder.block.0", "decoder.final_layer_norm"
