@@ -194,10 +194,11 @@ def wait_until_ready(config: ServerConfig, is_stopped: Callable[[], bool] = lamb
     problem = "nothing is ready"
     while not is_stopped():
         state = ray.get(open_directory().state.remote())
-        problem = _missing(config, state)
+        status = serve.status()
+        _check_failures(status)
+        problem = _missing(config, state) or _unsettled(status)
         if not problem:
             return sorted(gateway["address"] for gateway in state["gateways"])
-        _check_failures(serve.status())
         if time.monotonic() > until:
             raise ServiceError(
                 ErrorReason.MODEL_NOT_LOADED,
@@ -218,6 +219,14 @@ def _missing(config: ServerConfig, state: dict[str, Any]) -> str:
     nodes = sum(node["Alive"] for node in ray.nodes())
     if len(state["gateways"]) < nodes:
         return f"{len(state['gateways'])} of {nodes} gateways are ready"
+    return ""
+
+
+def _unsettled(status: ServeStatus) -> str:
+    """Describe what Ray Serve still changes, as replicas of an earlier configuration; empty if nothing."""
+    for name, app in status.applications.items():
+        if _is_own(name) and app.status is not ApplicationStatus.RUNNING:
+            return f"'{name}' is {app.status.value.lower()}"
     return ""
 
 
