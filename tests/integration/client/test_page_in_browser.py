@@ -291,7 +291,7 @@ def test_the_cost_of_modules_is_that_of_torchs_counter(tab: Tab, url: str) -> No
     tab.page.goto(url)
     tab.page.get_by_role("searchbox").fill("features.3")
     tab.page.keyboard.press("Enter")
-    shown = tab.page.locator("button.module .numbers").first.inner_text()
+    shown = tab.page.locator('button.module[data-path="features.3"] .numbers').inner_text()
     millions = re.search(r"([\d.]+)M MAC", shown)
     assert millions is not None
     assert float(millions[1]) * 1e6 == pytest.approx(macs, rel=0.01)
