@@ -149,7 +149,8 @@ def saved(tab: Tab, name: str, *, nth: int = 0) -> np.ndarray[Any, Any]:
     """Click a button that saves values, and read the file."""
     with tab.page.expect_download() as download:
         tab.page.get_by_role("button", name=name).nth(nth).click()
-    return np.load(download.value.path())
+    values: np.ndarray[Any, Any] = np.load(download.value.path())
+    return values
 
 
 def copied_python(tab: Tab) -> dict[str, Any]:
@@ -162,8 +163,7 @@ def copied_python(tab: Tab) -> dict[str, Any]:
 
 
 def copied_commands(tab: Tab) -> list[str]:
-    text = tab.page.get_by_role("button", name="Copy as command").get_attribute("data-text")
-    assert text is not None
+    text: str = tab.page.get_by_role("button", name="Copy as command").get_attribute("data-text")
     return text.splitlines()
 
 
@@ -326,7 +326,7 @@ def test_attention_of_a_head_has_the_tokens_beside_it(
 
 def test_the_cost_of_modules_is_that_of_torchs_counter(tab: Tab, url: str) -> None:
     model = torchvision.models.get_model(MODEL).eval()
-    with FlopCounterMode(depth=None, display=False) as counter, torch.no_grad():
+    with FlopCounterMode(depth=8, display=False) as counter, torch.no_grad():
         model(torch.zeros(1, 3, 224, 224))
     macs = sum(counter.get_flop_counts()["SqueezeNet.features.3"].values()) / 2
     tab.page.goto(url)
