@@ -73,7 +73,7 @@ def status(
         from trocar_server.cluster.directory import open_directory
 
         deployed()
-        state = ray.get(open_directory().state.remote())
+        state: Any = ray.get(open_directory().state.remote())
     if as_json:
         typer.echo(json.dumps(state))
         return

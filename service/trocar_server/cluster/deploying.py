@@ -72,7 +72,9 @@ def _check_resources(model_id: str, placement: PlacementConfig) -> None:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if any(all(node.get(name, 0) >= count for name, count in needed.items()) for node in nodes):
         return
-    largest = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
+    largest: dict[str, float] = {
+        name: max((node.get(name, 0) for node in nodes), default=0) for name in needed
+    }
     raise ServiceError(
         ErrorReason.INVALID_ARGUMENT,
         f"no node can run a replica of '{model_id}': it needs {_text(needed)} on one node, and the most that "
@@ -115,7 +117,9 @@ def scale(model_id: str, least: int, most: int) -> None:
     Raises:
         ServiceError: `UNKNOWN_MODEL`, or `INVALID_ARGUMENT`.
     """
-    config, host = deployed(), ray.get(open_directory().spec.remote())["host"]
+    config = deployed()
+    spec: Any = ray.get(open_directory().spec.remote())
+    host = spec["host"]
     known = placements(config)
     if model_id not in known:
         raise unknown(ErrorReason.UNKNOWN_MODEL, "model", model_id, known, f"deployed: {', '.join(known)}")
@@ -147,7 +151,7 @@ def deployed() -> ServerConfig:
         ServiceError: `INVALID_ARGUMENT`: none is.
     """
     try:
-        spec = ray.get(open_directory().spec.remote())
+        spec: Any = ray.get(open_directory().spec.remote())
     except ValueError:
         spec = {}
     if not spec:
@@ -193,7 +197,7 @@ def wait_until_ready(config: ServerConfig, is_stopped: Callable[[], bool] = lamb
     until = time.monotonic() + config.cluster.start_timeout_s
     problem = "nothing is ready"
     while not is_stopped():
-        state = ray.get(open_directory().state.remote())
+        state: Any = ray.get(open_directory().state.remote())
         status = serve.status()
         _check_failures(status)
         problem = _missing(config, state) or _unsettled(status)

@@ -9,9 +9,11 @@ import torch.
 import hashlib
 import json
 from threading import Event, Thread
+from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 
 from trocar_server.cluster.child_process import ChildProcess, Line
 from trocar_server.cluster.directory import open_directory
@@ -98,7 +100,8 @@ class GatewaySupervisor:
         self._directory = open_directory()
         context = ray.get_runtime_context()
         gateway_id = context.get_actor_id()
-        others = ray.get(self._directory.state.remote())["gateways"]
+        state: Any = ray.get(self._directory.state.remote())
+        others = state["gateways"]
         node_address = own_address()
         taken = [other["bound"] for other in others if other["node_address"] == node_address]
         self._child = ChildProcess(
@@ -136,8 +139,8 @@ class GatewaySupervisor:
         while not self._stopping.wait(_PUSH_EVERY_S):
             try:
                 self._directory.report_gateway.remote(self._report)
-                state = ray.get(self._directory.state.remote(), timeout=_HEALTH_TIMEOUT_S)
-            except ray.exceptions.RayError:
+                state: Any = ray.get(self._directory.state.remote(), timeout=_HEALTH_TIMEOUT_S)
+            except RayError:
                 continue
             self._child.send({"replicas": state["replicas"], "wanted": state["wanted"]})
 
@@ -154,7 +157,7 @@ def model_target(
     """Return the application of one model; its servers listen on `host`, or on the address of their node."""
     settings = child_config(config, model_id, placement) | ({"host": host} if host else {})
     drain_s, grace_s = config.cluster.drain_s, config.grace_s
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         ReplicaSupervisor,
         name=model_id,
         ray_actor_options={
@@ -189,7 +192,7 @@ def model_target(
 def gateway_target(config: ServerConfig) -> "serve.RunTarget":
     """Return the application of the gateways: one on every node."""
     settings = gateway_config(config)
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         GatewaySupervisor,
         name="gateway",
         ray_actor_options={"num_cpus": 0},

@@ -37,6 +37,7 @@ def open_session(address: str) -> Iterator[None]:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
+        from ray.exceptions import AuthenticationError
     except ModuleNotFoundError as error:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT,
@@ -52,7 +53,7 @@ def open_session(address: str) -> Iterator[None]:
             logging_level=logging.ERROR,
             **own,
         )
-    except ray.exceptions.AuthenticationError as error:
+    except AuthenticationError as error:
         raise ServiceError(
             ErrorReason.TOKEN_INVALID,
             f"the Ray cluster at '{address}' wants its own token: {first_line(error)}; see RAY_AUTH_MODE and "

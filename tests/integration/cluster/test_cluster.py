@@ -51,7 +51,8 @@ class Deployed:
 
         from trocar_server.cluster.directory import open_directory
 
-        found: list[dict[str, Any]] = ray.get(open_directory().state.remote())["replicas"]
+        state: Any = ray.get(open_directory().state.remote())
+        found: list[dict[str, Any]] = state["replicas"]
         return found
 
     def scale(self, count: int) -> None:

@@ -34,15 +34,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "whisper": text_models.save_tokenizer(root / "whisper", model_input_names=["input_ids"]),
     }
     torch.manual_seed(3)
+    settings: dict[str, Any] = {"decoder_start_token_id": 0}
     t5 = transformers.T5Config(
-        vocab_size=15, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0
+        vocab_size=15, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, **settings
     )
     transformers.T5Model(t5).save_pretrained(found["t5"])
+    sizes: dict[str, Any] = {
+        f"{side}_{name}": count for side in ("encoder", "decoder") for name, count in _SIZES.items()
+    }
     whisper = transformers.WhisperConfig(
         vocab_size=15,
         num_mel_bins=8,
         d_model=16,
-        **{f"{side}_{name}": count for side in ("encoder", "decoder") for name, count in _SIZES.items()},
+        **sizes,
         max_source_positions=50,
         max_target_positions=16,
         pad_token_id=0,

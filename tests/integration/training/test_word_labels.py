@@ -46,6 +46,7 @@ def _save(folder: Path, **options: Any) -> Path:
     names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
     make(tokenizer_object=tokenizer, model_max_length=16, **names, **options).save_pretrained(folder)
     torch.manual_seed(1)
+    labels: dict[str, Any] = {"num_labels": 3}
     config = BertConfig(
         vocab_size=17,
         hidden_size=16,
@@ -53,7 +54,7 @@ def _save(folder: Path, **options: Any) -> Path:
         num_attention_heads=2,
         intermediate_size=16,
         max_position_embeddings=16,
-        num_labels=3,
+        **labels,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )

@@ -31,8 +31,9 @@ def ray_nodes(count: int) -> Iterator[str]:
     try:
         for _ in range(count - 1):
             cluster.add_node(**_NODE)
-        with open_session(cluster.address):
-            yield cluster.address
+        address = str(cluster.address)
+        with open_session(address):
+            yield address
     finally:
         cluster.shutdown()
 

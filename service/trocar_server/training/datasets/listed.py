@@ -82,7 +82,10 @@ def _listed(name: str, root: Path) -> tuple[FolderKind, tuple[str, ...], list[st
 def _kind(files: Iterable[str]) -> FolderKind:
     """Return the kind of the samples; images where there are none of any kind."""
     suffixes = {Path(file).suffix.lower() for file in files}
-    return next((kind for kind, own in SUFFIXES.items() if suffixes & set(own)), "image")
+    for kind, own in SUFFIXES.items():
+        if suffixes & set(own):
+            return kind
+    return "image"
 
 
 def _files(root: Path, category: str) -> list[str]:
