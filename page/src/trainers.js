@@ -33,8 +33,7 @@ export async function* fitEvents(trainerId, { token, signal }) {
         eventNumber = event.number + 1n;
         yield event;
         if (LAST_KINDS.includes(event.kind)) return;
-      }
-      return;
+      } // a server that stops ends the reply without a failure
     } catch (error) {
       if (!INTERRUPTIONS.includes(error.code)) throw error;
     }

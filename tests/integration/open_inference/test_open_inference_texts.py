@@ -133,7 +133,7 @@ def test_the_metadata_name_the_inputs(channel: grpc.Channel) -> None:
     [
         ("bert", [1], [b""], "text 0 is empty"),
         ("bert", [1], [b"\xff"], "text 0 is not UTF-8"),
-        ("bert", [2], [b"a cat"], "2 texts, 1 came"),
+        ("bert", [2], [b"a cat"], "2 texts expected, 1 received"),
         ("bert", [1, 3], [b"a", b"b", b"c"], r"shape \[count\]"),
         ("bert", [1], [b"cat " * 40], "has 42 tokens, the model takes 16"),
         ("gpt2", [1], [b"a cat"], "model 'gpt2' has no tokenizer"),

@@ -246,7 +246,7 @@ def test_a_prompt_beside_sound_is_the_only_text(client: trocar.Client, folders: 
 @pytest.mark.parametrize(
     ("model", "inputs", "edit", "message"),
     [
-        ("bert", TEXTS, trocar.edit(EDITED, "zero", tokens=trocar.span("dog")), "it does not contain it"),
+        ("bert", TEXTS, trocar.edit(EDITED, "zero", tokens=trocar.span("dog")), "the text is not in it"),
         ("bert", TEXTS, trocar.edit(EDITED, "zero", tokens=[trocar.span("cat")] * 2), "2 spans for 3 texts"),
         (
             "bert",

@@ -188,7 +188,7 @@ def test_heads_that_cannot_be_are_refused(
     [
         ([TAGS[0], TAGS[1][:-1], TAGS[2]], "text 1 has 8 tokens and labels for 7"),
         ([TAGS[0], TAGS[1], [*TAGS[2], 1]], "text 2 has 3 tokens and labels for 4"),
-        ([TAGS[0], TAGS[1]], "has 2 for a batch of 3"),
+        ([TAGS[0], TAGS[1]], "has 2 entries for a batch of 3"),
     ],
 )
 def test_labels_that_do_not_fit_the_tokens_are_refused(

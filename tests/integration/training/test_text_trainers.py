@@ -150,7 +150,7 @@ def test_sound_trains_too(client: trocar.Client) -> None:
         (["cat " * 40], [0], InputRejectedError, "has 42 tokens, the model takes 16"),
         (["cat " * 10] * 60, [0] * 60, RequestTooLargeError, "tokens with its padding, the limit is 512"),
         (trocar.texts(["cat " * 5001]), [0], RequestTooLargeError, "20,004 characters"),
-        (["cat", "dog"], [0], TargetRejectedError, "has 1 for a batch of 2"),
+        (["cat", "dog"], [0], TargetRejectedError, "has 1 entries for a batch of 2"),
         (["cat"], None, TargetRejectedError, "needs one target"),
         (trocar.audio(np.zeros(160, np.float32), 16_000), [0], NoPreprocessingError, "takes no sound"),
     ],

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 _NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
-_SERVE = ("-m", "trocar_server.__main__")
-_CLUSTER = ("-c", "from trocar_server.cluster.commands import cluster_app; cluster_app()")
 
 
 @contextmanager
@@ -40,8 +38,7 @@ def ray_nodes(count: int) -> Iterator[str]:
 
 def command(*words: str) -> "subprocess.CompletedProcess[str]":
     """Run `trocar serve ...` or `trocar cluster ...` in a process of its own."""
-    start = _SERVE if words[0] == "serve" else _CLUSTER
-    line = [sys.executable, *start, *words[1:]]
+    line = [sys.executable, "-m", "trocar", *words]
     return subprocess.run(line, capture_output=True, text=True, timeout=150, check=False)
 
 
