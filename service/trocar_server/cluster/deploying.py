@@ -23,6 +23,8 @@ from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import make_folder
 
 _POLL_S = 0.2
+_DIED = "health check failed"
+"""What Ray Serve (2.60) says of a replica that served and died; its application then stays failed."""
 
 
 def _run(targets: Sequence[Any]) -> None:
@@ -240,6 +242,8 @@ def _check_failures(status: ServeStatus) -> None:
         if not _is_own(name) or app.status is not ApplicationStatus.DEPLOY_FAILED:
             continue
         messages = [deployment.message for deployment in app.deployments.values() if deployment.message]
+        if any(_DIED in message for message in messages):  # it did start; Ray Serve replaces it
+            continue
         what = "the gateway" if name == GATEWAY_APP else f"a replica of '{name.removeprefix(APP_PREFIX)}'"
         raise ServiceError(
             ErrorReason.MODEL_NOT_LOADED,

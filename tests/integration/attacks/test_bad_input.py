@@ -145,7 +145,11 @@ CASES: dict[str, tuple[type[trocar.TrocarError], str, Extract]] = {
         "",
         lambda c: c.extract("structured", {"bias": noise(2, 3)}, taps="both"),
     ),
-    "empty batch": (trocar.EmptyBatchError, "at least one sample", lambda c: c.extract("plain", IMAGES[:0], taps="fc")),
+    "empty batch": (
+        trocar.EmptyBatchError,
+        "at least one sample",
+        lambda c: c.extract("plain", IMAGES[:0], taps="fc"),
+    ),
     "empty list": (trocar.EmptyBatchError, "", lambda c: c.extract("resnet18", [], taps="fc")),
     "batch too large": (
         trocar.RequestTooLargeError,

@@ -177,37 +177,6 @@ def test_a_trainer_is_found_through_every_gateway(cluster: Deployed, serve: Serv
         assert len(first.trainers()) == 1
 
 
-def test_a_trainer_goes_on_after_its_replica_was_killed(cluster: Deployed, serve: Serve) -> None:
-    labels = np.array([3, 1])
-
-    def losses(client: trocar.Client, between: Callable[[], None]) -> list[float]:
-        trainer = client.train("tiny", trainable=["classifier"], optimizer=trocar.sgd(lr=0.01, momentum=0.9))
-        first = trainer.step(IMAGES, labels).loss
-        trainer.save()
-        between()
-        return [first, client.trainer(trainer.trainer_id).step(IMAGES, labels).loss]
-
-    with direct(serve) as client:
-        expected = losses(client, lambda: None)
-    with cluster.connect(timeout_s=120.0) as client:
-        assert (
-            losses(client, lambda: os.kill(cluster.replicas()[0]["process_id"], signal.SIGKILL)) == expected
-        )
-
-
-def test_replicas_are_added_killed_and_removed_without_a_failed_call(cluster: Deployed) -> None:
-    with under_load(cluster) as load:
-        load.grows()
-        cluster.scale(2)
-        load.grows()
-        assert sorted(replica["slot"] for replica in cluster.replicas()) == ["0", "1"]
-        os.kill(cluster.replicas()[0]["process_id"], signal.SIGKILL)
-        load.grows()
-        cluster.scale(1)
-        load.grows()
-    assert load.failures == []
-
-
 def test_the_same_configuration_again_replaces_no_replica(cluster: Deployed) -> None:
     before = {replica["replica_id"] for replica in cluster.replicas()}
     ended = command("serve", "--config", str(cluster.config), "--ray", cluster.address)
@@ -244,3 +213,37 @@ def test_a_replica_that_cannot_start_says_why(cluster: Deployed) -> None:
         deploying.wait_until_ready(config)
     with cluster.connect() as client:  # and the others go on
         assert client.extract("tiny", IMAGES, TAPS)
+
+
+# --- Last: replicas are killed, and Ray Serve replaces them ---------------------------------------------
+
+
+def test_a_trainer_goes_on_after_its_replica_was_killed(cluster: Deployed, serve: Serve) -> None:
+    labels = np.array([3, 1])
+
+    def losses(client: trocar.Client, between: Callable[[], None]) -> list[float]:
+        trainer = client.train("tiny", trainable=["classifier"], optimizer=trocar.sgd(lr=0.01, momentum=0.9))
+        first = trainer.step(IMAGES, labels).loss
+        trainer.save()
+        between()
+        return [first, client.trainer(trainer.trainer_id).step(IMAGES, labels).loss]
+
+    with direct(serve) as client:
+        expected = losses(client, lambda: None)
+    with cluster.connect(timeout_s=120.0) as client:
+        assert (
+            losses(client, lambda: os.kill(cluster.replicas()[0]["process_id"], signal.SIGKILL)) == expected
+        )
+
+
+def test_replicas_are_added_killed_and_removed_without_a_failed_call(cluster: Deployed) -> None:
+    with under_load(cluster) as load:
+        load.grows()
+        cluster.scale(2)
+        load.grows()
+        assert sorted(replica["slot"] for replica in cluster.replicas()) == ["0", "1"]
+        os.kill(cluster.replicas()[0]["process_id"], signal.SIGKILL)
+        load.grows()
+        cluster.scale(1)
+        load.grows()
+    assert load.failures == []
