@@ -97,7 +97,8 @@ def click_s(opened: Any, url: str, count: int) -> list[float]:
     tab.set_default_timeout(_TIMEOUT_MS)
     tab.goto(f"{url}#sample=cat&search=conv1")
     tab.locator("table.best").wait_for()
-    tab.locator("button.module").first.wait_for()
+    for module in _MODULES:  # once the search is applied
+        tab.locator(f'button.module[data-path="{module}"]').wait_for()
     found = []
     for index in range(count + _WARM_UP):
         milliseconds = tab.evaluate(_CLICK, _MODULES[index % 2])

@@ -46,14 +46,16 @@ function* requests(head, payloads) {
 /**
  * Runs one pass.
  * @param request fields of an `ExtractRequest` beside the model and the inputs: `taps`, `edits`, `objective`, ...;
- *   `payloads`, arrays of bytes, are those of its tensors, in the order of the protocol
+ *   `payloads`, arrays of bytes, are those of its tensors, in the order of the protocol; `sources` are inputs by name
  * @returns `{maps, timing, processed}`; `maps` has `{map, tensor}` for each value, in the order of the reply
  */
-export async function extract(modelId, input, { payloads: own = [], ...request }, options) {
+export async function extract(modelId, input, { payloads: own = [], sources: named = {}, ...request }, options) {
   const { inputs, payloads } = wired(input);
-  const head = { modelId, inputs, maxChunkBytes: CHUNK_BYTES, ...request };
+  const others = Object.entries(named).map(([name, other]) => ({ name, ...wired(other) }));
+  const sources = others.map(({ name, inputs: its }) => ({ name, inputs: its }));
+  const head = { modelId, inputs, maxChunkBytes: CHUNK_BYTES, sources, ...request };
   let first, parts;
-  for await (const message of stream(ExtractionService.method.extract, [...requests(head, [...payloads, ...own])], options)) {
+  for await (const message of stream(ExtractionService.method.extract, [...requests(head, [...payloads, ...own, ...others.flatMap((one) => one.payloads)])], options)) {
     if (!first) {
       first = message;
       parts = new Payloads(message.featureMaps);
@@ -67,9 +69,12 @@ export async function extract(modelId, input, { payloads: own = [], ...request }
 export const plan = (modelId, input, request, options) =>
   call(ExtractionService.method.plan, { extraction: { modelId, inputs: wired(input).inputs, ...request } }, options);
 
-/** Feature maps that a selector stands for, without values; the server decides what it means. */
-export const select = async (modelId, input, selector, options) =>
-  (await plan(modelId, input, { taps: [{ selector }] }, options)).featureMaps;
+/** Feature maps of a tap, without values; the server decides what its selector means. */
+export const expand = async (modelId, input, tap, options) =>
+  (await plan(modelId, input, { taps: [tap] }, options)).featureMaps;
+
+/** As `expand`, of a selector as text. */
+export const select = (modelId, input, selector, options) => expand(modelId, input, { selector }, options);
 
 /** The caller's stored edits for a model. */
 export const listEdits = async (modelId, options) =>

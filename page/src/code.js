@@ -1,4 +1,5 @@
 // Code that gives the same numbers as the page. `trocar.connect()` finds the server as the command line does.
+import { OPERATIONS } from "./edits.js";
 
 /** A value as Python writes it. */
 export const python = (value) => {
@@ -12,41 +13,57 @@ export const shell = (text) => (/^[\w./:@%+=-]+$/.test(text) ? text : `'${text.r
 const inputPython = (input) => (input.kind === "text" ? python(input.text) : `Path(${python(input.name)})`);
 const inputWords = (input) => (input.kind === "text" ? ["--text", input.text] : [input.name]);
 
+/** An index such as `:, 2:8` as Python has it without NumPy. */
+const indexPython = (text) => `(${text.split(",").map((part) => part.trim().split(":")).map((ends) =>
+  (ends.length === 1 ? ends[0] : `slice(${ends.map((one) => one || "None").join(", ")})`)).join(", ")},)`;
+
 function editPython(edit) {
   if (typeof edit === "string") return python(edit);
-  const { at, op, from, ...options } = edit;
-  const named = { ...options, ...(from === undefined ? {} : { at: from }) };
-  const words = Object.entries(named).map(([name, value]) => `${name}=${python(value)}`);
+  const { at, op, ...given } = edit;
+  const arguments_ = new Map(OPERATIONS.get(op).options.map(({ name, argument }) => [name, argument]));
+  const words = Object.entries(given).map(([name, value]) => `${arguments_.get(name) ?? name}=${name === "index" ? indexPython(value) : python(value)}`);
   return `trocar.edit(${[python(at), python(op), ...words].join(", ")})`;
 }
 
 const editWord = (edit) => (typeof edit === "string" ? edit : JSON.stringify(edit));
 
+const sourcesPython = (sources) =>
+  `{${Object.entries(sources).map(([name, input]) => `${python(name)}: ${inputPython(input)}`).join(", ")}}`;
+
+/** Lines of one pass; see `pythonCode`. */
+function passPython({ result, model, input, taps, edits = [], sources = {}, of = null, at = [] }) {
+  const given = [
+    python(model), inputPython(input), ...(of === null ? [python(taps)] : [`of=trocar.logit(${of})`, `at=${python(at)}`, `taps=${python(taps)}`]),
+    ...(edits.length ? ["edits=edits"] : []), ...(Object.keys(sources).length ? [`sources=${sourcesPython(sources)}`] : []),
+  ];
+  const call = `${result} = client.${of === null ? "extract" : "gradients"}(${given.join(", ")})`;
+  return edits.length ? ["edits = [", ...edits.map((edit) => `    ${editPython(edit)},`), "]", call] : [call];
+}
+
 /**
  * A program that runs passes and prints the shape of each value.
- * @param passes of each `result`, the name of a variable, `model`, `input`, `taps` and, if any, `edits`
+ * @param passes of each `result`, the name of a variable, `model`, `input`, `taps` and, if any, `edits` and `sources`,
+ *   inputs by name; `of`, the class whose logit has the gradients `at`
  */
 export function pythonCode(passes) {
-  const hasImage = passes.some(({ input }) => input.kind !== "text");
-  const calls = passes.flatMap(({ result, model, input, taps, edits = [] }) => {
-    const given = [python(model), inputPython(input), python(taps)];
-    if (!edits.length) return [`${result} = client.extract(${given.join(", ")})`];
-    return [
-      "edits = [", ...edits.map((edit) => `    ${editPython(edit)},`), "]",
-      `${result} = client.extract(${[...given, "edits=edits"].join(", ")})`,
-    ];
-  });
-  const shown = passes.map(({ result }) => result);
+  const inputs = passes.flatMap(({ input, sources = {} }) => [input, ...Object.values(sources)]);
+  const hasImage = inputs.some(({ kind }) => kind !== "text");
   return [
-    ...(hasImage ? ["from pathlib import Path", ""] : []), "import trocar", "", "client = trocar.connect()", ...calls,
-    ...shown.map((name) => `print({name: value.shape for name, value in ${name}.items()})`), "",
+    ...(hasImage ? ["from pathlib import Path", ""] : []), "import trocar", "", "client = trocar.connect()",
+    ...passes.flatMap(passPython),
+    ...passes.map(({ result }) => `print({name: value.shape for name, value in ${result}.items()})`), "",
   ].join("\n");
 }
 
-/** Commands that write the values of each pass to a file called as its `result`. */
-export function shellCommand(passes) {
-  return passes.map(({ result, model, input, taps, edits = [] }) => [
-    "trocar", "extract", model, ...inputWords(input), ...taps.flatMap((tap) => ["--tap", tap]),
-    ...edits.flatMap((edit) => ["--edit", editWord(edit)]), "--out", `${result}.safetensors`,
-  ].map(shell).join(" ")).join("\n");
+const sourceWords = ([name, input]) =>
+  (input.kind === "text" ? ["--edit-source-text", `${name}=${input.text}`] : ["--edit-source", `${name}=${input.name}`]);
+
+function passCommand({ result, model, input, taps, edits = [], sources = {}, of = null, at = [] }) {
+  const what = of === null ? ["extract", model, ...inputWords(input)]
+    : ["gradients", model, ...inputWords(input), "--of", `logit:${of}`, ...at.flatMap((one) => ["--at", one])];
+  const changed = [...edits.flatMap((edit) => ["--edit", editWord(edit)]), ...Object.entries(sources).flatMap(sourceWords)];
+  return ["trocar", ...what, ...taps.flatMap((tap) => ["--tap", tap]), ...changed, "--out", `${result}.safetensors`].map(shell).join(" ");
 }
+
+/** Commands that write the values of each pass to a file called as its `result`. */
+export const shellCommand = (passes) => passes.map(passCommand).join("\n");

@@ -1,53 +1,65 @@
 // Edits as the SDK's JSON has them, `{"at": "layer3", "op": "scale", "factor": 0, "channels": [1, 2]}`, and as messages.
-// Operations and their options are those of the protocol: one that is added to `Edit` has its form here.
+// Operations, their options and defaults are those of the SDK (`gen/operations.js`), and their fields those of the
+// protocol: one that is added there has its form here.
 import { ScalarType } from "@bufbuild/protobuf";
+import { OPTIONS } from "../gen/operations.js";
 import { EditSchema } from "../gen/trocar_api/v1/edit_pb.js";
 import { Axis } from "../gen/trocar_api/v1/reduction_pb.js";
 import { Dtype } from "../gen/trocar_api/v1/tensor_pb.js";
 
-/** Where an operation is one operand alone: what the SDK calls it. */
-const OPERANDS = { set: "value", add: "value", scale: "factor" };
-/** Options that the SDK calls otherwise than the protocol. */
-const RENAMED = { keeps_norm: "keep_norm", is_absolute: "absolute", is_exact: "exact", selector: "from" };
-/** Not offered: arrays that a user would have to bring, and sources, which are other inputs. */
-const LEFT_OUT = ["reference", "source"];
-/** Of all dtypes, those that `CastEdit` takes. */
-const CAST_DTYPES = ["float16", "bfloat16", "int8"];
-
-const choicesOf = (field) => {
-  const choices = field.enum.values.slice(1).map((value) => value.name.slice(field.enum.sharedPrefix.length).toLowerCase());
-  return field.enum.typeName.endsWith(".Dtype") ? choices.filter((name) => CAST_DTYPES.includes(name)) : choices;
-};
+/** Keys of an edit that all operations take, of those that the page can make. */
+const COMMON = ["at", "op", "channels", "tokens", "index", "channel_dim"];
 
 function kindOf(field) {
+  if (!field) return "operand"; // the operation itself
   if (field.fieldKind === "enum") return "choice";
   if (field.fieldKind === "message") return field.message.name === "Operand" ? "operand" : "vectors";
   if (field.scalar === ScalarType.BOOL) return "flag";
-  if (field.scalar === ScalarType.STRING) return "text";
+  if (field.scalar === ScalarType.STRING) return field.name === "source" ? "source" : "text";
   return field.scalar === ScalarType.DOUBLE ? "number" : "integer";
 }
 
-function optionOf(field) {
+const optionOf = (message) => ({ field: name, ...option }) => {
+  const field = name ? message.fields.find((one) => one.name === name) : null;
   const kind = kindOf(field);
-  return {
-    name: RENAMED[field.name] ?? field.name, field, kind,
-    choices: kind === "choice" ? choicesOf(field) : [],
-    isOptional: field.proto.proto3Optional || kind === "operand",
-  };
-}
+  return { ...option, field, kind: kind === "vectors" && !option.isRequired ? "reference" : kind };
+};
 
 function operationOf(field) {
-  const own = field.message.name === "Operand" ? [] : field.message.fields;
-  const options = field.name in OPERANDS
-    ? [{ name: OPERANDS[field.name], kind: "operand", choices: [], isOptional: false }]
-    : own.filter(({ name }) => !LEFT_OUT.includes(name)).map(optionOf);
+  const options = OPTIONS[field.name].map(optionOf(field.message));
   return { name: field.name, field, options, takesVectors: options.some((one) => one.kind === "vectors") };
 }
 
-/** Each operation by name: `{name, options, takesVectors}`; an option has `name`, `kind`, `choices` and `isOptional`. */
+/**
+ * Each operation by name: `{name, options, takesVectors}`; an option has `name`, `argument` (its name in Python), `kind`,
+ * `choices`, `default` (null without one) and `isRequired`.
+ */
 export const OPERATIONS = new Map(
   EditSchema.oneofs.find((one) => one.name === "operation").fields
-    .filter((field) => field.fieldKind === "message").map((field) => [field.name, operationOf(field)]));
+    .filter((field) => field.name in OPTIONS).map((field) => [field.name, operationOf(field)]));
+
+/** Whether the page can make an edit of a link: the name of stored ones, or an operation with options that it has. */
+export function isKnown(edit) {
+  if (typeof edit === "string") return true;
+  const operation = OPERATIONS.get(edit?.op);
+  const names = [...COMMON, ...(operation?.options.map(({ name }) => name) ?? [])];
+  const isIndex = edit.index === undefined || (typeof edit.index === "string" && INDEX.test(edit.index));
+  return Boolean(operation) && typeof edit.at === "string" && isIndex && Object.keys(edit).every((key) => names.includes(key));
+}
+
+const INDEX = /^(-?\d+|-?\d*:-?\d*)(, *(-?\d+|-?\d*:-?\d*))*$/;
+
+/** Names of the inputs from which edits take values. */
+export const sourcesOf = (edits) => [...new Set(edits.flatMap((edit) => edit.source || []))];
+
+const PORT = /\/(grad_out|grad_in|param_grad|param)(\([^/]*\))?(\[.*\])?$/;
+const portOf = (edit) => (typeof edit === "string" ? "" : PORT.exec(edit.at)?.[1] ?? "");
+
+/** Whether an edit is of a gradient, so that it changes nothing in a forward pass. */
+export const isOfGradient = (edit) => portOf(edit).includes("grad");
+
+/** Whether an edit is of a parameter, a buffer, or the gradient of one. */
+export const isOfParameter = (edit) => portOf(edit).startsWith("param");
 
 const constant = (value) => ({ kind: { case: "constant", value } });
 
@@ -61,30 +73,53 @@ function fieldValue({ field, kind }, value, payloads) {
   if (kind === "operand") return constant(value);
   if (kind === "choice") return field.enum.values.find((one) => one.name === field.enum.sharedPrefix.toUpperCase() + value.toUpperCase()).number;
   if (kind === "integer") return field.scalar === ScalarType.INT64 ? BigInt(value) : value;
-  if (kind !== "vectors") return value;
+  if (!["vectors", "reference"].includes(kind)) return value;
   const isOne = !Array.isArray(value[0]);
   const { spec, bytes } = vectorTensor(isOne ? [value] : value, isOne);
   payloads.push(bytes);
   return spec;
 }
 
+const whole = (text) => (text === "" ? undefined : BigInt(text));
+
+/** An index such as `:, 3, 2:8` as a message. */
+const wiredIndex = (text) => ({
+  items: text.split(",").map((part) => part.trim().split(":")).map(([start, stop]) => ({
+    item: stop === undefined ? { case: "position", value: BigInt(start) } : { case: "slice", value: { start: whole(start), stop: whole(stop) } },
+  })),
+});
+
+function regionOf({ channels, tokens, index }) {
+  const takes = [[Axis.CHANNELS, channels], [Axis.TOKENS, tokens]].filter(([, positions]) => positions?.length)
+    .map(([axis, positions]) => ({ axis, positions: positions.map(BigInt) }));
+  return takes.length || index ? { takes, index: index ? wiredIndex(index) : undefined } : undefined;
+}
+
 /** One edit, as JSON has it or the name of stored ones, as a message; bytes of its arrays are added to `payloads`. */
 function edited(edit, payloads) {
   if (typeof edit === "string") return { operation: { case: "stored", value: edit } };
-  const { at, op, channels, ...given } = edit;
+  const { at, op, channel_dim: channelDim, ...given } = edit;
   const { field, options } = OPERATIONS.get(op);
-  const takes = channels?.length ? [{ axis: Axis.CHANNELS, positions: channels.map(BigInt) }] : [];
-  const set = options.filter(({ name }) => given[name] !== undefined);
-  const value = op in OPERANDS
-    ? constant(given[OPERANDS[op]])
-    : Object.fromEntries(set.map((one) => [one.field.localName, fieldValue(one, given[one.name], payloads)]));
-  return { selector: at, region: takes.length ? { takes } : undefined, operation: { case: field.localName, value } };
+  const set = options.map((one) => [one, given[one.name] ?? one.default]).filter(([, value]) => value !== null);
+  const value = options[0]?.field === null
+    ? constant(set[0][1])
+    : Object.fromEntries(set.map(([one, own]) => [one.field.localName, fieldValue(one, own, payloads)]));
+  return { selector: at, region: regionOf(edit), channelDim, operation: { case: field.localName, value } };
 }
 
 /** Edits as messages, and the bytes of their arrays: `{edits, payloads}`. */
 export function wiredEdits(edits) {
   const payloads = [];
   return { edits: edits.map((edit) => edited(edit, payloads)), payloads };
+}
+
+/** The selector of the value, or of the parameter, that a gradient belongs to. */
+export function valueOfGradient(name) {
+  const found = /^(.*)\/(grad_|param_grad)(.*?)((?:\[[^/]*\])?)$/s.exec(name);
+  if (!found) return name;
+  const [, before, kind, port, picks] = found;
+  if (kind === "param_grad") return `${before}/param${port}${picks}`;
+  return before && port === "out" ? `${before}${picks}` : `${before}/${port}${picks}`;
 }
 
 /** Unit vectors along channels: rows of `width` numbers. */

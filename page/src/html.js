@@ -3,8 +3,13 @@ import htm from "htm";
 import { h } from "preact";
 
 export const html = htm.bind(h);
-/** A value, rounded. */
-export const number = (value, digits = 4) => Number(value).toLocaleString("en", { maximumSignificantDigits: digits });
+const SMALL = 1e-4;
+/** A value, rounded; 3.1e-5 where it would begin with many zeros. */
+export function number(value, digits = 4) {
+  const own = Number(value); // of a BigInt, too
+  return own !== 0 && Math.abs(own) < SMALL
+    ? Number(own.toPrecision(digits)).toExponential() : own.toLocaleString("en", { maximumSignificantDigits: digits });
+}
 /** A count, short: 9,408 or 11.7M. */
 export const count = (value) =>
   Number(value) < 10_000 ? Number(value).toLocaleString("en")

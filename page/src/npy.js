@@ -4,8 +4,8 @@ const TYPES = {
 };
 
 /** A tensor as the bytes of a `.npy` file. */
-export function npy({ shape, values }) {
-  const type = TYPES[values.constructor.name];
+export function npy({ shape, values, own = { type: TYPES[values.constructor.name], values } }) {
+  const { type } = own;
   const text = `{'descr': '${type}', 'fortran_order': False, 'shape': (${shape.map((length) => `${length},`).join(" ")}), }`;
   const length = Math.ceil((10 + text.length + 1) / 64) * 64 - 10;
   const head = new TextEncoder().encode(`\x93NUMPY\x01\x00??${text.padEnd(length - 1)}\n`);
@@ -13,7 +13,7 @@ export function npy({ shape, values }) {
   const bytes = head.subarray(1);
   bytes[0] = 0x93;
   new DataView(bytes.buffer, bytes.byteOffset).setUint16(8, length, true);
-  return new Blob([bytes, values]);
+  return new Blob([bytes, own.values]);
 }
 
 /** Gives the user a file. */

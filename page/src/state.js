@@ -22,9 +22,11 @@ export const modules = signal([]);
 export const categories = signal([]);
 /** `{kind: "image", name, bytes, url}` or `{kind: "text", name, text}`; null without one. */
 export const input = signal(null);
+/** A second image of the user's own, like `input`; null without one. No link has it. */
+export const second = signal(null);
 /** Paths that the search stands for; null without a search. */
 export const found = signal(null);
-/** `{place, maps, timing, processed}` of the last pass; null without one. */
+/** `{place, input, model, maps, timing, processed}` of the last pass; null without one. */
 export const result = signal(null);
 
 export const isTokenWanted = computed(() => problem.value?.code === "UNAUTHENTICATED");
@@ -53,7 +55,7 @@ export const best = computed(() => bestClasses(result.value?.maps));
 
 /** The scores of all classes in a pass that has the model's output; null where that is no scores of classes. */
 export function scoresOf(maps) {
-  const outputs = maps?.filter(({ map }) => map.path === "") ?? [];
+  const outputs = maps?.filter(({ map }) => map.path === "" && map.port === "out") ?? [];
   const logits = outputs.find(({ map }) => map.pick === '["logits"]') ?? (outputs.length === 1 ? outputs[0] : null);
   if (logits?.tensor?.shape.length !== 2 || logits.tensor.shape[1] < 2) return null;
   return softmax(logits.tensor.values.subarray(0, logits.tensor.shape[1]));
@@ -127,6 +129,9 @@ async function bringInput() {
   else if (input.value && (input.value.kind === "text" ? takesText.value : takesImages.value)) await run();
 }
 
+/** The page's own images. */
+export const SAMPLES = ["cat", "coffee", "astronaut"];
+
 /** An image of the page's own as an input. */
 export async function readSample(name, signal) {
   const reply = await fetch(`/${name}.jpg`, { signal });
@@ -183,11 +188,16 @@ export const taps = (path = view.module.value, port = view.port.value) =>
 /** Runs a pass for what is chosen; one that is under way ends. */
 export async function run() {
   if (!input.value || !view.model.value) return;
-  const own = place.value;
-  const reply = await pass.start(`Running ${view.model.value}`, (signal) =>
-    api.extract(view.model.value, input.value, { taps: taps() }, options(signal)));
-  if (!reply) return;
-  result.value = { ...reply, place: own };
+  const [own, given, modelId] = [place.value, input.value, view.model.value];
+  const reply = await pass.start(`Running ${modelId}`, (signal) =>
+    api.extract(modelId, given, { taps: taps() }, options(signal)));
+  if (!reply) {
+    // What is shown stays after a failure, but not beside an input or a model that it is not of.
+    const isOther = result.value?.input !== given || result.value.model !== modelId;
+    if (isOther && !pass.isRunning) result.value = null;
+    return;
+  }
+  result.value = { ...reply, place: own, input: given, model: modelId };
   await findAttentions();
 }
 
@@ -206,6 +216,9 @@ async function findAttentions() {
 
 const HISTOGRAM_BINS = 32;
 const STATISTICS = [Statistic.MEAN, Statistic.STD, Statistic.MIN, Statistic.MAX, Statistic.ZERO_FRACTION, Statistic.HISTOGRAM];
+
+/** A value with what its table of statistics shows; to be completed by what it is of. */
+export const statisticsTap = { values: true, statistics: STATISTICS.slice(0, -1) };
 
 /** A value of a module, with its statistics. In parts: paths may have characters that a selector quotes. */
 function moduleTap(path, port) {

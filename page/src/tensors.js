@@ -22,11 +22,34 @@ export class Payloads {
   }
 }
 
+/** Numbers of 16 bits. NumPy has no bfloat16: it is saved as float32, as the client has it. */
+const WIDENED = { [Dtype.FLOAT16]: halves, [Dtype.BFLOAT16]: brainFloats };
+
+/** Values as numbers; `own`, the values as they came with the type of a `.npy` file, where they are others. */
 function tensor(spec, bytes) {
+  const shape = spec.shape.map(Number);
+  if (spec.dtype in WIDENED) return { shape, ...WIDENED[spec.dtype](new Uint16Array(bytes.buffer)) };
   const Kind = ARRAYS[spec.dtype];
   if (!Kind) throw new TypeError(`values of ${Dtype[spec.dtype].toLowerCase()} are not shown`);
   const values = new Kind(bytes.buffer);
-  return { shape: spec.shape.map(Number), values: values instanceof BigInt64Array ? Float64Array.from(values, Number) : values };
+  if (spec.dtype === Dtype.INT64) return { shape, values: Float64Array.from(values, Number), own: { type: "<i8", values } };
+  return { shape, values, ...(spec.dtype === Dtype.BOOL ? { own: { type: "|b1", values } } : {}) };
+}
+
+/** IEEE 754 binary16: a sign, 5 bits of exponent, 10 of fraction. Exact as float32. */
+function halves(bits) {
+  const values = Float32Array.from(bits, (word) => {
+    const [exponent, fraction] = [(word >> 10) & 31, word & 1023];
+    const size = exponent === 31 ? (fraction ? NaN : Infinity)
+      : exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24;
+    return word & 0x8000 ? -size : size;
+  });
+  return { values, own: { type: "<f2", values: bits } };
+}
+
+/** The upper half of a float32. */
+function brainFloats(bits) {
+  return { values: new Float32Array(Uint32Array.from(bits, (word) => word << 16).buffer) };
 }
 
 /** Least and greatest of the finite values. */
@@ -67,6 +90,13 @@ function channel(index, values, height, width) {
   let sum = 0;
   for (const value of values) sum += Math.abs(value);
   return { index, values, height, width, strength: sum / values.length };
+}
+
+/** A parameter as a picture for each index of its first dimension, like `channels`. */
+export function rows({ shape, values }) {
+  const size = values.length / shape[0];
+  const [height, width] = shape.length === 4 ? [shape[1] * shape[2], shape[3]] : [1, size];
+  return Array.from({ length: shape[0] }, (_, index) => channel(index, values.subarray(index * size, (index + 1) * size), height, width));
 }
 
 /** Position of the greatest value, the first of equal ones. */

@@ -5,7 +5,7 @@ const underWay = signal([]);
 
 /** What the page waits for; empty when it waits for nothing. */
 export const working = computed(() => underWay.value.at(-1)?.what ?? "");
-/** `{what, code, text}` of the last failure; null without one. */
+/** `{what, code, text}` of the last failure, its code empty for a mistake that the page finds; null without one. */
 export const problem = signal(null);
 
 /**
@@ -19,7 +19,7 @@ export async function during(what, work) {
   try {
     return await work();
   } catch (error) {
-    if (error.name !== "AbortError") problem.value = { what, code: error.code ?? error.name, text: error.message };
+    if (error.name !== "AbortError") problem.value = { what, code: error.code ?? (error instanceof RangeError ? "" : error.name), text: error.message };
     return undefined;
   } finally {
     underWay.value = underWay.value.filter((one) => one !== own);
@@ -28,18 +28,24 @@ export async function during(what, work) {
 
 /** Repeats work of which only the last counts: a new start ends the one before. */
 export class Latest {
+  isRunning = false;
+
   /** @returns as `during`; undefined also where another start came meanwhile */
   async start(what, work) {
     this.current?.abort();
     const own = new AbortController();
     this.current = own;
+    this.isRunning = true;
     const done = await during(what, () => work(own.signal));
-    return this.current === own ? done : undefined;
+    if (this.current !== own) return undefined;
+    this.isRunning = false;
+    return done;
   }
 
   /** Ends what is under way. */
   stop() {
     this.current?.abort();
     this.current = null;
+    this.isRunning = false;
   }
 }

@@ -35,6 +35,15 @@ export function tokensPython({ model, input, found }) {
   ]);
 }
 
+/** A command that writes the embedding and its gradient; their products, summed by token, are the contributions. */
+export function tokensCommand({ model, input, found }) {
+  const of = found.of === null ? `logit:${found.target}` : `squares:${found.of}`;
+  return [
+    "trocar", "gradients", model, "--text", input.text, "--of", of, "--at", found.place, "--tap", found.place,
+    "--out", "tokens.safetensors",
+  ].map(shell).join(" ");
+}
+
 export const healthPython = ({ model, input, target }) =>
   program(input, [`health = client.health(${python(model)}, ${value(input)}, trocar.logit(${target}))`, "print(health)"]);
 

@@ -2,6 +2,7 @@
 import { ClassScoreKind } from "../../gen/trocar_api/v1/objective_pb.js";
 import { Statistic } from "../../gen/trocar_api/v1/statistics_pb.js";
 import { extract } from "../api.js";
+import { valueOfGradient } from "../edits.js";
 import { argmax } from "../tensors.js";
 
 /** Norms and ratios outside of these are flagged. */
@@ -73,18 +74,10 @@ function rowsOf(maps) {
     name: `${found[0].name.slice(0, found[0].name.lastIndexOf("/param_grad("))}/param(*)`, type: found[0].type,
     gradient: merged(found), weightNorm: Math.hypot(...found.map((map) => weights.get(keyOf(map)) ?? NaN)),
   }]));
-  const rows = ofValues.map((map) => row(nameOf(map), map, merged([map]), own.get(map.path)));
+  const rows = ofValues.map((map) => row(valueOfGradient(map.name), map, merged([map]), own.get(map.path)));
   const called = new Set(rows.map((one) => one.path));
   for (const [path, one] of own) if (!called.has(path)) insert(rows, row(one.name, { path, type: one.type }, null, one));
   return rows;
-}
-
-/** The selector of the value whose gradient was taken. */
-function nameOf({ name }) {
-  const found = /^(.*)\/grad_(out|in(?:\(.*\))?)((?:\[.*\])?)$/s.exec(name);
-  if (!found) return name;
-  const [, before, port, after] = found;
-  return before && port === "out" ? `${before}${after}` : `${before}/${port}${after}`;
 }
 
 /** Modules that are never called stand before the first one that they are inside of; the model itself at the end. */

@@ -3,12 +3,13 @@ import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { parameters } from "../address.js";
 import { attribute as compute, METHODS } from "../attribution/attribute.js";
-import { attributionCommand, attributionPython, healthCommand, healthPython, tokensPython } from "../attribution/code.js";
+import { attributionCommand, attributionPython, healthCommand, healthPython, tokensCommand, tokensPython } from "../attribution/code.js";
 import { gradientHealth } from "../attribution/health.js";
 import { attributeTokens } from "../attribution/tokens.js";
 import { html, number } from "../html.js";
-import { categories, collected, input, model, options, view } from "../state.js";
+import { best, categories, collected, input, model, options, view } from "../state.js";
 import { Copies } from "../views/copy.js";
+import { Field } from "../views/field.js";
 import { HealthPicture } from "../views/health.js";
 import { Picture } from "../views/map.js";
 import { Progress } from "../views/progress.js";
@@ -68,17 +69,16 @@ function Controls() {
   const place = collected.value.find(({ map }) => map.port === "out")?.map.name;
   const places = [...new Set([chosen.at.value, place].filter(Boolean))];
   const isText = input.value.kind === "text";
-  const change = (name) => (event) => { chosen[name].value = event.target.value; };
   return html`
     <div class="controls">
       ${!isText && html`<label>Method <select value=${chosen.method.value} onChange=${(event) => { chosen.method.value = event.target.value; chosen.setting.value = ""; }}>
         ${Object.entries(METHODS).map(([name, one]) => html`<option key=${name} value=${name}>${one.label}</option>`)}
         <option value=${HEALTH}>Gradient health</option></select></label>`}
-      <label>Class <input list="attribute-classes" value=${chosen.target.value} placeholder="the predicted one" onChange=${change("target")} /></label>
+      ${(!isText || best.value.length > 0) && html`<label>Class <${Field} list="attribute-classes" value=${chosen.target.value} placeholder="the predicted one" onGive=${(text) => { chosen.target.value = text; }} /></label>`}
       <datalist id="attribute-classes">${categories.value.map((name, at) => html`<option key=${at} value=${name} />`)}</datalist>
-      ${!isText && isAtModule && html`<label>At <select value=${chosen.at.value} onChange=${change("at")}>
+      ${!isText && isAtModule && html`<label>At <select value=${chosen.at.value} onChange=${(event) => { chosen.at.value = event.target.value; }}>
         <option value="">the last feature map</option>${places.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`}
-      ${!isText && setting && html`<label>${setting.label} <input type="number" min="1" step="1" value=${chosen.setting.value} placeholder=${setting.initial ?? "a fourteenth"} onChange=${change("setting")} /></label>`}
+      ${!isText && setting && html`<label>${setting.label} <${Field} type="number" min="1" step="1" value=${chosen.setting.value} placeholder=${setting.initial ?? "a fourteenth"} onGive=${(text) => { chosen.setting.value = text; }} /></label>`}
       ${working.value && html`<button onClick=${() => work.stop()}>Stop</button>`}
     </div>
     ${share.value !== null && html`<${Progress} label="Passes, percent" done=${Math.round(100 * share.value)} count=${100} />`}`;
@@ -117,7 +117,7 @@ function HeatMap({ asked, found }) {
         <div class="map" style=${{ opacity: Number(chosen.opacity.value) }}><${Picture} map=${heat} limits=${UNIT} label="Attribution to ${className(target)}" /></div></div>
       <label>Opacity <input type="range" min="0" max="1" step="0.05" value=${chosen.opacity.value} onInput=${(event) => { chosen.opacity.value = event.target.value; }} /></label>
       <dl class="statistics">
-        <div><dt>class</dt><dd>${className(target)}</dd></div><div><dt>score</dt><dd>${number(score, 6)}</dd></div>
+        <div><dt>class</dt><dd>${className(target)}</dd></div><div><dt>logit</dt><dd>${number(score, 6)}</dd></div>
         <div><dt>at</dt><dd>${place.at}</dd></div><div><dt>shape</dt><dd>${values.shape.join("×")}</dd></div>
       </dl>
       <${Save} name=${asked.method} tensor=${values} label="Save as ${asked.method}.npy" />
@@ -127,8 +127,9 @@ function HeatMap({ asked, found }) {
 function Tokens({ asked, found }) {
   const most = found.values.reduce((high, value) => Math.max(high, Math.abs(value)), 0) || 1;
   const colour = (value) => `rgb(${value < 0 ? "33 102 172" : "200 85 0"} / ${0.5 * Math.abs(value) / most})`;
+  const shown = { model: asked.model, input: asked.input, found };
   return html`
-    <${Copies} python=${tokensPython({ model: asked.model, input: asked.input, found })} />
+    <${Copies} python=${tokensPython(shown)} command=${tokensCommand(shown)} />
     <p class="hint">${found.of === null ? `Contribution to ${className(found.target)}` : `Contribution to the squares of ${found.of}`}: orange more, blue less.</p>
     <p class="tokens">${found.tokens.map((token, at) => html`
       <span key=${at} class="token-share" style=${{ backgroundColor: colour(found.values[at]) }} title=${number(found.values[at])}>${token}<small>${number(found.values[at], 2)}</small></span>`)}</p>

@@ -1,33 +1,33 @@
-// Change: edits of values while the model runs, and what they do.
+// Change: edits of values, parameters and gradients while the model runs, and what they do.
 import { signal } from "@preact/signals";
-import { useEffect, useMemo } from "preact/hooks";
+import { useEffect } from "preact/hooks";
 import { parameters } from "../address.js";
-import * as api from "../api.js";
-import { OPERATIONS, unitVectors, wiredEdits } from "../edits.js";
-import { html, number } from "../html.js";
-import { categories, collected, input, options, passOf, result, scoresOf, taps, view } from "../state.js";
-import { channels, range } from "../tensors.js";
+import { DROPPED, offeredSources, runEdited } from "../edited_passes.js";
+import { isKnown, isOfGradient, isOfParameter, OPERATIONS, sourcesOf, unitVectors } from "../edits.js";
+import { html } from "../html.js";
+import { best, categories, collected, input, options, result, scoresOf, second, tokens, view } from "../state.js";
+import { pairsOf, Pair } from "../views/before_after.js";
 import { BestChange } from "../views/best.js";
-import { Thumbnails, ThumbnailControls, useChannels } from "../views/channels.js";
 import { Copy } from "../views/copy.js";
 import { EditForm } from "../views/edit_form.js";
-import { Picture } from "../views/map.js";
+import { ChannelPicker, pickedOf } from "../views/edit_channels.js";
+import { EditPlace, useEditedValue } from "../views/edit_place.js";
+import { rangesOf } from "../views/edit_region.js";
+import { Field } from "../views/field.js";
 import { Save } from "../views/save.js";
+import { SecondImage } from "../views/second_image.js";
 import { StoredEdits } from "../views/stored_edits.js";
-import { Table } from "../views/table.js";
 import { Latest } from "../work.js";
 
-const SHOWN = 12;
-
-const chosen = parameters("change", { edits: "[]", at: "0", order: "strongest", scale: "common" });
-/** `{key, maps}` of the last pass with edits; null without one. */
+const chosen = parameters("change", { edits: "[]", at: "0", place: "", target: "", text: "", order: "strongest", scale: "common" });
+/** `{key, before, after, passes}` of the last passes with edits; null without them. */
 const changed = signal(null);
 const pass = new Latest();
 
 function readEdits() {
   try {
     const read = JSON.parse(chosen.edits.value);
-    return Array.isArray(read) ? read.filter((edit) => typeof edit === "string" || OPERATIONS.has(edit?.op)) : [];
+    return Array.isArray(read) ? read.filter(isKnown) : [];
   } catch {
     return []; // an address that was cut off
   }
@@ -35,29 +35,29 @@ function readEdits() {
 
 const write = (edits) => { chosen.edits.value = JSON.stringify(edits); };
 
-/** Edits that can run: a direction needs its channels. */
-const isComplete = (edit) => typeof edit === "string" || !OPERATIONS.get(edit.op).takesVectors
-  || OPERATIONS.get(edit.op).options.every((one) => one.kind !== "vectors" || edit[one.name]?.length);
-
-async function runEdits(key, edits) {
-  const reply = await pass.start(`Running ${view.model.value} with edits`, (signal) =>
-    api.extract(view.model.value, input.value, { taps: taps(), ...wiredEdits(edits) }, options(signal)));
-  if (reply) changed.value = { key, maps: reply.maps };
+/** Edits that can run: a direction needs its channels, and a swap a value. */
+function isComplete(edit) {
+  if (typeof edit === "string") return true;
+  if (edit.op === "swap") return Boolean(edit.source || edit.from) && (edit.source !== "text" || Boolean(chosen.text.value));
+  return OPERATIONS.get(edit.op).options.every((one) => one.kind !== "vectors" || edit[one.name]?.length);
 }
 
-/** Channels that an edit names: its own, or those along which its directions point. */
-function pickedOf(edit) {
-  if (!edit || typeof edit === "string") return [];
-  const vectors = OPERATIONS.get(edit.op).options.find((one) => one.kind === "vectors");
-  if (!vectors) return edit.channels ?? [];
-  const rows = edit[vectors.name] ?? [];
-  return [...new Set((Array.isArray(rows[0]) ? rows : [rows]).flatMap((row) => row.flatMap((value, at) => (value ? [at] : []))))];
+/** The class whose logit has the gradients: the chosen one, otherwise the predicted one. */
+const targetOf = () => (/^\d+$/.test(chosen.target.value) ? Number(chosen.target.value) : best.value[0]?.[0] ?? 0);
+
+async function run(key, edits) {
+  const given = { target: targetOf(), text: chosen.text.value };
+  const found = await pass.start(`Running ${view.model.value} with edits`, (signal) => runEdited(edits, given, options(signal)));
+  if (found) changed.value = { ...found, key };
 }
 
-function picked(edit, indices, width) {
-  const { channels: _, ...rest } = edit;
-  const vectors = OPERATIONS.get(edit.op).options.find((one) => one.kind === "vectors");
-  if (!vectors) return indices.length ? { ...rest, channels: indices } : rest;
+function picked(edit, indices, width, channelDim) {
+  const { options: known } = OPERATIONS.get(edit.op);
+  const outdated = ["channels", "channel_dim", ...known.filter((one) => one.kind === "reference").map(({ name }) => name)];
+  const rest = Object.fromEntries(Object.entries(edit).filter(([name]) => !outdated.includes(name)));
+  const vectors = known.find((one) => one.kind === "vectors");
+  const dimension = channelDim === null ? {} : { channel_dim: channelDim };
+  if (!vectors) return indices.length ? { ...rest, channels: indices, ...dimension } : rest;
   const rows = unitVectors(indices, width);
   const one = rows.length ? rows.reduce((sum, row) => sum.map((value, at) => value + row[at])) : [];
   return { ...rest, [vectors.name]: vectors.name === "direction" ? one : rows };
@@ -80,107 +80,75 @@ function EditList({ edits, at }) {
 
 function textOf(edit) {
   if (typeof edit === "string") return `stored: ${edit}`;
-  const values = OPERATIONS.get(edit.op).options.filter(({ name, kind }) => kind !== "vectors" && edit[name] !== undefined)
+  const values = OPERATIONS.get(edit.op).options.filter(({ name, kind }) => !["vectors", "reference"].includes(kind) && edit[name] !== undefined)
     .map(({ name }) => `${name} ${edit[name]}`);
+  const [rows, columns] = rangesOf(edit);
+  const part = [edit.tokens && `tokens ${edit.tokens.join(", ")}`, rows && `rows ${rows}`, columns && `columns ${columns}`].filter(Boolean);
   const indices = pickedOf(edit);
-  const where = indices.length ? [`channels ${indices.slice(0, 6).join(", ")}${indices.length > 6 ? ", …" : ""}`] : [];
-  return [`${edit.at} ${edit.op}`, ...values, ...where].join(", ");
+  const where = indices.length ? [`${isOfParameter(edit) ? "rows" : "channels"} ${indices.slice(0, 6).join(", ")}${indices.length > 6 ? ", …" : ""}`] : [];
+  return [`${edit.at} ${edit.op}`, ...values, ...where, ...part].join(", ");
 }
 
-function Pair({ before, after }) {
-  const parts = useMemo(() => compared(before.tensor, after.tensor), [before, after]);
-  const common = useMemo(() => range(before.tensor.values), [before]);
-  const rows = before.map.statistics.filter((one) => one.values.length === 1).map((one, at) =>
-    ({ name: ["mean", "std", "min", "max", "zeros"][at], from: one.values[0], to: after.map.statistics[at].values[0] }));
+/** The class of gradients, and the other inputs of swaps: only where an edit needs them. */
+function Needs({ edits }) {
+  const sources = sourcesOf(edits);
+  const isSwap = edits.some(({ op }) => op === "swap");
+  const give = (name) => (text) => { chosen[name].value = text.trim(); };
   return html`
-    <${Table} label="Statistics before and after" keyOf=${(row) => row.name} rows=${rows} columns=${[
-      { title: before.map.name, cell: (row) => row.name }, { title: "before", isNumber: true, cell: (row) => number(row.from) },
-      { title: "after", isNumber: true, cell: (row) => number(row.to) },
-      { title: "change", isNumber: true, cell: (row) => number(row.to - row.from) }]} />
-    ${parts.length > 0 && html`
-      <p class="hint">The channels that changed most: before, after, and the difference (blue less, orange more).</p>
-      <div class="pairs">${parts.slice(0, SHOWN).map(({ index, from, to, difference, extent }) => html`
-        <figure key=${index} class="pair ${from.height === 1 ? "row" : ""}">
-          <${Picture} map=${from} limits=${common} label="Channel ${index} before" />
-          <${Picture} map=${to} limits=${common} label="Channel ${index} after" />
-          <${Picture} map=${difference} limits=${[-extent, extent]} palette="diverging" label="Channel ${index}, difference" />
-          <figcaption>${index}, up to ${number(extent, 3)}</figcaption>
-        </figure>`)}</div>`}`;
+    <div class="controls">
+      ${edits.some(isOfGradient) && html`<label>Gradients of class <${Field} inputmode="numeric" pattern="[0-9]*" value=${chosen.target.value} placeholder="${targetOf()}, the predicted one" onGive=${give("target")} /></label>`}
+      ${sources.includes("text") && html`<label>Other text <${Field} value=${chosen.text.value} onGive=${give("text")} /></label>`}
+      ${isSwap && input.value.kind === "image" && html`<${SecondImage} label="Values from an image of your own" />`}
+    </div>`;
 }
 
-function compared(before, after) {
-  const others = channels(after);
-  return channels(before).map((from, at) => {
-    const to = others[at];
-    const values = Float64Array.from(from.values, (value, place) => to.values[place] - value);
-    const [low, high] = range(values);
-    return { index: from.index, from, to, difference: { ...from, values }, extent: Math.max(-low, high) };
-  }).filter(({ extent }) => extent > 0).sort((a, b) => b.extent - a.extent);
-}
-
-/** Values before and after, by name, where both passes have them. */
-const pairsOf = (maps) => collected.value.map((one) => ({ before: one, after: maps.find(({ map }) => map.name === one.map.name) }))
-  .filter((pair) => pair.after?.tensor.values.length === pair.before.tensor.values.length);
-
-function Verdict({ edits, isStale }) {
-  if (!result.value || !changed.value) return null;
+function Verdict({ found, before, isStale }) {
   const nameOf = (index) => categories.value[index] ?? `class ${index}`;
+  const pairs = pairsOf(before, found.after);
   return html`
     <section class="after" aria-label="Before and after" aria-busy=${String(isStale)}>
-      <${BestChange} before=${scoresOf(result.value.maps)} after=${scoresOf(changed.value.maps)} nameOf=${nameOf} />
-      <${Copy} passes=${[passOf("before"), passOf("after", edits)]}>
-        ${pairsOf(changed.value.maps).map(({ after }) => html`
-          <${Save} key=${after.map.name} tensor=${after.tensor} name="after-${after.map.name}" label="Save what came out as .npy" />`)}
+      <${BestChange} before=${scoresOf(found.before ?? result.value?.maps)} after=${scoresOf(found.after)} nameOf=${nameOf} />
+      <${Copy} passes=${found.passes}>
+        ${pairs.map(({ after }) => html`
+          <${Save} key=${after.map.name} tensor=${after.tensor} name="after-${after.map.name}" label=${`Save what came out as .npy${pairs.length > 1 ? `: ${after.map.name}` : ""}`} />`)}
       <//>
     </section>`;
-}
-
-function Picker({ edit, value, onPick }) {
-  const { all, shown, limitsOf } = useChannels(value.tensor, chosen.order, chosen.scale);
-  const indices = pickedOf(edit);
-  const toggle = (index) => onPick(indices.includes(index)
-    ? indices.filter((one) => one !== index) : [...indices, index].sort((a, b) => a - b), all.length);
-  if (!all.length || !OPERATIONS.get(edit.op).options.length && edit.op === "skip") return null;
-  return html`
-    <p>${indices.length ? `Channels ${indices.join(", ")}` : OPERATIONS.get(edit.op).takesVectors ? "Click the channels along which it points." : "All channels; click some to change these alone."}
-      ${indices.length > 0 && html` <button onClick=${() => onPick([], all.length)}>None of them</button>`}</p>
-    <${ThumbnailControls} order=${chosen.order} scale=${chosen.scale} />
-    <${Thumbnails} shown=${shown} limitsOf=${limitsOf} isChosen=${(index) => indices.includes(index)} onChoose=${toggle} />`;
 }
 
 function Change() {
   const edits = readEdits();
   const at = Math.min(Number(chosen.at.value) || 0, edits.length - 1);
-  const edit = edits[at];
+  const edit = typeof edits[at] === "string" ? null : edits[at] ?? null;
   const running = edits.filter(isComplete);
-  const key = JSON.stringify([running, view.model.value, view.module.value, view.port.value]);
+  const key = JSON.stringify([running, view.model.value, view.module.value, view.port.value, chosen.target.value, chosen.text.value]);
+  const ownSecond = sourcesOf(running).includes(DROPPED) ? second.value : null;
   useEffect(() => {
-    if (!running.length || !input.value) {
+    if (!running.length || !input.value || !result.value) {
       pass.stop();
       changed.value = null;
-    } else runEdits(key, running);
-  }, [key, result.value]);
+    } else run(key, running);
+  }, [key, result.value, ownSecond]);
+  const found = changed.value;
+  const before = found?.before?.filter(({ map }) => map.name !== "/out") ?? collected.value;
+  const own = useEditedValue(edit, before);
   if (!input.value) return html`<p class="hint">Give the model an input, then choose a module to change.</p>`;
-  const place = collected.value[0]?.map.name;
   const add = (added) => {
     write([...edits, added]);
     chosen.at.value = String(edits.length);
   };
   const replace = (changedEdit) => write(edits.map((one, index) => (index === at ? changedEdit : one)));
-  const own = edit && typeof edit !== "string" ? collected.value.find(({ map }) => map.name === edit.at) : null;
+  const pick = (indices, width, channelDim) => replace(picked(edit, indices, width, channelDim));
   return html`
     <section class="changes" aria-label="Change">
-      <h2>Edits <small>values that are changed while the model runs</small></h2>
+      <h2>Edits <small>what is changed while the model runs</small></h2>
       <${EditList} edits=${edits} at=${at} />
-      ${place ? html`<button class="add" onClick=${() => add({ at: place, op: "scale", factor: 0 })}>Add an edit of ${place}</button>`
-        : html`<p class="hint">Choose a module to change.</p>`}
-      ${edit && typeof edit !== "string" && html`<${EditForm} key=${at} edit=${edit} value=${own} onChange=${replace} />`}
-      ${running.length > 0 && html`<${Verdict} edits=${running} isStale=${changed.value?.key !== key} />`}
-      ${edit && typeof edit !== "string" && (own
-        ? html`<${Picker} key=${edit.at} edit=${edit} value=${own} onPick=${(indices, width) => replace(picked(edit, indices, width))} />`
-        : html`<p class="hint">Choose ${edit.at} in the tree to pick its channels.</p>`)}
+      <${EditPlace} chosen=${chosen.place} onAdd=${(place) => add({ at: place, op: "scale", factor: 0 })} />
+      ${edit && html`<${EditForm} key=${at} edit=${edit} value=${own} sources=${offeredSources()} tokens=${tokens.value} onChange=${replace} />`}
+      <${Needs} edits=${edits.filter((one) => typeof one !== "string")} />
+      ${running.length > 0 && found && html`<${Verdict} found=${found} before=${before} isStale=${found.key !== key} />`}
+      ${edit && html`<${ChannelPicker} key=${edit.at} edit=${edit} value=${own} chosen=${chosen} onPick=${pick} />`}
       <${StoredEdits} edits=${edits} onUse=${add} />
-      ${running.length > 0 && changed.value && result.value && pairsOf(changed.value.maps).map((pair) => html`<${Pair} key=${pair.before.map.name} ...${pair} />`)}
+      ${running.length > 0 && found && pairsOf(before, found.after).map((pair) => html`<${Pair} key=${pair.before.map.name} ...${pair} />`)}
     </section>`;
 }
 

@@ -8,6 +8,7 @@ import { count, html, number } from "../html.js";
 import { connect, models, options, server } from "../state.js";
 import { Confirmed } from "../views/confirmed.js";
 import { Copies } from "../views/copy.js";
+import { bytes, ServerStatus } from "../views/server_status.js";
 import { Table } from "../views/table.js";
 import { call } from "../wire.js";
 import { during } from "../work.js";
@@ -17,6 +18,8 @@ const LOOK_MS = 2000;
 /** `DrainResponse`; null for callers without the scope. */
 const state = signal(null);
 const changes = signal(null);
+/** `GetServerStatusResponse`; null until it is known. */
+const status = signal(null);
 
 const ask = (action) => call(ServerService.method.drain, { action }, options());
 
@@ -24,11 +27,6 @@ const ask = (action) => call(ServerService.method.drain, { action }, options());
 effect(() => {
   if (server.value) ask(DrainAction.UNSPECIFIED).then((reply) => { state.value = reply; }, () => { state.value = null; });
 });
-
-const bytes = (value) => {
-  const exponent = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, Number(value))) / 10)));
-  return `${number(Number(value) / 2 ** (10 * exponent), 4)} ${["B", "KiB", "MiB", "GiB", "TiB"][exponent]}`;
-};
 
 const MODELS = [
   { title: "model", cell: (one) => one.modelId },
@@ -55,8 +53,10 @@ const limits = computed(() => Object.entries(server.value?.limits ?? {}).filter(
 
 /** Looks again while the panel is shown. */
 async function look() {
-  const [reply, info, listed] = await Promise.all([ask(DrainAction.UNSPECIFIED), api.serverInfo(options()), api.listModels(options())]);
+  const [reply, work, info, listed] = await Promise.all([
+    ask(DrainAction.UNSPECIFIED), call(ServerService.method.getServerStatus, {}, options()), api.serverInfo(options()), api.listModels(options())]);
   state.value = reply;
+  status.value = work;
   server.value = info;
   models.value = listed;
 }
@@ -81,29 +81,32 @@ const Controls = ({ isDraining }) => html`
     <${Confirmed} label="Reload the configuration" question="Read the configuration file again?" onConfirm=${reload} />
   </div>`;
 
-const python = ["import trocar", "", "client = trocar.connect()", "print(client.server_info())", "print(client.models())", ""].join("\n");
+const python = ["import trocar", "", "client = trocar.connect()", "print(client.status())", "print(client.server_info())", "print(client.models())", ""].join("\n");
 
 function Operate() {
   useEffect(() => {
-    const timer = setInterval(() => look().catch(() => {}), LOOK_MS);
+    const again = () => look().catch(() => {});
+    again();
+    const timer = setInterval(again, LOOK_MS);
     return () => clearInterval(timer);
   }, []);
   const { isDraining, runningCallCount, waitingFitCount } = state.value;
   return html`
     <section class="operate" aria-label="The server">
       <h2>Server ${server.value.serverId.slice(0, 8)} <small>${server.value.version}, torch ${server.value.torchVersion}, ${server.value.device}</small></h2>
-      <${Copies} python=${python} command="trocar info" />
+      <${Copies} python=${python} command="trocar status" />
       <dl class="statistics">
         <div><dt>work</dt><dd>${isDraining ? "refused: draining" : "accepted"}</dd></div>
-        <div><dt>running calls</dt><dd>${runningCallCount}</dd></div><div><dt>waiting fits</dt><dd>${waitingFitCount}</dd></div>
+        <div><dt>running calls</dt><dd>${runningCallCount}</dd></div><div><dt>waiting calls</dt><dd>${status.value?.total.waitingCount ?? ""}</dd></div>
+        <div><dt>work left</dt><dd>${status.value ? `${number(status.value.total.pendingS, 3)} s` : ""}</dd></div><div><dt>waiting fits</dt><dd>${waitingFitCount}</dd></div>
         <div><dt>memory of models</dt><dd>${bytes(models.value.reduce((sum, one) => sum + one.byteCount, 0n))}</dd></div>
       </dl>
       <${Controls} isDraining=${isDraining} />
       ${changes.value && html`<p role="status">${changes.value.length ? changes.value.join("; ") : "Nothing has changed."}</p>`}
+      ${status.value && html`<${ServerStatus} status=${status.value} />`}
       <h3>Models</h3><${Table} label="Models" columns=${MODELS} rows=${models.value} keyOf=${(one) => one.modelId} />
       <h3>Features</h3><${Table} label="Features" columns=${FEATURES} rows=${server.value.features} keyOf=${(one) => one.name} />
       <h3>Limits of a call and of a caller</h3><${Table} label="Limits" columns=${LIMITS} rows=${limits.value} keyOf=${([name]) => name} />
-      <p class="hint">Queues, shares of callers and use of caches are in the server's metrics (metrics_port).</p>
     </section>`;
 }
 

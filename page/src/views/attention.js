@@ -23,7 +23,7 @@ function Row({ weights, labels, image, patches }) {
   if (!patches) return html`<${Tokens} tokens=${labels} values=${weights} limits=${limits} />`;
   const map = { values: weights.subarray(patches.first), height: patches.side, width: patches.side };
   return html`
-    <${OverImage} url=${image?.kind === "image" ? image.url : ""} map=${map} limits=${range(map.values)} label="Attention to the patches of the image" />
+    <${OverImage} image=${image?.kind === "image" ? image : null} map=${map} limits=${range(map.values)} label="Attention to the patches of the image" />
     ${patches.first > 0 && html`<p>to token 0: ${number(weights[0])}</p>`}`;
 }
 

@@ -3,27 +3,36 @@ import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import * as api from "../api.js";
 import { html, number } from "../html.js";
-import { bestClasses, input, models, options, readSample, taps, view } from "../state.js";
-import { SAMPLES } from "./input.js";
+import { bestClasses, input, models, options, readSample, SAMPLES, second, taps, textInput, view } from "../state.js";
+import { range } from "../tensors.js";
 import { Best } from "./best.js";
 import { Channels } from "./channels.js";
+import { Field } from "./field.js";
 import { Save } from "./save.js";
+import { SecondImage } from "./second_image.js";
 import { Latest } from "../work.js";
 
-/** `{key, maps, input, model, names}` of the second pass; null without one. */
+/** `{key, maps, input, model, described}` of the second pass; null without one. */
 export const other = signal(null);
 const pass = new Latest();
 
 const LOADED = 3;
 
+/** What is compared with, as `[kind, name]`: `sample:cat`, `image:` of the user's own, `text:...`, `model:...`. */
+const partsOf = (against) => [against.slice(0, against.indexOf(":")), against.slice(against.indexOf(":") + 1)];
+
+const INPUTS = {
+  sample: (name, signal) => readSample(name, signal), image: () => second.value, text: (text) => textInput(text), model: () => input.value,
+};
+
 async function runOther(key, against, module) {
-  const [kind, name] = [against.slice(0, against.indexOf(":")), against.slice(against.indexOf(":") + 1)];
+  const [kind, name] = partsOf(against);
   const model = kind === "model" ? name : view.model.value;
   const reply = await pass.start(`Running ${model} for comparison`, async (signal) => {
-    const given = kind === "sample" ? await readSample(name, signal) : kind === "text" ? { kind: "text", name: "the text", text: name } : input.value;
+    const given = await INPUTS[kind](name, signal);
     const [passed, described] = await Promise.all([
       api.extract(model, given, { taps: taps(module) }, options(signal)), api.getModel(model, options(signal))]);
-    return { ...passed, input: given, model, names: described.categories };
+    return { ...passed, input: given, model, described };
   });
   if (reply) other.value = { ...reply, key };
 }
@@ -49,34 +58,60 @@ export function CompareControls({ against, place }) {
       <label>Compare with <select value=${against.value.startsWith("text:") ? "text:" : against.value} onChange=${(event) => { against.value = event.target.value; }}>
         <option value="">nothing</option>
         ${isText ? html`<option value="text:">another text</option>`
-          : SAMPLES.filter((name) => name !== view.sample.value).map((name) => html`<option key=${name} value="sample:${name}">the image ${name}</option>`)}
+          : html`${SAMPLES.filter((name) => name !== view.sample.value).map((name) => html`<option key=${name} value="sample:${name}">the image ${name}</option>`)}
+            <option value="image:">an image of your own</option>`}
         ${others.map(({ modelId }) => html`<option key=${modelId} value="model:${modelId}">the model ${modelId}</option>`)}
       </select></label>
-      ${against.value.startsWith("text:") && html`<label>Other text <input value=${against.value.slice(5)} onChange=${(event) => { against.value = `text:${event.target.value}`; }} /></label>`}
-      ${against.value.startsWith("model:") && html`<label>Its module <input value=${place.value || view.module.value} onChange=${(event) => { place.value = event.target.value.trim(); }} /></label>`}
+      ${against.value.startsWith("text:") && html`<label>Other text <${Field} value=${against.value.slice(5)} onGive=${(text) => { against.value = `text:${text.trim()}`; }} /></label>`}
+      ${against.value === "image:" && html`<${SecondImage} label="The other image" />`}
+      ${against.value.startsWith("model:") && html`<label>Its module <${Field} value=${place.value || view.module.value} onGive=${(path) => { place.value = path.trim(); }} /></label>`}
     </div>`;
 }
 
-/** The second pass, beside `value`, what the first collected. */
-export function Other({ against, place, value, chosen, tokens }) {
-  const module = against.value.startsWith("model:") && place.value ? place.value : view.module.value;
-  const key = JSON.stringify([against.value, module, view.model.value, view.port.value]);
+/** Path of the module whose value stands beside that of the chosen one. */
+const moduleBeside = (against, place) => (against.value.startsWith("model:") && place.value ? place.value : view.module.value);
+
+const keyOf = (against, place) =>
+  JSON.stringify([against.value, moduleBeside(against, place), view.model.value, view.port.value, second.value?.url ?? ""]);
+
+/** How alike `value` and that of the second pass are; nothing until both are there, or where their shapes differ. */
+export function Likeness({ against, place, value }) {
+  const done = other.value;
+  if (!value?.tensor || done?.key !== keyOf(against, place) || !done.maps[0].tensor) return null;
+  const likeness = similarity(value.tensor, done.maps[0].tensor);
+  if (likeness === null) return html`<p class="hint">The values have other shapes.</p>`;
+  return html`<p>Cosine similarity of the values: ${number(likeness)}</p>`;
+}
+
+/** Limits of colours for both sides: of all values of `value` and of the second pass; null until both are there. */
+export function limitsOfBoth({ against, place }, value) {
+  const done = other.value;
+  if (!against.value || !value?.tensor || done?.key !== keyOf(against, place)) return null;
+  const [[low, high], [otherLow, otherHigh]] = [range(value.tensor.values), range(done.maps[0].tensor.values)];
+  return [Math.min(low, otherLow), Math.max(high, otherHigh)];
+}
+
+/** The second pass, beside the first. */
+export function Other({ against, place, chosen, tokens, both }) {
+  const key = keyOf(against, place);
+  const isChosen = against.value === "image:" ? second.value !== null : !["", "text:"].includes(against.value);
   useEffect(() => {
-    if (!against.value || against.value === "text:") {
+    if (isChosen) runOther(key, against.value, moduleBeside(against, place));
+    else {
       pass.stop();
       other.value = null;
-    } else runOther(key, against.value, module);
+    }
   }, [key, input.value]);
   const done = other.value;
   if (done?.key !== key) return html`<p class="hint">Choose what to compare with.</p>`;
   const [found] = done.maps;
-  const likeness = value?.tensor && found.tensor ? similarity(value.tensor, found.tensor) : null;
+  const image = { ...done.input, preprocessing: done.described.preprocessing };
   return html`
     <section class="other" aria-label="Compared with">
       <h3>${done.model}, ${done.input.kind === "text" ? done.input.text : done.input.name}</h3>
-      <p><${Save} tensor=${found.tensor} name="other-${found.map.name}" label="Save the other as .npy" /> ${likeness !== null && html`cosine similarity ${number(likeness)}`}</p>
-      <${Best} classes=${bestClasses(done.maps, done.names)} label="Best classes of the other" />
-      <${Channels} map=${found.map} tensor=${found.tensor} chosen=${chosen} image=${done.input} tokens=${done.processed[0]?.samples[0]?.tokens ?? tokens} />
+      <${Best} classes=${bestClasses(done.maps, done.described.categories)} label="Best classes of the other" />
+      <${Channels} map=${found.map} tensor=${found.tensor} chosen=${chosen} image=${image} tokens=${done.processed[0]?.samples[0]?.tokens ?? tokens} both=${both} hasControls=${false} />
+      <p><${Save} tensor=${found.tensor} name="other-${found.map.name}" label="Save the other as .npy" /></p>
     </section>`;
 }
 

@@ -14,12 +14,12 @@ export function Curves({ label, series }) {
   const [left, right] = range(points.map(([x]) => x));
   const [low, high] = range(points.map(([, y]) => y));
   const place = ([x, y]) => [
-    (WIDTH * (x - left)) / (right - left || 1), HEIGHT - (HEIGHT * (y - low)) / (high - low || 1),
+    (WIDTH * (x - left)) / (right - left || 1), high > low ? HEIGHT - (HEIGHT * (y - low)) / (high - low) : HEIGHT / 2,
   ];
   return html`
     <figure class="curves">
       <figcaption>${label}${series.map((one, at) => html`<span key=${one.name} class="key curve-${at % 6}">${one.name} ${one.points.length ? number(one.points.at(-1)[1]) : ""}</span>`)}</figcaption>
-      <div class="plot"><span class="high">${number(high)}</span><span class="low">${number(low)}</span>
+      <div class="plot"><span class="high">${number(high)}</span>${high > low && html`<span class="low">${number(low)}</span>`}
         <svg viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none" role="img" aria-label="${label}, ${number(low)} to ${number(high)}">
           ${series.map((one, at) => html`<path key=${one.name} class="curve-${at % 6}" d=${path(one.points, place)} />`)}
         </svg></div>

@@ -1,7 +1,10 @@
 // The form of one edit, made from the operation's own fields.
 import { html, number } from "../html.js";
-import { OPERATIONS } from "../edits.js";
+import { isOfParameter, OPERATIONS } from "../edits.js";
 import { range } from "../tensors.js";
+import { Reference } from "./edit_reference.js";
+import { EditRegion } from "./edit_region.js";
+import { Field } from "./field.js";
 
 const STEPS = 200;
 
@@ -16,61 +19,74 @@ function ends(operation, option, value) {
 }
 
 /** What a new operation begins with, in the middle of its slider where it needs a number. */
-export function initial(op, at, value) {
+export function initial(op, at, value, sources) {
   const given = {};
-  for (const { name, kind, isOptional, choices } of OPERATIONS.get(op).options) {
-    const [low, high] = ends(op, name, value);
-    if (kind === "choice") [given[name]] = choices;
-    else if (kind === "integer" && !isOptional) given[name] = name === "k" ? 1 : 0;
-    else if (kind === "text") given[name] = "";
-    else if (["number", "operand"].includes(kind) && !isOptional) given[name] = name === "factor" ? 0 : rounded((low + 3 * high) / 4);
+  for (const { name, kind, isRequired, choices } of OPERATIONS.get(op).options) {
+    if (kind === "source") [given[name]] = sources;
+    else if (isRequired) given[name] = begin(op, name, kind, choices, ends(op, name, value));
   }
   if (op === "clamp") given.high = rounded(ends(op, "high", value).reduce((sum, end) => sum + end) / 2);
   return { at, op, ...given };
+}
+
+function begin(op, name, kind, choices, [low, high]) {
+  if (kind === "choice") return choices[0];
+  if (kind === "integer") return 1;
+  if (kind === "vectors") return undefined; // of channels that are picked
+  return name === "factor" ? 0 : rounded((low + 3 * high) / 4);
 }
 
 const rounded = (value) => Number(value.toPrecision(3));
 
 function NumberOption({ op, option, edit, value, onGive }) {
   const [low, high] = ends(op, option.name, value);
-  const given = edit[option.name];
-  const take = (event) => onGive(event.target.value === "" ? undefined : Number(event.target.value));
+  const given = edit[option.name] ?? option.default;
   return html`
     <label>${option.name}
-      <input type="range" min=${low} max=${high} step=${(high - low) / STEPS || 1} value=${given ?? (low + high) / 2} aria-label="${option.name}, slider"
-             onChange=${(event) => onGive(rounded(Number(event.target.value)))} />
-      <input type="number" step="any" value=${given ?? ""} aria-label=${option.name} placeholder=${option.isOptional ? "not set" : ""} onChange=${take} />
+      <${Field} type="range" min=${low} max=${high} step=${(high - low) / STEPS || 1} value=${given ?? (low + high) / 2} aria-label="${option.name}, slider"
+                onGive=${(text) => onGive(rounded(Number(text)))} />
+      <${Field} type="number" step="any" value=${edit[option.name] ?? ""} aria-label=${option.name} placeholder=${option.default ?? (option.isRequired ? "" : "not set")}
+                onGive=${(text) => onGive(text === "" ? undefined : Number(text))} />
     </label>`;
 }
 
-function Option({ op, option, edit, value, onGive }) {
+function Option({ op, option, edit, value, sources, onGive }) {
   const { name, kind, choices } = option;
   if (kind === "vectors") return null; // the channels that are picked
+  if (kind === "reference") return html`<${Reference} edit=${edit} option=${option} onGive=${onGive} />`;
   if (kind === "flag") {
     return html`<label><input type="checkbox" checked=${edit[name] ?? false} onChange=${(event) => onGive(event.target.checked || undefined)} /> ${name}</label>`;
   }
   if (kind === "choice") {
-    return html`<label>${name} <select value=${edit[name]} onChange=${(event) => onGive(event.target.value)}>${choices.map((one) => html`<option key=${one}>${one}</option>`)}</select></label>`;
+    return html`<label>${name} <select value=${edit[name] ?? option.default} onChange=${(event) => onGive(event.target.value)}>${choices.map((one) => html`<option key=${one}>${one}</option>`)}</select></label>`;
   }
-  if (kind === "text") return html`<label>${name} <input value=${edit[name] ?? ""} onChange=${(event) => onGive(event.target.value)} /></label>`;
+  if (kind === "source") {
+    return html`<label>${name} <select value=${edit[name] ?? ""} onChange=${(event) => onGive(event.target.value || undefined)}>
+      <option value="">this input</option>${sources.map((one) => html`<option key=${one}>${one}</option>`)}</select></label>`;
+  }
+  if (kind === "text") return html`<label>${name} <${Field} value=${edit[name] ?? ""} onGive=${(text) => onGive(text.trim() || undefined)} /></label>`;
   if (kind === "integer") {
-    return html`<label>${name} <input type="number" step="1" value=${edit[name] ?? ""} onChange=${(event) => onGive(event.target.value === "" ? undefined : Math.round(Number(event.target.value)))} /></label>`;
+    return html`<label>${name} <${Field} type="number" step="1" value=${edit[name] ?? ""} placeholder=${option.default ?? ""} onGive=${(text) => onGive(text === "" ? undefined : Math.round(Number(text)))} /></label>`;
   }
   return html`<${NumberOption} op=${op} option=${option} edit=${edit} value=${value} onGive=${onGive} />`;
 }
 
-/** @param edit as `edits.js` has it; @param value what is changed, for the ends of sliders; null where it is not shown */
-export function EditForm({ edit, value, onChange }) {
+/**
+ * @param edit as `edits.js` has it; @param value what is changed, for the ends of sliders; null where it is not shown
+ * @param sources names of other inputs, from which values may come; @param tokens of a text, or null
+ */
+export function EditForm({ edit, value, sources, tokens, onChange }) {
   const give = (name) => (given) => {
     const { [name]: _, ...rest } = edit;
     onChange(given === undefined ? rest : { ...rest, [name]: given });
   };
   return html`
     <form class="edit" aria-label="Edit of ${edit.at}" onSubmit=${(event) => event.preventDefault()}>
-      <label>Operation <select value=${edit.op} onChange=${(event) => onChange(initial(event.target.value, edit.at, value))}>
+      <label>Operation <select value=${edit.op} onChange=${(event) => onChange(initial(event.target.value, edit.at, value, sources))}>
         ${[...OPERATIONS.keys()].map((name) => html`<option key=${name}>${name}</option>`)}</select></label>
       ${OPERATIONS.get(edit.op).options.map((option) => html`
-        <${Option} key=${option.name} op=${edit.op} option=${option} edit=${edit} value=${value} onGive=${give(option.name)} />`)}
+        <${Option} key=${option.name} op=${edit.op} option=${option} edit=${edit} value=${value} sources=${sources} onGive=${give(option.name)} />`)}
+      ${!isOfParameter(edit) && html`<${EditRegion} edit=${edit} value=${value} tokens=${tokens} onChange=${onChange} />`}
       ${value && html`<span class="hint">values from ${range(value.tensor.values).map((end) => number(end)).join(" to ")}</span>`}
     </form>`;
 }

@@ -23,7 +23,7 @@ const shown = (value) => (value === null ? "" : number(value));
 export function HealthPicture({ rows }) {
   const flagged = rows.filter((row) => row.flags.length);
   return html`
-    <p>${flagged.length} of ${rows.length} flagged (norms and ratios outside ${LIMITS.vanishing} to ${LIMITS.exploding}).</p>
+    <p>${flagged.length} of ${rows.length} flagged (norms and ratios outside ${LIMITS.vanishing.toExponential()} to ${LIMITS.exploding.toExponential()}).</p>
     <${Bars} label="Norm of the gradient at each module" rows=${rows} valueOf=${(row) => row.norm} />
     <${Bars} label="Norm of the gradient of each module's parameters, relative to them" rows=${rows} valueOf=${(row) => row.ratio} />
     <${Table} label="Gradient health" columns=${COLUMNS} rows=${rows} keyOf=${(row) => row.name} />`;

@@ -1,10 +1,7 @@
 // The input: a picture that is dropped or chosen, a sample, or a text; and what the model says of it.
 import { html, number } from "../html.js";
-import { best, input, model, result, takesImages, takesText, imageInput, useInput, useSample, useText, view } from "../state.js";
+import { best, input, model, result, SAMPLES, takesImages, takesText, imageInput, useInput, useSample, useText, view } from "../state.js";
 import { Best } from "./best.js";
-
-/** The page's own images. */
-export const SAMPLES = ["cat", "coffee", "astronaut"];
 
 async function take(files) {
   const [file] = files ?? [];

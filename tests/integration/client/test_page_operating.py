@@ -1,5 +1,8 @@
 """The page's panel for operators in a real browser: who has it, and what it does."""
 
+import os
+import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -7,6 +10,7 @@ from typing import Any
 import pytest
 
 import trocar
+from tests.support.servers import warm_python
 from tests.support.servers.browser import CHROMIUM, Tab
 from tests.support.servers.serving import Serve
 from trocar_server.auth import Scope, TokenFile
@@ -14,6 +18,7 @@ from trocar_server.auth import Scope, TokenFile
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
 MODELS = {"squeezenet1_1": {"weights": "random:0"}}
+CAT = Path(trocar.__file__).parent / "_page" / "static" / "cat.jpg"
 
 
 @pytest.fixture
@@ -27,7 +32,8 @@ def open_with(tab: Tab, serve: Serve, tmp_path: Path) -> Any:
         return made
 
     tokens = {"all": token("all", Scope), "run": token("run", (Scope.READ, Scope.RUN))}
-    guarded = serve(models=MODELS, tokens=True, data_dir=tmp_path)
+    limits = {"feature_cache_bytes": 4 << 20}
+    guarded = serve(models=MODELS, tokens=True, data_dir=tmp_path, limits=limits)
     client = trocar.connect(guarded.address, token=tokens["all"])
     page = client.page()
 
@@ -36,6 +42,8 @@ def open_with(tab: Tab, serve: Serve, tmp_path: Path) -> Any:
         tab.page.locator("header option").first.wait_for(state="attached")
         return client
 
+    open_page.tokens = tokens  # type: ignore[attr-defined]  # of the server
+    open_page.address = guarded.address  # type: ignore[attr-defined]
     yield open_page
     tab.page.goto("about:blank")
     page.close()
@@ -63,6 +71,51 @@ def test_models_and_limits_are_the_servers(tab: Tab, open_with: Any) -> None:
     assert features == [feature.name for feature in info.features]
     limits = tab.page.get_by_role("table", name="Limits").locator("tbody tr").all_inner_texts()
     assert f"max_batch\t{info.limits.max_batch:,}" in limits
+
+
+def test_queues_callers_and_caches_are_those_of_the_status(tab: Tab, open_with: Any) -> None:
+    client = open_with("all")
+    for _ in range(2):
+        client.extract("squeezenet1_1", CAT, "/out", cache=True)
+    queues, callers, caches = (
+        tab.page.get_by_role("table", name=name).locator("tbody tr")
+        for name in ("Queues", "Callers", "Caches")
+    )
+    tab.page.get_by_role("table", name="Caches").get_by_text("50 %").wait_for()
+    status = client.status()
+    (cache,) = status.caches
+    assert (cache.entry_count, cache.hit_count, cache.miss_count) == (1, 1, 1)
+    assert 0 < cache.byte_count < cache.max_bytes == 4 << 20
+    assert caches.inner_text().split("\t")[:2] == ["replies", "1"]
+    assert caches.inner_text().split("\t")[3:] == ["1", "1", "50 %"]
+    assert queues.inner_text().split("\t") == ["squeezenet1_1", "0 of 1", "0", "0 s"]
+    names = [row.split("\t")[0] for row in callers.all_inner_texts()]
+    assert set(names) <= {one.caller or "(the server)" for one in status.callers}
+    assert "all" in names
+    python, command = [one.get_attribute("data-text") for one in tab.page.locator("button.copy").all()]
+    assert (command, "client.status()" in python) == ("trocar status", True)
+
+
+def test_copied_code_shows_what_the_panel_shows(
+    tab: Tab, open_with: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_with("all")
+    tab.page.get_by_role("heading", name="Queues").wait_for()
+    python, command = [one.get_attribute("data-text") for one in tab.page.locator("button.copy").all()]
+    monkeypatch.setenv("TROCAR_SERVER", open_with.address)
+    monkeypatch.setenv("TROCAR_TOKEN", open_with.tokens["all"])
+    for words in (["-c", python], ["-m", *shlex.split(command)]):
+        done = warm_python.run(
+            [sys.executable, *words],
+            env=dict(os.environ),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "squeezenet1_1" in done.stdout
+        assert "replies" in done.stdout
 
 
 def test_a_server_is_drained_and_takes_work_again(tab: Tab, open_with: Any) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 import trocar
+from tests.support.servers import warm_python
 from tests.support.servers.browser import CHROMIUM, Tab
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.server_processes import server_processes
@@ -31,18 +31,6 @@ MANY_EPOCHS = 10_000
 def server() -> Iterator[RunningServer]:
     with running_server(models=MODELS, device="cpu") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer) -> Iterator[trocar.Client]:
-    with trocar.connect(server.address) as connected:
-        yield connected
-
-
-@pytest.fixture(scope="module")
-def url(client: trocar.Client) -> Iterator[str]:
-    with client.page() as page:
-        yield page.url
 
 
 @pytest.fixture
@@ -154,9 +142,9 @@ def test_copied_code_shows_the_same_events(
 
 def run(command: list[str], address: str) -> str:
     environment = {**os.environ, "TROCAR_SERVER": address}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    done = warm_python.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return str(done.stdout)
 
 
 def test_no_event_is_lost_when_the_server_restarts(tab: Tab, tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+// The channels of an edit, picked from thumbnails: those that it changes, or along which its directions point.
+import { isOfParameter, OPERATIONS } from "../edits.js";
+import { html } from "../html.js";
+import { channels, rows } from "../tensors.js";
+import { ThumbnailControls, Thumbnails, useShown } from "./channels.js";
+
+const vectorsOf = (edit) => OPERATIONS.get(edit.op).options.find((one) => one.kind === "vectors");
+
+/** Channels that an edit names. */
+export function pickedOf(edit) {
+  const vectors = vectorsOf(edit);
+  if (!vectors) return edit.channels ?? [];
+  const directions = edit[vectors.name] ?? [];
+  return [...new Set((Array.isArray(directions[0]) ? directions : [directions]).flatMap((row) => row.flatMap((value, at) => (value ? [at] : []))))];
+}
+
+/**
+ * @param value `{map, tensor}` at the edit; null where it is not known
+ * @param chosen signals `order` and `scale`
+ * @param onPick gets channels, their count, and the dimension that they are in: null for the usual one
+ */
+export function ChannelPicker({ edit, value, chosen, onPick }) {
+  if (edit.op === "skip" || (isOfParameter(edit) && vectorsOf(edit))) return null;
+  if (!value) return html`<p class="hint">Choose ${edit.at} in the tree to pick its channels.</p>`;
+  return html`<${Picker} edit=${edit} value=${value} chosen=${chosen} onPick=${onPick} />`;
+}
+
+function Picker({ edit, value: { tensor }, chosen, onPick }) {
+  const isParameter = isOfParameter(edit);
+  const { all, shown, limitsOf } = useShown(tensor, isParameter ? rows : channels, chosen.order, chosen.scale);
+  const channelDim = isParameter && tensor.shape.length > 1 ? 0 : null;
+  const indices = pickedOf(edit);
+  const pick = (picked) => onPick(picked, all.length, channelDim);
+  const toggle = (index) => pick(indices.includes(index)
+    ? indices.filter((one) => one !== index) : [...indices, index].sort((a, b) => a - b));
+  if (!all.length) return null;
+  const what = isParameter ? "rows" : "channels";
+  return html`
+    <p>${indices.length ? `${isParameter ? "Rows" : "Channels"} ${indices.join(", ")}`
+      : vectorsOf(edit) ? "Click the channels along which it points." : `All ${what}; click some to change these alone.`}
+      ${indices.length > 0 && html` <button onClick=${() => pick([])}>None of them</button>`}</p>
+    <${ThumbnailControls} order=${chosen.order} scale=${chosen.scale} />
+    <${Thumbnails} shown=${shown} limitsOf=${limitsOf} isChosen=${(index) => indices.includes(index)} onChoose=${toggle} />`;
+}
