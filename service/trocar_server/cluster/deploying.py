@@ -6,6 +6,8 @@ wait_until_ready(config)
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import ray
@@ -15,6 +17,7 @@ from ray.serve.schema import ApplicationStatus, ServeStatus
 from trocar_api.reasons import ErrorReason
 from trocar_server.app.access import check_address
 from trocar_server.app.server_id import server_id
+from trocar_server.cluster.cluster_key import make_cluster_key
 from trocar_server.cluster.deployments import APP_PREFIX, GATEWAY_APP, gateway_target, model_target
 from trocar_server.cluster.directory import open_directory, start_directory
 from trocar_server.config import ClusterConfig, PlacementConfig, ServerConfig
@@ -51,16 +54,11 @@ def check(config: ServerConfig) -> None:
     """Refuse a configuration that cannot run on this cluster.
 
     Raises:
-        ServiceError: `INVALID_ARGUMENT`: no model, an address without protection, client certificates (which
-            end at the gateway), or resources that no node has.
+        ServiceError: `INVALID_ARGUMENT`: no model, an address without protection, or resources that no node
+            has.
     """
     if not config.models:
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, "a cluster needs at least one model")
-    if config.tls_client_ca is not None:
-        raise ServiceError(
-            ErrorReason.INVALID_ARGUMENT,
-            "a cluster cannot check client certificates: they end at its gateways; use tokens = true",
-        )
     if config.host.startswith("unix:"):
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, "a cluster cannot listen on a Unix socket")
     check_address(config)
@@ -99,18 +97,53 @@ def deploy(config: ServerConfig, host: str = "") -> None:
         ServiceError: As `check`; or `STORAGE_UNAVAILABLE`, the data directory cannot be written.
     """
     check(config)
-    data_dir = config.data_dir.expanduser().absolute()
-    with disk_errors("data directory of the cluster"):
-        make_folder(data_dir)
-        server_id(data_dir)
-        directory = start_directory(data_dir)
-        ray.get(directory.deploy.remote(_spec(config, host)))
+    prepare(config, host)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     for name in serve.status().applications:
         if name.startswith(APP_PREFIX) and name.removeprefix(APP_PREFIX) not in config.models:
             serve.delete(name, _blocking=False)
     targets = [model_target(model_id, config, place, host) for model_id, place in placements(config).items()]
     _run([*targets, gateway_target(config)])
+
+
+def prepare(config: ServerConfig, host: str = "") -> None:
+    """Make what replicas and gateways find when they start: the cluster's key, and the directory.
+
+    Args:
+        config: What is deployed.
+        host: See `deploy`.
+
+    Raises:
+        ServiceError: `STORAGE_UNAVAILABLE`, a folder cannot be written; the message names it.
+    """
+    data_dir = config.data_dir.expanduser().absolute()
+    shared = config.cluster.trainers_dir
+    with disk_errors("data directory of the cluster"):
+        _check_writable("data_dir", data_dir)
+        if shared is not None:
+            _check_writable("cluster.trainers_dir", shared.expanduser().absolute())
+        server_id(data_dir)
+        make_cluster_key(data_dir)
+        directory = start_directory(data_dir)
+        ray.get(directory.deploy.remote(_spec(config, host)))
+
+
+def _check_writable(setting: str, folder: Path) -> None:
+    """Refuse a folder that cannot be made or written: an operator's error, so the message names it.
+
+    Raises:
+        ServiceError: `STORAGE_UNAVAILABLE`.
+    """
+    try:
+        make_folder(folder)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ServiceError(
+            ErrorReason.STORAGE_UNAVAILABLE,
+            f"{setting} '{folder}' cannot be written: {error.strerror}; it must be on storage that "
+            "every node shares",
+        ) from None
 
 
 def scale(model_id: str, least: int, most: int) -> None:

@@ -8,6 +8,7 @@ import torch.
 
 import hashlib
 import json
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -16,6 +17,7 @@ from ray import serve
 from ray.exceptions import RayError
 
 from trocar_server.cluster.child_process import ChildProcess, Line
+from trocar_server.cluster.cluster_key import cluster_key
 from trocar_server.cluster.directory import open_directory
 from trocar_server.cluster.scaling import METRIC
 from trocar_server.config import PlacementConfig, ServerConfig
@@ -26,6 +28,7 @@ _MAX_NODES = 4096
 _START_ATTEMPTS = 2
 """Before a deployment counts as failed."""
 _PUSH_EVERY_S = 0.25
+_TELL_EVERY_S = 0.5
 _HEALTH_PERIOD_S = 1.0
 _HEALTH_TIMEOUT_S = 30.0
 _GATEWAY_STOP_S = 30.0
@@ -56,11 +59,16 @@ class ReplicaSupervisor:
         }
         settings = {
             "model_id": model_id,
+            "replica_id": self._report["replica_id"],
+            "key": cluster_key(Path(config["data_dir"])),
             "drain_s": drain_s,
-            "config": {"host": own_address(), **config, "port": 0},
+            "config": _at(own_address(), config),
         }
         self._child = ChildProcess("trocar_server.cluster.replica_server", settings, self._take, self._forget)
         self._child.wait_ready()
+        self._stopping = Event()
+        self._teller = Thread(target=self._tell, name="replicas-of-model", daemon=True)
+        self._teller.start()
 
     def check_health(self) -> None:
         """Fail if the server has ended; Ray Serve then starts another replica."""
@@ -73,13 +81,38 @@ class ReplicaSupervisor:
 
     def __del__(self) -> None:
         """Drain and stop the server."""
+        if hasattr(self, "_stopping"):
+            self._stopping.set()
+            self._teller.join(1.0)
         child = getattr(self, "_child", None)
         if child is not None:
             child.stop(self._stop_s)
 
+    def _tell(self) -> None:
+        """Tell the server which replicas of its model there are: it takes over trainers of lost ones.
+
+        Without the directory nothing is told, and so nobody counts as lost.
+        """
+        while not self._stopping.wait(_TELL_EVERY_S):
+            try:
+                state: Any = ray.get(self._directory.state.remote(), timeout=_HEALTH_TIMEOUT_S)
+            except RayError:
+                continue
+            own_id, model_id = self._report["replica_id"], self._report["model_id"]
+            replicas = {
+                report["replica_id"]: not report["is_draining"]
+                for report in state["replicas"]
+                if report["model_id"] == model_id
+            }
+            if own_id in replicas:  # a directory that has just been restarted knows nobody
+                self._child.send({"replicas": replicas})
+
     def _take(self, line: Line) -> None:
         if "ready" in line:
-            self._report |= {"address": line["ready"], "slot": line["slot"], "process_id": line["process_id"]}
+            self._report["address"] = line["ready"]
+            self._report |= {
+                key: line[key] for key in ("client_address", "metrics_address", "slot", "process_id")
+            }
         self._report |= {key: line[key] for key in line.keys() & self._report.keys()}
         self._waiting_s = self._report["waiting_s"]
         if "address" in self._report:
@@ -105,7 +138,9 @@ class GatewaySupervisor:
         node_address = own_address()
         taken = [other["bound"] for other in others if other["node_address"] == node_address]
         self._child = ChildProcess(
-            "trocar_server.cluster.gateway_server", {"config": config, "taken": taken}, lambda line: None
+            "trocar_server.cluster.gateway_server",
+            {"config": config, "taken": taken, "key": cluster_key(Path(config["data_dir"]))},
+            lambda line: None,
         )
         bound = self._child.wait_ready()
         host, _, port = bound.rpartition(":")
@@ -143,6 +178,12 @@ class GatewaySupervisor:
             except RayError:
                 continue
             self._child.send({"replicas": state["replicas"], "wanted": state["wanted"]})
+
+
+def _at(node_address: str, config: Line) -> Line:
+    """Return the settings of a replica with free ports at the address of its node, where none is set."""
+    placed = {"host": node_address, **config, "port": 0}
+    return placed | ({"metrics_host": placed["host"]} if "metrics_port" in placed else {})
 
 
 def own_address() -> str:
@@ -228,14 +269,20 @@ def with_version(deployment: "serve.Deployment", settings: Line) -> "serve.Deplo
 def child_config(config: ServerConfig, model_id: str, placement: PlacementConfig) -> Line:
     """Return the settings of the server of a replica.
 
-    It listens on the private network of the cluster, so without TLS; tokens are checked by it.
+    It checks tokens itself. With TLS it also listens in plain text, for gateways on the private network.
     """
     settings: Line = config.model_dump(mode="json", exclude_unset=True, exclude={"cluster"})
-    for key in ("host", "port", "tls_cert", "tls_key", "metrics_port", "health_port"):
+    for key in ("host", "port", "metrics_host", "health_port"):
         settings.pop(key, None)
+    if settings.get("metrics_port") is not None:
+        settings["metrics_port"] = 0  # any: a gateway reads them all
     settings["models"] = {model_id: settings["models"][model_id]}
     settings["data_dir"] = str(config.data_dir.expanduser().absolute())
     settings.setdefault("threads", max(1, int(placement.cpus)))
+    cluster: dict[str, Any] = {"durable_steps": config.cluster.durable_steps}
+    if config.cluster.trainers_dir is not None:
+        cluster["trainers_dir"] = str(config.cluster.trainers_dir.expanduser().absolute())
+    settings["cluster"] = cluster
     return settings | {"insecure": True, "strict": True}
 
 
@@ -243,5 +290,6 @@ def gateway_config(config: ServerConfig) -> Line:
     """Return the settings of a gateway: what concerns its port, and the times of a cluster."""
     settings: Line = config.model_dump(mode="json", exclude_unset=True, exclude={"models", "datasets"})
     cluster = settings.get("cluster", {})
-    settings["cluster"] = {key: cluster[key] for key in ("hold_s",) if key in cluster}
+    settings["data_dir"] = str(config.data_dir.expanduser().absolute())
+    settings["cluster"] = {key: cluster[key] for key in ("hold_s", "direct") if key in cluster}
     return settings

@@ -21,17 +21,20 @@ from typing import Any
 
 import grpc
 
+from trocar_api.gateways import GATEWAY_KEY
 from trocar_api.reasons import ErrorReason
-from trocar_api.v1.model_pb2 import GetModelRequest, ListModelsResponse
+from trocar_api.v1 import model_pb2 as pb
 from trocar_api.v1.trainer_pb2 import GetTrainerRequest, ListTrainersResponse
 from trocar_server.cluster.caller_messages import CallerMessages
 from trocar_server.cluster.routes import Subject, route_of
 from trocar_server.cluster.routing import Replica, ReplicaTable
-from trocar_server.errors import ServiceError, busy, nearest
+from trocar_server.errors import TRAINER_MOVED, ServiceError, busy, nearest
+from trocar_server.rpc.call.forwarded import caller_metadata, without_claims
 from trocar_server.rpc.call.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
-from trocar_server.rpc.transfer.compression import compress_if_asked
 from trocar_server.rpc.transfer.messages import CallContext
+from trocar_server.rpc.transfer.sending import compress_if_asked
 
+_LIST_REPLICAS = "/trocar_api.v1.ModelService/ListReplicas"
 _LIST_MODELS = "/trocar_api.v1.ModelService/ListModels"
 _LIST_TRAINERS = "/trocar_api.v1.TrainerService/ListTrainers"
 _CREATE_TRAINER = "/trocar_api.v1.TrainerService/CreateTrainer"
@@ -40,8 +43,9 @@ _GET_MODEL = "/trocar_api.v1.ModelService/GetModel"
 _PROBE_S = 10.0
 _MAX_HOMES = 100_000
 _LOOK_AGAIN_S = 1.0
+_LIST_VALID_S = 5.0
+"""How long a client may call the replicas of a list without asking again, in seconds."""
 
-Home = tuple[str, str]
 Metadata = tuple[tuple[str, str | bytes], ...]
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -96,14 +100,18 @@ class Gateway:
         table: The replicas.
         hold_s: The longest time that a call waits for a replica, in seconds.
         message_timeout_s: The longest wait for the first message of a call, in seconds.
+        lists_replicas: Whether clients learn the addresses of replicas, to call them directly.
+        key: The cluster's key, which proves to replicas that a caller is what the gateway says.
     """
 
     table: ReplicaTable
     hold_s: float = 60.0
     message_timeout_s: float = 600.0
+    lists_replicas: bool = True
+    key: str = ""
     channels: Channels = field(default_factory=Channels)
-    _homes: "OrderedDict[tuple[Subject, str], Home]" = field(default_factory=OrderedDict)
-    """Where trainers and published models were found."""
+    _homes: "OrderedDict[tuple[Subject, str], str]" = field(default_factory=OrderedDict)
+    """Ids of the replicas where trainers and published models were found."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Handler of every method."""
@@ -120,13 +128,17 @@ class Gateway:
         finally:
             messages.close()
 
-    def home(self, subject: Subject, name: str) -> Home | None:
-        """Return where a trainer or a published model was found before."""
+    def home(self, subject: Subject, name: str) -> str | None:
+        """Return the id of the replica where a trainer or a published model was found before."""
         return self._homes.get((subject, name))
 
-    def remember(self, subject: Subject, name: str, home: Home) -> None:
+    def forget(self, subject: Subject, name: str) -> None:
+        """Forget where a trainer or a published model was: it is no longer there."""
+        self._homes.pop((subject, name), None)
+
+    def remember(self, subject: Subject, name: str, replica_id: str) -> None:
         """Remember where a trainer or a published model is."""
-        self._homes[subject, name] = home
+        self._homes[subject, name] = replica_id
         if len(self._homes) > _MAX_HOMES:
             self._homes.popitem(last=False)
 
@@ -153,7 +165,7 @@ class _Call:
 
     def __post_init__(self) -> None:
         self.route = route_of(self.method)
-        self.metadata = _passed_on(self.context.invocation_metadata() or ())
+        self.metadata = _passed_on(self.gateway.key, self.context)
         remaining_s: float | None = self.context.time_remaining()
         now, hold_s = time.monotonic(), self.gateway.hold_s
         self.deadline = None if remaining_s is None else now + remaining_s
@@ -178,11 +190,16 @@ class _Call:
             await self.context.write(await self._merged(message))
             return
         name = route.read(message)
+        if self.method == _LIST_REPLICAS:
+            await self.context.write(await self._listed(name, message))
+            return
         while True:
             replica = await self._replica(name, message)
             problem = await self._attempt(replica)
             if problem is None:
                 return
+            if _has_moved(problem):
+                self.gateway.forget(route.subject, name)
             if not self._may_repeat(problem):
                 await self._fail(problem)
 
@@ -203,7 +220,7 @@ class _Call:
         call, sending = await self._begin(replica)
         try:
             await self._pass_on(call)
-            self.context.set_trailing_metadata(tuple(await call.trailing_metadata() or ()))
+            self.context.set_trailing_metadata((*(await call.trailing_metadata() or ()), *self._hint()))
         except grpc.aio.AioRpcError as error:
             return error
         finally:
@@ -245,8 +262,8 @@ class _Call:
     def _may_repeat(self, problem: grpc.aio.AioRpcError) -> bool:
         """Whether to send the call to another replica; see Note: [Calls that are sent again]."""
         replica = self.tried[-1]
-        if is_refused := _is_draining(problem):
-            replica.is_draining = True
+        if is_refused := _is_draining(problem) or _has_moved(problem):
+            replica.is_draining = replica.is_draining or _is_draining(problem)
         elif _is_broken(problem):
             replica.suspect()
         else:
@@ -256,6 +273,8 @@ class _Call:
         return is_allowed and can_repeat
 
     async def _fail(self, problem: grpc.aio.AioRpcError) -> None:
+        if _has_moved(problem):  # with more bytes than are kept: the client sends them again
+            await self.context.abort(grpc.StatusCode.UNAVAILABLE, "the trainer has moved to another replica")
         trailing = tuple(problem.trailing_metadata() or ())
         await self.context.abort(problem.code(), problem.details() or "", trailing_metadata=trailing)
 
@@ -292,18 +311,24 @@ class _Call:
         """Return the replica that has a trainer or a published model; any if none has it."""
         table, home = self.gateway.table, self.gateway.home(subject, name)
         if home is not None:
-            return table.at(home)
+            found = table.at(home)
+            if found is not None:  # one that drains still answers calls that only look
+                return None if found.is_draining and found in self.tried else found
+            self.gateway.forget(subject, name)
         if subject is Subject.TRAINER:
             method, message = _GET_TRAINER, GetTrainerRequest(trainer_id=name).SerializeToString()
         else:
-            method, message = _GET_MODEL, GetModelRequest(model_id=name).SerializeToString()
-        replicas, is_complete = table.serving(), table.is_complete
+            method, message = _GET_MODEL, pb.GetModelRequest(model_id=name).SerializeToString()
+        replicas, is_complete = table.all(), table.is_complete
         answers = await asyncio.gather(*(self._ask(replica, method, message) for replica in replicas))
         for replica, answer in zip(replicas, answers, strict=True):
             if isinstance(answer, bytes):
-                self.gateway.remember(subject, name, replica.home)
+                self.gateway.remember(subject, name, replica.replica_id)
                 return replica
-        is_lost = any(answer.code() is grpc.StatusCode.UNAVAILABLE for answer in answers)  # type: ignore[union-attr]
+        failures = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+        is_lost = any(
+            failure.code() is grpc.StatusCode.UNAVAILABLE or _has_moved(failure) for failure in failures
+        )
         if is_lost or not is_complete:
             return None
         near = nearest(name, table.model_ids, 1)  # its replica names it in the error
@@ -321,6 +346,32 @@ class _Call:
         finally:
             call.cancel()
 
+    def _hint(self) -> Metadata:
+        """Metadata by which a client learns that it may ask for replicas."""
+        return ((GATEWAY_KEY, "1"),) if self.gateway.lists_replicas else ()
+
+    async def _listed(self, name: str, message: bytes) -> bytes:
+        """Return the replicas that may be called directly, if one of them says that the caller may know."""
+        asked = await self._find(name, message)
+        if asked is None:
+            raise busy("no replica is ready; try again later", None)
+        answer = await self._ask(asked, self.method, message)
+        if isinstance(answer, grpc.aio.AioRpcError):
+            await self._fail(answer)
+            return b""
+        if not self.gateway.lists_replicas:
+            return answer
+        table = self.gateway.table
+        replicas = table.serving(name) if name in table.model_ids else [asked]
+        listed = [
+            pb.Replica(
+                address=replica.client_address, waiting_s=replica.waiting_s, replica_id=replica.replica_id
+            )
+            for replica in replicas
+            if not replica.is_draining
+        ]
+        return pb.ListReplicasResponse(replicas=listed, valid_s=_LIST_VALID_S).SerializeToString()
+
     async def _merged(self, message: bytes) -> bytes:
         """Return one list of what all replicas have."""
         answers = await asyncio.gather(
@@ -336,17 +387,25 @@ class _Call:
         return _MERGED[self.method](replies)
 
 
-def _passed_on(metadata: Any) -> Metadata:
-    """Metadata of a caller without that of its connection."""
-    return tuple(
-        (key, value) for key, value in metadata if key != "user-agent" and not key.startswith("grpc-")
-    )
+def _passed_on(key: str, context: CallContext) -> Metadata:
+    """Metadata of a caller without that of its connection, and who it is."""
+    own = [
+        (name, value)
+        for name, value in without_claims(context.invocation_metadata() or ())
+        if name != "user-agent" and not name.startswith("grpc-")
+    ]
+    return (*own, *caller_metadata(key, context))
 
 
 def _is_draining(problem: grpc.aio.AioRpcError) -> bool:
     """Whether a replica refused a call because it drains."""
     details = _details(problem)
     return problem.code() is grpc.StatusCode.UNAVAILABLE and ErrorReason.SERVER_DRAINING.encode() in details
+
+
+def _has_moved(problem: grpc.aio.AioRpcError) -> bool:
+    """Whether a trainer is at another replica, or on its way there."""
+    return problem.code() is grpc.StatusCode.NOT_FOUND and TRAINER_MOVED.encode() in _details(problem)
 
 
 def _is_broken(problem: grpc.aio.AioRpcError) -> bool:
@@ -365,9 +424,9 @@ def _details(problem: grpc.aio.AioRpcError) -> bytes:
 
 def _merged_models(replies: Sequence[bytes]) -> bytes:
     models = {
-        model.model_id: model for reply in replies for model in ListModelsResponse.FromString(reply).models
+        model.model_id: model for reply in replies for model in pb.ListModelsResponse.FromString(reply).models
     }
-    merged = ListModelsResponse(models=[models[model_id] for model_id in sorted(models)])
+    merged = pb.ListModelsResponse(models=[models[model_id] for model_id in sorted(models)])
     return merged.SerializeToString()
 
 

@@ -14,10 +14,12 @@ from trocar_server.app.access import credentials_of
 from trocar_server.app.log_format import set_up_logging
 from trocar_server.cluster.gateway import Gateway
 from trocar_server.cluster.lines import ParentLines
-from trocar_server.cluster.routes import service_names
+from trocar_server.cluster.replica_metrics import replica_metrics
 from trocar_server.cluster.routing import ReplicaTable
 from trocar_server.config import ServerConfig
 from trocar_server.errors import ServiceError
+from trocar_server.metrics_server import MetricsServer
+from trocar_server.rpc.descriptors import service_names
 from trocar_server.rpc.listen.channel_arguments import server_options
 from trocar_server.rpc.listen.health_service import HealthService
 
@@ -33,28 +35,30 @@ def main() -> None:
     config = ServerConfig(**settings["config"])
     set_up_logging(config.log_format)
     try:
-        asyncio.run(serve(config, lines, settings["taken"]))
+        asyncio.run(serve(config, lines, settings["taken"], settings["key"]))
     except ServiceError as error:
         lines.write(problem=error.message)
         raise SystemExit(1) from None
 
 
-async def serve(config: ServerConfig, lines: ParentLines, taken: list[str]) -> None:
+async def serve(config: ServerConfig, lines: ParentLines, taken: list[str], key: str) -> None:
     """Forward calls until the input ends, then let running ones end.
 
     Args:
         config: Address, TLS and limits, as of a server.
         lines: Brings the routing table.
         taken: Addresses of other gateways on this machine, as with simulated nodes.
+        key: The cluster's key.
 
     Raises:
         ServiceError: The address or a file of TLS cannot be used.
     """
     table, health = ReplicaTable(), HealthService()
-    gateway = Gateway(table, config.cluster.hold_s, config.limits.stall_timeout_s)
+    gateway = Gateway(table, config.cluster.hold_s, config.limits.stall_timeout_s, config.cluster.direct, key)
     server = grpc.aio.server(options=server_options(config.limits, config.max_message_bytes))
     server.add_generic_rpc_handlers((health.handler(), gateway.handler()))
     address = _listen(server, config, taken)
+    metrics = _metrics(config, table, is_first=not taken)
     await server.start()
     lines.write(ready=address)
     try:
@@ -65,6 +69,16 @@ async def serve(config: ServerConfig, lines: ParentLines, taken: list[str]) -> N
     finally:
         await health.enter_graceful_shutdown()
         await server.stop(config.grace_s)
+        if metrics is not None:
+            metrics.stop()
+
+
+def _metrics(config: ServerConfig, table: ReplicaTable, *, is_first: bool) -> MetricsServer | None:
+    """Serve the metrics of all replicas, if configured; only the first gateway of a machine has the port."""
+    if config.metrics_port is None:
+        return None
+    port = config.metrics_port if is_first else 0
+    return MetricsServer(replica_metrics(table.metrics_addresses), config.metrics_host, port)
 
 
 async def _set_health(health: HealthService, *, is_serving: bool) -> None:

@@ -17,6 +17,7 @@ from trocar_server.cluster.lines import ParentLines
 from trocar_server.config import ServerConfig
 from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.call.forwarded import GatewayAccess
 from trocar_server.storage.data_lock import FolderLock, lock_folder
 
 REPORT_EVERY_S = 0.25
@@ -36,7 +37,7 @@ def main() -> None:
     set_up_logging(config.log_format)
     try:
         slot, lock = take_slot(config.data_dir.expanduser() / "replicas" / settings["model_id"])
-        asyncio.run(_Serving(lines, config, slot, settings["drain_s"]).serve())
+        asyncio.run(_Serving(lines, config, slot, settings).serve())
         lock.release()
     except ServiceError as error:
         lines.write(problem=error.message)
@@ -64,23 +65,44 @@ def take_slot(folder: Path) -> tuple[Path, FolderLock]:
 class _Serving:
     """The server, its reports and its end."""
 
-    def __init__(self, lines: ParentLines, config: ServerConfig, slot: Path, drain_s: float) -> None:
-        self._lines, self._config, self._slot, self._drain_s = lines, config, slot, drain_s
+    def __init__(
+        self, lines: ParentLines, config: ServerConfig, slot: Path, settings: dict[str, Any]
+    ) -> None:
+        self._lines, self._config, self._slot = lines, config, slot
+        self._replica_id, self._drain_s = settings["replica_id"], settings["drain_s"]
+        self._gateway = GatewayAccess(config.host if config.tls_cert else "", settings["key"])
+        root = config.cluster.trainers_dir or config.data_dir.expanduser() / "replicas"
+        self._trainers_dir = root / settings["model_id"] / "trainers"
         self._tasks: list[asyncio.Task[None]] = []
 
     async def serve(self) -> None:
         """Serve until the input has ended and the calls have."""
         with without_dynamo():
             from trocar_server.app import app
+            from trocar_server.training.files.owner_folders import OwnerFolders
 
-        await app.serve(self._config, self._begin, own_dir=self._slot)
+        owners = OwnerFolders(self._trainers_dir, self._replica_id)
+        await app.serve(self._config, self._begin, own_dir=self._slot, gateway=self._gateway, owners=owners)
 
     def _begin(self, running: Any) -> None:
-        self._lines.write(ready=running.rpc.address, slot=self._slot.name, process_id=os.getpid())
+        rpc = running.rpc
+        self._lines.write(
+            ready=rpc.plain_address or rpc.address,
+            client_address=rpc.address,
+            slot=self._slot.name,
+            process_id=os.getpid(),
+            metrics_address=self._metrics_address(running),
+        )
         self._tasks = [
+            asyncio.create_task(rpc.identify(self._replica_id)),
             asyncio.create_task(self._report(running)),
             asyncio.create_task(self._wait_for_end(running)),
         ]
+
+    def _metrics_address(self, running: Any) -> str:
+        """Where the metrics are; empty if they are off."""
+        port = running.telemetry.metrics_port
+        return f"{self._config.metrics_host}:{port}" if port else ""
 
     async def _report(self, running: Any) -> None:
         while True:
@@ -90,9 +112,9 @@ class _Serving:
             await asyncio.sleep(REPORT_EVERY_S)
 
     async def _wait_for_end(self, running: Any) -> None:
-        """Drain and stop when the parent closes our input, or has died."""
-        while await asyncio.to_thread(self._lines.read) is not None:
-            pass
+        """Take lists of replicas; drain and stop when the parent closes our input, or has died."""
+        while (line := await asyncio.to_thread(self._lines.read)) is not None:
+            running.takeover.tell(line["replicas"])
         await running.lifecycle.drain(True)
         self._lines.write(is_draining=True)
         try:

@@ -9,29 +9,9 @@ from enum import StrEnum, unique
 from functools import cache
 from typing import Any
 
-from trocar_api.v1 import (
-    dataset_pb2,
-    edit_store_pb2,
-    extraction_pb2,
-    fit_pb2,
-    model_pb2,
-    server_pb2,
-    stream_pb2,
-    trainer_pb2,
-)
 from trocar_api.wire import WireError, last_value
+from trocar_server.rpc.descriptors import ALL
 from trocar_server.rpc.oip.oip_messages import SERVICE as OPEN_INFERENCE
-
-_FILES = (
-    dataset_pb2,
-    edit_store_pb2,
-    extraction_pb2,
-    fit_pb2,
-    model_pb2,
-    server_pb2,
-    stream_pb2,
-    trainer_pb2,
-)
 
 
 @unique
@@ -70,10 +50,11 @@ _REFUSED = {
     "/trocar_api.v1.ModelService/UnloadModel": _CONFIGURED,
     "/trocar_api.v1.ServerService/Drain": "Ray drains each replica before it stops; see `trocar cluster`",
     "/trocar_api.v1.ServerService/ReloadConfig": "deploy the new configuration: `trocar serve --ray ADDRESS`",
+    "/trocar_api.v1.ServerService/GetServerStatus": "each replica has its own; `trocar cluster status`",
     "/inference.GRPCInferenceService/RepositoryModelLoad": _CONFIGURED,
     "/inference.GRPCInferenceService/RepositoryModelUnload": _CONFIGURED,
 }
-"""Methods that would change one replica only, and the advice in their place."""
+"""Methods that are for one replica only, and the advice in their place."""
 
 
 @dataclass(frozen=True)
@@ -112,21 +93,10 @@ def route_of(method: str) -> Route:
 
 
 @cache
-def _services() -> list[Any]:
-    services = [service for file in _FILES for service in file.DESCRIPTOR.services_by_name.values()]
-    return [*services, OPEN_INFERENCE]
-
-
-def service_names() -> list[str]:
-    """Return the names of all services."""
-    return [service.full_name for service in _services()]
-
-
-@cache
 def _routes() -> dict[str, Route]:
     return {
         f"/{service.full_name}/{method.name}": _route(service, method)
-        for service in _services()
+        for service in ALL
         for method in service.methods
     }
 

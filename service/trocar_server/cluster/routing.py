@@ -13,6 +13,7 @@ from typing import Any
 
 _SUSPECT_S = 1.0
 """For so long a replica that broke a call is chosen only if there is no other."""
+_FIXED = ("replica_id", "model_id", "address", "client_address", "metrics_address", "slot")
 _CALL_S = 0.001
 """The least that a call is taken to last, in seconds."""
 
@@ -24,13 +25,17 @@ class Replica:
     Attributes:
         replica_id: Its id; a replica that is started in its place has another.
         model_id: Its model.
-        address: Where it listens.
+        address: Where it listens for gateways.
+        client_address: Where it listens for clients: the same, or with TLS.
+        metrics_address: Where its metrics are; empty if they are off.
         slot: Its state folder among those of the model; a replica in its place has the same.
     """
 
     replica_id: str
     model_id: str
     address: str
+    client_address: str
+    metrics_address: str
     slot: str
     waiting_s: float = 0.0
     """Seconds of admitted work, as of its last report."""
@@ -42,11 +47,6 @@ class Replica:
     open_count: int = 0
     """Calls of this gateway that run."""
     suspect_until: float = 0.0
-
-    @property
-    def home(self) -> tuple[str, str]:
-        """Model and slot: where trainers live."""
-        return self.model_id, self.slot
 
     def cost(self, now: float) -> tuple[bool, float, int]:
         """Sort key: the replica with the least is chosen."""
@@ -71,13 +71,13 @@ class ReplicaTable:
         """Take the latest reports.
 
         Args:
-            reports: `replica_id`, `model_id`, `address`, `slot`, `waiting_s`, `call_count` and `is_draining`
-                of each replica.
+            reports: `replica_id`, `model_id`, `address`, `client_address`, `metrics_address`, `slot`,
+                `waiting_s`, `call_count` and `is_draining` of each replica.
             wanted: The least number of replicas by model id.
         """
         replicas = {}
         for report in reports:
-            fields = {key: report[key] for key in ("replica_id", "model_id", "address", "slot")}
+            fields = {key: report[key] for key in _FIXED}
             replica = self._replicas.get(report["replica_id"]) or Replica(**fields)
             replica.waiting_s, replica.call_count = report["waiting_s"], report["call_count"]
             replica.is_draining, replica.sent_count = report["is_draining"], 0
@@ -101,6 +101,10 @@ class ReplicaTable:
         """Whether every model has its least number of replicas."""
         return all(len(self.serving(model_id)) >= count for model_id, count in self._wanted.items())
 
+    def all(self) -> list[Replica]:
+        """Every replica, draining or not."""
+        return list(self._replicas.values())
+
     def serving(self, model_id: str = "") -> list[Replica]:
         """Replicas that accept work: of a model, or of all; those of the lowest slot first."""
         found = [
@@ -121,9 +125,18 @@ class ReplicaTable:
         now = time.monotonic()
         return min(found, key=lambda replica: replica.cost(now), default=None)
 
-    def at(self, home: tuple[str, str]) -> Replica | None:
-        """Return the replica of a slot, draining or not; None if there is none."""
-        return next((replica for replica in self._replicas.values() if replica.home == home), None)
+    def at(self, replica_id: str) -> Replica | None:
+        """Return a replica, draining or not; None if it is gone."""
+        return self._replicas.get(replica_id)
+
+    def metrics_addresses(self) -> dict[str, str]:
+        """Addresses of metrics by model and slot, as `resnet50/0`; may be called on any thread."""
+        replicas = self._replicas.values()  # replaced, never changed
+        return {
+            f"{replica.model_id}/{replica.slot}": replica.metrics_address
+            for replica in replicas
+            if replica.metrics_address
+        }
 
     def addresses(self) -> set[str]:
         """Addresses of all replicas."""

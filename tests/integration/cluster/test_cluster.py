@@ -41,18 +41,25 @@ class Deployed:
     address: str
     config: Path
     token: str
-    gateways: list[str]
+
+    @property
+    def gateways(self) -> list[str]:
+        """The addresses of the gateways that are there now: a replaced one listens on another port."""
+        return sorted(report["address"] for report in self.reports("gateways"))
 
     def connect(self, index: int = 0, **options: Any) -> trocar.Client:
         return trocar.connect(self.gateways[index], token=self.token, **options)
 
     def replicas(self) -> list[dict[str, Any]]:
+        return self.reports("replicas")
+
+    def reports(self, kind: str) -> list[dict[str, Any]]:
         import ray
 
         from trocar_server.cluster.directory import open_directory
 
         state: Any = ray.get(open_directory().state.remote())
-        found: list[dict[str, Any]] = state["replicas"]
+        found: list[dict[str, Any]] = state[kind]
         return found
 
     def scale(self, count: int) -> None:
@@ -73,7 +80,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         from trocar_server.cluster import deploying
 
         deploying.deploy(read_config(config))
-        yield Deployed(address, config, str(token), deploying.wait_until_ready(read_config(config)))
+        deploying.wait_until_ready(read_config(config))
+        yield Deployed(address, config, str(token))
         deploying.stop()
         with pytest.raises(ServiceError, match="not deployed"):
             deploying.deployed()
@@ -215,25 +223,91 @@ def test_a_replica_that_cannot_start_says_why(cluster: Deployed) -> None:
         assert client.extract("tiny", IMAGES, TAPS)
 
 
+def test_a_replica_that_is_never_ready_ends_the_wait(cluster: Deployed) -> None:
+    from trocar_server.cluster import deploying
+
+    models = {**MODELS, "second": {"architecture": "squeezenet1_1", "weights": "random:1"}}
+    places = {"tiny": PLACE, "second": "cpus = 1\nmin_replicas = 9"}
+    settings = {**SETTINGS, "start_timeout_s": 3}
+    config = read_config(write_config(cluster.config.with_name("nine.toml"), models, places, **settings))
+    deploying.deploy(config)
+    with pytest.raises(ServiceError, match=r"not ready after 3 s: \d of 9 replicas of 'second' are ready"):
+        deploying.wait_until_ready(config)
+    deploying.deploy(read_config(cluster.config))
+    deploying.wait_until_ready(read_config(cluster.config))
+
+
+def test_a_folder_that_cannot_be_written_is_named(cluster: Deployed) -> None:
+    from trocar_server.cluster import deploying
+
+    config = read_config(cluster.config)
+    missing = cluster.config / "below a file"
+    shared = config.cluster.model_copy(update={"trainers_dir": missing})
+    for changed in ({"data_dir": missing}, {"cluster": shared}):
+        with pytest.raises(ServiceError, match=r"(data_dir|trainers_dir) '.*below a file' cannot be written"):
+            deploying.deploy(config.model_copy(update=changed))
+
+
+def test_an_extraction_without_ray_is_refused(cluster: Deployed, tmp_path: Path) -> None:
+    source = tmp_path / "rows.npy"
+    np.save(source, IMAGES)
+    words = ["extract", "tiny", str(source), "--tap", "classifier", "--out", str(tmp_path / "out")]
+    ended = command(*words, "--server", cluster.gateways[0], "--token", cluster.token, "--ray", "127.0.0.1:1")
+    assert ended.returncode == 3  # as for a server that is not reached
+    assert "no Ray cluster answers at '127.0.0.1:1'" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
 # --- Last: replicas are killed, and Ray Serve replaces them ---------------------------------------------
 
 
-def test_a_trainer_goes_on_after_its_replica_was_killed(cluster: Deployed, serve: Serve) -> None:
+def test_a_trainer_goes_on_though_its_replica_was_killed_amid_steps(cluster: Deployed, serve: Serve) -> None:
     labels = np.array([3, 1])
 
-    def losses(client: trocar.Client, between: Callable[[], None]) -> list[float]:
+    def losses(client: trocar.Client, at: Callable[[int], None]) -> list[float]:
         trainer = client.train("tiny", trainable=["classifier"], optimizer=trocar.sgd(lr=0.01, momentum=0.9))
-        first = trainer.step(IMAGES, labels).loss
-        trainer.save()
-        between()
-        return [first, client.trainer(trainer.trainer_id).step(IMAGES, labels).loss]
+        found = []
+        for number in range(12):
+            at(number)
+            found.append(trainer.step(IMAGES, labels, timeout_s=120.0).loss)
+            if number == 2:
+                trainer.save()
+        assert trainer.info().next_number == 12
+        return found
 
     with direct(serve) as client:
-        expected = losses(client, lambda: None)
-    with cluster.connect(timeout_s=120.0) as client:
-        assert (
-            losses(client, lambda: os.kill(cluster.replicas()[0]["process_id"], signal.SIGKILL)) == expected
-        )
+        expected = losses(client, lambda number: None)
+
+    def kill(number: int) -> None:
+        if number in (0, 5):  # another replica is there, then only the one that Ray starts
+            cluster.scale(2 if number == 0 else 1)
+        if number in (2, 7):
+            owner = owner_of_trainer(cluster)
+            threading.Timer(0.01, os.kill, (owner["process_id"], signal.SIGKILL)).start()
+
+    with cluster.connect() as client:
+        for found in client.trainers():
+            client.trainer(found.trainer_id).close()
+        assert losses(client, kill) == expected
+
+
+def owner_of_trainer(cluster: Deployed) -> dict[str, Any]:
+    """Return the report of the replica that has the only trainer."""
+    folders = (cluster.config.parent / "data" / "replicas" / "tiny" / "trainers").glob("*/*/trainer.json")
+    (owner,) = {path.parts[-3] for path in folders}
+    return next(replica for replica in cluster.replicas() if replica["replica_id"] == owner)
+
+
+def test_a_killed_gateway_is_replaced_and_the_other_one_answers(cluster: Deployed) -> None:
+    def gateways() -> dict[str, int]:
+        return {report["gateway_id"]: report["process_id"] for report in cluster.reports("gateways")}
+
+    before = gateways()
+    with trocar.connect(",".join(cluster.gateways), token=cluster.token) as client:
+        os.kill(next(iter(before.values())), signal.SIGKILL)
+        for _ in range(5):
+            assert client.extract("tiny", IMAGES, TAPS)
+    wait_until(lambda: len(gateways()) == 2 and gateways().keys() != before.keys())
 
 
 def test_replicas_are_added_killed_and_removed_without_a_failed_call(cluster: Deployed) -> None:

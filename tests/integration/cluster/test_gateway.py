@@ -1,6 +1,8 @@
 """A gateway process before two servers, without Ray: what passes through, what is sent again, what waits."""
 
 import asyncio
+import socket
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,59 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 import trocar
 from tests.support.models.gated_models import WAIT_S, Gate
 from tests.support.models.odd_models import Identity
+from tests.support.servers.gateway import MODELS, Gateway, is_serving
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import Serve, custom, tiny_models_config
 from tests.support.servers.waiting import wait_until
-from tests.support.wire.wire import raw_channel
 from trocar.errors import DeadlineExceededError, ServerBusyError, UnknownModuleError
-from trocar_server.cluster.child_process import ChildProcess
 
-MODELS = ("plain", "gated")
 ROW = np.ones((1, 3), np.float32)
 IMAGES = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
-
-
-class Gateway:
-    """A gateway process, and the routing table that a test gives it."""
-
-    def __init__(self, *servers: RunningServer, hold_s: float = 60.0) -> None:
-        config = {"port": 0, "cluster": {"hold_s": hold_s}}
-        self._child = ChildProcess(
-            "trocar_server.cluster.gateway_server", {"config": config, "taken": []}, lambda line: None
-        )
-        self.address = self._child.wait_ready()
-        self.serve(*servers)
-
-    def serve(self, *servers: RunningServer, wanted: int = 1) -> None:
-        reports = [
-            {
-                "replica_id": f"{server.address} {model_id}",
-                "model_id": model_id,
-                "address": server.address,
-                "slot": str(slot),
-                "waiting_s": 0.0,
-                "call_count": 0,
-                "is_draining": False,
-            }
-            for slot, server in enumerate(servers)
-            for model_id in MODELS
-        ]
-        self._child.send({"replicas": reports, "wanted": dict.fromkeys(MODELS, wanted)})
-
-    def stop(self) -> None:
-        self._child.stop(20.0)
-
-
-def is_serving(gateway: Gateway) -> bool:
-    with raw_channel(gateway.address) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        reply = stub.Check(health_pb2.HealthCheckRequest())
-    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +51,7 @@ def _both(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def client(gateway: Gateway) -> Iterator[trocar.Client]:
-    with trocar.connect(gateway.address, retries=0) as connected:
+    with trocar.connect(gateway.address, retries=0, direct=False) as connected:
         wait_until(lambda: is_serving(gateway))
         yield connected
 
@@ -196,11 +158,44 @@ def test_a_call_of_a_dead_server_is_answered_by_another(serve: Serve, tmp_path: 
     models: dict[str, Any] = {"plain": tiny_models_config()["plain"], "identity": custom(Identity)}
     with running_server(models=models, device="cpu") as dead:
         gateway = Gateway(dead, serve(models=models))
-        with trocar.connect(gateway.address, retries=0) as client:
+        with trocar.connect(gateway.address, retries=0, direct=False) as client:
             assert client.extract("plain", IMAGES, ["fc"])
     try:
-        with trocar.connect(gateway.address, retries=0) as client:
+        with trocar.connect(gateway.address, retries=0, direct=False) as client:
             for _ in range(5):
                 assert client.extract("plain", IMAGES, ["fc"])
+    finally:
+        gateway.stop()
+
+
+def test_metrics_of_all_replicas_are_one_page(serve: Serve) -> None:
+    models = {"plain": tiny_models_config()["plain"]}
+    settings: dict[str, Any] = {"models": models, "metrics_port": 0}
+    servers = [serve(**settings) for _ in range(2)]
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    gateway = Gateway(*servers, models=("plain",), metrics_port=port)
+
+    def page() -> list[Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+            families = list(text_string_to_metric_families(reply.read().decode()))
+        assert len({family.name for family in families}) == len(families)
+        return [sample for family in families for sample in family.samples]
+
+    def calls() -> float:
+        name = "grpc_server_handled_total"
+        found = [one for one in page() if one.name == name and one.labels["grpc_method"] == "Extract"]
+        assert {one.labels["replica"] for one in found} <= {"plain/0", "plain/1"}
+        return sum(float(one.value) for one in found)
+
+    try:
+        wait_until(lambda: is_serving(gateway))
+        with trocar.connect(gateway.address, direct=False) as client:
+            for _ in range(4):
+                client.extract("plain", IMAGES, ["fc"])
+        wait_until(lambda: calls() == 4)
+        up = [one.labels["replica"] for one in page() if one.name == "trocar_replica_up" and one.value]
+        assert up == ["plain/0", "plain/1"]
     finally:
         gateway.stop()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from tests.support.servers.defects import kept_defects
 from tests.support.servers.event_loop import event_loop
 from trocar_server.app import app
 from trocar_server.config import ServerConfig
+from trocar_server.rpc.call.forwarded import GatewayAccess
+from trocar_server.training.files.owner_folders import OwnerFolders
 
 Result = TypeVar("Result")
 
@@ -43,12 +46,19 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(**settings: Any) -> Iterator[RunningServer]:
+def running_server(
+    *,
+    gateway: GatewayAccess | None = None,
+    owners: OwnerFolders | None = None,
+    own_dir: Path | None = None,
+    **settings: Any,
+) -> Iterator[RunningServer]:
     """Start a server on 127.0.0.1 with a free port; stop it when the context ends."""
     with ExitStack() as folders:
         if "data_dir" not in settings:  # nothing of the machine's own
             settings["data_dir"] = folders.enter_context(TemporaryDirectory())
-        with _running(ServerConfig(port=0, grace_s=1.0, **settings)) as server:
+        config = ServerConfig(port=0, grace_s=1.0, **settings)
+        with _running(config, gateway or GatewayAccess(), owners, own_dir) as server:
             yield server
 
 
@@ -62,9 +72,12 @@ def _own_threads(config: ServerConfig) -> Iterator[None]:
 
 
 @contextmanager
-def _running(config: ServerConfig) -> Iterator[RunningServer]:
+def _running(
+    config: ServerConfig, gateway: GatewayAccess, owners: OwnerFolders | None, own_dir: Path | None
+) -> Iterator[RunningServer]:
     with kept_defects(), _own_threads(config), event_loop("server-loop") as loop:
-        running = asyncio.run_coroutine_threadsafe(app.start(config), loop).result(120)
+        starting = app.start(config, gateway=gateway, owners=owners, own_dir=own_dir)
+        running = asyncio.run_coroutine_threadsafe(starting, loop).result(120)
         try:
             yield RunningServer(running, loop)
         finally:

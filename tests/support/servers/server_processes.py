@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.servers import warm_python
+
 
 @dataclass
 class ServerProcess:
@@ -52,7 +54,7 @@ class ServerProcesses:
     """
 
     def __init__(self, temporary: Path | None = None) -> None:
-        self._process = subprocess.Popen(
+        self._process = warm_python.Popen(
             [sys.executable, "-m", "tests.support.servers.server_processes"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -108,6 +110,7 @@ def main() -> None:
     """Answer requests from stdin."""
     import trocar_server.app.app  # noqa: F401 - for the forks
 
+    setattr(os, "fsync", lambda _: None)  # noqa: B010 - to save the time: no power will be cut
     children: set[int] = set()
     for line in sys.stdin:
         request = json.loads(line)

@@ -7,7 +7,14 @@ from trocar_server.cluster.routing import Replica, ReplicaTable
 
 
 def report(name: str, slot: int, **values: Any) -> dict[str, Any]:
-    fixed = {"replica_id": name, "model_id": "m", "address": f"{name}:1", "slot": str(slot)}
+    fixed = {
+        "replica_id": name,
+        "model_id": "m",
+        "address": f"{name}:1",
+        "client_address": f"{name}:2",
+        "metrics_address": f"{name}:3",
+        "slot": str(slot),
+    }
     return {**fixed, "waiting_s": 0.0, "call_count": 0, "is_draining": False, **values}
 
 
@@ -55,7 +62,7 @@ def test_draining_replicas_and_other_models_are_not_chosen() -> None:
     found = table(report("a", 0, is_draining=True), report("b", 1, model_id="n"))
     assert chosen(found) == ""
     assert not found.is_complete
-    home = found.at(("m", "0"))
+    home = found.at("a")
     assert home is not None
     assert home.address == "a:1"
 

@@ -102,7 +102,7 @@ class CheckpointStore:
         same = same_memory(state.tensors)
         own = {name: tensor for name, tensor in state.tensors.items() if name not in same}
         layout = lay_out(own, {"format": "pt", SAME: json.dumps(same)})
-        with self._trainers.locked(trainer_id), disk_errors("checkpoint"):
+        with self._trainers.writing(trainer_id, "checkpoint"):
             folder = self._trainers.folder_of(trainer_id)
             number = self._next_number(trainer_id, folder)
             digest = hashlib.sha256()

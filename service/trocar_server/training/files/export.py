@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models.weights_file import versions_metadata
+from trocar_server.models.weights.weights_file import versions_metadata
 from trocar_server.storage.tensor_file import Layout, lay_out
 
 OPTIMIZER_PREFIX = "optimizer."

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
-from trocar_server.models.weights_file import StateDict
+from trocar_server.models.weights.weights_file import StateDict
 from trocar_server.training.step.trainer_state import TrainerState
 
 _CPU = torch.device("cpu")

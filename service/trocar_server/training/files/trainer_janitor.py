@@ -24,8 +24,14 @@ MODEL_NAME = "model.json"
 CHECKPOINT_DATA = re.compile(r"checkpoint-(\d{8,16})\.safetensors")
 CHECKPOINT_MANIFEST = re.compile(r"checkpoint-(\d{8,16})\.json")
 WEIGHTS = re.compile(r"weights-[0-9a-f]{32}\.safetensors")
+JOURNAL_ENTRY = re.compile(r"step-(\d{8,16})-(\d{8,16})\.safetensors")
+EVENTS_NAME = "events.jsonl"
+"""Events of a trainer's fits, where trainers can be taken over by other servers."""
 
-_PARTIAL = re.compile(r"(?:trainer|model|checkpoint-\d{8,16}|weights-[0-9a-f]{32})-[0-9a-f]{32}\.partial")
+_PARTIAL = re.compile(
+    r"(?:trainer|model|events|checkpoint-\d{8,16}|step-\d{8,16}-\d{8,16}|weights-[0-9a-f]{32})"
+    r"-[0-9a-f]{32}\.partial"
+)
 _TRAINER_FOLDER = re.compile(r"[0-9a-f]{32}")
 _DELETED_FOLDER = re.compile(r"~[0-9a-f]{32}")
 _MODEL_FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -40,7 +46,7 @@ def clean_trainers(folder: Path) -> int:
             if _DELETED_FOLDER.fullmatch(path.name):
                 count += remove_tree(path)
             elif _TRAINER_FOLDER.fullmatch(path.name):
-                count += _clean_trainer(path)
+                count += clean_trainer(path)
     return count
 
 
@@ -97,13 +103,14 @@ def remove_tree(folder: Path) -> int:
     """
     count = 0
     for name in _names(folder):
-        if name in (RECORD_NAME, MODEL_NAME) or _is_file_of_ours(name):
+        if name in (RECORD_NAME, MODEL_NAME, EVENTS_NAME) or _is_file_of_ours(name):
             _unlink(folder / name)
             count += 1
     return count + _remove_if_empty(folder)
 
 
-def _clean_trainer(path: Path) -> int:
+def clean_trainer(path: Path) -> int:
+    """Remove the leftovers of one trainer; return the number of files and folders."""
     names = _names(path)
     has_record = RECORD_NAME in names
     manifests = {match[1] for match in map(CHECKPOINT_MANIFEST.fullmatch, names) if match}
@@ -117,7 +124,7 @@ def _clean_trainer(path: Path) -> int:
 
 
 def _is_file_of_ours(name: str) -> bool:
-    patterns = (CHECKPOINT_DATA, CHECKPOINT_MANIFEST, WEIGHTS, _PARTIAL)
+    patterns = (CHECKPOINT_DATA, CHECKPOINT_MANIFEST, JOURNAL_ENTRY, WEIGHTS, _PARTIAL)
     return any(pattern.fullmatch(name) for pattern in patterns)
 
 

@@ -8,11 +8,12 @@ An id is 32 random hex digits: no text of a client becomes part of a path.
 """
 
 import contextlib
+import errno
 import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, RLock
@@ -21,7 +22,7 @@ from typing import Any
 import structlog
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.errors import ServiceError
+from trocar_server.errors import TRAINER_MOVED, ServiceError
 from trocar_server.storage.disk_errors import disk_errors, storage_error
 from trocar_server.storage.durable import DamagedError, make_folder, sync_folder
 from trocar_server.storage.sealed_record import Record, read_record, write_record
@@ -32,6 +33,7 @@ TRAINER_ID = re.compile(r"[0-9a-f]{32}")
 """Pattern of an id, such as `uuid.uuid4().hex`."""
 
 _KIND = "trainer"
+_GONE = (errno.ENOENT, errno.ESTALE)
 _log = structlog.get_logger("trocar")
 
 
@@ -85,11 +87,15 @@ class TrainerStore:
     Args:
         folder: The folder; only this process writes there, see `trainer_storage`.
         clock: Returns the seconds since 1970.
+        is_shared: Whether other servers may take trainers over, see `owner_folders`.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, clock: Callable[[], float] = time.time, *, is_shared: bool = False
+    ) -> None:
         self._folder = folder
         self._clock = clock
+        self.is_shared = is_shared
         self._lock = Lock()
         self._locks: dict[str, RLock] = {}
 
@@ -140,7 +146,7 @@ class TrainerStore:
             try:
                 return self._read(trainer_id)
             except FileNotFoundError:
-                raise _unknown() from None
+                raise moved() if self.is_shared else _unknown() from None
             except DamagedError as error:
                 raise ServiceError(
                     ErrorReason.TRAINER_BROKEN,
@@ -248,8 +254,37 @@ class TrainerStore:
         """
         folder = self._path(trainer_id)
         if not (folder / RECORD_NAME).exists():
-            raise _unknown()
+            raise moved() if self.is_shared else _unknown()
         return folder
+
+    def path_of(self, trainer_id: str) -> Path:
+        """Return the path of a trainer's folder, which may be gone."""
+        return self._path(trainer_id)
+
+    def is_here(self, trainer_id: str) -> bool:
+        """Whether a trainer is still in this store; its record is only missing if another server has it."""
+        return not self.is_shared or (self._path(trainer_id) / RECORD_NAME).exists()
+
+    @contextlib.contextmanager
+    def writing(self, trainer_id: str, subject: str) -> Iterator[Path]:
+        """Lock a trainer's folder for writing, and yield it.
+
+        Args:
+            trainer_id: The trainer.
+            subject: What is written, for messages.
+
+        Raises:
+            ServiceError: `STORAGE_FULL`, `STORAGE_UNAVAILABLE`; `UNKNOWN_TRAINER`, with the detail
+                `TRAINER_MOVED`, if another server has taken the trainer over, see Note: [Fence by removal].
+        """
+        folder = self._path(trainer_id)
+        with self.locked(trainer_id), disk_errors(subject):
+            try:
+                yield folder
+            except OSError as error:
+                if self.is_shared and error.errno in _GONE and not folder.is_dir():
+                    raise moved() from error
+                raise
 
     def locked(self, trainer_id: str) -> RLock:
         """Return the lock for writing into a trainer's folder."""
@@ -257,9 +292,9 @@ class TrainerStore:
             return self._locks.setdefault(trainer_id, RLock())
 
     def _replace(self, trainer_id: str, **changes: Any) -> TrainerRecord:
-        with self.locked(trainer_id), disk_errors("trainer"):
+        with self.writing(trainer_id, "trainer") as folder:
             record = self.get(trainer_id).model_copy(update=changes)
-            write_record(self._path(trainer_id) / RECORD_NAME, _KIND, record)
+            write_record(folder / RECORD_NAME, _KIND, record)
             return record
 
     def _read(self, trainer_id: str) -> TrainerRecord:
@@ -297,6 +332,16 @@ def check_base(record: TrainerRecord, base_sha256: str) -> None:
             "from; host "
             "the model with its old weights, or create a new trainer",
         )
+
+
+def moved() -> ServiceError:
+    """Build the error for a trainer that is at another server of the cluster."""
+    return ServiceError(
+        ErrorReason.UNKNOWN_TRAINER,
+        "the trainer is at another replica of the cluster, or is being moved there; call it through a "
+        "gateway",
+        **{TRAINER_MOVED: "true"},
+    )
 
 
 def _unknown() -> ServiceError:

@@ -1,0 +1,249 @@
+"""Trainers of a lost replica, taken over by another one on shared storage: fences, results, continuation."""
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trocar
+from tests.support.oracles.tiny_training import (
+    MODELS,
+    PlainTrainer,
+    assert_weights,
+    fitted_plainly,
+    make_trainer,
+    samples,
+)
+from tests.support.servers.gateway import Gateway, is_serving
+from tests.support.servers.running_server import RunningServer, running_server
+from tests.support.servers.waiting import wait_until
+from trocar.errors import NonFiniteStepError, UnknownTrainerError
+from trocar_server.training.files.owner_folders import OwnerFolders
+
+WAIT_S = 60.0
+
+
+class Replicas:
+    """Servers that share the folder of their trainers."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.root, self._folder, self._stack = folder / "trainers", folder, stack
+        self._names: dict[RunningServer, str] = {}
+
+    def start(self) -> RunningServer:
+        name = f"replica-{len(self._names)}"
+        settings: dict[str, Any] = {"models": MODELS, "device": "cpu", "data_dir": self._folder / "data"}
+        own_dir, owners = self._folder / name, OwnerFolders(self.root, name)
+        server = self._stack.enter_context(running_server(owners=owners, own_dir=own_dir, **settings))
+        self._names[server] = name
+        return server
+
+    def lose(self, *, by: RunningServer) -> None:
+        """Let a server believe that it is the only one left."""
+        takeover = by.app.takeover
+        assert takeover is not None
+        takeover._gone_after_s = 0.0  # the time is Ray's business
+        takeover._servers = {self._names[by]: True}
+        by.run(takeover.look)
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[Replicas]:
+    with ExitStack() as stack:
+        yield Replicas(tmp_path, stack)
+
+
+@pytest.fixture
+def clients() -> Iterator[Any]:
+    with ExitStack() as stack:
+        yield lambda server: stack.enter_context(trocar.connect(server.address, retries=0))
+
+
+def plain_steps(count: int) -> PlainTrainer:
+    plain = PlainTrainer()
+    for number in range(count):
+        plain.step(samples(4, number))
+    return plain
+
+
+def test_every_acknowledged_step_is_there(replicas: Replicas, clients: Any, tmp_path: Path) -> None:
+    first, second = replicas.start(), replicas.start()
+    trainer = make_trainer(clients(first))
+    losses = [trainer.step(*samples(4, number)).loss for number in range(3)]
+    trainer.save()
+    losses += [trainer.step(*samples(4, number)).loss for number in range(3, 5)]
+    replicas.lose(by=second)
+    again = clients(second).trainer(trainer.trainer_id)
+    assert again.info().next_number == 5
+    # the repeated call of a client that got no reply
+    assert again.step(*samples(4, 4), number=4).loss == losses[4]
+    assert again.step(*samples(4, 2), number=2).loss == losses[2]
+    losses.append(again.step(*samples(4, 5), number=5).loss)
+    plain = PlainTrainer()
+    assert [plain.step(samples(4, number)) for number in range(6)] == losses
+    assert_weights(again, plain.model, tmp_path)
+
+
+def test_the_late_owner_changes_nothing(replicas: Replicas, clients: Any, tmp_path: Path) -> None:
+    first, second = replicas.start(), replicas.start()
+    late = make_trainer(clients(first))
+    for number in range(2):
+        late.step(*samples(4, number))
+    replicas.lose(by=second)
+    trainer = clients(second).trainer(late.trainer_id)
+    trainer.step(*samples(4, 2))
+    for call in (late.save, lambda: late.step(*samples(4, 9)), late.restore, late.info):
+        with pytest.raises(UnknownTrainerError, match="at another replica of the cluster"):
+            call()
+    trainer.step(*samples(4, 3))
+    assert_weights(trainer, plain_steps(4).model, tmp_path)
+    assert [path.name for path in replicas.root.glob("*/*") if path.is_dir()] == [trainer.trainer_id]
+
+
+@pytest.mark.parametrize("moment", ["replace", "unlink_after"])
+def test_an_owner_that_sleeps_while_it_commits(
+    replicas: Replicas, clients: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It is stopped between the bytes of a step and the rename that commits them, or right after that."""
+    first, second = replicas.start(), replicas.start()
+    late = make_trainer(clients(first))
+    late.step(*samples(4, 0))
+    asleep, awake, original = threading.Event(), threading.Event(), os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if not asleep.is_set() and target.name.startswith("step-"):
+            if moment != "replace":
+                original(source, target)
+            asleep.set()
+            assert awake.wait(WAIT_S)
+            if moment != "replace":
+                return
+        original(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with ThreadPoolExecutor(1) as thread:
+        call = thread.submit(late.step, *samples(4, 1))
+        assert asleep.wait(WAIT_S)
+        replicas.lose(by=second)
+        trainer = clients(second).trainer(late.trainer_id)
+        reached = trainer.info().next_number
+        assert reached == (1 if moment == "replace" else 2)
+        repeated = trainer.step(*samples(4, 1), number=1).loss
+        awake.set()
+        if moment == "replace":
+            with pytest.raises(UnknownTrainerError, match="another replica"):
+                call.result(WAIT_S)
+        else:  # the step was durable: both may say so, and they say the same
+            problem = call.exception(WAIT_S)
+            assert isinstance(problem, UnknownTrainerError) or call.result().loss == repeated
+    trainer.step(*samples(4, 2))
+    assert_weights(trainer, plain_steps(3).model, tmp_path)
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+def test_a_takeover_that_the_disk_cut_off_is_ended_later(
+    replicas: Replicas, clients: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_same: bool
+) -> None:
+    first, second = replicas.start(), replicas.start()
+    trainer = make_trainer(clients(first))
+    trainer.save()
+    trainer.step(*samples(4, 0))
+    original, left = os.rename, [2]
+
+    def rename(source: Path, target: Path) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(5, "Input/output error")
+        original(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(Exception, match="disk failed"):
+        replicas.lose(by=second)
+    monkeypatch.setattr(os, "rename", original)
+    last = second if is_same else replicas.start()
+    replicas.lose(by=last)
+    again = clients(last).trainer(trainer.trainer_id)
+    again.step(*samples(4, 1))
+    assert_weights(again, plain_steps(2).model, tmp_path)
+
+
+def test_failed_steps_and_restores_leave_the_journal_right(
+    replicas: Replicas, clients: Any, tmp_path: Path
+) -> None:
+    first, second = replicas.start(), replicas.start()
+    trainer = make_trainer(clients(first))
+    trainer.step(*samples(4, 0))
+    saved = trainer.save()
+    trainer.step(*samples(4, 7))
+    images, labels = samples(4, 8)
+    with pytest.raises(NonFiniteStepError):
+        trainer.step(images * float("nan"), labels)
+    trainer.restore(saved.number)
+    trainer.step(*samples(4, 1))
+    replicas.lose(by=second)
+    again = clients(second).trainer(trainer.trainer_id)
+    assert again.info().next_number == 2
+    again.forward_backward(*samples(4, 2))
+    again.optimizer_step()
+    third = replicas.start()
+    replicas.lose(by=third)
+    assert_weights(clients(third).trainer(trainer.trainer_id), plain_steps(3).model, tmp_path)
+
+
+def test_a_fit_goes_on(replicas: Replicas, clients: Any, tmp_path: Path) -> None:
+    data, epochs, batch_size = samples(40, 11), 20, 4
+    expected, losses = fitted_plainly(data, epochs, batch_size)
+    first, second = replicas.start(), replicas.start()
+    trainer = make_trainer(clients(first))
+    late = clients(first).trainer(trainer.trainer_id)
+    number = trainer.start_fit(data, epochs=epochs, batch_size=batch_size, checkpoint_every=4)
+    events = trainer.watch(number)
+    for event in events:
+        if event.kind == "checkpoint":
+            break
+    replicas.lose(by=second)
+    with pytest.raises(UnknownTrainerError, match="another replica"):
+        late.info()
+    with pytest.raises(UnknownTrainerError, match="another replica"):
+        list(events)
+    again = clients(second).trainer(trainer.trainer_id)
+    seen = list(again.watch(number))
+    assert [event.number for event in seen] == list(range(number, number + len(seen)))
+    assert [event["loss"] for event in seen if event.kind == "step"] == losses
+    assert_weights(again, expected, tmp_path)
+
+
+def test_a_closed_trainer_leaves_nothing(replicas: Replicas, clients: Any) -> None:
+    server = replicas.start()
+    trainer = make_trainer(clients(server))
+    trainer.fit(samples(8), epochs=1, batch_size=4)
+    trainer.step(*samples(4))
+    trainer.close()
+    assert [path for path in replicas.root.glob("*/*") if path.name != "lock"] == []
+
+
+def test_a_gateway_finds_it_again(replicas: Replicas, clients: Any, tmp_path: Path) -> None:
+    first, second = replicas.start(), replicas.start()
+    gateway = Gateway(first, second, models=("tiny",))
+    try:
+        wait_until(lambda: is_serving(gateway))
+        with trocar.connect(gateway.address, retries=0, direct=False) as client:
+            trainer = make_trainer(client)
+            owner = first if first.app.trainers.all() else second
+            other = second if owner is first else first
+            trainer.step(*samples(4, 0))
+            with ThreadPoolExecutor(1) as thread:
+                gateway.serve(other)  # its owner is gone, and nobody has taken it over yet
+                call = thread.submit(trainer.step, *samples(4, 1))
+                replicas.lose(by=other)
+                assert call.result(WAIT_S).update_count == 2
+            gateway.serve(owner, other)  # the late one is back
+            trainer.step(*samples(4, 2))
+            assert_weights(trainer, plain_steps(3).model, tmp_path)
+    finally:
+        gateway.stop()
