@@ -8,7 +8,7 @@ return turn.result
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -24,6 +24,15 @@ MOST_AHEAD = 64
 """How many numbers a call may be ahead of the next one."""
 AGAIN_WITHIN_S = 10.0
 """How long calls behind a cancelled one wait for it to be sent again."""
+
+
+@dataclass(frozen=True)
+class KeptCall(Generic[Result]):
+    """A call whose result is kept."""
+
+    number: int
+    kind: str
+    result: Result
 
 
 @dataclass
@@ -109,6 +118,19 @@ class Numbering(Generic[Result]):
             self._wake(earlier)
         self._fail_waiting(number, "the trainer was restored to another update")
 
+    def kept(self) -> "list[KeptCall[Result]]":
+        """Return the calls whose results are kept, oldest first."""
+        return [
+            KeptCall(number, kind, result)
+            for number, (kind, result) in self._kept.items()
+            if result is not None
+        ]
+
+    def keep(self, calls: "Iterable[KeptCall[Result]]") -> None:
+        """Keep the results of calls of an earlier run, which may be repeated."""
+        for call in calls:
+            self._kept[call.number] = call.kind, call.result
+
     async def _wait(self, number: int) -> None:
         if number - self.next_number > MOST_AHEAD:
             raise self._out_of_order(number, f"the next one is {self.next_number}")
@@ -141,7 +163,8 @@ class Numbering(Generic[Result]):
         if len(self._kept) > RESULTS_KEPT:
             self._kept.popitem(last=False)
         self.next_number = turn.number + 1
-        self._wake(self.next_number)
+        if self._waiting:
+            self._wake(self.next_number)
 
     def _wake(self, number: int) -> None:
         for turn in self._waiting.get(number, ()):

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import structlog
+
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.run.forward_pass import domain_errors
 from trocar_server.engine.schedule.pass_throughput import PassThroughput
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
+from trocar_server.training.durable_steps import DurableSteps, results_from_json, results_to_json
 from trocar_server.training.files.checkpoint_files import PRINCIPAL, Checkpoint, SavedTrainer
 from trocar_server.training.files.export import Export, make_export
 from trocar_server.training.files.snapshots import snapshot_state_dict, snapshot_tensors
@@ -32,10 +35,13 @@ from trocar_server.training.step.trainer_state import TrainerState
 from trocar_server.training.trainer_calls import Applied, CallKind, Evaluated, TrainerActivity
 
 _STATUS_WAIT_S = 0.02
+_log = structlog.get_logger("trocar")
 Result = TypeVar("Result")
 
 MakeBatch = Callable[[PassGuard], Batch]
 """Makes a batch on torch's owner thread."""
+_RESULTS = "results"
+"""Key in a checkpoint's attached data: results of the last numbered calls."""
 
 
 @dataclass(eq=False)
@@ -75,6 +81,8 @@ class Trainer:
     notices: tuple[str, ...] = ()
     """Notices for its owner about its restoration, until it is saved again."""
     is_closed: bool = False
+    durable: DurableSteps | None = None
+    """Its journal, if calls survive the loss of the server."""
     throughput: PassThroughput = field(default_factory=PassThroughput)
     """Throughput of steps and half steps."""
     eval_throughput: PassThroughput = field(default_factory=PassThroughput)
@@ -138,23 +146,31 @@ class Trainer:
         self, number: int | None, make_batch: MakeBatch, deadline: float | None, *, is_step: bool
     ) -> Applied:
         """Run a batch forward and backward; with `is_step`, update once enough batches are accumulated."""
-
-        def work(guard: PassGuard) -> StepResult:
-            batch = make_batch(guard)
-            return self.core.step(batch, guard) if is_step else self.core.forward_backward(batch, guard)
-
-        return await self._numbered(
-            number, CallKind.STEP if is_step else CallKind.FORWARD_BACKWARD, work, deadline
-        )
+        kind = CallKind.STEP if is_step else CallKind.FORWARD_BACKWARD
+        return await self._numbered(number, kind, make_batch, deadline)
 
     async def optimizer_step(self, number: int | None, deadline: float | None) -> Applied:
         """Update the weights with the accumulated gradients."""
+        return await self._numbered(number, CallKind.OPTIMIZER_STEP, None, deadline)
 
-        def work(guard: PassGuard) -> StepResult:
-            guard.check()
-            return self.core.optimizer_step()
+    async def replay(self) -> None:
+        """Repeat the calls of the journal: those after the checkpoint from which it was restored.
 
-        return await self._numbered(number, CallKind.OPTIMIZER_STEP, work, deadline)
+        Raises:
+            ServiceError: The journal cannot be read.
+        """
+        assert self.durable is not None
+        async for entry in self.durable.entries(self.numbering.next_number):
+            kind, make_batch = CallKind(entry.kind), _given(entry.batch)
+            async with self.numbering.turn(entry.number, kind) as turn:
+                done: list[StepResult] = []
+                try:
+                    await self._on_owner(partial(self._apply, kind, make_batch), None, done)
+                except ServiceError as error:  # as it did then, without an effect
+                    _log.info("a step failed again", trainer_id=self.trainer_id, why=error.message)
+                    return
+                turn.finish(Applied(turn.number, done[0], self.core.update_count))
+                self.durable.applied(self._steps, done[0].compute_s)
 
     async def evaluate(self, make_batch: MakeBatch, deadline: float | None) -> Evaluated:
         """Return the loss of a batch in eval mode, without changing any state."""
@@ -165,7 +181,9 @@ class Trainer:
             result = self.core.evaluate(batch, guard)
             return Evaluated(result, correct_count(self.spec.losses, result.output, batch.targets))
 
-        return await self._on_owner(work, deadline)
+        done: list[Evaluated] = []
+        await self._on_owner(work, deadline, done)
+        return done[0]
 
     async def save(self, note: str = "") -> Checkpoint:
         """Write a checkpoint: when this returns it survives a crash.
@@ -213,13 +231,20 @@ class Trainer:
             update_count=cast("dict[str, int]", state.facts["counts"])["update_count"],
             note=note,
             is_automatic=is_automatic,
-            attached={"next_number": self.numbering.next_number, "fit": fit, PRINCIPAL: self.principal},
+            attached={
+                "next_number": self.numbering.next_number,
+                "fit": fit,
+                PRINCIPAL: self.principal,
+                **({} if self.durable is None else {_RESULTS: results_to_json(self.numbering.kept())}),
+            },
         )
         steps = self._steps
         saved = await asyncio.to_thread(write)
         self._saved_steps = steps
         self.checkpoint_number = saved.number
         self.skipped_checkpoints, self.notices = (), ()
+        if self.durable is not None:
+            await self.durable.begin(saved.number, steps)
         return saved
 
     async def restore(self, number: int | None) -> None:
@@ -256,6 +281,9 @@ class Trainer:
         self.checkpoint_number = saved.checkpoint.number
         self._saved_steps = self._steps
         self.numbering.begin_at(int(saved.attached.get("next_number", 0)))
+        if self.durable is not None:
+            self.numbering.keep(results_from_json(saved.attached.get(_RESULTS, ())))
+            self.durable.checkpoint, self.durable.counts = saved.checkpoint.number, self._steps
         self.skipped_checkpoints = saved.skipped
         used = saved.checkpoint
         now = f"the trainer was restored to checkpoint {used.number} (update {used.update_count})"
@@ -335,37 +363,82 @@ class Trainer:
             self.check_free()
             await self.engine.owner.run(lambda: self.core.load_state(saved.state))
             self.resume_at(saved)
+            if self.durable is not None:  # another server would go on from the newest one
+                await self._write_now()
 
     async def _numbered(
-        self,
-        number: int | None,
-        kind: CallKind,
-        work: Callable[[PassGuard], StepResult],
-        deadline: float | None,
+        self, number: int | None, kind: CallKind, make_batch: MakeBatch | None, deadline: float | None
     ) -> Applied:
         self.use()
         async with self.numbering.turn(number, kind) as turn:
             if turn.result is None:
-                self.check_free()
+                if self.is_closed or self.activity is not TrainerActivity.READY:
+                    self.check_free()
+                if self.durable is not None:
+                    make_batch = await self._recorded(self.durable, turn.number, kind, make_batch, deadline)
                 done: list[StepResult] = []
                 try:
-                    await self._on_owner(lambda guard: done.append(work(guard)), deadline)
-                finally:  # a late cancellation has not stopped it
-                    if done:
+                    await self._on_owner(partial(self._apply, kind, make_batch), deadline, done)
+                finally:
+                    if done:  # also if its caller is gone: a late cancellation has not stopped it
                         turn.finish(Applied(turn.number, done[0], self.core.update_count))
+                        if self.durable is not None:
+                            self.durable.applied(self._steps, done[0].compute_s)
+                    elif self.durable is not None:
+                        await self.durable.discard(turn.number)
         assert turn.result is not None  # it was known before, or has just finished
         return turn.result
 
-    async def _on_owner(self, work: Callable[[PassGuard], Result], deadline: float | None) -> Result:
+    async def _recorded(
+        self,
+        durable: DurableSteps,
+        number: int,
+        kind: CallKind,
+        make_batch: MakeBatch | None,
+        deadline: float | None,
+    ) -> MakeBatch | None:
+        """Write a call into the journal, before it runs; returns what makes its batch."""
+        batches: list[Batch] = []
+        if make_batch is not None:
+            await self._on_owner(make_batch, deadline, batches)
+        batch = batches[0] if batches else None
+        if durable.needs_checkpoint(self._steps):
+            await self._write_now()
+        await durable.record(number, kind, batch)
+        return _given(batch)
+
+    def _apply(self, kind: CallKind, make_batch: MakeBatch | None, guard: PassGuard) -> StepResult:
+        if make_batch is None:
+            guard.check()
+            return self.core.optimizer_step()
+        batch = make_batch(guard)
+        if kind is CallKind.STEP:
+            return self.core.step(batch, guard)
+        return self.core.forward_backward(batch, guard)
+
+    async def _write_now(self) -> Checkpoint:
+        """Write a checkpoint within a turn of a call, or at rest."""
+        state = await self.engine.owner.run(self.core.state)
+        return await self.write(state)
+
+    async def _on_owner(
+        self, work: Callable[[PassGuard], Result], deadline: float | None, done: list[Result]
+    ) -> None:
+        """Run work on torch's owner thread; `done` gets its result, even if its caller is gone by then."""
         guard = PassGuard(deadline)
 
-        def run() -> Result:
+        def run() -> None:
             if self.is_closed:
                 raise _closed()
             with domain_errors(self.core.hosted):
-                return work(guard)
+                done.append(work(guard))
 
-        return await self.engine.run(run, guard, deadline)
+        await self.engine.run(run, guard, deadline)
+
+
+def _given(batch: Batch | None) -> MakeBatch | None:
+    """Return what makes a batch that is there already; None without one."""
+    return None if batch is None else lambda _: batch
 
 
 def _closed() -> ServiceError:

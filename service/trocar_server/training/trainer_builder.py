@@ -15,8 +15,9 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
+from trocar_server.storage.fingerprint import fingerprint
 from trocar_server.training.checks.spec_checks import check_spec, parse_spec
-from trocar_server.training.files.fingerprint import fingerprint
+from trocar_server.training.durable_steps import DurableSteps
 from trocar_server.training.files.snapshots import snapshot_state_dict
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.files.trainer_store import TrainerRecord, check_base
@@ -32,12 +33,21 @@ class TrainerBuilder:
         engine: Hosts the base models, and serves the trainers' models.
         storage: Stores the trainers.
         scratch_dir: Folder for the spool.
+        has_durable_steps: Whether calls of the trainers are recorded, see `durable_steps`.
     """
 
-    def __init__(self, engine: Engine, storage: StorageOnDemand, scratch_dir: Path) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        storage: StorageOnDemand,
+        scratch_dir: Path,
+        *,
+        has_durable_steps: bool = False,
+    ) -> None:
         self.engine = engine
         self.storage = storage
         self._scratch_dir = scratch_dir
+        self._has_durable_steps = has_durable_steps
         self._fingerprints: WeakKeyDictionary[HostedModel, str] = WeakKeyDictionary()
 
     async def new(self, principal: str, spec: TrainerSpec, request_id: str) -> Trainer:
@@ -82,6 +92,8 @@ class TrainerBuilder:
             trainer = await self._adopt(record, spec, core)
             if saved is not None:
                 trainer.resume_at(saved)
+            if trainer.durable is not None:
+                await trainer.replay()
             unfinished = storage.unfinished.get(record.trainer_id, ())
             trainer.notices += tuple(map(_unfinished, unfinished))
             await trainer.describe()
@@ -107,7 +119,7 @@ class TrainerBuilder:
         return hosted
 
     async def _make_core(self, spec: TrainerSpec) -> TrainerCore:
-        base, teachers = self.base(spec), self._teachers(spec)
+        base, teachers = self.base(spec), self.teachers(spec)
         recording = await self.engine.checks.recording(spec.model_id)
 
         def make() -> TrainerCore:
@@ -130,6 +142,8 @@ class TrainerBuilder:
             request_id=str(record.facts.get("request_id", "")),
             stored_facts=dict(record.facts),
         )
+        if self._has_durable_steps:
+            trainer.durable = DurableSteps(record.trainer_id, self.storage)
         own = replace(core.hosted, spec=replace(core.hosted.spec, model_id=trainer.trainer_id))
         await self.engine.deployments.adopt(own, trainer.principal)
         return trainer
@@ -172,7 +186,8 @@ class TrainerBuilder:
                 "to add it to the configuration again, then open the trainer again",
             ) from None
 
-    def _teachers(self, spec: TrainerSpec) -> dict[str, HostedModel]:
+    def teachers(self, spec: TrainerSpec) -> dict[str, HostedModel]:
+        """Return the models that a spec distils from, by id."""
         return {model_id: self.engine.catalogue.loaded(model_id) for model_id in teacher_ids(spec)}
 
 

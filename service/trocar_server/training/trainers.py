@@ -14,8 +14,9 @@ import structlog
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError, first_line
+from trocar_server.models import HostedModel
 from trocar_server.training.files.trainer_storage import StorageOnDemand
-from trocar_server.training.files.trainer_store import TrainerRecord, UnreadableTrainer
+from trocar_server.training.files.trainer_store import TrainerRecord, UnreadableTrainer, moved
 from trocar_server.training.publishing import Publishing
 from trocar_server.training.shielded import all_done, shielded
 from trocar_server.training.spec.trainer_spec import TrainerSpec
@@ -34,20 +35,34 @@ class Trainers:
         engine: Hosts the base models, and serves the trainers' models.
         storage: Stores the trainers.
         scratch_dir: Folder for the spool.
+        has_durable_steps: Whether calls of the trainers are recorded, see `durable_steps`.
 
     Attributes:
         on_close: Called with the id of a trainer that is being closed, before anything of it is removed.
+        on_moved: Called with the id of a trainer that another server has taken over.
+        on_taken: Called with a trainer that was taken over from another server.
+        check_elsewhere: Called with an unknown id: fails if another server of the cluster has the trainer.
         ready: Set once trainers of an earlier run are restored, with their fits.
     """
 
-    def __init__(self, engine: Engine, storage: StorageOnDemand, scratch_dir: Path) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        storage: StorageOnDemand,
+        scratch_dir: Path,
+        *,
+        has_durable_steps: bool = False,
+    ) -> None:
         self.engine = engine
         self.storage = storage
         self.publishing = Publishing(engine, storage)
-        self._builder = TrainerBuilder(engine, storage, scratch_dir)
+        self._builder = TrainerBuilder(engine, storage, scratch_dir, has_durable_steps=has_durable_steps)
         self._trainers: dict[str, Trainer] = {}
         self._creating = asyncio.Lock()
         self.on_close: Callable[[str], Awaitable[None]] | None = None
+        self.on_moved: Callable[[str], Awaitable[None]] | None = None
+        self.on_taken: Callable[[Trainer], Awaitable[None]] | None = None
+        self.check_elsewhere: Callable[[str], Awaitable[None]] | None = None
         self._janitor: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
         self._unreadable: dict[str, UnreadableTrainer] = {}
@@ -83,6 +98,14 @@ class Trainers:
             ServiceError: As `get`.
         """
         await self.ready.wait()
+        found = self._trainers.get(trainer_id)
+        if found is not None and found.principal == principal:
+            if self.check_elsewhere is not None:
+                await self._check_here(found)
+            found.use()
+            return found
+        if self.check_elsewhere is not None and found is None and trainer_id not in self._unreadable:
+            await self.check_elsewhere(trainer_id)
         if self._storage_problem is not None:
             await self._look_again()
         unreadable = self._unreadable_one(principal, trainer_id) if self._unreadable else None
@@ -126,7 +149,7 @@ class Trainers:
         await self.ready.wait()
         unreadable = self._unreadable_one(principal, trainer_id)
         if unreadable is None:
-            await self.close(self.get(principal, trainer_id))
+            await self.close(await self.find(principal, trainer_id))
             return
         if unreadable.principal is None:  # owner unknown
             raise _again(unreadable.error)
@@ -270,6 +293,65 @@ class Trainers:
         else:
             self._unreadable.pop(record.trainer_id, None)
 
+    async def take_over(self, owner: str, trainer_id: str) -> None:
+        """Take over a trainer of a lost server, and go on where it was: every acknowledged call is applied.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`, its files cannot be moved.
+        """
+        await shielded(self._take_over(owner, trainer_id))
+
+    async def settled(self) -> None:
+        """Wait until no trainer is being created or taken over."""
+        async with self._creating:
+            pass
+
+    async def drop_moved(self) -> None:
+        """Drop the trainers that other servers have taken over, as this one counted as lost."""
+        for trainer in self.all():
+            if not await asyncio.to_thread(self._is_here, trainer):
+                await shielded(self._drop(trainer))
+
+    async def _take_over(self, owner: str, trainer_id: str) -> None:
+        async with self._creating:
+            if trainer_id in self._trainers or trainer_id in self._unreadable:
+                return
+            storage = await asyncio.to_thread(self.storage.get)
+            if not await asyncio.to_thread(storage.take_over, owner, trainer_id):
+                return
+            record = await asyncio.to_thread(storage.trainers.get, trainer_id)
+            await self._bring_back(record)
+        found = self._trainers.get(trainer_id)
+        if found is not None:
+            _log.info("trainer taken over", trainer_id=trainer_id, of=owner)
+            if self.on_taken is not None:
+                await self.on_taken(found)
+
+    async def _check_here(self, trainer: Trainer) -> None:
+        """Refuse a call of a trainer that another server has taken over.
+
+        Raises:
+            ServiceError: `UNKNOWN_TRAINER`, with a detail.
+        """
+        if not await asyncio.to_thread(self._is_here, trainer):
+            await shielded(self._drop(trainer))
+            raise moved()
+
+    def _is_here(self, trainer: Trainer) -> bool:
+        return self.storage.get().trainers.is_here(trainer.trainer_id)
+
+    async def _drop(self, trainer: Trainer) -> None:
+        """Release a trainer whose files are no longer this server's."""
+        if self._trainers.get(trainer.trainer_id) is not trainer:
+            return
+        _log.warning("trainer was taken over by another replica", trainer_id=trainer.trainer_id)
+        trainer.is_closed = True
+        self._trainers.pop(trainer.trainer_id)
+        if self.on_moved is not None:
+            await self.on_moved(trainer.trainer_id)
+        await self.engine.deployments.release(trainer.trainer_id)
+        await self.engine.owner.run(trainer.core.close)
+
     async def _look_again(self) -> None:
         """Try again to read the disk, which failed before."""
         async with self._creating:
@@ -299,6 +381,14 @@ class Trainers:
         """
         base = self._builder.base(trainer.spec)
         await shielded(self.publishing.publish(trainer, base, model_id, categories))
+
+    def models_of(self, spec: TrainerSpec) -> tuple[HostedModel, dict[str, HostedModel]]:
+        """Return the model that a trainer starts from and its teachers by id.
+
+        Raises:
+            ServiceError: `MODEL_NOT_LOADED`, one of them was unloaded.
+        """
+        return self._builder.base(spec), self._builder.teachers(spec)
 
     async def close_expired(self) -> None:
         """Close every trainer whose time to live has expired."""

@@ -24,6 +24,7 @@ from tests.integration.training.test_trainers import (
     make_trainer,
     with_head,
 )
+from tests.support.servers import warm_python
 
 if TYPE_CHECKING:
     from tests.support.servers.running_server import RunningServer
@@ -102,6 +103,12 @@ def test_a_share_of_the_data_is_evaluated_and_not_trained_on(client: trocar.Clie
     assert (last["sample_count"], last["metrics"]["accuracy"]) == (6, pytest.approx(evaluated.accuracy))
     assert last["loss"] == pytest.approx(evaluated.loss, rel=1e-5)
     assert len(client.datasets()) == 2
+
+
+def test_a_batch_that_workers_cannot_divide_is_refused(client: trocar.Client) -> None:
+    trainer = make_trainer(client, ("fc",))
+    with pytest.raises(trocar.FitInvalidError, match="use a multiple, for example 8"):
+        trainer.fit(samples(), batch_size=7, workers=2)
 
 
 @pytest.mark.parametrize("share", [0.01, 1, -0.1])
@@ -239,7 +246,7 @@ asyncio.run(app.serve(config, lambda running: print(running.rpc.port, flush=True
 
 
 def start_process(data_dir: Path) -> tuple[subprocess.Popen[str], str]:
-    process = subprocess.Popen(
+    process = warm_python.Popen(
         [sys.executable, "-c", SERVE, str(data_dir)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

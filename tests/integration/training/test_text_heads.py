@@ -101,7 +101,8 @@ class Plain:
 
     def step(self, labels: Any) -> float:
         encoding = self.tokenizer(TEXTS, padding=True, return_tensors="pt")
-        output = self.model(**encoding)
+        # A cache joins keys into other layouts, which changes the last bits of attention with dropout.
+        output = self.model(**encoding, use_cache=False)
         if self.of == "sentence":
             loss = cross_entropy(
                 self.head(vector(self.name, output, encoding["attention_mask"])), torch.tensor(labels)
@@ -131,14 +132,11 @@ def test_steps_with_a_head_equal_those_of_a_linear_layer_behind_the_model(
     )
     assert trainer.info().head_path == "head"
     assert trainer.step(TEXTS, labels).loss == plain.step(labels)
-    is_exact = name != "gpt2"  # whose gradients with a mask differ in their last bits, with arrays as well
     for _ in range(2):
-        found, expected = trainer.step(TEXTS, labels).loss, plain.step(labels)
-        assert found == expected if is_exact else np.isclose(found, expected, rtol=1e-5)
+        assert trainer.step(TEXTS, labels).loss == plain.step(labels)
     weights = load_file(trainer.export(tmp_path / "tuned.safetensors"))
     for path, value in plain.named.items():
-        is_same = torch.equal if is_exact else torch.allclose
-        assert is_same(weights[path], value), path
+        assert torch.equal(weights[path], value), path
 
 
 def test_a_classifier_of_texts_gets_a_new_head(client: trocar.Client) -> None:

@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertForTokenClassification,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoTokenizer, BertConfig, BertForTokenClassification
 
 import trocar
+from tests.support.models import text_models
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar.errors import TargetRejectedError
 
@@ -30,21 +25,12 @@ SPANS = [[(16, 21, 1)], [(6, 14, 2)], [(6, 11, 1), (13, 20, 2)]]
 NAMED = [[(16, 21, "PLACE")], [(6, 14, "TOWN")], [(6, 11, "PLACE"), (13, 20, "TOWN")]]
 CLASSES = ("O", "PLACE", "TOWN")
 IGNORED = -100
+CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }} {{ message.content }}{% endfor %}"
 
 
 def _save(folder: Path, **options: Any) -> Path:
     """Save a tagger of three classes, and a tokenizer that splits words in pieces."""
-    pieces = {piece: i for i, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *PIECES])}
-    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    make: Any = PreTrainedTokenizerFast
-    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
-    make(tokenizer_object=tokenizer, model_max_length=16, **names, **options).save_pretrained(folder)
+    text_models.save_tokenizer(folder, pieces=PIECES, **options)
     torch.manual_seed(1)
     labels: dict[str, Any] = {"num_labels": 3}
     config = BertConfig(
@@ -67,6 +53,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "right": _save(tmp_path_factory.mktemp("right")),
         "left": _save(tmp_path_factory.mktemp("left"), padding_side="left"),
+        "chats": _save(tmp_path_factory.mktemp("chats"), chat_template=CHAT_TEMPLATE),
     }
 
 
@@ -86,15 +73,20 @@ def _few_trainers(running: RunningServer) -> Iterator[None]:
             client.trainer(info.trainer_id).close()
 
 
-def aligned(encoding: Any, tags: list[list[int]]) -> torch.Tensor:
-    """The function `tokenize_and_align_labels` of the guide to token classification."""
+def aligned(encoding: Any, tags: list[list[int]], b_to_i: Any = None) -> torch.Tensor:
+    """The function `tokenize_and_align_labels` of the guide to token classification.
+
+    With `b_to_i` that of the script `run_ner.py` with its option `label_all_tokens`.
+    """
     labels = []
     for index, label in enumerate(tags):
         previous = None
         ids = []
         for word in encoding.word_ids(batch_index=index):
-            if word is None or word == previous:
+            if word is None:
                 ids.append(IGNORED)
+            elif word == previous:
+                ids.append(IGNORED if b_to_i is None or label[word] == IGNORED else b_to_i[label[word]])
             else:
                 ids.append(label[word])
             previous = word
@@ -102,18 +94,21 @@ def aligned(encoding: Any, tags: list[list[int]]) -> torch.Tensor:
     return torch.tensor(labels)
 
 
-def plain_loss(folder: Path, tags: list[list[int]], samples: Any, **options: Any) -> float:
+def plain_loss(
+    folder: Path, tags: list[list[int]], samples: Any, b_to_i: Any = None, **options: Any
+) -> float:
     """Return the loss of transformers and torch alone."""
     load: Any = AutoTokenizer.from_pretrained
     encoding = load(folder)(samples, padding=True, return_tensors="pt", **options)
     model: Any = BertForTokenClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         logits = model(**encoding).logits
-    return cross_entropy(logits.view(-1, 3), aligned(encoding, tags).view(-1)).item()
+    return cross_entropy(logits.view(-1, 3), aligned(encoding, tags, b_to_i).view(-1)).item()
 
 
-def tagger(client: trocar.Client, model: str = "right") -> trocar.Trainer:
-    return client.train(model, losses="token_cross_entropy", optimizer=trocar.sgd(lr=0.1), seed=0)
+def tagger(client: trocar.Client, model: str = "right", **options: Any) -> trocar.Trainer:
+    losses = trocar.loss_term("token_cross_entropy", **options)
+    return client.train(model, losses=losses, optimizer=trocar.sgd(lr=0.1), seed=0)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -135,6 +130,61 @@ def test_spans_label_the_first_token_of_each_word(
     inside = [[(18, 19, 1)], [(6, 7, 2), (10, 11, 2)], [(9, 11, 1), (14, 15, 2)]]
     assert trainer.evaluate(TEXTS, inside).loss == expected
     assert trainer.evaluate(WORDS[:2], SPANS[:2]).loss == plain_loss(folders[side], tags[:2], TEXTS[:2])
+
+
+@pytest.mark.parametrize(
+    ("options", "b_to_i"),
+    [
+        ({"label_all_tokens": True}, [0, 1, 2]),
+        ({"b_to_i": [0, 2, 2]}, [0, 2, 2]),
+        ({"label_all_tokens": True, "b_to_i": [0, 2, 2]}, [0, 2, 2]),
+        ({"b_to_i": [IGNORED, 2, IGNORED]}, [IGNORED, 2, IGNORED]),
+        ({"label_all_tokens": False}, None),
+    ],
+)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_other_tokens_of_words_have_labels_on_request(
+    client: trocar.Client, folders: dict[str, Path], side: str, options: dict[str, Any], b_to_i: Any
+) -> None:
+    found = tagger(client, side, **options).evaluate(WORDS, TAGS).loss
+    assert found == plain_loss(folders[side], TAGS, WORDS, b_to_i, is_split_into_words=True)
+
+
+def test_a_span_begins_with_b_and_goes_on_with_i(client: trocar.Client, folders: dict[str, Path]) -> None:
+    spans = [[(4, 12, 1)], [(6, 14, 1)], [(0, 5, 1), (6, 11, 1)]]
+    tags = [[0, 1, 2, 0, 0], [0, 1, 2], [1, 1, 0, 0]]
+    found = tagger(client, b_to_i=[0, 2, 2]).evaluate(TEXTS, spans).loss
+    assert found == plain_loss(folders["right"], tags, TEXTS, [0, 2, 2])
+
+
+def test_spans_of_chats_are_of_the_rendered_text(client: trocar.Client, folders: dict[str, Path]) -> None:
+    rendered = "hello the cats"
+    trainer = tagger(client, "chats")
+    chats = trocar.chat([("hello", "the cats")])
+    found = trainer.evaluate(chats, [[(6, 14, 2)]]).loss
+    load: Any = AutoTokenizer.from_pretrained
+    encoding = load(folders["chats"])([rendered], add_special_tokens=False, return_tensors="pt")
+    model: Any = BertForTokenClassification.from_pretrained(folders["chats"]).eval()
+    with torch.no_grad():
+        logits = model(**encoding).logits
+    assert found == cross_entropy(logits[0], aligned(encoding, [[0, 2, 2]])[0]).item()
+    with pytest.raises(TargetRejectedError, match="has 14 characters and a label for 6 to 15"):
+        trainer.evaluate(chats, [[(6, 15, 2)]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_all_tokens": 1}, "must be true or false"),
+        ({"b_to_i": [0, 2]}, "a list of 3 classes, one for each class, or -100"),
+        ({"b_to_i": [0, 2, 3]}, "a list of 3 classes"),
+    ],
+)
+def test_odd_options_of_words_are_refused(
+    client: trocar.Client, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(trocar.TrainerInvalidError, match=message):
+        tagger(client, **options)
 
 
 def test_texts_without_spans_and_second_texts_of_pairs(

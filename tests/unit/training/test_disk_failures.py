@@ -43,12 +43,6 @@ def base() -> HostedModel:
     return load_model(spec, torch.device("cpu"), Path("unused"))
 
 
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save the time: no power will be cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def storage(tmp_path: Path, base: HostedModel) -> Iterator[TrainingStorage]:
     with opened(tmp_path / "data", keep=2) as storage:

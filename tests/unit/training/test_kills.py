@@ -14,19 +14,20 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.support import ROOT
 from tests.support.files.scale import count
+from tests.support.servers import warm_python
 from tests.support.servers.killed_stores import KEEP, SCENARIOS, weights
 from tests.unit.training.stores import ID, OTHER_ID, assert_same_state, make_state, tree
-from trocar_server.models.weights_file import read_weights
+from trocar_server.models.weights.weights_file import read_weights
 from trocar_server.training.files.trainer_storage import TrainingStorage
 
 KILLS = count(25, "TROCAR_STORE_KILLS")
-ROOT = Path(__file__).parents[3]
 
 
 def killed(*arguments: object) -> Any:
     command = [sys.executable, "-m", "tests.support.servers.killed_stores", *map(str, arguments)]
-    run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240)
+    run = warm_python.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=240)
     return json.loads(run.stdout)
 
 

@@ -33,6 +33,14 @@ def split_order(count: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
     return order[:kept].sort().values, order[kept:].sort().values
 
 
+def padded(order: Tensor, size: int) -> Tensor:
+    """Return an order with its first samples again at the end, up to a multiple of `size`.
+
+    torch's DistributedSampler does the same for `size` ranks.
+    """
+    return torch.cat([order, order[: -len(order) % size]])
+
+
 def batches(order: Tensor, batch_size: int, *, drop_last: bool = False) -> list[Tensor]:
     """Cut an order into batches; the last one may be shorter, unless it is dropped."""
     parts = list(order.split(batch_size))

@@ -26,8 +26,8 @@ from trocar_server.training.features.feature_cache import (
 from trocar_server.training.features.prefix import NoSplitError, Split, split_prefix
 from trocar_server.training.features.trial_run import undone
 from trocar_server.training.losses.batch import Batch
-from trocar_server.training.model.amp import autocast
-from trocar_server.training.model.determinism import deterministic
+from trocar_server.training.model.amp import autocasting
+from trocar_server.training.model.determinism import determinism
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 
 Result = TypeVar("Result")
@@ -55,8 +55,8 @@ class Conditions:
         """Return the contexts of a forward pass."""
         stack = ExitStack()
         stack.enter_context(torch.set_grad_enabled(self.has_gradients))
-        stack.enter_context(deterministic(self.spec.deterministic))
-        stack.enter_context(autocast(self.spec.precision, self.device))
+        stack.enter_context(determinism(self.spec.deterministic)())
+        stack.enter_context(autocasting(self.spec.precision, self.device)())
         return stack
 
 

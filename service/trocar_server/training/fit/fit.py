@@ -26,7 +26,8 @@ from typing import Any
 from torch import Tensor
 
 from trocar_server.surgery import PassGuard
-from trocar_server.training.datasets.order import batch_count, batches, epoch_order
+from trocar_server.training.datasets.order import batch_count, batches, epoch_order, padded
+from trocar_server.training.fit.data_parallel import DataParallel
 from trocar_server.training.fit.events import Event, EventKind
 from trocar_server.training.fit.fit_caches import FitCaches, Progress
 from trocar_server.training.fit.fit_check import check_fit
@@ -49,6 +50,7 @@ class Fit:
         scratch_dir: Folder for features on disk.
         checkpoint: Makes the trainer's state and this state durable, and returns the checkpoint's number.
         state: State to resume from; the trainer's own state is loaded already.
+        parallel: Steps the core on the spec's workers; needed if these are several. Closed with the fit.
 
     Raises:
         ServiceError: `FIT_INVALID`, with all problems.
@@ -63,11 +65,13 @@ class Fit:
         scratch_dir: Path,
         checkpoint: Callable[[FitState], int],
         state: FitState | None = None,
+        parallel: DataParallel | None = None,
     ) -> None:
         parts = check_fit(core, train, evaluation, spec)
         self.spec = spec
         self._core, self._train, self._evaluation_data = core, train, evaluation
         self._augmentation, self._checkpoint = parts.augmentation, checkpoint
+        self._parallel = parallel if spec.workers > 1 else None
         self._state = state or FitState()
         self._is_due = self._state.checkpoint_update < 0
         self._is_told = False
@@ -129,6 +133,8 @@ class Fit:
     def close(self) -> None:
         """Free resources beside the trainer."""
         self._caches.close()
+        if self._parallel is not None:
+            self._parallel.close()
 
     # --- Units -------------------------------------------------------------------------------------
 
@@ -158,7 +164,7 @@ class Fit:
             batch = self._train.batch(indices, self._augmentation or None, state.epoch)
             for others in following:
                 self._caches.announce_training(others)
-            result = self._core.step(batch, guard)
+            result = (self._parallel or self._core).step(batch, guard)
         self._throughput.trained(len(indices), time.perf_counter() - started)
         counted = 0 if result.is_skipped else len(indices)
         self._state = replace(
@@ -204,7 +210,7 @@ class Fit:
 
     def _finish(self) -> Event:
         self._is_told = True
-        self._caches.close()
+        self.close()
         return self._event("finished", message=self._state.ended)
 
     # --- Between units -----------------------------------------------------------------------------
@@ -213,13 +219,14 @@ class Fit:
         if self._order[0] != epoch:
             spec = self.spec
             order = epoch_order(len(self._train), self._core.spec.seed, epoch, shuffle=spec.shuffle)
+            order = padded(order, spec.workers)
             self._order = (epoch, batches(order, spec.batch_size, drop_last=spec.drop_last))
         return self._order[1]
 
     def _end_training(self, last: StepResult) -> Event:
         """End the training phase of an epoch."""
         state = self._state
-        self._core.schedule.after_epoch()
+        self._core.schedule.advance("epoch")
         loss = state.loss_sum / state.sample_sum if state.sample_sum else float("nan")
         entry = {
             "epoch": state.epoch,

@@ -127,6 +127,8 @@ class FitCaches:
 
     def _prepare_training(self) -> CachedRuns:
         self._check_worth()
+        if self._spec.workers > 1:
+            raise NoCacheError("the fit has several workers")
         if self._augmentation.is_random:
             raise NoCacheError("the augmentations are random")
         augmentation = self._augmentation or None

@@ -17,6 +17,7 @@ from trocar_server.training.datasets.order import batch_count
 from trocar_server.training.fit.augmentations import Augmentation, build_augmentation
 from trocar_server.training.fit.fit_data import Core, Reader, named_target
 from trocar_server.training.fit.metrics import Metrics, Task, build_metrics
+from trocar_server.training.fit.worker_check import worker_problems
 from trocar_server.training.spec.fit_spec import FitSpec, MetricSpec
 from trocar_server.training.spec.problems import Problems
 from trocar_server.training.spec.trainer_spec import LossSpec
@@ -66,6 +67,8 @@ def check_fit(core: Core, train: Reader, evaluation: Reader | None, spec: FitSpe
     """
     problems = Problems()
     _note(problems, _size_problems(core, train, evaluation, spec))
+    if spec.workers > 1:
+        _note(problems, worker_problems(core.spec, core.module, len(train), spec))
     shape = _output_shape(core, train, "dataset_id", problems)
     separate = None if spec.eval_split else evaluation  # a part of one data set has its shapes and labels
     if separate is not None:

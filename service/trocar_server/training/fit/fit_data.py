@@ -1,7 +1,7 @@
 """Interfaces of a fit to its data sets and its trainer."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -46,7 +46,7 @@ class FitSchedule(Protocol):
     def expect(self, total_steps: int | None = None, total_epochs: int | None = None) -> None:
         """Set the length of the training."""
 
-    def after_epoch(self) -> None:
+    def advance(self, unit: Literal["step", "epoch"]) -> None:
         """Count an epoch."""
 
     def after_evaluation(self, value: float) -> None:

@@ -9,7 +9,7 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
-from trocar_server.errors import ServiceError
+from trocar_server.errors import TRAINER_MOVED, ServiceError
 from trocar_server.surgery import PassGuard
 from trocar_server.training.files.event_log import LAST_KINDS, EventLog, NewEvent
 from trocar_server.training.fit.events import Event
@@ -53,10 +53,12 @@ class FitRun:
     """Set while no unit of work is running."""
 
     async def go(self) -> NewEvent | None:
-        """Run to the end, and return the final event; None if the server stops before."""
+        """Run to the end, and return the final event; None if the server stops or loses it before."""
         try:
             return await self._go()
         except ServiceError as error:
+            if TRAINER_MOVED in error.details:
+                return None  # it goes on there
             return self.said("failed", reason=error.reason, message=error.message)
         except Exception as error:  # noqa: BLE001 - an error ends only the fit, as an event, not the server
             _log.error("fit failed", trainer_id=self.trainer.trainer_id, exc_info=error)

@@ -26,6 +26,7 @@ from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.datasets.order import split_order
 from trocar_server.training.files.event_log import LAST_KINDS, EventLog, LoggedEvent, NewEvent
 from trocar_server.training.files.event_logs import EventLogs
+from trocar_server.training.fit.data_parallel import DataParallel
 from trocar_server.training.fit.fit import Fit
 from trocar_server.training.fit.fit_data import Reader
 from trocar_server.training.fit.fit_run import REPEATED, FitRun, began, new_event
@@ -60,14 +61,23 @@ class Fits:
         library: The data sets.
         folder: Folder of the event logs.
         scratch_dir: Folder for cached features.
+        is_shared: See `EventLogs`.
     """
 
-    def __init__(self, trainers: Trainers, library: DatasetLibrary, folder: Path, scratch_dir: Path) -> None:
+    def __init__(
+        self,
+        trainers: Trainers,
+        library: DatasetLibrary,
+        folder: Path,
+        scratch_dir: Path,
+        *,
+        is_shared: bool = False,
+    ) -> None:
         self._trainers, self._library = trainers, library
         self._scratch_dir = scratch_dir
         self._tasks: set[asyncio.Task[None]] = set()
         self._runs: dict[str, FitRun] = {}
-        self._logs = EventLogs(folder)
+        self._logs = EventLogs(folder, is_shared=is_shared)
         self._starting = asyncio.Lock()
         self._is_stopping = False
         self._paused: set[FitRun] = set()
@@ -107,18 +117,30 @@ class Fits:
     async def restore_all(self) -> None:
         """Resume the fits that were active when the server ended."""
         for trainer in self._trainers.all():
-            described = trainer.stored_facts.get("fit")
-            if described is None or described.get("is_over"):
-                continue
-            try:
-                await self._restore(trainer, described)
-            except ServiceError as error:
-                _log.warning("fit not resumed", trainer_id=trainer.trainer_id, why=error.message)
-                log = await self._logs.of(trainer.trainer_id)
-                facts = {"reason": error.reason, "message": error.message, "step": 0, "epoch": 0}
-                await log.add([NewEvent("failed", time.time(), facts)])
-                await self._set_over(trainer, int(described["first_number"]))
+            await self.resume(trainer)
         await self._logs.clean(await self._trainers.stored_ids())
+
+    async def resume(self, trainer: Trainer) -> None:
+        """Resume the fit of a restored trainer, if one was active; a failure ends it, with an event."""
+        described = trainer.stored_facts.get("fit")
+        if described is None or described.get("is_over"):
+            return
+        try:
+            await self._restore(trainer, described)
+        except ServiceError as error:
+            _log.warning("fit not resumed", trainer_id=trainer.trainer_id, why=error.message)
+            log = await self._logs.of(trainer.trainer_id)
+            facts = {"reason": error.reason, "message": error.message, "step": 0, "epoch": 0}
+            await log.add([NewEvent("failed", time.time(), facts)])
+            await self._set_over(trainer, int(described["first_number"]))
+
+    async def let_go(self, trainer_id: str) -> None:
+        """Abort the fit of a trainer that another server has taken over, and leave its files alone."""
+        async with self._starting:
+            run = self._runs.get(trainer_id)
+        if run is not None:
+            await self._give_up(run)
+        await self._logs.let_go(trainer_id)
 
     async def stop(self, *, is_saving: bool = True) -> None:
         """Stop every fit.
@@ -261,7 +283,9 @@ class Fits:
 
             def make() -> Fit:
                 train, evaluation = _parts(readers, spec, trainer.spec.seed)
-                return Fit(trainer.core, train, evaluation, spec, self._scratch_dir, checkpoint, state)
+                folder = self._scratch_dir
+                parallel = self._parallel(trainer, spec) if spec.workers > 1 else None
+                return Fit(trainer.core, train, evaluation, spec, folder, checkpoint, state, parallel)
 
             fit = await self._trainers.engine.owner.run(make)
             reported = {(e.kind, int(e.facts["step"])) for e in log.since(first_number) if e.kind in REPEATED}
@@ -272,6 +296,10 @@ class Fits:
             for reader in readers:
                 reader.close()
             raise
+
+    def _parallel(self, trainer: Trainer, spec: FitSpec) -> DataParallel:
+        base, teachers = self._trainers.models_of(trainer.spec)
+        return DataParallel(trainer.core, base, teachers, spec.workers, self._scratch_dir)
 
     def _processing(self, trainer: Trainer, spec: FitSpec) -> InputProcessing:
         engine = self._trainers.engine

@@ -13,11 +13,18 @@ from torch import Tensor
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.tensors.losses import LOSSES, kl_div_of_logits, number_dtype
-from trocar_server.training.losses.loss_targets import Shape, check_target, converted
+from trocar_server.training.losses.loss_targets import (
+    Shape,
+    check_layout,
+    check_shape,
+    check_values,
+    converted,
+)
 from trocar_server.training.spec.trainer_spec import LossSpec, TeacherSpec
 
 _NO_TENSORS: Mapping[str, Tensor] = {}
 _NO_TEACHERS: Mapping[TeacherSpec, Tensor] = {}
+_MOST_FITTING = 256
 
 
 class LossFunction:
@@ -39,6 +46,8 @@ class LossFunction:
         self.names = _names(self.specs)
         self.selectors = tuple(dict.fromkeys(spec.selector for spec in specs if spec.selector))
         self.teachers = tuple(dict.fromkeys(spec.teacher for spec in specs if spec.teacher is not None))
+        self._fitting: set[tuple[object, ...]] = set()
+        """Layouts that were checked: the term, dtype and shape of its target, and the shape of the value."""
 
     def check_targets(
         self, targets: Mapping[str, Tensor], size: int, shapes: Mapping[str, Shape] | None = None
@@ -53,10 +62,15 @@ class LossFunction:
         Raises:
             ServiceError: `TARGET_REJECTED`.
         """
-        for spec in self.specs:
-            if _needs_target(spec):
-                shape = (shapes or {}).get(spec.selector)
-                check_target(spec, _target(spec, targets), size, shape)
+        for index, spec in enumerate(self.specs):
+            if spec.teacher is not None or not LOSSES[spec.name].has_target:
+                continue
+            target, shape = _target(spec, targets), (shapes or {}).get(spec.selector)
+            layout = (index, target.dtype, target.shape, size, None if shape is None else tuple(shape))
+            if layout not in self._fitting:
+                check_layout(spec, target, size, shape)
+                self._fits(layout)
+            check_values(spec, target, shape)
 
     def __call__(
         self,
@@ -81,15 +95,47 @@ class LossFunction:
         """
         total: Tensor | None = None
         terms: dict[str, Tensor] = {}
-        for spec, name in zip(self.specs, self.names, strict=True):
+        for index, (spec, name) in enumerate(zip(self.specs, self.names, strict=True)):
             value = values[spec.selector] if spec.selector else main_output(output)
-            term = _term(spec, value, targets, teachers)
+            term = self._term(index, value, targets, teachers)
             terms[name] = term.detach()
             weighted = term if spec.weight == 1.0 else term * spec.weight
             total = weighted if total is None else total + weighted
         if total is None:
             raise ServiceError(ErrorReason.TRAINER_INVALID, "losses: a trainer needs at least one loss")
         return total, terms
+
+    def _fits(self, layout: tuple[object, ...]) -> None:
+        if len(self._fitting) >= _MOST_FITTING:
+            self._fitting.clear()
+        self._fitting.add(layout)
+
+    def _term(
+        self,
+        index: int,
+        value: Tensor,
+        targets: Mapping[str, Tensor],
+        teachers: Mapping[TeacherSpec, Tensor],
+    ) -> Tensor:
+        spec = self.specs[index]
+        if spec.teacher is not None:
+            return _taught(spec, value, teachers[spec.teacher])
+        if not LOSSES[spec.name].has_target:
+            try:
+                return LOSSES[spec.name].compute(value, **spec.options)
+            except ValueError as error:
+                raise ServiceError(ErrorReason.TRAINER_INVALID, f"{spec.name}: {error}") from None
+        target = _target(spec, targets)
+        layout = (index, target.dtype, target.shape, value.shape)
+        if layout not in self._fitting:
+            check_shape(spec, target, tuple(value.shape))
+            self._fits(layout)
+        try:
+            return _computed(spec, value, converted(spec, target, value))
+        except (IndexError, ValueError, RuntimeError) as error:
+            if "out of bounds" not in str(error):
+                raise
+            raise ServiceError(ErrorReason.TARGET_REJECTED, f"{spec.name}: a label is out of range") from None
 
 
 def main_output(output: Any) -> Tensor:
@@ -116,41 +162,24 @@ def main_output(output: Any) -> Tensor:
     )
 
 
-def _term(
-    spec: LossSpec, value: Tensor, targets: Mapping[str, Tensor], teachers: Mapping[TeacherSpec, Tensor]
-) -> Tensor:
-    if spec.teacher is not None:
-        other = teachers[spec.teacher].to(value.device, number_dtype(value))
-        if other.shape != value.shape:
-            raise ServiceError(
-                ErrorReason.TRAINER_INVALID,
-                f"{spec.name}: the teacher's value has shape {tuple(other.shape)}, this one "
-                f"{tuple(value.shape)}; choose values of one shape",
-            )
-        return _computed(spec, value, other)
-    if not LOSSES[spec.name].has_target:
-        try:
-            return LOSSES[spec.name].compute(value, **spec.options)
-        except ValueError as error:
-            raise ServiceError(ErrorReason.TRAINER_INVALID, f"{spec.name}: {error}") from None
-    target = converted(spec, _target(spec, targets), value)
-    try:
-        return _computed(spec, value, target)
-    except (IndexError, ValueError, RuntimeError) as error:
-        if "out of bounds" not in str(error):
-            raise
-        raise ServiceError(ErrorReason.TARGET_REJECTED, f"{spec.name}: a label is out of range") from None
+def _taught(spec: LossSpec, value: Tensor, taught: Tensor) -> Tensor:
+    other = taught.to(value.device, number_dtype(value))
+    if other.shape != value.shape:
+        raise ServiceError(
+            ErrorReason.TRAINER_INVALID,
+            f"{spec.name}: the teacher's value has shape {tuple(other.shape)}, this one "
+            f"{tuple(value.shape)}; choose values of one shape",
+        )
+    return _computed(spec, value, other)
 
 
 def _computed(spec: LossSpec, value: Tensor, target: Tensor) -> Tensor:
     options: dict[str, Any] = dict(spec.options)
+    for name in LOSSES[spec.name].layout_options:
+        options.pop(name, None)
     if spec.name == "kl_div":
         return kl_div_of_logits(value, target, is_teacher=spec.teacher is not None, **options)
     return LOSSES[spec.name].compute(value, target, **options)
-
-
-def _needs_target(spec: LossSpec) -> bool:
-    return spec.teacher is None and LOSSES[spec.name].has_target
 
 
 def _target(spec: LossSpec, targets: Mapping[str, Tensor]) -> Tensor:

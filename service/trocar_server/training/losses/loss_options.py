@@ -4,9 +4,13 @@ from typing import Any
 
 from trocar_server.errors import nearest
 from trocar_server.tensors.losses import LOSSES
+from trocar_server.training.losses.token_targets import LEFT_OUT
 from trocar_server.training.spec.option_values import is_number, is_whole
 from trocar_server.training.spec.problems import Problems
 from trocar_server.training.spec.trainer_spec import LossSpec
+
+MAX_CLASSES = 1 << 53
+"""Of a model whose classes are not known before a pass."""
 
 
 def option_problems(spec: LossSpec, shape: tuple[int, ...] | None, field: str, problems: Problems) -> None:
@@ -18,7 +22,7 @@ def option_problems(spec: LossSpec, shape: tuple[int, ...] | None, field: str, p
         field: Path of the loss in the trainer's spec.
         problems: Collects the problems.
     """
-    known = LOSSES[spec.name].options
+    known = LOSSES[spec.name].options + LOSSES[spec.name].layout_options
     for name, value in spec.options.items():
         where = f"{field}.options.{name}"
         if name not in known:
@@ -37,7 +41,7 @@ def _wrong(spec: LossSpec, name: str, value: Any, shape: tuple[int, ...] | None)
     if name == "reduction":
         allowed = ("batchmean", "mean", "sum") if spec.name == "kl_div" else ("mean", "sum")
         return "" if value in allowed else f"one of {', '.join(allowed)}"
-    if name in ("log_target", "is_symmetric"):
+    if name in ("log_target", "is_symmetric", "label_all_tokens"):
         return "" if isinstance(value, bool) else "true or false"
     if name == "ignore_index":
         return "" if is_whole(value, -(1 << 53)) else "a whole number"
@@ -45,7 +49,24 @@ def _wrong(spec: LossSpec, name: str, value: Any, shape: tuple[int, ...] | None)
         return "" if is_number(value) and 0 <= value <= 1 else "a number from 0 to 1"
     if name in ("temperature", "delta", "scale"):
         return "" if is_number(value) and value > 0 else "a positive number"
+    if name == "b_to_i":
+        return _wrong_classes(value, shape)
     return _wrong_weights(spec, name, value, shape)
+
+
+def _wrong_classes(value: Any, shape: tuple[int, ...] | None) -> str:
+    count = None if shape is None else shape[-1]
+    most = MAX_CLASSES if count is None else count
+    numbers = value if isinstance(value, list) else []
+    # JSON-like options arrive as floats.
+    are_classes = all(
+        is_number(number) and (number == LEFT_OUT or (number == int(number) and 0 <= number < most))
+        for number in numbers
+    )
+    if numbers and are_classes and count in (None, len(numbers)):
+        return ""
+    size = "one class" if count is None else f"{count} classes, one"
+    return f"a list of {size} for each class, or {LEFT_OUT} to leave out"
 
 
 def _wrong_weights(spec: LossSpec, name: str, value: Any, shape: tuple[int, ...] | None) -> str:

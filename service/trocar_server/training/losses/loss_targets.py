@@ -20,18 +20,13 @@ def is_labels(spec: LossSpec, target: Tensor) -> bool:
 
 
 def converted(spec: LossSpec, target: Tensor, value: Tensor) -> Tensor:
-    """Return a target as its loss takes it: labels as int64, all others in the dtype of the value.
-
-    Raises:
-        ServiceError: `TARGET_REJECTED`, the shapes do not fit.
-    """
-    check_shape(spec, target, tuple(value.shape))
+    """Return a target as its loss takes it: labels as int64, all others in the dtype of the value."""
     dtype = torch.int64 if is_labels(spec, target) else number_dtype(value)
     return target.to(value.device, dtype)
 
 
-def check_target(spec: LossSpec, target: Tensor, size: int, shape: Shape | None) -> None:
-    """Refuse a target before the pass.
+def check_layout(spec: LossSpec, target: Tensor, size: int, shape: Shape | None) -> None:
+    """Refuse a target before the pass, by its dtype and shape.
 
     Args:
         spec: The loss.
@@ -40,7 +35,7 @@ def check_target(spec: LossSpec, target: Tensor, size: int, shape: Shape | None)
         shape: Shape of the value that it is compared with, as far as known.
 
     Raises:
-        ServiceError: `TARGET_REJECTED`: dtype, shape, numbers that are not finite, labels out of range.
+        ServiceError: `TARGET_REJECTED`.
     """
     if target.is_complex():
         raise _rejected(spec, f"has dtype {_dtype(target)}; send labels or real numbers")
@@ -49,6 +44,19 @@ def check_target(spec: LossSpec, target: Tensor, size: int, shape: Shape | None)
         raise _rejected(spec, f"has {got} for a batch of {size}; its first dimension is the batch")
     if shape is not None:
         check_shape(spec, target, shape)
+
+
+def check_values(spec: LossSpec, target: Tensor, shape: Shape | None) -> None:
+    """Refuse a target before the pass, by its values.
+
+    Args:
+        spec: The loss.
+        target: The batch's target, of a valid dtype and shape.
+        shape: Shape of the value that it is compared with, as far as known.
+
+    Raises:
+        ServiceError: `TARGET_REJECTED`: numbers that are not finite, labels out of range.
+    """
     if target.is_floating_point() and not torch.isfinite(target).all():
         raise _rejected(spec, "has numbers that are not finite (NaN or infinity)")
     if LOSSES[spec.name].takes_indices:
@@ -114,16 +122,12 @@ def _check_classes(spec: LossSpec, target: Tensor, shape: Shape | None) -> None:
         raise _rejected(spec, f"has only labels equal to ignore_index ({ignored}), so there is no loss")
     least, most = labels.aminmax()
     low, high = int(least), int(most)
-    count = _class_count(spec, shape)
+    count = None
+    if shape is not None:
+        count = shape[-1] if LOSSES[spec.name].of_tokens else shape[1] if len(shape) > 1 else shape[0]
     if low < 0 or (count is not None and high >= count):
         top = "at least 0" if count is None else f"from 0 to {count - 1}: the model has {count} classes"
         raise _rejected(spec, f"has labels from {low} to {high}; they must be {top}")
-
-
-def _class_count(spec: LossSpec, shape: Shape | None) -> int | None:
-    if shape is not None and LOSSES[spec.name].of_tokens:
-        return shape[-1]
-    return None if shape is None else shape[1] if len(shape) > 1 else shape[0]
 
 
 def _check_range(spec: LossSpec, target: Tensor) -> None:

@@ -4,6 +4,9 @@
 Labels of words and of spans go to the first token of each word; special tokens and a word's other tokens get
 `ignore_index`. This is the recipe of transformers' guide to token classification
 (https://huggingface.co/docs/transformers/tasks/token_classification).
+
+As in its script `run_ner.py`, `label_all_tokens` gives a word's other tokens the word's class, and `b_to_i`,
+the class of I- for each class, gives them that. Of a span, the words behind its first get `b_to_i` as well.
 """
 
 from __future__ import annotations
@@ -136,7 +139,7 @@ def _laid_out(labels: Tensor, layout: TokenLayout, spec: LossSpec) -> Tensor:
     labels, ignored = labels.to(torch.int64), ignore_index(spec)
     found = labels.new_full((len(labels), layout.padded_length), ignored)
     for index, (row, own) in enumerate(zip(found, labels, strict=True)):
-        sample = _Sample(index, layout.entries[index], layout.samples[index], ignored)
+        sample = _Sample(index, layout.entries[index], layout.samples[index], ignored, _following(spec))
         if are_spans:
             of_tokens = sample.of_words(sample.of_spans(own.tolist()))
         elif sample.entry.kind == "words":
@@ -156,12 +159,14 @@ class _Sample:
         entry: As it was sent.
         made: Its tokens.
         ignored: The label that the loss leaves out.
+        following: What the tokens of a word behind its first get.
     """
 
     index: int
     entry: TextEntry
     made: ProcessedSample
     ignored: int
+    following: _Following
 
     def given(self, labels: Tensor, count: int, what: str, *, is_cut: bool = False) -> list[int]:
         """Return a label for each token or word.
@@ -188,13 +193,22 @@ class _Sample:
             ServiceError: `TARGET_REJECTED`, the tokenizer does not tell words.
         """
         words = self._words()
-        return [
-            labels[word] if word >= 0 and (place == 0 or words[place - 1] != word) else self.ignored
-            for place, word in enumerate(words)
-        ]
+        return [self._of_token(labels, words, place) for place in range(len(words))]
+
+    def _of_token(self, labels: Sequence[int], words: Sequence[int], place: int) -> int:
+        word = words[place]
+        if word < 0:
+            return self.ignored
+        is_first = place == 0 or words[place - 1] != word
+        return labels[word] if is_first else self._left_out(self.following.of_token(labels[word]))
+
+    def _left_out(self, label: int) -> int:
+        return self.ignored if label == LEFT_OUT else label
 
     def of_spans(self, spans: Sequence[Sequence[int]]) -> list[int]:
         """Return a label for each word: the class of the first span with a character of it.
+
+        With `b_to_i`, the words behind the first of a span have the class of I-.
 
         Raises:
             ServiceError: `TARGET_REJECTED`, a span is not in the text, or the text has no characters.
@@ -206,7 +220,13 @@ class _Sample:
             if word >= 0:
                 start, end = self.made.starts[place], self.made.ends[place]
                 ranges[word] = (min(start, ranges.get(word, (start, end))[0]), end)
-        return [_class_at(*ranges.get(word, (0, 0)), wanted) for word in range(max(ranges, default=-1) + 1)]
+        found = [_span_at(*ranges.get(word, (0, 0)), wanted) for word in range(max(ranges, default=-1) + 1)]
+        return [
+            self._left_out(self.following.of_word(int(span[2])))
+            if word and span is not _NO_SPAN and found[word - 1] is span
+            else span[2]
+            for word, span in enumerate(found)
+        ]
 
     def _words(self) -> list[int]:
         """Return the word of each token; -1 for special tokens, and those of the second text of a pair."""
@@ -219,17 +239,23 @@ class _Sample:
         return [word if text == 0 else -1 for word, text in zip(self.made.words, texts, strict=True)]
 
     def _check_spans(self, spans: Sequence[Sequence[int]]) -> None:
-        if self.entry.kind not in ("text", "pair", "words"):
-            raise self.rejected("has spans for labels, which are for texts, pairs and words")
-        content = self.entry.content
-        first = content if isinstance(content, str) else " ".join(map(str, content))
-        if self.entry.kind == "pair":
-            first = str(content[0])
+        if self.entry.kind == "ids":
+            raise self.rejected("has spans for labels, which are for texts, pairs, words and chats")
+        first = self._first_text()
         for start, stop, label in spans:
             if not 0 <= start < stop <= len(first):
                 raise self.rejected(f"has {len(first)} characters and a label for {start} to {stop}")
             if label < 0 and label != self.ignored:
                 raise self.rejected(f"has the class {label} for characters {start} to {stop}")
+
+    def _first_text(self) -> str:
+        """Return the text whose characters the tokenizer counts: rendered, if it was."""
+        content = self.entry.content
+        if self.made.rendered or self.entry.kind == "chat":
+            return self.made.rendered
+        if self.entry.kind == "pair":
+            return str(content[0])
+        return content if isinstance(content, str) else " ".join(map(str, content))
 
     def rejected(self, problem: str) -> ServiceError:
         """Build the error about this text."""
@@ -237,5 +263,37 @@ class _Sample:
         return ServiceError(ErrorReason.TARGET_REJECTED, message, sample=str(self.index))
 
 
-def _class_at(start: int, end: int, spans: Sequence[Sequence[int]]) -> int:
-    return next((label for begin, stop, label in spans if begin < end and start < stop), OUTSIDE)
+_NO_SPAN = (0, 0, OUTSIDE)
+
+
+def _span_at(start: int, end: int, spans: Sequence[Sequence[int]]) -> Sequence[int]:
+    return next((span for span in spans if span[0] < end and start < span[1]), _NO_SPAN)
+
+
+@dataclass(frozen=True)
+class _Following:
+    """Labels of what follows a labelled token.
+
+    Attributes:
+        label_all_tokens: Whether a word's other tokens have its class.
+        b_to_i: The class of I- for each class; none without.
+    """
+
+    label_all_tokens: bool
+    b_to_i: tuple[int, ...]
+
+    def of_token(self, label: int) -> int:
+        """Return the label of a word's other tokens; `LEFT_OUT` for none."""
+        if self.b_to_i:
+            return self.of_word(label)
+        return label if self.label_all_tokens else LEFT_OUT
+
+    def of_word(self, label: int) -> int:
+        """Return the label of the words behind the first of a span."""
+        return self.b_to_i[label] if 0 <= label < len(self.b_to_i) else label
+
+
+def _following(spec: LossSpec) -> _Following:
+    b_to_i = spec.options.get("b_to_i")
+    classes = tuple(map(int, b_to_i)) if isinstance(b_to_i, list) else ()
+    return _Following(spec.options.get("label_all_tokens") is True, classes)

@@ -1,15 +1,18 @@
 """Precision of the forward pass."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context of a forward pass and its loss: `torch.autocast` for `bf16`, nothing for `float32`.
+def autocasting(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """Return what makes the contexts of forward passes and their losses.
 
-    Weights, gradients and the optimizer stay in the model's own dtype.
+    `torch.autocast` for `bf16`, nothing for `float32`. Weights, gradients and the optimizer stay in the
+    model's own dtype.
     """
     if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
+        return partial(torch.autocast, device.type, dtype=torch.bfloat16)
+    return nullcontext

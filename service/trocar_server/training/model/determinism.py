@@ -1,17 +1,17 @@
 """Deterministic algorithms during a step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 
-def deterministic(is_wanted: bool) -> AbstractContextManager[None]:
-    """Return a context with `torch.use_deterministic_algorithms`, or one that changes nothing.
+def determinism(is_wanted: bool) -> Callable[[], AbstractContextManager[None]]:
+    """Return what makes contexts with `torch.use_deterministic_algorithms`, or ones that change nothing.
 
     On a GPU the process needs `CUBLAS_WORKSPACE_CONFIG=:4096:8`, or torch refuses matrix products.
     """
-    return _deterministic() if is_wanted else nullcontext()
+    return _deterministic if is_wanted else nullcontext
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
     schedule = Schedule(spec.schedule, optimizer)
     schedule.expect(total_steps=1000)       # if the length is known, as in `fit`
-    schedule.after_step()                   # after each update
+    schedule.advance("step")                # after each update
 
 # Note: [Steps and epochs]
 A schedule counts steps or epochs, as `per` says. A plateau counts evaluations, its warm-up steps or epochs.
@@ -11,7 +11,7 @@ A schedule counts steps or epochs, as `per` says. A plateau counts evaluations, 
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.optim.lr_scheduler import (
@@ -47,6 +47,7 @@ class Schedule:
     Attributes:
         count: Steps or epochs so far, as `per` says.
         evaluation_count: Evaluations so far that a plateau has seen.
+        is_made: Whether it has the length that it requires.
     """
 
     def __init__(self, spec: ScheduleSpec, optimizer: torch.optim.Optimizer) -> None:
@@ -57,7 +58,7 @@ class Schedule:
         self._total: int | None = None
         self._clock: LRScheduler | None = None
         self._plateau: ReduceLROnPlateau | None = None
-        self._is_made = False
+        self.is_made = False
         if not needs_total(spec):
             self._make()
 
@@ -72,7 +73,7 @@ class Schedule:
         It has no effect after the first step, or if no length is missing.
         """
         total = total_steps if self._spec.per == "step" else total_epochs
-        if not self._is_made and total is not None:
+        if not self.is_made and total is not None:
             self._total = total
             self._make()
 
@@ -82,7 +83,7 @@ class Schedule:
         Raises:
             ServiceError: `TRAINER_INVALID`.
         """
-        if not self._is_made:
+        if not self.is_made:
             option = _TOTALS[self._spec.name]
             raise ServiceError(
                 ErrorReason.TRAINER_INVALID,
@@ -90,15 +91,17 @@ class Schedule:
                 "or train with `fit`, which knows it",
             )
 
-    def after_step(self) -> None:
-        """Count an update."""
-        if self._spec.per == "step":
-            self._tick()
-
-    def after_epoch(self) -> None:
-        """Count an epoch."""
-        if self._spec.per == "epoch":
-            self._tick()
+    def advance(self, unit: Literal["step", "epoch"]) -> None:
+        """Count an update or an epoch; no effect on a schedule of the other unit."""
+        if self._spec.per != unit:
+            return
+        self.count += 1
+        if self._clock is None:
+            return
+        if isinstance(self._clock, OneCycleLR) and self.count > self._clock.total_steps:
+            return  # keep the last rate; torch would raise
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # updated in backward: torch would warn
+        self._clock.step()
 
     def after_evaluation(self, value: float) -> None:
         """Pass the result of an evaluation to a plateau."""
@@ -112,7 +115,7 @@ class Schedule:
             "count": self.count,
             "evaluation_count": self.evaluation_count,
             "total": self._total,
-            "is_made": self._is_made,
+            "is_made": self.is_made,
             "clock": _to_json(self._clock.state_dict()) if self._clock else None,
             "plateau": _to_json(self._plateau.state_dict()) if self._plateau else None,
             "groups": [
@@ -124,7 +127,7 @@ class Schedule:
     def load(self, state: Mapping[str, JSON]) -> None:
         """Resume from another schedule's state; the optimizer's rates are restored, too."""
         self._total = state["total"]
-        if state["is_made"] and not self._is_made:
+        if state["is_made"] and not self.is_made:
             self._make()
         if self._clock and state["clock"]:
             self._clock.load_state_dict(_from_json(state["clock"]))
@@ -138,16 +141,7 @@ class Schedule:
 
     def _make(self) -> None:
         self._clock, self._plateau = make_schedulers(self._spec, self._optimizer, self._total)
-        self._is_made = True
-
-    def _tick(self) -> None:
-        self.count += 1
-        if self._clock is None:
-            return
-        if isinstance(self._clock, OneCycleLR) and self.count > self._clock.total_steps:
-            return  # keep the last rate; torch would raise
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # updated in backward: torch would warn
-        self._clock.step()
+        self.is_made = True
 
 
 _SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "max_momentum", "base_momentum")

@@ -1,6 +1,7 @@
 """Weight updates: optimizer, schedule and moving averages, in torch's order."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -51,24 +52,25 @@ class Updater:
         optimizer: torch's optimizer.
         schedule: Its learning rate schedule.
         averages: Moving averages of the weights; None without `ema_decay`.
+        clip_norm: The largest norm of all gradients; None without one.
     """
 
     def __init__(self, spec: TrainerSpec, trained: Mapping[str, nn.Parameter], module: nn.Module) -> None:
         self.optimizer = make_optimizer(spec.optimizer, trained, module)
         self.schedule = Schedule(spec.schedule, self.optimizer)
         self.averages = MovingAverages(trained, spec.ema_decay) if spec.ema_decay is not None else None
-        self._clip_norm = spec.clip_norm
+        self.clip_norm = spec.clip_norm
         self._parameters: Sequence[nn.Parameter] = list(trained.values())
 
     @property
     def learning_rates(self) -> list[float]:
         """Learning rates of the parameter groups, as the next update uses them."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
+        return list(map(float, map(itemgetter("lr"), self.optimizer.param_groups)))
 
     def clip(self, norm: Tensor) -> None:
         """Scale all gradients together to at most `clip_norm`; `norm` is their current norm."""
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.clip_norm, norm)
 
     def update(self, closure: Callable[[], float] | None = None) -> None:
         """Update the weights by the present gradients, or by those of the closure; then `finish`."""
@@ -80,6 +82,6 @@ class Updater:
 
     def finish(self) -> None:
         """Advance the schedule and the averages after a weight update."""
-        self.schedule.after_step()
+        self.schedule.advance("step")
         if self.averages is not None:
             self.averages.update()

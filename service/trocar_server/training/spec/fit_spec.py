@@ -2,34 +2,30 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from trocar_server.training.spec.trainer_spec import Options
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from trocar_server.training.spec.trainer_spec import Options, SpecPart
 
 
-class AugmentationSpec(_Part):
+class AugmentationSpec(SpecPart):
     """A torchvision v2 transform."""
 
     name: str
     """Class name, for example `RandomHorizontalFlip`."""
-    options: Options = {}
+    options: Options = Field(default_factory=dict)
     """Its arguments by name."""
 
 
-class MetricSpec(_Part):
+class MetricSpec(SpecPart):
     """A torchmetrics metric of classification or segmentation."""
 
     name: Literal["accuracy", "top_k", "f1", "auroc", "confusion_matrix", "mean_iou"]
     """The metric."""
-    options: Options = {}
+    options: Options = Field(default_factory=dict)
     """Its arguments by name: `top_k`, `average`, ..."""
 
 
-class EarlyStopSpec(_Part):
+class EarlyStopSpec(SpecPart):
     """Early stopping, before the last epoch."""
 
     metric: str = "loss"
@@ -42,7 +38,7 @@ class EarlyStopSpec(_Part):
     """Whether higher is better."""
 
 
-class FeatureCacheSpec(_Part):
+class FeatureCacheSpec(SpecPart):
     """Caching of a frozen prefix's features."""
 
     mode: Literal["auto", "off"] = "auto"
@@ -53,7 +49,7 @@ class FeatureCacheSpec(_Part):
     """Budget on disk; if it is not enough there is no cache."""
 
 
-class FitSpec(_Part):
+class FitSpec(SpecPart):
     """Epochs over a data set."""
 
     dataset_id: str
@@ -86,3 +82,5 @@ class FitSpec(_Part):
     `order.split_order`."""
     truncate: bool = False
     """Whether longer texts are cut, and their labels of tokens with them; otherwise the fit fails there."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that each batch is spread over, the server included; see Note: [Ranks of a fit]."""

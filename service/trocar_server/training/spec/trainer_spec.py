@@ -19,11 +19,13 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
+class SpecPart(BaseModel):
+    """Part of a spec: frozen, without unknown fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class HeadSpec(_Part):
+class HeadSpec(SpecPart):
     """The new classifier."""
 
     path: str = ""
@@ -44,7 +46,7 @@ class HeadSpec(_Part):
     a classifier is replaced when empty."""
 
 
-class LoraRankSpec(_Part):
+class LoraRankSpec(SpecPart):
     """Rank of an adapter in some modules."""
 
     selector: str
@@ -55,7 +57,7 @@ class LoraRankSpec(_Part):
     """Scale of these, in place of the adapter's."""
 
 
-class LoraSpec(_Part):
+class LoraSpec(SpecPart):
     """A LoRA adapter, made by PEFT."""
 
     ranks: tuple[LoraRankSpec, ...] = ()
@@ -70,7 +72,7 @@ class LoraSpec(_Part):
     """What calls of its owner call it; none when empty."""
 
 
-class TeacherSpec(_Part):
+class TeacherSpec(SpecPart):
     """A value of another hosted model on the same inputs."""
 
     model_id: str
@@ -79,7 +81,7 @@ class TeacherSpec(_Part):
     """The value; the model's output when empty."""
 
 
-class LossSpec(_Part):
+class LossSpec(SpecPart):
     """One term of the loss."""
 
     name: Literal[
@@ -114,7 +116,7 @@ class LossSpec(_Part):
     `delta`, ..."""
 
 
-class RegularizerSpec(_Part):
+class RegularizerSpec(SpecPart):
     """A penalty on weights, added to the loss."""
 
     parameters: Selectors
@@ -125,7 +127,7 @@ class RegularizerSpec(_Part):
     """Factor."""
 
 
-class ParameterGroupSpec(_Part):
+class ParameterGroupSpec(SpecPart):
     """Parameters with their own options. A parameter belongs to the first group that names it."""
 
     parameters: Selectors
@@ -134,7 +136,7 @@ class ParameterGroupSpec(_Part):
     """Options that differ from the optimizer's."""
 
 
-class OptimizerSpec(_Part):
+class OptimizerSpec(SpecPart):
     """An optimizer of `torch.optim`."""
 
     name: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "lbfgs"] = "sgd"
@@ -147,7 +149,7 @@ class OptimizerSpec(_Part):
     """Whether to update each parameter, and free its gradient, as soon as the gradient is complete."""
 
 
-class ScheduleSpec(_Part):
+class ScheduleSpec(SpecPart):
     """Schedule of the learning rates."""
 
     name: Literal["constant", "step", "cosine", "one_cycle", "plateau"] = "constant"
@@ -162,7 +164,7 @@ class ScheduleSpec(_Part):
     """Initial factor of the warm-up."""
 
 
-class GradientRuleSpec(_Part):
+class GradientRuleSpec(SpecPart):
     """A declared change to gradients; rules apply in the order of the list."""
 
     selector: str
@@ -183,7 +185,7 @@ class GradientRuleSpec(_Part):
     """Applies to the gradients of each backward pass, or to the sum after each: parameters only."""
 
 
-class SavedTensorsSpec(_Part):
+class SavedTensorsSpec(SpecPart):
     """Storage of the tensors that autograd saves for the backward pass."""
 
     store: Literal["none", "host", "spool"] = "none"
@@ -198,7 +200,7 @@ class SavedTensorsSpec(_Part):
     """Spool: lower precision on disk; exact when empty."""
 
 
-class TrainerSpec(_Part):
+class TrainerSpec(SpecPart):
     """A trainer."""
 
     model_id: str

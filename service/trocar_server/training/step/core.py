@@ -15,7 +15,7 @@ The in-backward optimizer cannot have copies: an error in the middle of its pass
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -31,7 +31,7 @@ from trocar_server.models import HostedModel, make_replica, stages_for
 from trocar_server.surgery import PassGuard
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.model.description import TrainerDescription, describe
-from trocar_server.training.model.determinism import deterministic
+from trocar_server.training.model.determinism import determinism
 from trocar_server.training.model.lora import adapter_config, peft_name, read_adapter
 from trocar_server.training.model.random_state import RandomStream
 from trocar_server.training.model.tree import hosted_view, make_tree
@@ -45,9 +45,10 @@ from trocar_server.training.step.step_result import EvalResult, StepResult
 from trocar_server.training.step.stored import StateParts, read_state, write_state
 from trocar_server.training.step.totals import TOTALS
 from trocar_server.training.step.trainer_state import TrainerState
-from trocar_server.training.step.training_pass import TrainingPass
+from trocar_server.training.step.training_pass import Scores, TrainingPass
 from trocar_server.training.step.update_rules import (
     Accumulating,
+    SpreadPass,
     UpdateRule,
     Updating,
     WithClosure,
@@ -106,6 +107,7 @@ class TrainerCore:
         self._buffers = BufferBackup(self.module)
         self._gradients = GradientAccumulator(list(self._trained.values()))
         self._norm: Tensor | None = None
+        self._determinism = determinism(spec.deterministic)
         self._random = RandomStream(spec.seed, base.device)
         self._saved = SavedTensors(self.module, spec.saved_tensors, scratch_dir, stages_for(base))
         self._pass = TrainingPass(self.module, spec, self._trained, self.hosted, teachers, self._saved)
@@ -168,7 +170,7 @@ class TrainerCore:
         started, here = time.perf_counter(), batch.to(self.hosted.device)
         with (
             step_errors(self.hosted),
-            deterministic(self.spec.deterministic),
+            self._determinism(),
             self._random.in_place(is_kept=False),
         ):
             guard.check()
@@ -178,6 +180,60 @@ class TrainerCore:
     def gradients(self) -> dict[str, Tensor]:
         """Return the accumulated gradients by parameter; parameters without one are left out."""
         return {name: p.grad.detach() for name, p in self._trained.items() if p.grad is not None}
+
+    @contextmanager
+    def spreading(self, spread: SpreadPass) -> Iterator[None]:
+        """Let `spread` run the batches of the context's steps on several ranks; of these, this is rank 0.
+
+        Raises:
+            ServiceError: `INVALID_ARGUMENT`, the optimizer updates weights during the backward pass.
+        """
+        self._check_halves()
+        assert isinstance(self._update_rule, Accumulating)
+        self._update_rule.spread = spread
+        try:
+            yield
+        finally:
+            self._update_rule.spread = None
+
+    def run_shard(self, batch: Batch, guard: PassGuard, seed: int) -> tuple[Scores, Mapping[int, int]]:
+        """Run a shard of another rank's batch forward and backward; its gradients are left in place.
+
+        Args:
+            batch: The shard.
+            guard: Its guard.
+            seed: Seed of the model's random numbers.
+
+        Returns:
+            As `TrainingPass.run`.
+
+        Raises:
+            NonFiniteError: The loss is not finite.
+            ServiceError: As `step`.
+        """
+        self._gradients.clear()
+        self._random = RandomStream(seed, self.hosted.device)
+        with self._attempt():
+            result = self._pass.run(batch.to(self.hosted.device), guard)
+            self._buffers.settle()
+        return result
+
+    def shared_tensors(self) -> list[Tensor]:
+        """Return the memory of what a pass reads and training changes: trained parameters and all buffers."""
+        return [*self._trained.values(), *self.module.buffers()]
+
+    def filled_gradients(self) -> list[Tensor]:
+        """Return the gradient of each trained parameter; a missing one is set to zeros."""
+        for parameter in self._trained.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return list(self.gradients().values())
+
+    def drop_gradients(self, kept: Collection[str]) -> None:
+        """Remove the gradients of all parameters but those named."""
+        for name, parameter in self._trained.items():
+            if name not in kept:
+                parameter.grad = None
 
     def describe(self) -> TrainerDescription:
         """Count parameters and bytes of the trainer."""
@@ -257,9 +313,14 @@ class TrainerCore:
         """Update the weights; return the gradients' norm and the seconds that it took."""
         started = time.perf_counter()
         norm = finite_norm(self._gradients) if self._norm is None else self._norm
-        with self._breaking(), deterministic(self.spec.deterministic):
-            self._updater.clip(norm)
-            self._updater.update()
+        try:
+            with self._determinism():
+                if self._updater.clip_norm is not None:
+                    self._updater.clip(norm)
+                self._updater.update()
+        except BaseException as error:
+            self._broken = f"the optimizer failed ({first_line(error)})"
+            raise broken(self._broken) from error
         self._gradients.clear()
         self._norm, self.accumulated_count = None, 0
         self.update_count += 1
@@ -277,8 +338,10 @@ class TrainerCore:
 
     def _take(self, batch: Batch, guard: PassGuard) -> StepResult:
         """Process a batch by the optimizer's update rule."""
-        self._check_usable()
-        self.schedule.check_ready()
+        if self._broken:
+            raise broken(self._broken)
+        if not self.schedule.is_made:
+            self.schedule.check_ready()
         if self.accumulated_count >= self.spec.accumulation:
             raise ServiceError(
                 ErrorReason.STEP_OUT_OF_ORDER,
@@ -286,7 +349,7 @@ class TrainerCore:
                 "the update first",
             )
         started, rates = time.perf_counter(), self._updater.learning_rates
-        saved, written = self._saved.counts()
+        saved, written = self._saved.counts() if self._saved.is_used else (0, 0)
         try:
             with self._attempt():
                 guard.check()
@@ -298,7 +361,7 @@ class TrainerCore:
         self.step_count += 1
         self.update_count += self._update_rule.updates
         self.accumulated_count += not self._update_rule.updates
-        now_saved, now_written = self._saved.counts()
+        now_saved, now_written = self._saved.counts() if self._saved.is_used else (0, 0)
         TOTALS.stepped(batch.size, time.perf_counter() - started)
         return StepResult(
             loss=taken.scores.loss,
@@ -319,7 +382,7 @@ class TrainerCore:
         self._buffers.save()
         self._update_rule.begin()
         try:
-            with step_errors(self.hosted), deterministic(self.spec.deterministic), self._random.in_place():
+            with step_errors(self.hosted), self._determinism(), self._random.in_place():
                 yield
         except BaseException as error:
             self._buffers.restore()
@@ -327,15 +390,6 @@ class TrainerCore:
                 self._broken = f"a step failed while it updated weights ({first_line(error)})"
                 raise broken(self._broken) from error
             raise
-
-    @contextmanager
-    def _breaking(self) -> Iterator[None]:
-        """Mark the trainer as broken if a weight update fails part-way."""
-        try:
-            yield
-        except BaseException as error:
-            self._broken = f"the optimizer failed ({first_line(error)})"
-            raise broken(self._broken) from error
 
     def _skipped(self, what: str, result: StepResult, batch: Batch) -> StepResult:
         if self.spec.on_nonfinite == "fail":

@@ -7,6 +7,7 @@ Earlier changes are to buffers (a forward pass in train mode updates batch norm'
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -42,12 +43,14 @@ class BufferBackup:
 
     def save(self) -> None:
         """Copy the current buffers."""
-        copy_all(self._copies, self._tensors)
+        if self._tensors:
+            copy_all(self._copies, self._tensors)
 
     def restore(self) -> None:
         """Restore the saved buffers."""
-        self._drop_graphs()
         for owner, name, tensor in self._places:
+            if tensor.requires_grad:
+                tensor.detach_()
             owner[name] = tensor
         copy_all(self._tensors, self._copies)
 
@@ -57,9 +60,10 @@ class BufferBackup:
         Raises:
             ServiceError: `INPUT_REJECTED`, the replacement has another shape.
         """
-        self._drop_graphs()
         for owner, name, tensor in self._places:
             found = owner[name]
+            if tensor.requires_grad:  # written to by a pass with gradients
+                tensor.detach_()
             if found is tensor:
                 continue
             if found is None or found.shape != tensor.shape:
@@ -70,11 +74,6 @@ class BufferBackup:
                 )
             tensor.copy_(found.detach())
             owner[name] = tensor
-
-    def _drop_graphs(self) -> None:
-        for tensor in self._tensors:
-            if tensor.requires_grad:  # written to by a pass with gradients
-                tensor.detach_()
 
 
 class GradientAccumulator:
@@ -93,7 +92,7 @@ class GradientAccumulator:
     @contextmanager
     def adding(self) -> Iterator[None]:
         """Run a backward pass inside the context; call `add` in it after the pass."""
-        self._saved = [parameter.grad for parameter in self._parameters]
+        self._saved = list(map(attrgetter("grad"), self._parameters))
         self.clear()
         try:
             yield
@@ -113,28 +112,21 @@ class GradientAccumulator:
             elif saved is not None:
                 ours.append(parameter.grad)
                 theirs.append(saved)
-        add_all(ours, theirs)
+        if ours:
+            add_all(ours, theirs)
 
     def present(self) -> list[Tensor]:
         """Return the gradients that are present."""
-        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        found = []
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                found.append(parameter.grad)
+        return found
 
     def clear(self) -> None:
         """Free all gradients."""
         for parameter in self._parameters:
             parameter.grad = None
-
-
-def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the Euclidean norm of gradients taken together, as `clip_grad_norm_` computes it."""
-    return torch.nn.utils.get_total_norm(gradients)
-
-
-def is_finite(gradients: Sequence[Tensor], norm: Tensor) -> bool:
-    """Whether every element is finite; a finite `norm` of all saves checking each."""
-    if bool(torch.isfinite(norm)):
-        return True
-    return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)  # squares may overflow
 
 
 class WeightBackup:

@@ -65,6 +65,9 @@ class SavedTensors:
         scratch_dir: Parent of the spool's folder.
         stages: Selectors by stage name.
 
+    Attributes:
+        is_used: Whether any tensor is stored elsewhere than on the device; other passes need no context.
+
     Raises:
         ServiceError: `UNKNOWN_MODULE`, a selector matches nothing.
     """
@@ -77,6 +80,7 @@ class SavedTensors:
         is_on_device = any(parameter.device.type != "cpu" for parameter in module.parameters())
         self._is_host = spec.store == "host" and is_on_device  # on the CPU they are in host memory already
         self._spool: Spool | None = None
+        self.is_used = spec.store == "spool" or self._is_host
         if spec.store == "spool":
             self._spool = Spool(
                 scratch_dir,

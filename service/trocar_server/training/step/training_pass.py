@@ -1,7 +1,7 @@
 """Training pass: one forward and backward pass of a trainer, from a batch to gradients."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from trocar_server.training.losses.loss_targets import Shape
 from trocar_server.training.losses.loss_values import known_shapes
 from trocar_server.training.losses.regularizers import Penalties
 from trocar_server.training.losses.teachers import make_teachers
-from trocar_server.training.model.amp import autocast
+from trocar_server.training.model.amp import autocasting
 from trocar_server.training.model.trained_parameters import select_modules
 from trocar_server.training.spec.trainer_spec import LossSpec, TrainerSpec
 from trocar_server.training.step.activation_checkpointing import activation_checkpointing
@@ -52,6 +52,9 @@ class TrainingPass:
         teachers: Hosted models by id.
         saved: Storage of saved tensors.
 
+    Attributes:
+        changes_sums: Whether there are rules for accumulated gradients.
+
     Raises:
         ServiceError: A selector of the spec does not fit the model.
     """
@@ -69,17 +72,18 @@ class TrainingPass:
         record = cache(lambda: replace(record_example(hosted)[1], stages=stages))
         self._module, self._spec, self._saved = module, spec, saved
         self._trained = trained
-        self._device = hosted.device
         self._loss = LossFunction(spec.losses)
         self._shapes = _Shapes(spec.losses, record, hosted.input_shape)
-        self._penalties = Penalties(spec.regularizers, trained, module)
-        self._loss_taps = LossTaps(self._loss.selectors, record)
+        self._penalties = Penalties(spec.regularizers, trained, module) if spec.regularizers else None
+        self._loss_taps = LossTaps(self._loss.selectors, record) if self._loss.selectors else None
+        self._autocast = autocasting(spec.precision, hosted.device)
         self._teachers = make_teachers(self._loss.teachers, teachers)
         self._rules: tuple[GradientRule, ...] = ()
         if spec.gradient_rules:
             self._rules = _copying(make_rules(spec.gradient_rules, module, record(), tuple(trained)))
         self._of_batches = _late(self._rules, "batch")
         self._of_sums = _late(self._rules, "accumulated")
+        self.changes_sums = bool(self._of_sums)
         paths = select_modules(module, spec.activation_checkpointing, "activation_checkpointing", stages)
         self._guarded = BackwardGuard(module)
         self._recomputed = {path: module.get_submodule(path) for path in paths}
@@ -105,7 +109,7 @@ class TrainingPass:
             rules = GradientRuleSession(self._module, self._rules) if self._rules else None
             if rules is not None:
                 contexts.enter_context(rules)
-            with self._saved.forward():
+            with self._saved.forward() if self._saved.is_used else nullcontext():
                 loss, scores = self._forward(batch, guard)
             share = self._spec.accumulation
             (loss / share if share > 1 else loss).backward()
@@ -115,11 +119,6 @@ class TrainingPass:
         if self._of_batches:
             changed |= apply_to_sums(self._of_batches, self._trained, self.present())
         return scores, {index: int(count) for index, count in changed.items()}
-
-    @property
-    def changes_sums(self) -> bool:
-        """Whether there are rules for accumulated gradients."""
-        return bool(self._of_sums)
 
     def present(self) -> frozenset[str]:
         """Return the names of the parameters that have a gradient."""
@@ -139,14 +138,14 @@ class TrainingPass:
 
     def evaluate(self, module: nn.Module, batch: Batch, guard: PassGuard) -> tuple[Scores, Tensor]:
         """Run a batch forward on another tree of the same model, and return loss and main output."""
-        with torch.no_grad(), autocast(self._spec.precision, self._device):
+        with torch.no_grad(), self._autocast():
             output, total, terms = self._score(module, batch, guard)
         return _scores(total, terms), main_output(output).detach()
 
     def _forward(self, batch: Batch, guard: PassGuard) -> tuple[Tensor, Scores]:
-        with autocast(self._spec.precision, self._device):
+        with self._autocast():
             _, loss, terms = self._score(self._module, batch, guard)
-            extra = self._penalties()
+            extra = None if self._penalties is None else self._penalties()
             if extra is not None:
                 loss = loss + extra
         if not loss.requires_grad:
@@ -168,7 +167,10 @@ class TrainingPass:
         taught: dict[Any, Tensor] = {}
         for teacher in self._teachers:
             taught |= teacher.values(batch, guard)
-        with guard.watching(module), self._loss_taps.collecting(module) as values:
+        taps: AbstractContextManager[dict[str, Tensor]] = nullcontext({})
+        if self._loss_taps is not None:
+            taps = self._loss_taps.collecting(module)
+        with guard.watching(module), taps as values:
             output = module(*batch.args, **batch.kwargs)
         total, terms = self._loss(output, values, batch.targets, taught)
         return output, total, terms

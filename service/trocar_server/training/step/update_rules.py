@@ -1,17 +1,18 @@
 """Update rules: how a batch becomes gradients or an update, for three kinds of optimizers."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from trocar_server.surgery import PassGuard
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.optim.updating import Updater
 from trocar_server.training.step.in_backward import InBackwardOptimizer, NonFiniteError
-from trocar_server.training.step.rollback import GradientAccumulator, WeightBackup, is_finite, total_norm
+from trocar_server.training.step.rollback import GradientAccumulator, WeightBackup
 from trocar_server.training.step.training_pass import Scores, TrainingPass
 
 
@@ -56,12 +57,20 @@ class UpdateRule(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+BatchPass = Callable[[Batch, PassGuard], tuple[Scores, Mapping[int, int]]]
+"""Runs a batch forward and backward, as `TrainingPass.run`."""
+SpreadPass = Callable[[BatchPass, Batch, PassGuard], tuple[Scores, Mapping[int, int]]]
+"""Runs a batch on several ranks: its own shard by the given pass; leaves the averages as gradients."""
+
+
+@dataclass
 class Accumulating:
     """Adds the batch's share to the gradients; the weights are updated afterwards."""
 
     passes: TrainingPass
     gradients: GradientAccumulator
+    spread: SpreadPass | None = None
+    """Runs batches on several ranks; None for this process alone."""
     updates: bool = False
     is_torn: bool = False
 
@@ -71,7 +80,10 @@ class Accumulating:
     def take(self, batch: Batch, guard: PassGuard) -> Taken:
         """Take a batch; see `UpdateRule`."""
         with self.gradients.adding():
-            scores, changed = self.passes.run(batch, guard)
+            if self.spread is None:
+                scores, changed = self.passes.run(batch, guard)
+            else:
+                scores, changed = self.spread(self.passes.run, batch, guard)
             collected = self.passes.present() if self.passes.changes_sums else None
             self.gradients.add()
             if collected is not None:
@@ -154,7 +166,7 @@ def finite_norm(gradients: GradientAccumulator) -> Tensor:
         NonFiniteError: One of them is not finite.
     """
     present = gradients.present()
-    norm = total_norm(present)
-    if not is_finite(present, norm):
-        raise NonFiniteError("a gradient")
+    norm = torch.nn.utils.get_total_norm(present)  # as `clip_grad_norm_` computes it
+    if not torch.isfinite(norm) and not all(bool(torch.isfinite(one).all()) for one in present):
+        raise NonFiniteError("a gradient")  # otherwise the norm is not finite as squares overflow
     return norm

@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from tests.support.servers import warm_python
 from tests.support.wire.shards import image_shard, manifest_of, png, send, shard_of, upload
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -432,7 +432,7 @@ def test_an_upload_killed_at_any_moment_is_taken_up_again(folder: Path, tmp_path
         path.write_bytes(data)
     folder.mkdir(parents=True)
     command = [sys.executable, "-c", KILLED, str(folder), *map(str, names)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    result = warm_python.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
     places = sorted(folder.iterdir(), key=lambda path: int(path.name))

@@ -12,7 +12,7 @@ from torchvision.models import mnasnet1_3, resnet18
 from tests.unit.training.stores import assert_same_tensors
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models.weights_file import read_weights
+from trocar_server.models.weights.weights_file import read_weights
 from trocar_server.training.files.export import Export, make_export
 from trocar_server.training.files.snapshots import snapshot_state_dict
 

@@ -63,7 +63,7 @@ def _rates(schedule: Schedule, optimizer: torch.optim.Optimizer, steps: int) -> 
     for _ in range(steps):
         found.append(_numbers(optimizer))
         _step(optimizer)
-        schedule.after_step()
+        schedule.advance("step")
     return found
 
 
@@ -138,10 +138,10 @@ def test_epochs_are_counted_apart_from_steps() -> None:
     schedule = Schedule(ScheduleSpec(name="step", options={"step_size": 2}, per="epoch"), optimizer)
     seen = []
     for _ in range(4):
-        schedule.after_step()
-        schedule.after_step()
+        schedule.advance("step")
+        schedule.advance("step")
         seen.append(schedule.rates[0])
-        schedule.after_epoch()
+        schedule.advance("epoch")
     assert seen == [0.1, 0.1, pytest.approx(0.01), pytest.approx(0.01)]
     assert schedule.count == 4
 
@@ -209,7 +209,7 @@ def test_behind_its_end_a_cycle_stays_at_its_last_rate() -> None:
 def test_the_optimizer_itself_need_not_step() -> None:
     """Where weights are updated in the backward pass; torch would warn, and warnings are errors here."""
     schedule = Schedule(ScheduleSpec(name="step", options={"step_size": 1}), _optimizer())
-    schedule.after_step()
+    schedule.advance("step")
     assert schedule.rates[0] == pytest.approx(0.01)
 
 
