@@ -1,20 +1,35 @@
 """Compiled variant of a pass, and its state."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
 
+import torch
+
+from trocar_server.engine.compiled.backends.build_worker import Built
 from trocar_server.engine.compiled.backends.candidates import Candidate, Runner
 from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe
-from trocar_server.engine.compiled.backends.variant_folder import VariantFolder
 from trocar_server.engine.compiled.compiled_pass import CompiledCall
 from trocar_server.engine.compiled.group_sizes import GroupSizes
 from trocar_server.engine.execute.arguments import predicted_signature, signature_of_batch
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.numerics import Numerics
-from trocar_server.engine.request.plan import ImageInput, Plan, Signature, batch_size
+from trocar_server.engine.request.plan import (
+    AS_USUAL,
+    Execution,
+    ImageInput,
+    Plan,
+    Signature,
+    TapRequest,
+    TensorInput,
+    batch_size,
+)
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.schedule.merging import MergingQueue
+from trocar_server.storage.temporary_folder import TemporaryFolder
+from trocar_server.surgery import parse_selector
+
+_CHUNK_BYTES = 1 << 20  # of a request that is never sent
 
 
 @unique
@@ -51,8 +66,14 @@ class Variant:
     """Runs its calls once it is ready; before that, the runner to try."""
     ways: Iterator[Candidate] = field(default_factory=lambda: iter(()))
     """The candidates to try after that."""
-    folder: VariantFolder | None = None
+    folder: TemporaryFolder | None = None
     """Folder of the built files, as long as a candidate may need them."""
+    built: Built = field(default_factory=Built)
+    """The result of the build process."""
+    kept_key: str | None = None
+    """Its key in the variant store; None for one that is not kept."""
+    is_proven: bool = True
+    """Whether this process compared it with eager on a caller's batch; otherwise on an example only."""
     group_count: int = 0
     problems: list[str] = field(default_factory=list)
     """The reasons why tried candidates were rejected."""
@@ -98,6 +119,20 @@ def argument_specs(deployment: Deployment, plan: Plan) -> tuple[ArgumentSpec, ..
     if rows < 1 or any(not entry.shapes[0] or entry.shapes[0][0] != rows for entry in signature):
         return None
     return tuple(ArgumentSpec(entry.dtype, entry.shapes[0][1:]) for entry in signature)
+
+
+def example_plan(deployment: Deployment, taps: Sequence[str], execution: Execution = AS_USUAL) -> Plan:
+    """Return a request for values of one example.
+
+    Raises:
+        ServiceError: A selector is malformed.
+    """
+    hosted = deployment.hosted
+    tensors = [value for value in hosted.example_inputs() if isinstance(value, torch.Tensor)]
+    named = zip(hosted.example_names, tensors, strict=True)
+    inputs = tuple(TensorInput(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in named)
+    requests = tuple(TapRequest(parse_selector(text)) for text in taps)
+    return Plan(hosted.spec.model_id, requests, inputs, _CHUNK_BYTES, execution=execution)
 
 
 def plan_signature(deployment: Deployment, plan: Plan) -> Signature:

@@ -1,29 +1,39 @@
 """Variant building: background builds, trials and rejection of compiled variants."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from trocar_server.config import EngineConfig
 from trocar_server.engine.compiled.backends.build_worker import Built, Job
-from trocar_server.engine.compiled.backends.candidates import Runner, candidates, has_openvino
+from trocar_server.engine.compiled.backends.candidates import Candidate, Runner, candidates, has_openvino
 from trocar_server.engine.compiled.backends.graphs import GraphApi, graphs_of
-from trocar_server.engine.compiled.backends.variant_folder import VariantFolder
+from trocar_server.engine.compiled.backends.openvino_runner import OpenVinoRunner
 from trocar_server.engine.compiled.variant import State, Variant
-from trocar_server.engine.compiled.variant_trial import problem_of
+from trocar_server.engine.compiled.variant_identity import environment_digest, model_digest
+from trocar_server.engine.compiled.variant_record import VariantRecord
+from trocar_server.engine.compiled.variant_store import KeptVariant, VariantStore
+from trocar_server.engine.compiled.variant_trial import Batch, batch_of, example_batch, problem_of
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import first_line
-from trocar_server.models import make_replica
+from trocar_server.models import HostedModel, make_replica
+from trocar_server.storage.temporary_folder import TemporaryFolder
 
 Build = Callable[[Job], Coroutine[Any, Any, Built]]
 """Builds in another process."""
+
+
+class NotRestoredError(Exception):
+    """A kept variant cannot be used."""
 
 
 class VariantBuilder:
@@ -35,10 +45,17 @@ class VariantBuilder:
         data_dir: Folder of the weights.
         build: Builds in another process.
         log: Logger; one line for each variant that is used or rejected.
+        store: Keeps accepted variants on disk; None keeps none.
     """
 
     def __init__(
-        self, owner: DeviceThread, config: EngineConfig, data_dir: Path, build: Build, log: Any
+        self,
+        owner: DeviceThread,
+        config: EngineConfig,
+        data_dir: Path,
+        build: Build,
+        log: Any,
+        store: VariantStore | None = None,
     ) -> None:
         self._owner = owner
         self._config = config
@@ -46,6 +63,8 @@ class VariantBuilder:
         self.build_apart = build
         self._log = log
         self.graphs_of = graphs_of if config.cuda_graphs else _none_of
+        self._store = store
+        self._digests: WeakKeyDictionary[HostedModel, str] = WeakKeyDictionary()
         self._one_at_a_time = asyncio.Lock()
         self.used_count = 0
         self.discarded_count = 0
@@ -57,23 +76,32 @@ class VariantBuilder:
     async def build(self, variant: Variant) -> None:
         """Build a variant and the first runner that can be made."""
         async with self._one_at_a_time:
-            hosted = variant.deployment.hosted
-            variant.folder = VariantFolder()
-            built = await self._built(variant, variant.folder.path)
+            variant.folder = await asyncio.to_thread(self._new_folder)
+            variant.built = built = await self._built(variant, variant.folder.path)
             if built.problem:
                 self._log.info("no graph", **described(variant), problem=built.problem)
                 variant.problems.append(f"no graph: {first_line(Exception(built.problem))}")
-            copy_tree = partial(make_replica, hosted.module)
-            variant.ways = candidates(
-                variant.recipe,
-                variant.numerics,
-                built,
-                variant.folder.path,
-                copy_tree,
-                self._owner.thread_count,
-                self.graphs_of(hosted.device),
-            )
+            variant.ways = self._candidates(variant, variant.folder.path)
             await self._next_way(variant)
+
+    def _new_folder(self) -> TemporaryFolder:
+        """Create a folder to build in: where it can be kept, unless that disk is full."""
+        if self._store is not None:
+            with suppress(OSError):
+                return self._store.new_folder()
+        return TemporaryFolder()
+
+    def _candidates(self, variant: Variant, folder: Path) -> Iterator[Candidate]:
+        hosted = variant.deployment.hosted
+        return candidates(
+            variant.recipe,
+            variant.numerics,
+            variant.built,
+            folder,
+            partial(make_replica, hosted.module),
+            self._owner.thread_count,
+            self.graphs_of(hosted.device),
+        )
 
     async def _built(self, variant: Variant, folder: Path) -> Built:
         if variant.numerics is Numerics.EXACT:  # the unmodified model: nothing to build
@@ -84,34 +112,59 @@ class VariantBuilder:
 
     async def attempt(self, variant: Variant, prepared: Prepared) -> None:
         """Compare a variant's runner with eager on a real batch; use it, or take the next candidate."""
+        await self._attempt(variant, partial(batch_of, variant.deployment.hosted, prepared))
+
+    async def warm(self, variant: Variant) -> None:
+        """Build a variant, and try its candidates on an example until one is accepted or all are rejected.
+
+        Args:
+            variant: In the state `BUILDING`; in the end in `READY` or `REFUSED`.
+        """
+        await self.build(variant)
+        batch = partial(example_batch, variant.deployment.hosted, variant.recipe)
+        variant.is_proven = False
+        while variant.state is State.CANDIDATE:
+            variant.state = State.TRYING
+            await self._attempt(variant, batch)
+
+    async def _attempt(self, variant: Variant, batch: Batch) -> None:
         runner = variant.runner
         if runner is None:
             return
-        problem = await self._problem(variant, runner, prepared, self._config.min_gain)
+        problem = await self._problem(variant, runner, batch, self._config.min_gain)
         if variant.state is not State.TRYING:  # rejected meanwhile
             return
         if problem:
             self._discard(variant, runner, problem)
             await self._next_way(variant)
             return
+        self._use(variant, runner)
+        await self._keep(variant, runner)
+        variant.clean()
+
+    def _use(self, variant: Variant, runner: Runner, event: str = "compiled pass in use") -> None:
         self.used_count += 1
         variant.state, variant.ways = State.READY, iter(())
-        variant.clean()
-        self._log.info("compiled pass in use", **described(variant, runner))
+        self._log.info(event, **described(variant, runner))
 
     async def check_again(self, variant: Variant, prepared: Prepared) -> None:
         """Compare a variant in use with eager again; reject it when it breaks its promise."""
         runner = variant.runner
         if runner is None or not variant.is_ready:
             return
-        problem = await self._problem(variant, runner, prepared, 0.0)
+        batch = partial(batch_of, variant.deployment.hosted, prepared)
+        problem = await self._problem(variant, runner, batch, 0.0)
         if problem:
             self.give_up(variant, problem)
+        elif variant.kept_key is not None and self._store is not None:
+            await asyncio.to_thread(self._store.touch, variant.kept_key)
 
     def give_up(self, variant: Variant, problem: str) -> None:
         """Reject a variant: its calls run eagerly from now on."""
         if variant.runner is not None:
             self._discard(variant, variant.runner, problem)
+        if variant.kept_key is not None and self._store is not None:
+            self._store.remove(variant.kept_key)
         variant.give_up()
         self._log.info("compiled pass abandoned", **described(variant), problem=problem)
 
@@ -132,20 +185,97 @@ class VariantBuilder:
     async def _made(self, make: Callable[[], Runner], calls_torch: bool) -> Runner:
         return await (self._owner.run(make) if calls_torch else asyncio.to_thread(make))
 
-    async def _problem(self, variant: Variant, runner: Runner, prepared: Prepared, min_gain: float) -> str:
+    async def _problem(self, variant: Variant, runner: Runner, batch: Batch, min_gain: float) -> str:
         try:
             async with variant.deployment.pool.lease(None) as replica:
-                trial = partial(
-                    problem_of, runner, variant.recipe, variant.deployment.hosted, prepared, replica, min_gain
-                )
+                trial = partial(problem_of, runner, variant.recipe, batch, replica, min_gain)
                 return await self._owner.run(trial)
         except Exception as error:  # noqa: BLE001 - any error of a backend, or a drained pool
             return f"it failed with {type(error).__name__}"
+
+    async def find_kept(self, deployment: Deployment) -> Sequence[KeptVariant]:
+        """Return the kept variants of a model, most recently used first."""
+        store = self._store
+        if store is None or deployment.is_live or not await asyncio.to_thread(store.has_any):
+            return []
+        try:
+            digest = await self._digest(deployment.hosted)
+        except Exception:  # noqa: BLE001 - tensors or code without a digest: nothing of it was kept
+            return []
+        return await asyncio.to_thread(store.find, digest, environment_digest())
+
+    async def restore(self, variant: Variant, kept: KeptVariant) -> None:
+        """Use a kept variant, if it is undamaged and as close to eager as promised; otherwise remove it.
+
+        Args:
+            variant: In the state `BUILDING`; in the end in `READY`, or as if nobody had asked for it.
+            kept: Its record and files.
+        """
+        store, key = self._store, kept.record.key
+        if store is None:
+            return
+        try:
+            variant.runner = await self._kept_runner(store, variant, kept)
+        except Exception as error:  # noqa: BLE001 - a backend may raise anything
+            problem = first_line(error)
+            self._log.warning("compiled pass not restored", **described(variant), problem=problem)
+            await asyncio.to_thread(store.remove, key)
+            variant.state, variant.built = State.COUNTING, Built()
+            return
+        variant.kept_key, variant.is_proven = key, False
+        self._use(variant, variant.runner, "compiled pass restored")
+        await asyncio.to_thread(store.touch, key)
+
+    async def _kept_runner(self, store: VariantStore, variant: Variant, kept: KeptVariant) -> Runner:
+        """Make the runner of a kept variant, and compare it with eager on an example.
+
+        Raises:
+            DamagedError: It is not as it was written.
+            NotRestoredError: The backend is not there any more, or its values are too far from eager.
+            Exception: Any error of a backend.
+        """
+        await asyncio.to_thread(store.check, kept)
+        record, variant.built = kept.record, kept.record.built
+        wanted = (record.engine, record.numerics)
+        for way in self._candidates(variant, kept.folder):
+            if (way.engine, way.numerics) == wanted:
+                runner = await self._made(way.make, way.calls_torch)
+                batch = partial(example_batch, variant.deployment.hosted, variant.recipe)
+                if problem := await self._problem(variant, runner, batch, 0.0):
+                    raise NotRestoredError(problem)
+                return runner
+        raise NotRestoredError(f"no backend {record.engine} here")
+
+    async def _keep(self, variant: Variant, runner: Runner) -> None:
+        """Keep an accepted variant for the next process; without a store, or on a full disk, do nothing."""
+        store, folder, hosted = self._store, variant.folder, variant.deployment.hosted
+        if store is None or folder is None or hosted.device.type != "cpu":
+            return
+        try:
+            identity = await self._digest(hosted), environment_digest()
+            used = (runner.engine, runner.numerics)
+            record = VariantRecord.of(identity, variant.recipe, variant.numerics, used, variant.built)
+            variant.kept_key = await asyncio.to_thread(_kept, store, folder, record)
+        except Exception as error:  # noqa: BLE001 - a full disk, or tensors or code without a digest
+            self._log.warning("compiled pass not kept", **described(variant), problem=first_line(error))
+
+    async def _digest(self, hosted: HostedModel) -> str:
+        """Return the digest of a model, computed once; it raises what `model_digest` does."""
+        if hosted not in self._digests:
+            self._digests[hosted] = await asyncio.to_thread(model_digest, hosted)
+        return self._digests[hosted]
 
     def _discard(self, variant: Variant, runner: Runner, problem: str) -> None:
         self.discarded_count += 1
         variant.problems.append(f"{runner.engine} in {runner.numerics}: {problem}")
         self._log.info("compiled pass discarded", **described(variant, runner), problem=problem)
+
+
+def _kept(store: VariantStore, folder: TemporaryFolder, record: VariantRecord) -> str | None:
+    if record.engine != OpenVinoRunner.engine:
+        for path in folder.path.iterdir():  # no other backend reads them
+            path.unlink()
+    return store.keep(folder, record)
 
 
 def _none_of(_: torch.device) -> GraphApi | None:

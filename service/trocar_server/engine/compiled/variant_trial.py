@@ -1,4 +1,4 @@
-"""Variant trial: a compiled pass compared with eager on a real batch. Owner thread only."""
+"""Variant trial: a compiled pass compared with eager on one batch. Owner thread only."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,24 @@ from trocar_server.surgery import PassGuard
 Values = TypeVar("Values", bound=Mapping[str, torch.Tensor])
 
 
-def problem_of(
-    runner: Runner,
-    recipe: Recipe,
-    hosted: HostedModel,
-    prepared: Prepared,
-    replica: Replica,
-    min_gain: float,
-) -> str:
+Batch = Callable[[], Sequence[torch.Tensor]]
+"""Makes the arguments of a pass."""
+
+_EXAMPLE_ROWS = 2
+
+
+def batch_of(hosted: HostedModel, prepared: Prepared) -> list[torch.Tensor]:
+    """Return the arguments of a call."""
+    given = build_arguments(hosted, prepared.plan.inputs, prepared.payloads.inputs, prepared.images)
+    return [argument for argument in given if isinstance(argument, torch.Tensor)]
+
+
+def example_batch(hosted: HostedModel, recipe: Recipe) -> list[torch.Tensor]:
+    """Return seeded arguments, for a trial before there is a call."""
+    return [spec.example(_EXAMPLE_ROWS).to(hosted.device) for spec in recipe.arguments]
+
+
+def problem_of(runner: Runner, recipe: Recipe, batch: Batch, replica: Replica, min_gain: float) -> str:
     """Return the reason why a runner is rejected; empty when it is accepted.
 
     Its values must be close to the eager ones, for the batch alone and with other rows appended, which must
@@ -36,13 +46,11 @@ def problem_of(
     Args:
         runner: The runner on trial.
         recipe: The values that it computes.
-        hosted: The model.
-        prepared: A call with the batch.
+        batch: Makes the arguments.
         replica: Leased by the caller.
         min_gain: Required speed-up as a factor; 0 for none.
     """
-    given = build_arguments(hosted, prepared.plan.inputs, prepared.payloads.inputs, prepared.images)
-    arguments = [argument for argument in given if isinstance(argument, torch.Tensor)]
+    arguments = batch()
     if tuple(tuple(argument.shape[1:]) for argument in arguments) != _row_shapes(recipe):
         return "the batch has another signature than expected"
     with torch.inference_mode():

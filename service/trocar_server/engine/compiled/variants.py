@@ -25,21 +25,25 @@ from trocar_server.engine.compiled.variant import (
     State,
     Variant,
     argument_specs,
+    example_plan,
     looks_only,
     plan_signature,
     rows_of,
 )
 from trocar_server.engine.compiled.variant_building import Build, VariantBuilder
+from trocar_server.engine.compiled.variant_store import VariantStore
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.numerics import Numerics
-from trocar_server.engine.request.plan import Plan, row_count
+from trocar_server.engine.request.plan import Execution, Plan, row_count
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
 from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.engine.schedule.merging import MergingQueue
+from trocar_server.errors import first_line
 from trocar_server.models import current_flow
+from trocar_server.models.spec import WarmVariant
 from trocar_server.surgery import PassGuard
 
 _KEYS_KEPT = 512
@@ -57,6 +61,7 @@ class CompiledVariants:
         config: When to build, and how many.
         limits: Limits of a call.
         data_dir: Folder of the weights.
+        kept_dir: Folder of variants that are kept for the next process; None keeps none.
         build: Builds in another process.
         log: Logger; one line for each variant used or rejected; structlog's logger `trocar` when None.
     """
@@ -67,13 +72,18 @@ class CompiledVariants:
         config: EngineConfig,
         limits: Limits,
         data_dir: Path,
+        kept_dir: Path | None = None,
         build: Build = build_apart,
         log: Any = None,
     ) -> None:
+        self._log = log = log or structlog.get_logger("trocar")
         self._owner = owner
         self._config = config
         self._limits = limits
-        self.builder = VariantBuilder(owner, config, data_dir, build, log or structlog.get_logger("trocar"))
+        self.store = None
+        if kept_dir is not None and config.kept_variants_bytes and owner.device.type == "cpu":
+            self.store = VariantStore(kept_dir, config.kept_variants_bytes, log)
+        self.builder = VariantBuilder(owner, config, data_dir, build, log, self.store)
         self.evicted_count = 0
         self._by_key: OrderedDict[_Key, Variant | None] = OrderedDict()
         self._variants: OrderedDict[_Key, Variant] = OrderedDict()
@@ -167,6 +177,56 @@ class CompiledVariants:
             variant.state = State.TRYING
             self._start(self.builder.attempt(variant, prepared))
 
+    def clean(self) -> None:
+        """Remove what killed processes left half-built."""
+        if self.store is not None:
+            self.store.clean()
+
+    def prepare(self, deployment: Deployment) -> "asyncio.Task[None]":
+        """Start to restore a model's kept variants and to build its warm ones; return the task.
+
+        It raises nothing.
+        """
+        return self._start(self._prepare(deployment))
+
+    async def _prepare(self, deployment: Deployment) -> None:
+        await self._restore(deployment)
+        for wanted in deployment.hosted.spec.warm_variants:
+            await self._warm(deployment, wanted)
+
+    async def _warm(self, deployment: Deployment, wanted: WarmVariant) -> None:
+        """Build a variant, unless it was restored; log the reason where there is none in the end."""
+        execution = Execution(Numerics(wanted.numerics))
+        try:
+            checked = CheckedPlan(example_plan(deployment, wanted.taps, execution), deployment, self._limits)
+            signature = plan_signature(deployment, checked.plan)
+            await self._owner.run(lambda: deployment.record(signature))
+            variant = self.find(checked)
+            if variant is not None and variant.state is State.COUNTING:
+                variant.state = State.BUILDING
+                await self.builder.warm(variant)
+            problem = "" if variant is not None and variant.is_ready else self.why_exact(checked, variant)
+        except Exception as error:  # noqa: BLE001 - a reply that is too large, or the model raises anything
+            problem = first_line(error)
+        if problem:
+            facts = {"model_id": deployment.hosted.spec.model_id, "values": list(wanted.taps)}
+            self._log.warning("no warm variant", **facts, asked=wanted.numerics, problem=problem)
+
+    async def _restore(self, deployment: Deployment) -> None:
+        if not self._config.compile_after:
+            return
+        found = await self.builder.find_kept(deployment)
+        for kept in reversed(found[: self._config.max_compiled]):  # the last used one is dropped last
+            try:
+                variant = self._new_variant(deployment, kept.record.recipe, kept.record.asked)
+            except ValueError:  # a dtype of another version of torch
+                continue
+            if len(self._variants) >= self._config.max_compiled or _key(variant) in self._variants:
+                continue
+            variant.state = State.BUILDING
+            self._variants[_key(variant)] = variant
+            await self.builder.restore(variant, kept)
+
     def forget(self, deployment: Deployment) -> None:
         """Drop the variants of a model that is unloaded."""
         for variant in [variant for variant in self._variants.values() if variant.deployment is deployment]:
@@ -238,7 +298,8 @@ class CompiledVariants:
             sum(rows_of(call.prepared.plan) for call in calls), time.perf_counter() - started
         )
         variant.group_count += 1
-        if variant.group_count % _CHECK_AGAIN_AFTER == 0:
+        if variant.group_count % _CHECK_AGAIN_AFTER == 0 or not variant.is_proven:
+            variant.is_proven = True
             self._start(self.builder.check_again(variant, calls[0].prepared))
         return outcomes
 
@@ -248,10 +309,11 @@ class CompiledVariants:
         for key in [key for key, other in self._by_key.items() if other is variant]:
             del self._by_key[key]
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _why(variant: Variant) -> str:

@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import pickle
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -20,6 +21,8 @@ from typing import Any
 
 from trocar_server.engine.compiled.backends.recipe import Recipe
 
+_LIMIT_CPU_S = 600
+"""CPU time of a build, in seconds."""
 _PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>."""
 
@@ -87,10 +90,21 @@ def _dies_with(parent: int) -> bool:
     return os.getppid() == parent
 
 
+def _limit_itself() -> None:
+    """Use one thread, and end after `_LIMIT_CPU_S`: nobody else sees an endless build at this priority."""
+    import torch
+
+    torch.set_num_threads(1)
+    _, most_s = resource.getrlimit(resource.RLIMIT_CPU)
+    limit_s = _LIMIT_CPU_S if most_s == resource.RLIM_INFINITY else min(_LIMIT_CPU_S, most_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit_s, most_s))
+
+
 def main() -> None:
     """Run the job on standard input; the only argument is the id of the parent process."""
     if not _dies_with(int(sys.argv[1])):
         return
+    _limit_itself()
     # Unless this cannot be imported, OpenVINO's converter reports to Google Analytics and writes to ~/intel.
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     job: Job = pickle.load(sys.stdin.buffer)

@@ -37,10 +37,14 @@ class Candidate:
     Attributes:
         make: Builds it.
         calls_torch: Whether `make` must run on the owner thread; otherwise it must run on another.
+        engine: The backend of the runner.
+        numerics: The numerics of its values.
     """
 
     make: Callable[[], Runner]
     calls_torch: bool
+    engine: str
+    numerics: Numerics
 
 
 def candidates(
@@ -67,20 +71,21 @@ def candidates(
     """
     if numerics is Numerics.EXACT:
         if graphs is not None:
-            yield Candidate(_replayed(_plain(copy_tree, recipe, numerics), graphs), calls_torch=True)
+            yield _recorded(_plain(copy_tree, recipe, numerics), graphs, numerics)
         return
     for taken in (Numerics.BF16, Numerics.FAST):
         if taken is Numerics.BF16 and numerics is not Numerics.BF16:
             continue
         if built.has_graph:
-            yield Candidate(_openvino(folder, recipe, taken, thread_count), calls_torch=False)
+            make_graph = _openvino(folder, recipe, taken, thread_count)
+            yield Candidate(make_graph, calls_torch=False, engine=OpenVinoRunner.engine, numerics=taken)
         make = _torch(copy_tree, recipe, built, taken)
         if graphs is not None:
-            yield Candidate(_replayed(make, graphs), calls_torch=True)
+            yield _recorded(make, graphs, taken)
             if taken is Numerics.FAST:
                 # Where eager computes in TF32, folded weights are further from it than `FAST` allows.
-                yield Candidate(_replayed(_plain(copy_tree, recipe, taken), graphs), calls_torch=True)
-        yield Candidate(make, calls_torch=True)
+                yield _recorded(_plain(copy_tree, recipe, taken), graphs, taken)
+        yield Candidate(make, calls_torch=True, engine=TorchRunner.engine, numerics=taken)
 
 
 def has_openvino(device: torch.device) -> bool:
@@ -102,5 +107,5 @@ def _plain(copy_tree: Callable[[], nn.Module], recipe: Recipe, numerics: Numeric
     return lambda: PlainPass(copy_tree(), recipe, numerics)
 
 
-def _replayed(make: Callable[[], Pass], graphs: GraphApi) -> Callable[[], Runner]:
-    return lambda: GraphRunner(make(), graphs)
+def _recorded(make: Callable[[], Pass], graphs: GraphApi, numerics: Numerics) -> Candidate:
+    return Candidate(lambda: GraphRunner(make(), graphs), True, GraphRunner.engine, numerics)

@@ -252,10 +252,8 @@ def ways(numerics: Numerics, graphs: GraphApi | None) -> list[str]:
 
 # --- On a GPU -------------------------------------------------------------------------------------
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-
-@CUDA
+@pytest.mark.cuda
 @pytest.mark.parametrize("case", CASES)
 def test_a_gpu_replays_the_bits_of_its_eager_pass(case: str) -> None:
     kind, wanted = CASES[case]
@@ -268,7 +266,7 @@ def test_a_gpu_replays_the_bits_of_its_eager_pass(case: str) -> None:
     assert runner.graph_count == 1
 
 
-@CUDA
+@pytest.mark.cuda
 def test_a_gpu_goes_on_after_a_pass_that_cannot_be_recorded() -> None:
     before = torch.cuda.current_stream()
     runner = GraphRunner(PlainPass(Looking(), recipe(out("")), Numerics.EXACT), _cuda())
