@@ -42,7 +42,7 @@ def extract_features(head: dict[str, Any], clips: Sequence[bytes]) -> dict[str, 
             ErrorReason.INPUT_REJECTED, f"the model's feature extractor cannot take it: {first_line(error)}"
         ) from error
     taken = head["names"]
-    arrays = {name: _plain(value) for name, value in made.items() if taken is None or name in taken}
+    arrays = {name: plain_array(value) for name, value in made.items() if taken is None or name in taken}
     return {"arrays": arrays, "samples": [{"length": len(sound)} for sound in sounds]}
 
 
@@ -126,7 +126,7 @@ def _check_rate(index: int, own_rate: int, rate: int) -> None:
         )
 
 
-def _plain(value: Any) -> Any:
+def plain_array(value: Any) -> Any:
     """Return an array of a dtype that the wire has: integers become int64, as torch's callers send them."""
     array = np.ascontiguousarray(value)
     return array.astype(np.int64) if array.dtype.kind in "iu" else array

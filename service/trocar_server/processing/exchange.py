@@ -1,4 +1,4 @@
-"""Exchange with a processing worker: requests for texts and sound, and their answers, checked."""
+"""Exchange with a processing worker: requests for texts, sound and images; their answers, checked."""
 
 import json
 import math
@@ -14,7 +14,13 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.decoding.process import EndedError, WorkerProcess
 from trocar_server.errors import ServiceError
-from trocar_server.processing.inputs import AudioInput, ProcessedSample, TextInput
+from trocar_server.processing.inputs import (
+    AudioInput,
+    ImageTextInput,
+    ProcessedSample,
+    TextInput,
+    TextOptions,
+)
 
 _DTYPES = {"int64": 8, "float32": 4, "float64": 8}
 _MOST_DESCRIBED_BYTES_A_TOKEN = 256
@@ -88,12 +94,93 @@ def extract_features(
     return _made(process, request, b"".join(payloads), given.row_count, limits)
 
 
+def measure_image_texts(
+    process: WorkerProcess, given: ImageTextInput, takes: Takes, limits: Limits, most_bytes: int
+) -> int:
+    """Check texts with images by the images' sizes, in a worker process; blocks.
+
+    Returns:
+        The bytes of the arguments that the images become.
+
+    Raises:
+        ServiceError: As `image_texts.process_image_texts` does.
+    """
+    answer, found = _asked(
+        process, _image_texts(given, takes, limits, most_bytes, measures=True), b"", limits
+    )
+    return int(json.loads(found[-int(answer["described_bytes"]) :])["image_bytes"])
+
+
+def process_image_texts(
+    process: WorkerProcess,
+    given: ImageTextInput,
+    pixels: Sequence[bytes | memoryview],
+    takes: Takes,
+    limits: Limits,
+    most_bytes: int,
+) -> Made:
+    """Process texts with images in a worker process; blocks.
+
+    Args:
+        process: The process.
+        given: The texts, and the sizes of the images.
+        pixels: The RGB values of each image; none for blank images.
+        takes: What the model takes.
+        limits: Limits of a call.
+        most_bytes: The most bytes that the images may become.
+
+    Raises:
+        ServiceError: As `image_texts.process_image_texts` does; `INPUT_REJECTED`, the process ended over it;
+            `CANCELLED`, it was killed.
+    """
+    request = _image_texts(given, takes, limits, most_bytes, measures=False)
+    rows = 0 if given.texts is None else given.texts.row_count
+    return _made(process, request, b"".join(pixels), rows, limits, most_bytes, is_batch=False)
+
+
+def _image_texts(
+    given: ImageTextInput, takes: Takes, limits: Limits, most_bytes: int, *, measures: bool
+) -> dict[str, Any]:
+    texts = given.texts
+    return {
+        **_common(takes),
+        **asdict(TextOptions() if texts is None else texts.options),
+        "model_tokens": takes.token_count,
+        "most_tokens": limits.max_tokens,
+        "most_characters": limits.max_text_characters,
+        "most_image_bytes": most_bytes,
+        "sizes": given.sizes,
+        "entries": [] if texts is None else [[entry.kind, entry.content] for entry in texts.entries],
+        "measures": measures,
+    }
+
+
 def _common(takes: Takes) -> dict[str, Any]:
     return {"folder": str(takes.folder), "names": None if takes.names is None else sorted(takes.names)}
 
 
-def _made(process: WorkerProcess, request: dict[str, Any], data: bytes, rows: int, limits: Limits) -> Made:
-    most_bytes = limits.max_request_bytes + limits.max_tokens * _MOST_DESCRIBED_BYTES_A_TOKEN
+def _made(
+    process: WorkerProcess,
+    request: dict[str, Any],
+    data: bytes,
+    rows: int,
+    limits: Limits,
+    most_bytes: int = 0,
+    *,
+    is_batch: bool = True,
+) -> Made:
+    answer, found = _asked(process, request, data, limits, most_bytes)
+    try:
+        return _read(answer, found, rows, is_batch=is_batch)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _ended() from error
+
+
+def _asked(
+    process: WorkerProcess, request: dict[str, Any], data: bytes, limits: Limits, most_bytes: int = 0
+) -> tuple[dict[str, Any], bytearray]:
+    """Return an answer's head and bytes, no more than the limits allow."""
+    most_bytes = max(most_bytes, limits.max_request_bytes) + limits.max_tokens * _MOST_DESCRIBED_BYTES_A_TOKEN
 
     def size(answer: dict[str, Any]) -> int:
         described = int(answer["described_bytes"])
@@ -103,16 +190,19 @@ def _made(process: WorkerProcess, request: dict[str, Any], data: bytes, rows: in
         return count
 
     try:
-        answer, found = process.ask(request, data, size)
-        return _read(answer, found, rows)
+        return process.ask(request, data, size)
     except (EndedError, ValueError, KeyError, TypeError) as error:
         if process.is_killed:
             raise ServiceError(ErrorReason.CANCELLED, "the processing of the inputs was stopped") from None
-        raise ServiceError(
-            ErrorReason.INPUT_REJECTED,
-            "the process of the model's tokenizer or feature extractor ended on these inputs; "
-            "send fewer or shorter ones",
-        ) from error
+        raise _ended() from error
+
+
+def _ended() -> ServiceError:
+    return ServiceError(
+        ErrorReason.INPUT_REJECTED,
+        "the process of the model's tokenizer or other processor ended on these inputs; send fewer or "
+        "shorter ones",
+    )
 
 
 def _byte_count(dtype: str, shape: Sequence[int]) -> int:
@@ -121,7 +211,7 @@ def _byte_count(dtype: str, shape: Sequence[int]) -> int:
     return _DTYPES[dtype] * math.prod(shape)
 
 
-def _read(answer: dict[str, Any], data: bytearray, rows: int) -> Made:
+def _read(answer: dict[str, Any], data: bytearray, rows: int, *, is_batch: bool) -> Made:
     arrays: dict[str, NDArray[Any]] = {}
     start = 0
     for name, dtype, shape in answer["parts"]:
@@ -130,7 +220,8 @@ def _read(answer: dict[str, Any], data: bytearray, rows: int) -> Made:
         start = end
     described = json.loads(data[start:])
     samples = tuple(map(_sample, described["samples"]))
-    if len(samples) != rows or any(array.shape[:1] != (rows,) for array in arrays.values()) or not arrays:
+    are_rows = not is_batch or all(array.shape[:1] == (rows,) for array in arrays.values())
+    if len(samples) != rows or not are_rows or not arrays:
         raise ValueError("the process answered another request")
     padded_length, pads_left = described.get("padded_length", 0), described.get("pads_left", False)
     return Made(arrays, samples, int(padded_length), bool(pads_left))

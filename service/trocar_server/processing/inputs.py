@@ -8,6 +8,9 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.errors import ServiceError
 
+ChatMessage: TypeAlias = tuple[str, str | tuple[tuple[str, str], ...]]
+"""Role and content of a message; the content is a text, or parts."""
+
 
 @dataclass(frozen=True)
 class TextEntry:
@@ -15,11 +18,12 @@ class TextEntry:
 
     Attributes:
         kind: Type of `content`.
-        content: The text; two texts; (role, content) of each chat message; token ids; or words.
+        content: The text; two texts; (role, content) of each chat message, whose content is a text, or parts:
+            ("text", the text) and ("image", ""); token ids; or words.
     """
 
     kind: Literal["text", "pair", "chat", "ids", "words"]
-    content: str | tuple[str, ...] | tuple[tuple[str, str], ...] | tuple[int, ...]
+    content: str | tuple[str, ...] | tuple[ChatMessage, ...] | tuple[int, ...]
 
     @property
     def character_count(self) -> int:
@@ -85,6 +89,19 @@ class AudioInput:
 ProcessorInput: TypeAlias = TextInput | AudioInput
 
 
+@dataclass(frozen=True)
+class ImageTextInput:
+    """Texts with images, for a processor that takes both together.
+
+    Attributes:
+        texts: The texts; None for images alone.
+        sizes: Height and width of each image.
+    """
+
+    texts: TextInput | None
+    sizes: tuple[tuple[int, int], ...]
+
+
 def check_characters(inputs: Sequence[ProcessorInput], limits: Limits) -> None:
     """Refuse texts that are too long together.
 
@@ -118,7 +135,7 @@ class ProcessedSample:
     """The word of each token, from 0, of a pair in each of its texts; -1 for special tokens. Empty where the
     tokenizer does not tell."""
     contents: tuple[tuple[str, int, int], ...] | None = None
-    """Of a chat: role, start and stop of each message's content in `rendered`; None where it is not found."""
+    """Of a chat: role, start and stop of each text of a message in `rendered`; None where it is not found."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Tokenization by a model's own tokenizer, in a worker process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,11 @@ from trocar_server.errors import ServiceError, first_line
 
 _UNLIMITED = 10**9
 """Tokenizers without a maximum have 10 ** 30 or so as theirs."""
+
+Content: TypeAlias = str | Sequence[Sequence[str]]
+"""Of a message: a text; or parts, each `text` or `image` and the text."""
+Message: TypeAlias = Sequence[Any]
+"""Role and content."""
 
 _MARK = "\ue000"
 """Begins what stands for a content in a template: a character for private use."""
@@ -29,7 +34,7 @@ def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str
             batch has too many tokens; `MODEL_INVALID`, the tokenizer cannot be loaded.
     """
     tokenizer = _tokenizer(head["folder"])
-    limit = _limit(tokenizer, head)
+    limit = token_limit(tokenizer, head)
     encoded = [
         _encoded(tokenizer, index, kind, content, head, limit)
         for index, (kind, content) in enumerate(entries)
@@ -37,12 +42,7 @@ def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str
     lengths = [len(each["input_ids"]) for each in encoded]
     padded_length = max(*lengths, head["padded_tokens"])
     if padded_length * len(encoded) > head["most_tokens"]:
-        raise ServiceError(
-            ErrorReason.REQUEST_TOO_LARGE,
-            f"the batch has {padded_length * len(encoded):,} tokens with its padding, the limit is "
-            f"{head['most_tokens']:,}; send fewer or shorter texts",
-            limit=str(head["most_tokens"]),
-        )
+        raise too_many_batch_tokens(padded_length * len(encoded), head["most_tokens"])
     pads_left = tokenizer.pad_token_id is not None and tokenizer.padding_side == "left"
     names = [name for name in _names(tokenizer, encoded) if head["names"] is None or name in head["names"]]
     arrays = {name: _padded(tokenizer, name, encoded, padded_length, pads_left=pads_left) for name in names}
@@ -68,8 +68,12 @@ def _tokenizer(folder: str) -> Any:
         ) from error
 
 
-def _limit(tokenizer: Any, head: dict[str, Any]) -> int:
-    """Return the most tokens of one sample."""
+def token_limit(tokenizer: Any, head: dict[str, Any]) -> int:
+    """Return the most tokens of one sample.
+
+    Raises:
+        ServiceError: `INPUT_REJECTED`, more were asked for than the model takes.
+    """
     found = [count for count in (tokenizer.model_max_length, head["model_tokens"]) if count]
     most = int(min([*found, _UNLIMITED]))
     wanted = head["max_tokens"]
@@ -87,7 +91,7 @@ def _encoded(
     if kind == "ids":
         found = _of_ids(tokenizer, index, content)
     else:
-        rendered = _rendered(tokenizer, index, content, head) if kind == "chat" else ""
+        rendered = render(tokenizer, index, content, head) if kind == "chat" else ""
         texts = content if kind == "pair" else [rendered] if kind == "chat" else [content]
         specials = head["add_special_tokens"] and kind != "chat"  # a template writes its own
         cut = {"truncation": True, "max_length": limit} if head["truncate"] else {}
@@ -111,21 +115,15 @@ def _encoded(
         if kind == "words" and tokenizer.is_fast:
             found["offset_mapping"] = _joined(found["offset_mapping"], found["words"], content)
         if kind == "chat":
-            found["contents"] = _contents(tokenizer, content, rendered, head)
+            found["contents"] = chat_contents(tokenizer, content, rendered, head)
     count = len(found["input_ids"])
     if count == 0:
         raise _rejected(index, "has no token")
     if count > limit and kind == "ids" and head["truncate"]:
         return {name: value[:limit] for name, value in found.items()}
     if count > limit:
-        raise ServiceError(
-            ErrorReason.INPUT_REJECTED,
-            f"text {index} has {count:,} tokens, the model takes {limit:,}; shorten it, or have it cut: in "
-            "Python `trocar.texts(..., truncate=True)`",
-            token_count=str(count),
-            limit=str(limit),
-            sample=str(index),
-        )
+        advice = "shorten it, or have it cut: in Python `trocar.texts(..., truncate=True)`"
+        raise too_many_tokens(index, count, limit, advice)
     return found
 
 
@@ -151,8 +149,12 @@ def _of_ids(tokenizer: Any, index: int, ids: Sequence[int]) -> dict[str, Any]:
     return {**found, "special_tokens_mask": [int(each in special) for each in ids], "rendered": ""}
 
 
-def _rendered(tokenizer: Any, index: int, messages: Sequence[Sequence[str]], head: dict[str, Any]) -> str:
-    """Render a chat by the tokenizer's template, in transformers' sandbox."""
+def render(tokenizer: Any, index: int, messages: Sequence[Message], head: dict[str, Any]) -> str:
+    """Render a chat by the tokenizer's template, in transformers' sandbox.
+
+    Raises:
+        ServiceError: `INPUT_REJECTED`, there is no such template, or it fails.
+    """
     if not tokenizer.chat_template:
         raise _rejected(index, "is a chat, and the model's tokenizer has no chat template; send a text")
     if head["template"] and head["template"] not in _templates(tokenizer):
@@ -167,10 +169,10 @@ def _rendered(tokenizer: Any, index: int, messages: Sequence[Sequence[str]], hea
     return str(rendered)
 
 
-def _by_template(tokenizer: Any, messages: Sequence[Sequence[str]], head: dict[str, Any]) -> str:
+def _by_template(tokenizer: Any, messages: Sequence[Message], head: dict[str, Any]) -> str:
     return str(
         tokenizer.apply_chat_template(
-            [{"role": role, "content": content} for role, content in messages],
+            [{"role": role, "content": _content(content)} for role, content in messages],
             tokenize=False,
             chat_template=head["template"] or None,
             add_generation_prompt=head["add_generation_prompt"],
@@ -178,25 +180,31 @@ def _by_template(tokenizer: Any, messages: Sequence[Sequence[str]], head: dict[s
     )
 
 
-def _contents(
-    tokenizer: Any, messages: Sequence[Sequence[str]], rendered: str, head: dict[str, Any]
-) -> list[tuple[str, int, int]] | None:
-    """Return role, start and stop of each message's content in a rendered chat; None where it is not certain.
+def _content(content: Content) -> Any:
+    """Return a message's content as templates take it: a text, or parts."""
+    if isinstance(content, str):
+        return content
+    return [{"type": kind} if kind == "image" else {"type": kind, kind: text} for kind, text in content]
 
-    The template renders the chat once more, with a mark in place of each content: what stands between the
-    marks is the template's own, so a content that occurs elsewhere, as "user" does, is not mistaken. A
-    template that trims contents is recognised; one that changes what it writes by them is not.
+
+def chat_contents(
+    tokenizer: Any, messages: Sequence[Message], rendered: str, head: dict[str, Any]
+) -> list[tuple[str, int, int]] | None:
+    """Return role, start and stop of each text of a message in a rendered chat; None where it is not certain.
+
+    The template renders the chat once more, with a mark in place of each text: what stands between the
+    marks is the template's own, so a text that occurs elsewhere, as "user" does, is not mistaken. A
+    template that trims texts is recognised; one that changes what it writes by them is not.
     """
-    marks = [f"{_MARK}{place};" for place in range(len(messages))]
+    given = [(role, text) for role, content in messages for text in _texts(content)]
+    marks = [f"{_MARK}{place};" for place in range(len(given))]
     try:
-        marked = _by_template(
-            tokenizer, [(role, mark) for (role, _), mark in zip(messages, marks, strict=True)], head
-        )
+        marked = _by_template(tokenizer, _with_marks(messages, iter(marks)), head)
     except Exception:  # noqa: BLE001 - a template may refuse any content, with any error
         return None
     found: list[tuple[str, int, int]] = []
     end = 0
-    for (role, content), mark in zip(messages, marks, strict=True):
+    for (role, content), mark in zip(given, marks, strict=True):
         literal, is_marked, marked = marked.partition(mark)
         start = end + len(literal)
         after = marked.partition(_MARK)[0]
@@ -207,6 +215,21 @@ def _contents(
         end = start + len(written)
         found.append((role, start, end))
     return found if rendered[end:] == marked else None
+
+
+def _texts(content: Content) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [text for kind, text in content if kind == "text"]
+
+
+def _with_marks(messages: Sequence[Message], marks: Iterator[str]) -> list[Message]:
+    return [
+        (role, next(marks))
+        if isinstance(content, str)
+        else (role, [(kind, next(marks) if kind == "text" else text) for kind, text in content])
+        for role, content in messages
+    ]
 
 
 def _templates(tokenizer: Any) -> list[str]:
@@ -255,6 +278,27 @@ def _described(tokenizer: Any, encoded: dict[str, Any]) -> dict[str, Any]:
         "words": encoded.get("words", []),
         "contents": encoded.get("contents"),
     }
+
+
+def too_many_tokens(index: int, count: int, limit: int, advice: str) -> ServiceError:
+    """Error for a text of too many tokens."""
+    return ServiceError(
+        ErrorReason.INPUT_REJECTED,
+        f"text {index} has {count:,} tokens, the model takes {limit:,}; {advice}",
+        token_count=str(count),
+        limit=str(limit),
+        sample=str(index),
+    )
+
+
+def too_many_batch_tokens(count: int, limit: int) -> ServiceError:
+    """Error for a batch of too many tokens."""
+    return ServiceError(
+        ErrorReason.REQUEST_TOO_LARGE,
+        f"the batch has {count:,} tokens with its padding, the limit is {limit:,}; send fewer or shorter "
+        "texts",
+        limit=str(limit),
+    )
 
 
 def _rejected(index: int, problem: str) -> ServiceError:

@@ -1,7 +1,7 @@
 """Processing worker, a process of its own: `python -m trocar_server.processing.worker PARENT KIND`.
 
-KIND is `text` or `audio`. It answers as `decoding.worker` does; the bytes of an answer are arrays, one after
-the other, and a description as JSON.
+KIND is `text`, `audio` or `image_text`. It answers as `decoding.worker` does; the bytes of an answer are
+arrays, one after the other, and a description as JSON.
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 from trocar_server.decoding.worker import serve
 
-_MAX_MEMORY_BYTES = {"text": 4 << 30, "audio": 16 << 30}
-"""Of address space; the libraries of torch, which feature extractors use, take 4 GiB of it."""
+_MAX_MEMORY_BYTES = {"text": 4 << 30, "audio": 16 << 30, "image_text": 16 << 30}
+"""Of address space; the libraries of torch, which processors of sound and images use, take 4 GiB of it."""
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -29,7 +29,8 @@ def main() -> None:
         # Tokenizers need no torch, and without it the process starts in 1 s instead of 3.7, with 90 MB
         # instead of 570 (transformers 5.23).
         sys.modules["torch"] = None  # type: ignore[assignment]  # so that importing it fails
-    serve(_tokens if kind == "text" else _features, _MAX_MEMORY_BYTES[kind])
+    answers = {"text": _tokens, "audio": _features, "image_text": _image_texts}
+    serve(answers[kind], _MAX_MEMORY_BYTES[kind])
 
 
 def _tokens(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -46,6 +47,12 @@ def _features(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]
         clips.append(data[start : start + size])
         start += size
     return _packed(extract_features(head, clips))
+
+
+def _image_texts(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    from trocar_server.processing.image_texts import process_image_texts
+
+    return _packed(process_image_texts(head, data))
 
 
 def _packed(made: dict[str, Any]) -> tuple[dict[str, Any], bytes]:

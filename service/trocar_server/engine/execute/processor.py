@@ -1,4 +1,6 @@
-"""Processor: texts and sound become a model's arguments, in separate processes. Belongs to one event loop.
+"""Processor: texts, sound, and images with texts become arguments, in separate processes.
+
+Belongs to one event loop.
 
 # Note: [Who tokenizes]
 Tokenizers, chat templates and feature extractors come with the model, and their regular expressions and
@@ -8,9 +10,10 @@ deadline, a cancellation, a stop or `max_processing_s` kills them.
 
 import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,19 +28,30 @@ from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.engine.schedule.deadlines import until
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, current_flow, set_flow
-from trocar_server.processing.exchange import Made, Takes, extract_features, tokenize
+from trocar_server.processing.exchange import (
+    Made,
+    Takes,
+    extract_features,
+    measure_image_texts,
+    process_image_texts,
+    tokenize,
+)
 from trocar_server.processing.folder import has_feature_extractor, has_tokenizer, processor_digest
 from trocar_server.processing.inputs import (
     AudioInput,
+    ImageTextInput,
     ProcessedInput,
     ProcessorInput,
     TextInput,
     check_characters,
 )
 
+Result = TypeVar("Result")
+
 _WORKER = "trocar_server.processing.worker"
 _TEXT_PROCESSES = 2
 _AUDIO_PROCESSES = 1
+_IMAGE_TEXT_PROCESSES = 1
 _QUANTUM = 1 << 16
 _SMALL_CHARACTERS = 1 << 14
 
@@ -66,18 +80,22 @@ class Processor:
         self._audio = WorkerPool(
             lambda: WorkerProcess(_WORKER, "audio"), _AUDIO_PROCESSES, _QUANTUM, _stopping
         )
+        self._image_texts = WorkerPool(
+            lambda: WorkerProcess(_WORKER, "image_text"), _IMAGE_TEXT_PROCESSES, _QUANTUM, _stopping
+        )
         self._digests: dict[Path, bytes] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def pids(self) -> list[int]:
         """The ids of the running processes."""
-        return [*self._texts.pids, *self._audio.pids]
+        return [*self._texts.pids, *self._audio.pids, *self._image_texts.pids]
 
     def stop(self) -> None:
         """Kill every process; pending calls fail, and nothing is processed afterwards."""
         self._texts.stop()
         self._audio.stop()
+        self._image_texts.stop()
 
     async def process(
         self,
@@ -128,7 +146,7 @@ class Processor:
             made = await self._made(given, takes, payloads, limits)
             _check_vocabulary(hosted.module, made)
             names = tuple(_argument_name(given.name, name) for name in made.arrays)
-            _check_names(rest, names)
+            check_names(rest, names)
             for name, array in zip(names, made.arrays.values(), strict=True):
                 rest.append(TensorInput(name, torch.from_numpy(array[:0]).dtype, array.shape))
                 found.append(array.reshape(-1).view(np.uint8))
@@ -177,6 +195,68 @@ class Processor:
             self._digests[folder] = await asyncio.to_thread(processor_digest, folder)
         return self._digests[folder]
 
+    async def measure_image_texts(
+        self, hosted: HostedModel, given: ImageTextInput, limits: Limits, most_bytes: int
+    ) -> int:
+        """Check texts with images by the images' sizes, and return the bytes that the images become.
+
+        Args:
+            hosted: The model.
+            given: The texts, and the sizes of the images.
+            limits: Limits of a call.
+            most_bytes: The most bytes that the images may become.
+
+        Raises:
+            ServiceError: As `process_image_texts`.
+        """
+        takes = _taken(hosted)
+        return await self._of_image_texts(
+            given, limits, lambda process: measure_image_texts(process, given, takes, limits, most_bytes)
+        )
+
+    async def process_image_texts(
+        self,
+        hosted: HostedModel,
+        given: ImageTextInput,
+        pixels: Sequence[bytes],
+        limits: Limits,
+        most_bytes: int,
+    ) -> tuple[Made, bytes]:
+        """Run the model's own processor of texts and images; returns its digest too.
+
+        Args:
+            hosted: The model.
+            given: The texts, and the sizes of the images.
+            pixels: The RGB values of each image; none for blank images.
+            limits: Limits of a call.
+            most_bytes: The most bytes that the images may become.
+
+        Raises:
+            ServiceError: `INPUT_REJECTED`, `REQUEST_TOO_LARGE`, `IMAGE_TOO_LARGE`, `NO_PREPROCESSING` or
+                `MODEL_INVALID`, as the processor says; `CANCELLED`, the server stops.
+        """
+        takes = _taken(hosted)
+        digest = await self._digest(takes.folder)
+        made = await self._of_image_texts(
+            given,
+            limits,
+            lambda process: process_image_texts(process, given, pixels, takes, limits, most_bytes),
+        )
+        _check_vocabulary(hosted.module, made)
+        return made, digest
+
+    async def _of_image_texts(
+        self, given: ImageTextInput, limits: Limits, work: Callable[[WorkerProcess], Result]
+    ) -> Result:
+        cost = sum(height * width for height, width in given.sizes)
+        if given.texts is not None:
+            cost += sum(entry.character_count for entry in given.texts.entries)
+        timeout_s = limits.max_processing_s
+        try:
+            return await self._image_texts.run(work, cost, current_flow(), timeout_s, is_small=False)
+        except TimeoutError:
+            raise _too_slow(timeout_s) from None
+
     async def _made(
         self, given: ProcessorInput, takes: Takes, payloads: Sequence[Payload], limits: Limits
     ) -> Made:
@@ -200,11 +280,15 @@ class Processor:
                 is_small=False,
             )
         except TimeoutError:
-            raise ServiceError(
-                ErrorReason.INPUT_REJECTED,
-                f"the model's tokenizer or feature extractor takes longer than {timeout_s:g} s over these "
-                "inputs; send fewer or shorter ones",
-            ) from None
+            raise _too_slow(timeout_s) from None
+
+
+def _too_slow(timeout_s: float) -> ServiceError:
+    return ServiceError(
+        ErrorReason.INPUT_REJECTED,
+        f"the model's tokenizer or other processor takes longer than {timeout_s:g} s over these inputs; send "
+        "fewer or shorter ones",
+    )
 
 
 def _takes(hosted: HostedModel, unprocessed: Sequence[ProcessorInput]) -> Takes:
@@ -219,7 +303,12 @@ def _takes(hosted: HostedModel, unprocessed: Sequence[ProcessorInput]) -> Takes:
                 f"model '{hosted.spec.model_id}' has no {what}; send {images}an array of shape (batch, "
                 f"{', '.join(map(str, hosted.input_shape))})",
             )
-    assert folder is not None  # there is at least one
+    return _taken(hosted)
+
+
+def _taken(hosted: HostedModel) -> Takes:
+    folder = hosted.processor_folder
+    assert folder is not None  # refused before
     config = getattr(hosted.module, "config", None)
     count = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
     most = count if isinstance(count, int) and count > 0 else None
@@ -242,12 +331,17 @@ def _argument_name(prefix: str, name: str) -> str:
     return f"decoder_{name}" if prefix else name
 
 
-def _check_names(inputs: Sequence[ArgumentInput], names: Sequence[str]) -> None:
+def check_names(inputs: Sequence[ArgumentInput], names: Sequence[str]) -> None:
+    """Refuse inputs that the processor makes too.
+
+    Raises:
+        ServiceError: `INPUT_REJECTED`.
+    """
     for entry in inputs:
         if entry.name in names:
             raise ServiceError(
                 ErrorReason.INPUT_REJECTED,
-                f"'{entry.name}' is given, and the server also computes it from the texts or sound; "
+                f"'{entry.name}' is given, and the server also computes it from texts, sound or images; "
                 "send one or the other",
             )
 
