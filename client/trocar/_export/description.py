@@ -57,6 +57,8 @@ def describe(
         found["adapter"] = options.adapter
     if options.flags:
         found["flags"] = dict(options.flags)
+    if options.max_tokens is not None or options.truncate:
+        found["texts"] = {"max_tokens": options.max_tokens, "truncate": options.truncate}
     normal: dict[str, Any] = json.loads(json.dumps(found))
     return normal
 

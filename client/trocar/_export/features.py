@@ -12,6 +12,7 @@ from trocar._base.tables import first_lines, html_table
 from trocar._base.tensors import Array
 from trocar._export import manifest
 from trocar._export.open_shard import Failure
+from trocar._export.ragged import RaggedRows, is_consistent
 from trocar._export.schema import Column, Schema
 from trocar._export.writers.formats import FORMATS
 from trocar._export.writers.shard_writer import ShardFormat
@@ -87,7 +88,7 @@ class FeatureColumn:
             wanted = np.flatnonzero(wanted)
         if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
             raise IndexError("rows are chosen by an integer, a slice, or a list of integers or booleans")
-        out = np.empty((len(wanted), *self._row_shape), self.dtype)
+        out = self._empty(len(wanted))
         for position, index in enumerate(wanted):
             out[position] = self[int(index)]
         return out
@@ -102,10 +103,13 @@ class FeatureColumn:
         return self._between(0, len(self)).astype(dtype or self.dtype, copy=False)
 
     def __repr__(self) -> str:
-        return f"FeatureColumn(shape={self.shape}, dtype={self.dtype}, {len(self.parts)} shards)"
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, {len(self.parts)} shards)"
+
+    def _empty(self, count: int) -> Array:
+        return np.empty((count, *self._row_shape), self.dtype)
 
     def _between(self, start: int, stop: int) -> Array:
-        out = np.empty((max(0, stop - start), *self._row_shape), self.dtype)
+        out = self._empty(max(0, stop - start))
         first = 0
         for part, end in zip(self.parts, self._ends, strict=True):
             low, high = max(start, first), min(stop, int(end))
@@ -113,6 +117,23 @@ class FeatureColumn:
                 out[low - start : high - start] = part[low - first : high - first]
             first = int(end)
         return out
+
+
+class RaggedColumn(FeatureColumn):
+    """One feature map over all shards whose rows differ in size, as one of tokens: without padding.
+
+    `column[5]` returns the array of one row, `column[10:20]` and the like a NumPy array of objects, each the
+    array of a row. In `shape`, -1 stands for a size that differs.
+    """
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return all rows as an array of objects."""
+        if copy is False or dtype not in (None, object):
+            raise ValueError("the rows differ in size; `list(column)` has them one by one")
+        return self._between(0, len(self))
+
+    def _empty(self, count: int) -> Array:
+        return np.empty(count, object)
 
 
 class Features(Mapping[str, FeatureColumn]):
@@ -146,7 +167,8 @@ class Features(Mapping[str, FeatureColumn]):
             for name, array in arrays.items():
                 parts[name].append(array)
         self._columns = {
-            column.name: FeatureColumn(column, parts[column.name]) for column in found.schema.columns
+            column.name: (RaggedColumn if column.is_ragged else FeatureColumn)(column, parts[column.name])
+            for column in found.schema.columns
         }
 
     def __getitem__(self, name: str) -> FeatureColumn:
@@ -179,6 +201,14 @@ class Features(Mapping[str, FeatureColumn]):
         return html_table(("feature map", "shape", "dtype"), rows, caption)
 
 
+def _is_as_listed(column: Column, rows: Any, count: int) -> bool:
+    if not column.is_ragged:
+        return tuple(rows.shape) == (count, *column.row_shape)
+    if isinstance(rows, RaggedRows) and not is_consistent(rows, column.row_shape):
+        return False
+    return tuple(rows.shape) == (count, len(column.row_shape))
+
+
 def _format(root: Path, job: Mapping[str, Any]) -> ShardFormat:
     name = job.get("format")
     if not isinstance(name, str) or name not in FORMATS:
@@ -197,13 +227,14 @@ def _read(
     format.need()
     try:
         arrays, keys = format.read(path, schema)
-        shapes = {column.name: tuple(arrays[column.name].shape) for column in schema.columns}
+        odd = [
+            column.name for column in schema.columns if not _is_as_listed(column, arrays[column.name], count)
+        ]
     except Exception as error:  # each format's library has its own
         raise OutputError(
             f"{path} cannot be read ({type(error).__name__}: {shortened(error)}); use --restart to write "
             "it again"
         ) from error
-    odd = [column.name for column in schema.columns if shapes[column.name] != (count, *column.row_shape)]
     if odd or len(keys) != count or not all(isinstance(key, str) for key in keys):
         raise OutputError(f"{path} differs from {manifest.NAME}; use --restart to write it again")
     return arrays, keys

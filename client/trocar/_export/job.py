@@ -9,19 +9,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trocar._export.decoding import Decoder, Loaded, client_decoder, keep_encoded, load
+from trocar._export.decoding import Decoder, client_decoder, keep_encoded
 from trocar._export.description import describe
 from trocar._export.edit_descriptions import names_in
+from trocar._export.memory_source import memory_source
 from trocar._export.open_shard import Failure
 from trocar._export.options import FormatName, OnError, Options
 from trocar._export.output_folder import Output, open_output
-from trocar._export.prefetch import BATCHES_AHEAD, ReadAhead
-from trocar._export.results import Outcome, outcomes
+from trocar._export.ray_pool import RayPool, Work
+from trocar._export.results import Outcome, outcomes_of_samples
 from trocar._export.rows import RowMaker
-from trocar._export.sample_batches import Batch, cut
 from trocar._export.writers.formats import FORMATS
 from trocar._extras import need, need_for_source
-from trocar._sources.sample import Sample, Source
+from trocar._sources.sample import Source
 from trocar._sources.source_opening import Decode, open_source
 from trocar.errors import DatasetError, ModelNotLoadedError, SourceError, TrocarError
 
@@ -61,7 +61,7 @@ class DatasetReport:
     byte_count: int
     """Bytes of all shards."""
     shapes: dict[str, tuple[int, ...]]
-    """The shape of every feature map over all shards."""
+    """The shape of every feature map over all shards; -1 for a size that differs from row to row."""
     failed: tuple[Failure, ...]
     """Samples without a row, with the reason; empty unless on_error="skip"."""
     duration_s: float
@@ -89,6 +89,9 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
     numerics: "Numerics" = "exact",
     adapter: str = "",
     flags: Mapping[str, bool | int | str] | None = None,
+    column: str = "",
+    max_tokens: int | None = None,
+    truncate: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> DatasetReport:
     """Run an entire data set through a model and write feature maps into a folder of shards.
@@ -101,12 +104,18 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
     the files are the same as those of a run that was never stopped. Called again after it was done, it
     does nothing. Memory use is a few batches, for any size of the data set.
 
+    Values of tokens are written without the padding of their batch: rows then differ in size, and
+    `read_features` returns them one by one. Clips of sound are batched with clips of their length, unless the
+    model takes windows of one length, so that none is padded.
+
     Args:
         client: A connected client.
         model_id: The id of a loaded model.
-        source: A folder of images, image files, `.npy` files, WebDataset `.tar` shards,
+        source: A folder of images, of `.wav` and `.flac` files or of `.txt` files, such files, `.npy` files,
+            tables of texts (`.csv`, `.jsonl`, `.parquet`), WebDataset `.tar` shards,
             "torch:package.module:name", "hf:name-or-path:split:column", or a list of these; or an
-            array, a torch dataset (map-style or iterable), a Hugging Face dataset, a list of images.
+            array, texts, sound, a torch dataset (map-style or iterable), a Hugging Face dataset, a list of
+            images.
         taps: As in `Client.extract`.
         out: The folder to write to; created if missing.
         edits: Edits of every pass, as in `Client.extract`; without swaps from a source. A run with
@@ -126,6 +135,10 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
         adapter: The name of one of your LoRA adapters on the model, as in `Client.extract`. A run with other
             weights of the same adapter cannot be told apart; use a new folder after training.
         flags: Flags of the model's forward by name, for every pass; see `trocar.flag`.
+        column: Which column of a table or Hugging Face dataset, or two of pairs of texts with a comma
+            between; the one with a usual name when empty.
+        max_tokens: The most tokens of one text; the model's maximum when None.
+        truncate: Whether longer texts are cut; otherwise they fail.
         progress: Called after every batch.
 
     Returns:
@@ -140,23 +153,53 @@ def extract_dataset(  # noqa: PLR0913 - choices that all have a default
         UnknownEditsError: You have stored no edits of a name in `edits` for the model.
         ValueError: An option is out of range.
     """
-    changes = (edits,) if isinstance(edits, str) or not isinstance(edits, Sequence) else tuple(edits)
-    options = Options(
-        format,
-        batch,
-        shard_size,
-        decode,
-        on_error,
-        limit,
-        restart,
-        timeout_s,
-        changes,
-        numerics,
-        adapter,
-        dict(flags or {}),
+    options = Options.of(
+        edits=edits,
+        format=format,
+        batch=batch,
+        shard_size=shard_size,
+        decode=decode,
+        on_error=on_error,
+        limit=limit,
+        restart=restart,
+        timeout_s=timeout_s,
+        numerics=numerics,
+        adapter=adapter,
+        flags=flags,
+        column=column,
+        max_tokens=max_tokens,
+        truncate=truncate,
     )
+    return extract_dataset_with(None, client, model_id, source, taps, out, options, progress)
+
+
+def extract_dataset_with(
+    pool: Callable[[Work], RayPool] | None,
+    client: "Client",
+    model_id: str,
+    source: object,
+    taps: "str | Tap | Sequence[str | Tap]",
+    out: str | os.PathLike[str],
+    options: Options,
+    progress: Callable[[Progress], None] | None = None,
+) -> DatasetReport:
+    """Run an entire data set as `extract_dataset`, on this machine or with a pool of actors.
+
+    Args:
+        pool: Makes the pool; None for this machine alone.
+        client: See `extract_dataset`, also for `model_id`, `source`, `taps`, `out` and `progress`.
+        model_id: See there.
+        source: See there.
+        taps: See there.
+        out: See there.
+        options: The others.
+        progress: See there.
+
+    Raises:
+        TrocarError: See there.
+    """
     listed = [taps] if not isinstance(taps, Sequence) or isinstance(taps, str) else list(taps)
-    return _Job(client, model_id, listed, options, progress or _silent).run(source, Path(out))
+    return _Job(client, model_id, listed, options, progress or _silent, pool).run(source, Path(out))
 
 
 class _Job:
@@ -169,7 +212,9 @@ class _Job:
         taps: "list[str | Tap]",
         options: Options,
         progress: Callable[[Progress], None],
+        make_pool: Callable[[Work], RayPool] | None = None,
     ) -> None:
+        self._make_pool = make_pool
         self._client = client
         self._model_id = model_id
         self._taps = taps
@@ -179,7 +224,8 @@ class _Job:
     def run(self, given: object, out: Path) -> DatasetReport:
         started = time.monotonic()
         FORMATS[self._options.format].need()
-        for source in given if isinstance(given, (list, tuple)) else (given,):
+        memory = memory_source(given)
+        for source in given if isinstance(given, (list, tuple)) and memory is None else (given,):
             need_for_source(source)
         if self._options.decode == "client":
             need('decode="client"', "datasets", "PIL.Image")
@@ -194,7 +240,9 @@ class _Job:
             raise DatasetError(
                 f"a batch of {options.batch} exceeds the server's limit, {server.limits.max_batch}"
             )
-        opened = open_source(given, decode=options.decode, sample_rank=len(model.input_shape))
+        opened = memory or open_source(
+            given, decode=options.decode, sample_rank=len(model.input_shape), column=options.column
+        )
         decoder: Decoder = keep_encoded
         if options.decode == "client":
             decoder = client_decoder(server.limits.max_image_pixels)
@@ -203,21 +251,36 @@ class _Job:
         with open_output(out, job, FORMATS[options.format], is_restart=options.is_restart) as output:
             resumed_at = output.position
             if not output.manifest.is_done:
-                self._fill(output, opened, decoder)
+                pool = None
+                if self._make_pool is not None:
+                    pixels = server.limits.max_image_pixels
+                    pool = self._make_pool(self._work(given, len(model.input_shape), pixels))
+                self._fill(output, opened, decoder, pool)
             report = _report(output, opened, resumed_at)
         return replace(report, duration_s=time.monotonic() - started)
 
-    def _fill(self, output: Output, source: Source, decoder: Decoder) -> None:
+    def _work(self, given: object, sample_rank: int, max_pixels: int) -> Work:
+        """Return what the actors of a pool do."""
+        connection = self._client._connection.options
+        return Work(
+            connection,
+            self._model_id,
+            self._taps,
+            self._options,
+            given,
+            os.getcwd(),  # noqa: PTH109 - a text
+            sample_rank,
+            max_pixels,
+        )
+
+    def _fill(self, output: Output, source: Source, decoder: Decoder, pool: RayPool | None) -> None:
         """Write every sample that is not on disk yet."""
         total = _total(source, self._options.limit)
         output.complete_if_full()
         self._tell(output, None, total)
         rows = RowMaker(self._client, self._model_id, self._taps, self._options, output)
         try:
-            with (
-                self._batches(source, output.position, decoder) as batches,
-                closing(self._outcomes(batches)) as found,
-            ):
+            with self._found(source, output.position, decoder, pool) as found:
                 for outcome in found:
                     output.append(rows.of(outcome))
                     self._tell(output, outcome.batch.samples[-1].fraction, total)
@@ -229,38 +292,27 @@ class _Job:
             raise SourceError("the source has no samples")
         output.finish()
 
-    def _outcomes(self, batches: Iterator[Batch]) -> Generator[Outcome]:
-        options = self._options
-        return outcomes(
-            self._client,
-            self._model_id,
-            batches,
-            self._taps,
-            edits=options.edits,
-            numerics=options.numerics,
-            timeout_s=options.timeout_s,
-            adapter=options.adapter,
-            flags=options.flags,
-        )
+    @contextmanager
+    def _found(
+        self, source: Source, start: int, decoder: Decoder, pool: RayPool | None
+    ) -> Iterator[Generator[Outcome]]:
+        """Yield the batches from a sample on, with their results."""
+        if pool is not None:
+            with pool, closing(pool.outcomes(source, start, self._options.limit)) as found:
+                yield found
+            return
+        limit, numbered = self._options.limit, enumerate(source.samples(start), start)
+        wanted = numbered if limit is None else islice(numbered, max(0, limit - start))
+        with closing(
+            outcomes_of_samples(self._client, self._model_id, wanted, self._taps, self._options, decoder)
+        ) as found:
+            yield found
 
     def _tell(self, output: Output, fraction: float | None, total: int | None) -> None:
         done = output.position
         if self._options.limit is not None:
             fraction = done / total if total else None
         self._progress(Progress(done, total, fraction, output.failed_count))
-
-    @contextmanager
-    def _batches(self, source: Source, start: int, decoder: Decoder) -> Iterator[Iterator[Batch]]:
-        """Yield the batches from a sample on, read and decoded ahead."""
-        limit, size = self._options.limit, self._options.batch
-        numbered = enumerate(source.samples(start), start)
-        wanted = numbered if limit is None else islice(numbered, max(0, limit - start))
-
-        def work(item: tuple[int, Sample]) -> Loaded:
-            return load(*item, decoder)
-
-        with ReadAhead(wanted, work, depth=BATCHES_AHEAD * size) as loaded:
-            yield cut(loaded, size)
 
 
 def _report(output: Output, source: Source, resumed_at: int) -> DatasetReport:

@@ -6,12 +6,14 @@ One file of raw rows for each column, and a journal with one line of JSON for ea
     {"schema": {...}}                                    only where the manifest has none yet
     {"samples": 16, "keys": ["a.jpg", ...], "failed": [], "crc32": 2868579882}
 
+With `"shapes": {"encoder.layer.3": [[7, 384], [5, 384], ...]}` for feature maps whose rows differ in size.
 A batch counts when its line is complete and its rows have the checksum of the line. So neither a kill
 between two writes nor a power cut that lost some of them can be taken for finished work, and nothing
 has to be flushed to the disk until the shard is complete.
 """
 
 import json
+import math
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from trocar._base.tensors import Array, flat_bytes
-from trocar._export.schema import Schema
+from trocar._export.ragged import RaggedRows
+from trocar._export.schema import Column, Schema
 
 FOLDER = "open-shard"
 _JOURNAL = "journal.jsonl"
@@ -63,7 +66,7 @@ class Rows:
     """With those that failed."""
     keys: Sequence[str]
     """Of the samples that have a row."""
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, Array | RaggedRows]
     """Rows by column; empty when every sample failed."""
     failed: Sequence[Failure] = ()
 
@@ -86,6 +89,7 @@ class OpenShard:
         self.sample_count = 0
         self.keys: list[str] = []
         self.failed: list[Failure] = []
+        self._shapes: dict[str, list[list[int]]] = {}
         self._journal: FileIO | None = None
         self._columns: list[FileIO] = []
 
@@ -121,29 +125,36 @@ class OpenShard:
         Raises:
             OSError: The disk is full or gone.
         """
-        checksum = 0
+        checksum, shapes = 0, {}
         if rows.keys and self.schema is not None:
             for column, file in zip(self.schema.columns, self._columns, strict=True):
-                data = flat_bytes(np.ascontiguousarray(rows.arrays[column.name])).data
+                own = rows.arrays[column.name]
+                if isinstance(own, RaggedRows):
+                    shapes[column.name], own = own.shapes.tolist(), own.values
+                data = flat_bytes(np.ascontiguousarray(own)).data
                 checksum = zlib.crc32(data, checksum)
                 _write(file, data)
         failed = [asdict(failure) for failure in rows.failed]
         entry = {"samples": rows.sample_count, "keys": list(rows.keys), "failed": failed, "crc32": checksum}
+        if shapes:
+            entry["shapes"] = shapes
         _write(self._journal, _line(entry))
         self._count(entry)
 
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array | RaggedRows]:
         """Return the rows by column, still on disk."""
         assert self.schema is not None
-        found: dict[str, Array] = {}
-        for position, column in enumerate(self.schema.columns):
-            shape = (len(self.keys), *column.row_shape)
-            if column.row_bytes and self.keys:
-                path = self._column_path(position)
-                found[column.name] = np.memmap(path, column.dtype, "r", shape=shape)
-            else:
-                found[column.name] = np.empty(shape, column.dtype)  # an empty file cannot be mapped
-        return found
+        return {
+            column.name: self._rows(column, self._column_path(position))
+            for position, column in enumerate(self.schema.columns)
+        }
+
+    def _rows(self, column: Column, path: Path) -> Array | RaggedRows:
+        if not column.is_ragged:
+            return _mapped(path, column.dtype, (len(self.keys), *column.row_shape))
+        rank = len(column.row_shape)
+        shapes = np.array(self._shapes.get(column.name, []), np.int64).reshape(len(self.keys), rank)
+        return RaggedRows(_mapped(path, column.dtype, (self._held(column) // column.dtype.itemsize,)), shapes)
 
     def close(self) -> None:
         """Close the files; the batches are kept."""
@@ -178,23 +189,23 @@ class OpenShard:
                 self.schema = Schema.from_json(entry["schema"])
                 return True
             _check_entry(entry)
-            is_whole = bool(self._checksum(len(entry["keys"])) == entry["crc32"])
+            is_whole = bool(self._checksum(entry) == entry["crc32"])
             if is_whole:
                 self._count(entry)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return False
         return is_whole
 
-    def _checksum(self, count: int) -> int | None:
+    def _checksum(self, entry: Mapping[str, Any]) -> int | None:
         """Return the checksum of the next rows on disk; None if some are missing."""
-        checksum = 0
+        checksum, count = 0, len(entry["keys"])
         for position, column in enumerate(self.schema.columns if self.schema and count else ()):
             path = self._column_path(position)
             if not path.is_file():
                 return None
             with path.open("rb") as file:
-                file.seek(len(self.keys) * column.row_bytes)
-                left = count * column.row_bytes
+                file.seek(self._held(column))
+                left = _own_bytes(column, count, _shapes_of(entry, column, count))
                 while left and (data := file.read(min(left, _READ_BYTES))):
                     checksum = zlib.crc32(data, checksum)
                     left -= len(data)
@@ -205,18 +216,52 @@ class OpenShard:
     def _open_columns(self) -> None:
         for position, column in enumerate(self.schema.columns if self.schema else ()):
             file = _opened(self._column_path(position))
-            file.truncate(len(self.keys) * column.row_bytes)
+            file.truncate(self._held(column))
             file.seek(0, 2)
             self._columns.append(file)
 
     def _column_path(self, position: int) -> Path:
         return self._folder / f"column-{position}.bin"
 
+    def _held(self, column: Column) -> int:
+        """Return the bytes of a column in complete batches."""
+        return _own_bytes(column, len(self.keys), self._shapes.get(column.name, []))
+
     def _count(self, entry: Mapping[str, Any]) -> None:
+        for name, shapes in entry.get("shapes", {}).items():
+            self._shapes.setdefault(name, []).extend(shapes)
         failed = [Failure.from_json(failure) for failure in entry["failed"]]
         self.sample_count += entry["samples"]
         self.keys += entry["keys"]
         self.failed += failed
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Map a file into memory; an empty one cannot be."""
+    return np.memmap(path, dtype, "r", shape=shape) if math.prod(shape) else np.empty(shape, dtype)
+
+
+def _own_bytes(column: Column, count: int, shapes: Sequence[Sequence[int]]) -> int:
+    """Return the bytes of so many rows, which have these shapes if they differ."""
+    if not column.is_ragged:
+        return count * column.row_bytes
+    return sum(map(math.prod, shapes)) * column.dtype.itemsize
+
+
+def _shapes_of(entry: Mapping[str, Any], column: Column, count: int) -> Sequence[Sequence[int]]:
+    """Return the shapes of a batch's rows from its line.
+
+    Raises:
+        KeyError, TypeError, ValueError: They are not those of so many rows.
+    """
+    if not column.is_ragged:
+        return ()
+    shapes: list[list[int]] = entry["shapes"][column.name]
+    if len(shapes) != count or any(len(shape) != len(column.row_shape) for shape in shapes):
+        raise ValueError("every row has a shape")
+    if any(type(size) is not int or size < 0 for shape in shapes for size in shape):
+        raise ValueError("a shape has whole sizes")
+    return shapes
 
 
 def remove_open_shard(root: Path) -> None:

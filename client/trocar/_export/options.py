@@ -1,8 +1,8 @@
 """Export options of a data set."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trocar._sources.source_opening import Decode
 
@@ -41,6 +41,30 @@ class Options:
     """The caller's LoRA adapter that every pass runs with."""
     flags: Mapping[str, bool | int | str] = field(default_factory=dict)
     """Flags of the forward, by name."""
+    column: str = ""
+    """Which column of a table or dataset; the one with a usual name when empty."""
+    max_tokens: int | None = None
+    """The most tokens of one text; the model's maximum when None."""
+    truncate: bool = False
+    """Whether longer texts are cut."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        edits: "str | Edit | Sequence[str | Edit]" = (),
+        restart: bool = False,
+        flags: Mapping[str, bool | int | str] | None = None,
+        **others: Any,
+    ) -> "Options":
+        """Return the options as arguments of `extract_dataset` name them.
+
+        Raises:
+            TypeError: An argument is unknown.
+            ValueError: An option is out of range.
+        """
+        changes = (edits,) if isinstance(edits, str) or not isinstance(edits, Sequence) else tuple(edits)
+        return cls(edits=changes, is_restart=restart, flags=dict(flags or {}), **others)
 
     def __post_init__(self) -> None:
         for name, allowed in (("format", FormatName), ("decode", Decode), ("on_error", OnError)):
@@ -51,5 +75,7 @@ class Options:
         for name, value in (("batch", self.batch), ("shard_size", self.shard_size), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens} must be at least 1")
         if self.shard_size > MAX_SHARD_SIZE:
             raise ValueError(f"shard_size={self.shard_size} must be at most {MAX_SHARD_SIZE}")

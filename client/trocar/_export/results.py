@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trocar._export import sample_batches as cutting
+from trocar._export.decoding import Decoder, Loaded, load
+from trocar._export.options import Options
+from trocar._export.prefetch import BATCHES_AHEAD, ReadAhead
+from trocar._export.ragged import kinds_of
 from trocar._export.sample_batches import Batch
 from trocar._request.inputs import NO_FLAGS, with_flags
+from trocar._sources.sample import Sample
 from trocar.errors import (
     InputError,
     PassTooLargeError,
@@ -91,6 +96,45 @@ def outcomes(  # noqa: PLR0913 - the options of a pass
         yield Outcome(entry.batch, None, entry.error)
     if failures:
         raise failures[0]
+
+
+def outcomes_of_samples(
+    client: "Client",
+    model_id: str,
+    numbered: Iterable[tuple[int, Sample]],
+    taps: "Sequence[str | Tap]",
+    options: Options,
+    decoder: Decoder,
+) -> Generator[Outcome]:
+    """Read samples ahead, and yield their batches as `outcomes` does.
+
+    Args:
+        client: The client.
+        model_id: The model.
+        numbered: The samples with their places in the source.
+        taps: Values to collect.
+        options: Those of the run.
+        decoder: Decodes images.
+
+    Raises:
+        TrocarError: As `outcomes`.
+    """
+
+    def read(item: tuple[int, Sample]) -> Loaded:
+        return load(*item, decoder, options.max_tokens, truncate=options.truncate)
+
+    with ReadAhead(numbered, read, depth=BATCHES_AHEAD * options.batch) as loaded:
+        yield from outcomes(
+            client,
+            model_id,
+            cutting.cut(loaded, options.batch, kinds_of(client, model_id)),
+            taps,
+            edits=options.edits,
+            numerics=options.numerics,
+            timeout_s=options.timeout_s,
+            adapter=options.adapter,
+            flags=options.flags,
+        )
 
 
 @dataclass(frozen=True)

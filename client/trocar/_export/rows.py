@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from trocar._export.decoding import Loaded
 from trocar._export.open_shard import Failure, Rows
 from trocar._export.options import Options
 from trocar._export.output_folder import Output
+from trocar._export.ragged import ANY, RaggedRows, ragged_axes, rows_without_padding
 from trocar._export.results import FAULTS_OF_DATA, Outcome
 from trocar._export.sample_batches import Batch
-from trocar._export.schema import check_rows, schema_of
+from trocar._export.schema import Column, Schema, check_rows, schema_of
 from trocar._request.inputs import with_flags
 from trocar.errors import OutputError, SourceError, TrocarError
 
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
     from trocar._result.feature_maps import FeatureMaps
     from trocar._sync.client import Client
 
+Part: TypeAlias = Mapping[str, Array | RaggedRows]
+"""Rows by column."""
+
 _IMAGE = re.compile(r"image (\d+): ")
 """How the server's message begins where it is about one image of a batch."""
+_SAMPLE = re.compile(r"(image|text|clip) (\d+)\b")
 _SKIP_HINT = "--on-error skip omits such samples and lists them in the manifest"
 
 
@@ -72,30 +77,30 @@ class RowMaker:
         kept = [sample for sample in batch.readable if sample.index not in {f.index for f in failed}]
         return Rows(len(batch.samples), [sample.key for sample in kept], _joined(parts), failed)
 
-    def _fitting(
-        self, samples: Sequence[Loaded], maps: "FeatureMaps"
-    ) -> tuple[list[Mapping[str, Array]], list[Failure]]:
+    def _fitting(self, samples: Sequence[Loaded], maps: "FeatureMaps") -> tuple[list[Part], list[Failure]]:
         """Return the arrays of samples, or their failures if the shape differs from other rows."""
         name = Batch(samples).name
         try:
             check_rows(maps, len(samples))
             if self._output.schema is None:
-                self._output.start(schema_of(maps))
+                options = self._options
+                axes = ragged_axes(self._client, self._model_id, self._taps, maps, options.flags)
+                self._output.start(schema_of(maps, axes))
         except OutputError as error:
             error.add_note(f"while extracting {name}")
             raise
         assert self._output.schema is not None
         mismatch = self._output.schema.mismatch(maps)
         if mismatch is None:
-            return [maps], []
+            return [_rows(maps, self._output.schema)], []
         if self._options.on_error == "stop":
             misfit = OutputError(f"{name}: {mismatch}")
             misfit.add_note(_SKIP_HINT)
             raise misfit
         return [], [_failure(sample, OutputError(mismatch)) for sample in samples]
 
-    def _one_by_one(self, samples: Sequence[Loaded]) -> tuple[list[Mapping[str, Array]], list[Failure]]:
-        parts: list[Mapping[str, Array]] = []
+    def _one_by_one(self, samples: Sequence[Loaded]) -> tuple[list[Part], list[Failure]]:
+        parts: list[Part] = []
         failed: list[Failure] = []
         for sample in samples:
             try:
@@ -139,10 +144,10 @@ def _stop(error: Exception, batch: Batch) -> NoReturn:
 
 
 def _name_image(error: TrocarError, batch: Batch) -> None:
-    """Add the file's name to a server's error about "image 3"."""
-    found = _IMAGE.match(str(error))
-    if found and int(found[1]) < len(batch.readable):
-        error.add_note(f"image {found[1]} is {batch.readable[int(found[1])].key}")
+    """Add the sample's key to a server's error about "image 3", "text 3" or "clip 3"."""
+    found = _SAMPLE.match(str(error))
+    if found and int(found[2]) < len(batch.readable):
+        error.add_note(f"{found[1]} {found[2]} is {batch.readable[int(found[2])].key}")
 
 
 def _failure(sample: Loaded, error: Exception) -> Failure:
@@ -157,8 +162,27 @@ def _message(error: Exception) -> str:
     return _IMAGE.sub("", str(error)) or type(error).__name__
 
 
-def _joined(parts: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
+def _rows(maps: "FeatureMaps", schema: Schema) -> Part:
+    """Return the rows of a batch by column, without the padding of those that differ in size."""
+    return {column.name: _own_rows(maps, column) for column in schema.columns}
+
+
+def _own_rows(maps: "FeatureMaps", column: Column) -> Array | RaggedRows:
+    if not column.is_ragged:
+        return maps[column.name]
+    axes = [axis for axis, size in enumerate(column.row_shape) if size == ANY]
+    return rows_without_padding(maps, column.name, axes)
+
+
+def _joined(parts: Sequence[Part]) -> Part:
     if len(parts) == 1:
         return parts[0]
     names: Iterator[str] = iter(parts[0]) if parts else iter(())
-    return {name: np.concatenate([part[name] for part in parts]) for name in names}
+    return {name: _concatenated([part[name] for part in parts]) for name in names}
+
+
+def _concatenated(rows: Sequence[Array | RaggedRows]) -> Array | RaggedRows:
+    ragged = [each for each in rows if isinstance(each, RaggedRows)]
+    if ragged:
+        return RaggedRows.joined(ragged)
+    return np.concatenate([each for each in rows if not isinstance(each, RaggedRows)])

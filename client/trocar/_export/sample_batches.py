@@ -1,13 +1,16 @@
 """Sample batches: samples stacked into the input of one pass."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from trocar._base.names import few
-from trocar._base.tensors import Array
 from trocar._export.decoding import Loaded, Value
+from trocar._request.inputs import Inputs
+from trocar._request.nested_inputs import stacked
+from trocar._request.texts import Audio, Texts, joined_texts
 from trocar._transport.rpc_errors import image_of
 from trocar.errors import SourceError
 
@@ -39,40 +42,64 @@ class Batch:
         return f"{self.name}; image {at} is {readable[at].key}"
 
 
-def cut(samples: Iterable[Loaded], size: int) -> Iterator[Batch]:
-    """Split samples into batches of at most `size`, in order; images and arrays separately.
+def cut(
+    samples: Iterable[Loaded], size: int, kind_of: Callable[[Loaded], object] | None = None
+) -> Iterator[Batch]:
+    """Split samples into batches of at most `size`, in order; each of samples of one kind.
 
     A batch depends only on the samples from its own first one on: splitting may begin at any batch.
+
+    Args:
+        samples: The samples.
+        size: The most of one batch.
+        kind_of: Returns the kind of a readable sample; `Loaded.kind` when None.
     """
     batch: list[Loaded] = []
-    is_image: bool | None = None
+    kind: object = None
     for sample in samples:
         if sample.error is None:
-            if is_image not in (None, sample.is_image):
+            own = sample.kind if kind_of is None else kind_of(sample)
+            if kind not in (None, own):
                 yield Batch(batch)
                 batch = []
-            is_image = sample.is_image
+            kind = own
         batch.append(sample)
         if len(batch) == size:
             yield Batch(batch)
-            batch, is_image = [], None
+            batch, kind = [], None
     if batch:
         yield Batch(batch)
 
 
-def inputs(samples: Sequence[Loaded]) -> list[Value] | list[Array] | Array:
+def inputs(samples: Sequence[Loaded]) -> Inputs:
     """Return the inputs of `Client.extract` for readable samples of one kind.
 
     Arrays of different sizes stay a list: some models take one, for others the server returns an error.
 
     Raises:
-        SourceError: Arrays differ in rank or dtype.
+        SourceError: Arrays differ in rank or dtype; those of dictionaries in shape.
     """
     values = [sample.value for sample in samples if sample.value is not None]
     if samples[0].is_image:
-        return values
-    arrays = [value for value in values if not isinstance(value, bytes)]
+        return cast("Inputs", values)
+    if isinstance(values[0], Mapping):
+        return _stacked(values)
+    if isinstance(values[0], Texts):
+        return joined_texts([value for value in values if isinstance(value, Texts)])
+    if isinstance(values[0], Audio):
+        return Audio(tuple(clip for value in values if isinstance(value, Audio) for clip in value.clips))
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
     if len({(array.ndim, str(array.dtype)) for array in arrays}) > 1:
         found = few(list(dict.fromkeys(f"{array.shape} {array.dtype}" for array in arrays)))
         raise SourceError(f"the arrays of a batch must have one shape and dtype, not {found}; use --batch 1")
     return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
+
+
+def _stacked(values: Sequence[Value]) -> Inputs:
+    try:
+        found: Inputs = stacked(values)
+    except ValueError as error:
+        raise SourceError(
+            f"the dictionaries of a batch hold different arrays: {error}; use --batch 1"
+        ) from None
+    return found

@@ -1,7 +1,8 @@
 """Output schema: dtype and shape of rows, set by the first batch, the same for all others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from trocar._base.names import few, shortened
 from trocar._base.tensors import WIRE_DTYPES, Array
+from trocar._export.ragged import ANY, SHAPES
 from trocar.errors import OutputError
 
 if TYPE_CHECKING:
@@ -29,15 +31,20 @@ class Column:
     dtype: np.dtype[Any]
     """In memory: float32 where the server computed bfloat16."""
     row_shape: tuple[int, ...]
-    """The shape of one sample's values."""
+    """The shape of one sample's values; -1 for a size that differs from sample to sample."""
     stem: str
     """Its name in file names and Zarr paths."""
     info: Mapping[str, Any]
     """Module path, type, call, port, pick and the server's dtype."""
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether rows differ in size."""
+        return ANY in self.row_shape
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of one sample's values."""
+        """Bytes of one sample's values, where these do not differ."""
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -78,28 +85,43 @@ class Schema:
             return f"not every batch gave {odd}; which modules run depends on the data; use --batch 1"
         for column in self.columns:
             rows = arrays[column.name]
-            if rows.shape[1:] != column.row_shape or rows.dtype != column.dtype:
+            if not _fits(rows.shape[1:], column.row_shape) or rows.dtype != column.dtype:
                 return (
                     f"'{column.name}' has rows of shape {rows.shape[1:]}, {rows.dtype}; earlier ones have "
                     f"{column.row_shape}, {column.dtype}. These cannot be joined in one array: use "
-                    "images of one size"
+                    "samples of one size"
                 )
         return None
 
 
-def schema_of(maps: "FeatureMaps") -> Schema:
+def _fits(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> bool:
+    return len(shape) == len(row_shape) and all(
+        wanted in (ANY, size) for size, wanted in zip(shape, row_shape, strict=True)
+    )
+
+
+def schema_of(maps: "FeatureMaps", ragged: Mapping[str, Sequence[int]] = MappingProxyType({})) -> Schema:
     """Return the schema of a first batch.
 
+    Args:
+        maps: Its feature maps.
+        ragged: Dimensions of a row that differ from row to row, by feature map.
+
     Raises:
-        OutputError: There are no values to write.
+        OutputError: There are no values to write, or two arrays would have one name.
     """
     if not maps:
         raise OutputError("no tap asks for values, so nothing would be written; see `trocar stats`")
     columns: list[Column] = []
     for name, rows in maps.items():
-        info = {key: value for key, value in asdict(maps.info[name]).items() if key != "shape"}
+        # Positions of tokens are those of one batch.
+        info = {**asdict(maps.info[name]), "token_positions": ()}
+        del info["shape"]
+        shape = tuple(ANY if axis in ragged.get(name, ()) else n for axis, n in enumerate(rows.shape[1:]))
+        if ANY in shape and name + SHAPES in maps:
+            raise OutputError(f"a feature map cannot be called {name + SHAPES!r}; give its tap another alias")
         stem = _stem(name, {column.stem.lower() for column in columns})
-        columns.append(Column(name, rows.dtype, rows.shape[1:], stem, info))
+        columns.append(Column(name, rows.dtype, shape, stem, info))
     expansions = {selector: list(names) for selector, names in maps.expansions.items()}
     return Schema(maps.model_id, tuple(columns), expansions)
 
@@ -126,7 +148,7 @@ def _column(found: Mapping[str, Any]) -> Column:
     if not isinstance(stem, str) or not stem or "/" in stem or "\\" in stem or stem in (".", ".."):
         raise ValueError(f"the file of column {shortened(name)}")
     if len(shape) > _MOST_DIMENSIONS or any(
-        type(size) is not int or not 0 <= size < 1 << 40 for size in shape
+        type(size) is not int or not ANY <= size < 1 << 40 for size in shape
     ):
         raise ValueError(f"the shape of column {shortened(name)}")
     return Column(name, np.dtype(dtype), tuple(shape), stem, info)

@@ -1,4 +1,4 @@
-"""Image files: a list, or all of a folder."""
+"""Files of images, sound or texts: a list, or all of a folder."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trocar._base.input_kinds import IMAGE_SUFFIXES
-from trocar._sources.sample import MAX_SAMPLE_BYTES, Sample, Source
+from trocar._sources.sample import MAX_SAMPLE_BYTES, Sample, SoundSample, Source, TextSample
 from trocar.errors import SourceError
 
 SERVER_SUFFIXES = frozenset(IMAGE_SUFFIXES)
@@ -35,8 +35,8 @@ def file_source(paths: Sequence[Path], name: str = "") -> Source:
 def folder_source(root: Path, suffixes: frozenset[str], *, prefix: str = "") -> Source:
     """Return the source of all images below a folder, sorted by relative path.
 
-    Hidden files and folders are left out. Links to folders are not followed, and links to files only
-    if they stay inside.
+    Of a folder without an image the .wav and .flac files, and without these the .txt files. Hidden files and
+    folders are left out. Links to folders are not followed, and links to files only if they stay inside.
 
     Args:
         root: The folder.
@@ -44,11 +44,24 @@ def folder_source(root: Path, suffixes: frozenset[str], *, prefix: str = "") -> 
         prefix: Put before every key, a relative path.
 
     Raises:
-        SourceError: There is no image.
+        SourceError: There is no such file.
     """
-    found, notes = list_images(root, suffixes)
+    found, notes = list_samples(root, suffixes)
     entries = [(printable(prefix + path.relative_to(root).as_posix()), path) for path in found]
     return _source("folder", printable(str(root.resolve())), entries, notes)
+
+
+def list_samples(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tuple[str, ...]]:
+    """List the images below a folder, or its sound, or its texts, and what was left out.
+
+    Raises:
+        SourceError: There is none, or a folder cannot be listed.
+    """
+    for kind in (suffixes, SOUND_SUFFIXES, TEXT_SUFFIXES):
+        found, others, outside = list_files(root, kind)
+        if found:
+            return found, _left_out(root, others, outside)
+    return list_images(root, suffixes)  # raises, with what is there instead
 
 
 def list_images(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tuple[str, ...]]:
@@ -60,9 +73,13 @@ def list_images(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], tuple
     found, others, outside = list_files(root, suffixes)
     if not found:
         raise SourceError(f"no image below {root}: {_advice(others, outside, suffixes)}")
+    return found, _left_out(root, others, outside)
+
+
+def _left_out(root: Path, others: int, outside: int) -> tuple[str, ...]:
     left_out = [f"{others} of other types"] * bool(others)
     left_out += [f"{outside} links to outside of it"] * bool(outside)
-    return found, (f"files left out below {root}: {', '.join(left_out)}",) if left_out else ()
+    return (f"files left out below {root}: {', '.join(left_out)}",) if left_out else ()
 
 
 def list_files(root: Path, suffixes: frozenset[str]) -> tuple[list[Path], int, int]:
@@ -122,6 +139,36 @@ def read_file(path: Path) -> bytes:
     return data
 
 
+def read_sample(path: Path) -> bytes | TextSample | SoundSample:
+    """Read a file as the sample that its suffix says: sound, a text, or else an encoded image.
+
+    Raises:
+        SourceError: It is too large, or a text that is empty or no UTF-8.
+        OSError: It cannot be read.
+    """
+    data = read_file(path)
+    suffix = path.suffix.lower()
+    if suffix in SOUND_SUFFIXES:
+        return SoundSample(data)
+    return TextSample(decoded_text(path, data)) if suffix in TEXT_SUFFIXES else data
+
+
+def decoded_text(path: Path, data: bytes) -> str:
+    """Return the text of a file in UTF-8.
+
+    Raises:
+        SourceError: It is empty, or no UTF-8.
+    """
+    if not data:
+        raise SourceError(f"{path} is empty, not a text")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{path} is no text in UTF-8 (byte {error.start}); convert it, for example with iconv"
+        ) from error
+
+
 def check_regular(path: Path) -> None:
     """Reject paths that cannot be read twice: a folder, a pipe, a device.
 
@@ -162,13 +209,13 @@ def _reader(entries: Sequence[tuple[str, Path]]) -> Callable[[int], Iterator[Sam
     def samples(start: int) -> Iterator[Sample]:
         for index in range(start, len(entries)):
             key, path = entries[index]
-            yield Sample(key, partial(read_file, path), (index + 1) / len(entries))
+            yield Sample(key, partial(read_sample, path), (index + 1) / len(entries))
 
     return samples
 
 
 def _advice(others: int, outside: int, suffixes: frozenset[str]) -> str:
-    kinds = ", ".join(sorted(suffixes))
+    kinds = ", ".join(sorted(suffixes | SOUND_SUFFIXES | TEXT_SUFFIXES))
     if outside:
         return f"{outside} links lead outside and are not followed; give their targets instead"
     if others:
@@ -177,7 +224,7 @@ def _advice(others: int, outside: int, suffixes: frozenset[str]) -> str:
             "and .tar "
             "files by path"
         )
-    return f"it is empty; images end in {kinds}"
+    return f"it is empty; samples end in {kinds}"
 
 
 def _fail(error: OSError) -> None:

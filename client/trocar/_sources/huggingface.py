@@ -1,16 +1,17 @@
 """Datasets of Hugging Face's `datasets` library: saved to disk, local files, or a name on the hub."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from trocar._base.names import few, shortened
 from trocar._extras import HUGGINGFACE, need_for_source
 from trocar._sources.files import printable, read_file
-from trocar._sources.sample import MAX_SAMPLE_BYTES, Sample, Source
+from trocar._sources.sample import MAX_SAMPLE_BYTES, Sample, SoundSample, Source, TextSample
+from trocar._sources.text_tables import USUAL_TARGETS, text_columns
 from trocar.errors import SourceError
 
 PREFIX = HUGGINGFACE
@@ -25,14 +26,14 @@ def is_huggingface(dataset: object) -> bool:
     )
 
 
-def open_huggingface(text: str) -> Source:
+def open_huggingface(text: str, column: str = "") -> Source:
     """Return the source of `hf:name-or-path[:split][:column]`.
 
     Raises:
         SourceError: The library is missing, there is no such dataset, or split or column is not clear.
     """
-    dataset, column = find_huggingface(text)
-    return huggingface_source(dataset, column, name=printable(text))
+    dataset, own = find_huggingface(text)
+    return huggingface_source(dataset, own or column, name=printable(text))
 
 
 def find_huggingface(text: str) -> tuple[Any, str]:
@@ -68,31 +69,41 @@ def read_parquet(path: Path) -> Any:
 
 
 def huggingface_source(dataset: Any, column: str = "", *, name: str = "") -> Source:
-    """Return the source of one column; images come as their encoded bytes, undecoded.
+    """Return the source of one column; images and sound come as their encoded bytes, undecoded.
 
     Args:
         dataset: A `datasets.Dataset`.
-        column: Which; the only image column, or the one with a usual name, when empty.
+        column: Which, or two of pairs of texts with a comma between; the only image column, the texts or
+            sound, or the one with a usual name, when empty.
         name: Its name in messages and the manifest.
 
     Raises:
         SourceError: The column is not there, or not clear.
     """
-    column = input_column(dataset, column, name or "the dataset")
     fingerprint = str(getattr(dataset, "_fingerprint", ""))
-    dataset = dataset.select_columns([column])
-    if is_image_feature(dataset.features[column]):
-        dataset = dataset.cast_column(column, type(dataset.features[column])(decode=False))
+    texts = text_column_names(dataset, column)
+    sound = "" if texts else sound_column(dataset, column)
+    columns = texts or (sound or input_column(dataset, column, name or "the dataset"),)
+    dataset = dataset.select_columns(list(columns))
+    take: Callable[[Mapping[str, Any]], object]
+    if sound:
+        dataset, take = undecoded_sound(dataset, sound), partial(_sound_of, sound)
+    elif is_image_feature(dataset.features[columns[0]]):
+        feature = dataset.features[columns[0]]
+        dataset = dataset.cast_column(columns[0], type(feature)(decode=False))
+        take = partial(_value_of, columns[0])
+    elif texts:
+        take = partial(_text_of, columns)
     else:
-        dataset = dataset.with_format("numpy")
+        dataset, take = dataset.with_format("numpy"), partial(_value_of, columns[0])
     description = {
         "kind": "huggingface",
         "name": name,
-        "column": column,
+        "column": ",".join(columns),
         "count": len(dataset),
         "fingerprint": fingerprint,
     }
-    return Source(description, partial(_samples, dataset, column), len(dataset))
+    return Source(description, partial(_samples, dataset, take), len(dataset))
 
 
 def _load(name: str, split: str) -> Any:
@@ -130,11 +141,80 @@ def is_image_feature(feature: object) -> bool:
     return type(feature).__name__ == "Image"
 
 
-def _samples(dataset: Any, column: str, start: int) -> Iterator[Sample]:
+def text_column_names(dataset: Any, column: str) -> tuple[str, ...]:
+    """Return the column of texts or token ids, or two of pairs; empty where the inputs are something else."""
+    names: list[str] = list(dataset.column_names)
+    if any(is_image_feature(dataset.features[name]) for name in names):
+        return ()
+    if not column:
+        return text_columns([name for name in names if name not in USUAL_TARGETS])
+    given = tuple(column.split(","))
+    if not set(given) <= set(names):
+        return ()  # which the message of `input_column` names
+    features = [dataset.features[name] for name in given]
+    are_texts = all(getattr(getattr(one, "feature", one), "dtype", "") == "string" for one in features)
+    return given if len(given) <= 2 and are_texts else ()
+
+
+def sound_column(dataset: Any, column: str) -> str:
+    """Return the column of sound; empty where the inputs are something else, or it is not clear."""
+    names = [column] if column in dataset.column_names else list(dataset.column_names)
+    if any(is_image_feature(dataset.features[name]) for name in names):
+        return ""
+    found = [name for name in names if _is_sound_feature(dataset.features[name])]
+    return found[0] if len(found) == 1 else ""
+
+
+def undecoded_sound(dataset: Any, column: str) -> Any:
+    """Return a dataset whose sound comes as it is stored; decoding would need torchcodec."""
+    feature = dataset.features[column]
+    if isinstance(feature, Mapping):
+        return dataset
+    return dataset.cast_column(column, type(feature)(decode=False))
+
+
+def sound_sample(value: Any) -> SoundSample:
+    """Return the sound of a row: its samples, or its file.
+
+    Raises:
+        SourceError: The row is empty, or its file is neither WAV nor FLAC.
+        OSError: Its file cannot be read.
+    """
+    if isinstance(value, Mapping) and value.get("array") is not None:
+        return SoundSample(np.asarray(value["array"], np.float32), int(value["sampling_rate"]))
+    data = bytes(cast("bytes", encoded_value(value)))
+    if not (data[:4] == b"fLaC" or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")):
+        raise SourceError("it is neither WAV nor FLAC; convert it, for example with ffmpeg")
+    return SoundSample(data)
+
+
+def _is_sound_feature(feature: Any) -> bool:
+    """Whether a column holds sound: encoded, or its samples with their rate."""
+    return type(feature).__name__ == "Audio" or (
+        isinstance(feature, Mapping) and {"array", "sampling_rate"} <= set(feature)
+    )
+
+
+def _text_of(columns: Sequence[str], row: Mapping[str, Any]) -> TextSample:
+    values = [row[name] for name in columns]
+    if any(value is None for value in values):
+        raise SourceError("the row is empty")
+    return TextSample(values[0] if len(values) == 1 else tuple(values))
+
+
+def _sound_of(column: str, row: Mapping[str, Any]) -> SoundSample:
+    return sound_sample(row[column])
+
+
+def _value_of(column: str, row: Mapping[str, Any]) -> object:
+    return encoded_value(row[column])
+
+
+def _samples(dataset: Any, take: Callable[[Mapping[str, Any]], object], start: int) -> Iterator[Sample]:
     count = len(dataset)
     for index in range(start, count):
         try:
-            load: Callable[[], object] = partial(encoded_value, dataset[index][column])
+            load: Callable[[], object] = partial(take, dataset[index])
         except Exception as error:  # noqa: BLE001 - the library raises anything for a damaged file
             load = partial(_raise, SourceError(f"{type(error).__name__}: {shortened(error, 300)}"))
         yield Sample(str(index), load, (index + 1) / count)

@@ -9,22 +9,40 @@ from typing import Any, Literal
 import numpy as np
 
 from trocar._base.input_kinds import is_path
-from trocar._sources.files import CLIENT_SUFFIXES, SERVER_SUFFIXES, file_source, folder_source
+from trocar._sources.files import (
+    CLIENT_SUFFIXES,
+    SERVER_SUFFIXES,
+    file_source,
+    folder_source,
+    printable,
+)
 from trocar._sources.sample import Sample, Source
+from trocar._sources.text_tables import TABLE_SUFFIXES, table_source
 from trocar.errors import SourceError
 
 Decode = Literal["server", "client"]
-Kind = Literal["folder", "archive", "array", "file", "torch", "huggingface", "object"]
+Kind = Literal["folder", "archive", "array", "table", "parquet", "file", "torch", "huggingface", "object"]
 
 
-def open_source(given: object, *, decode: Decode, sample_rank: int) -> Source:
+_KINDS: dict[str, Kind] = {
+    ".tar": "archive",
+    ".npy": "array",
+    **dict.fromkeys(TABLE_SUFFIXES, "table"),
+    ".parquet": "parquet",
+}
+"""Of files by suffix; others are one sample each."""
+
+
+def open_source(given: object, *, decode: Decode, sample_rank: int, column: str = "") -> Source:
     """Return the source of a user's path, name or object.
 
     Args:
-        given: A folder, an image file, a `.npy` or `.tar` file, `torch:module:name`,
-            `hf:name:split:column`, an array or a dataset object; or a list of paths and such names.
+        given: A folder, a file of an image, sound or a text, a `.npy`, `.tar`, `.csv`, `.jsonl` or `.parquet`
+            file, `torch:module:name`, `hf:name:split:column`, an array or a dataset object; or a list of
+            paths and such names.
         decode: Side that decodes images; determines which files of a folder are images.
         sample_rank: Number of dimensions of one sample of the model's input.
+        column: Which column of a table or dataset; the one with a usual name when empty.
 
     Raises:
         SourceError: It cannot be read.
@@ -34,7 +52,7 @@ def open_source(given: object, *, decode: Decode, sample_rank: int) -> Source:
         raise SourceError("the list of sources is empty; name at least one")
     sources = []
     for kind, group in groupby(parts, key=kind_of):
-        sources += _open(kind, list(group), decode, sample_rank, is_alone=len(parts) == 1)
+        sources += _open(kind, list(group), decode, sample_rank, column, is_alone=len(parts) == 1)
     return sources[0] if len(sources) == 1 else _chained(sources)
 
 
@@ -50,7 +68,7 @@ def kind_of(given: object) -> Kind:
     path = Path(text)
     if path.is_dir():
         return "folder"
-    return {".tar": "archive", ".npy": "array"}.get(path.suffix.lower(), "file")  # type: ignore[return-value]
+    return _KINDS.get(path.suffix.lower(), "file")
 
 
 def _parts(given: object) -> list[Any]:
@@ -60,7 +78,9 @@ def _parts(given: object) -> list[Any]:
     return [given]
 
 
-def _open(kind: Kind, parts: list[Any], decode: Decode, sample_rank: int, is_alone: bool) -> list[Source]:
+def _open(
+    kind: Kind, parts: list[Any], decode: Decode, sample_rank: int, column: str, is_alone: bool
+) -> list[Source]:
     # Each module is imported on first use: `import trocar` stays fast.
     if kind == "file":
         return [file_source([Path(part) for part in parts])]
@@ -68,10 +88,10 @@ def _open(kind: Kind, parts: list[Any], decode: Decode, sample_rank: int, is_alo
         from trocar._sources.webdataset import webdataset_source
 
         return [webdataset_source([Path(part) for part in parts])]
-    return [_open_one(kind, part, decode, sample_rank, is_alone) for part in parts]
+    return [_open_one(kind, part, decode, sample_rank, column, is_alone) for part in parts]
 
 
-def _open_one(kind: Kind, part: Any, decode: Decode, sample_rank: int, is_alone: bool) -> Source:
+def _open_one(kind: Kind, part: Any, decode: Decode, sample_rank: int, column: str, is_alone: bool) -> Source:
     from trocar._sources import arrays, huggingface, objects
 
     if kind == "folder":
@@ -84,11 +104,16 @@ def _open_one(kind: Kind, part: Any, decode: Decode, sample_rank: int, is_alone:
             arrays.npy_source(Path(part), sample_rank) if is_file else arrays.array_source(part, sample_rank)
         )
     if kind == "huggingface":
-        return huggingface.open_huggingface(part)
+        return huggingface.open_huggingface(part, column)
+    if kind == "table":
+        return table_source(Path(part), column)
+    if kind == "parquet":
+        path, name = Path(part), printable(str(part))
+        return huggingface.huggingface_source(huggingface.read_parquet(path), column, name=name)
     dataset = objects.import_dataset(part) if kind == "torch" else part
     name = part if kind == "torch" else ""
     if huggingface.is_huggingface(dataset):
-        return huggingface.huggingface_source(dataset, name=name)
+        return huggingface.huggingface_source(dataset, column, name=name)
     return objects.object_source(dataset, name)
 
 

@@ -2,12 +2,14 @@
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trocar._base.names import few
-from trocar._sources.files import check_regular
+from trocar._sources.files import check_regular, printable, stat_fingerprint
+from trocar._sources.sample import Sample, Source, TextSample
 from trocar.errors import SourceError
 
 TABLE_SUFFIXES = (".csv", ".jsonl")
@@ -17,6 +19,8 @@ USUAL_TARGETS = ("label", "labels", "target", "fine_label", "ner_tags", "entitie
 
 _SINGLE = ("text", "sentence", "tokens", "words", "input_ids")
 _PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"))
+
+_PAIR = 2
 
 Table = Mapping[str, Sequence[Any]]
 """Columns by name, of one length."""
@@ -40,6 +44,57 @@ def read_table(path: Path) -> Table:
         if set(row) != set(names) or None in row.values():
             raise SourceError(f"{path}: row {number} has not the columns of the first, {few(names)}")
     return {name: [row[name] for row in rows] for name in names}
+
+
+def table_source(path: Path, column: str = "") -> Source:
+    """Return the source of the texts of a CSV file or a file of JSON lines; the keys are `x.csv[0]`, ...
+
+    Args:
+        path: The file.
+        column: Which column, or two of pairs with a comma between; the one with a usual name when empty.
+
+    Raises:
+        SourceError: It is not readable, or the column is not there, or not clear.
+    """
+    name = printable(str(path))
+    table = read_table(path)
+    columns = table_columns(path, table, column)
+    rows = list(zip(*(table[each] for each in columns), strict=True))
+
+    def samples(start: int) -> Iterator[Sample]:
+        for index in range(start, len(rows)):
+            row = rows[index]
+            value = TextSample(row[0] if len(row) == 1 else row)
+            yield Sample(f"{name}[{index}]", partial(_itself, value), (index + 1) / len(rows))
+
+    description = {
+        "kind": "table",
+        "name": name,
+        "column": ",".join(columns),
+        "count": len(rows),
+        "fingerprint": stat_fingerprint([(name, path)]),
+    }
+    return Source(description, samples, len(rows))
+
+
+def _itself(value: TextSample) -> TextSample:
+    return value
+
+
+def table_columns(path: Path, table: Table, column: str = "") -> tuple[str, ...]:
+    """Return the columns of texts.
+
+    Raises:
+        SourceError: One is not there, or it is not clear which.
+    """
+    chosen = tuple(column.split(",")) if column else text_columns(list(table))
+    missing = [name for name in chosen if name not in table]
+    if missing or not chosen:
+        wanted = f"column {missing[0]!r}" if missing else "column `text`, nor `sentence1` and `sentence2`"
+        raise SourceError(f"{path} has no {wanted}; available: {few(list(table))}")
+    if len(chosen) > _PAIR:
+        raise SourceError(f"{path}: {column!r} names {len(chosen)} columns; a sample has one text or a pair")
+    return chosen
 
 
 def text_columns(names: Sequence[str]) -> tuple[str, ...]:

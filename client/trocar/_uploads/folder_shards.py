@@ -11,6 +11,7 @@ from trocar._sources.files import (
     SERVER_SUFFIXES,
     SOUND_SUFFIXES,
     TEXT_SUFFIXES,
+    decoded_text,
     list_files,
     list_images,
     printable,
@@ -138,11 +139,4 @@ def _read(path: Path, kind: _Kind) -> bytes:
     data = read_file(path)
     if not data:
         raise SourceError(f"{path} is empty, not {'an image' if kind is _IMAGES else f'a {kind.noun}'}")
-    if kind.suffixes is not TEXT_SUFFIXES:
-        return data
-    try:
-        return encoded_text(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{path} is no text in UTF-8 (byte {error.start}); convert it, for example with iconv"
-        ) from error
+    return encoded_text(decoded_text(path, data)) if kind.suffixes is TEXT_SUFFIXES else data

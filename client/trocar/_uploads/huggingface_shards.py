@@ -1,17 +1,22 @@
 """Hugging Face shards: rows of a dataset, images and sound as their encoded bytes, texts, and labels."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
-
-import numpy as np
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from trocar._base.token_labels import LEFT_OUT
-from trocar._request.texts import Audio, audio, texts
-from trocar._sources.huggingface import encoded_value, input_column, is_image_feature
-from trocar._sources.text_tables import USUAL_TARGETS, target_columns, text_columns
+from trocar._request.texts import sound_input, texts
+from trocar._sources.huggingface import (
+    encoded_value,
+    input_column,
+    is_image_feature,
+    sound_column,
+    sound_sample,
+    text_column_names,
+    undecoded_sound,
+)
+from trocar._sources.text_tables import target_columns
 from trocar._uploads.object_shards import Row
 from trocar.errors import SourceError
-from trocar_api.v1 import extraction_pb2 as pb
 
 
 def huggingface_rows(
@@ -29,8 +34,8 @@ def huggingface_rows(
     Raises:
         SourceError: A column is not there, or not clear.
     """
-    sources = _text_columns(dataset, column)
-    sound = "" if sources else _sound_column(dataset, column)
+    sources = text_column_names(dataset, column)
+    sound = "" if sources else sound_column(dataset, column)
     chosen = sources[0] if sources else sound or input_column(dataset, column, "the dataset")
     names = _target_columns(dataset, chosen) if targets is None else list(targets)
     missing = [name for name in names if name not in dataset.column_names]
@@ -49,57 +54,17 @@ def huggingface_rows(
     return _rows(_undecoded(dataset, [chosen, *names]), chosen, names), categories
 
 
-def _text_columns(dataset: Any, column: str) -> tuple[str, ...]:
-    """Return the column of texts or token ids, or two of pairs; empty where the inputs are something else."""
-    names: list[str] = list(dataset.column_names)
-    if any(is_image_feature(dataset.features[name]) for name in names):
-        return ()
-    if not column:
-        return text_columns([name for name in names if name not in USUAL_TARGETS])
-    given = tuple(column.split(","))
-    if not set(given) <= set(names):
-        return ()  # which the message of `input_column` names
-    are_texts = all(getattr(dataset.features[name], "dtype", "") == "string" for name in given)
-    return given if len(given) <= 2 and are_texts else ()
-
-
-def _sound_column(dataset: Any, column: str) -> str:
-    """Return the column of sound; empty where the inputs are something else, or it is not clear."""
-    names = [column] if column in dataset.column_names else list(dataset.column_names)
-    if any(is_image_feature(dataset.features[name]) for name in names):
-        return ""
-    found = [name for name in names if _is_sound_feature(dataset.features[name])]
-    return found[0] if len(found) == 1 else ""
-
-
-def _is_sound_feature(feature: Any) -> bool:
-    """Whether a column holds sound: encoded, or its samples with their rate."""
-    return type(feature).__name__ == "Audio" or (
-        isinstance(feature, Mapping) and {"array", "sampling_rate"} <= set(feature)
-    )
-
-
 def _sound_rows(dataset: Any, column: str, targets: Sequence[str]) -> Iterator[Row]:
-    feature = dataset.features[column]
-    if not isinstance(feature, Mapping):  # decoding would need torchcodec, and the server decodes
-        dataset = dataset.cast_column(column, type(feature)(decode=False))
+    dataset = undecoded_sound(dataset, column)
     for index in range(len(dataset)):
         row = dataset[index]
         try:
-            sound = _sound(row[column])
+            found = sound_sample(row[column])
+            sound = sound_input(found.data, found.rate)
         except (SourceError, OSError, TypeError, ValueError) as error:
             raise SourceError(f"sample {index}: {error}") from error
         named = {name: row[name] for name in targets}
         yield sound, named[targets[0]] if len(targets) == 1 else named or None
-
-
-def _sound(value: Any) -> Audio:
-    if isinstance(value, Mapping) and value.get("array") is not None:
-        return audio(np.asarray(value["array"], np.float32), int(value["sampling_rate"]))
-    data = bytes(cast("bytes", encoded_value(value)))
-    if not (data[:4] == b"fLaC" or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")):
-        raise SourceError("it is neither WAV nor FLAC; convert it, for example with ffmpeg")
-    return Audio(((pb.AudioClip(encoded_byte_count=len(data)), memoryview(data)),))
 
 
 def _text_rows(dataset: Any, sources: Sequence[str], targets: Sequence[str]) -> Iterator[Row]:

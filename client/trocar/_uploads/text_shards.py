@@ -9,7 +9,7 @@ from typing import Any
 from trocar._base.names import few
 from trocar._base.token_labels import label_names, numbered, padded_labels
 from trocar._request.texts import Texts, texts
-from trocar._sources.text_tables import read_table, target_columns, text_columns
+from trocar._sources.text_tables import read_table, table_columns, target_columns
 from trocar._uploads.array_shards import named_targets, target_tensor
 from trocar._uploads.shards import (
     MAX_SHARD_SAMPLES,
@@ -91,10 +91,9 @@ def table_plan(path: Path, columns: Sequence[str] | None, name: str, shard_bytes
     table = read_table(path)
     chosen = target_columns(list(table)) if columns is None else list(columns)
     missing = [column for column in chosen if column not in table]
-    sources = text_columns([column for column in table if column not in chosen])
-    if missing or not sources:
-        wanted = f"column {missing[0]!r}" if missing else "column `text`, nor `sentence1` and `sentence2`"
-        raise SourceError(f"{path} has no {wanted}; available: {few(list(table))}")
+    if missing:
+        raise SourceError(f"{path} has no column {missing[0]!r}; available: {few(list(table))}")
+    sources = table_columns(path, {name: table[name] for name in table if name not in chosen})
     values = [table[column] for column in sources]
     samples: list[Any] = list(values[0] if len(values) == 1 else zip(*values, strict=True))
     targets: Any = table[chosen[0]] if len(chosen) == 1 else {column: table[column] for column in chosen}

@@ -2,21 +2,24 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from trocar._base.tensors import Array, flat_bytes
+from trocar._export.ragged import SHAPES
 from trocar._export.schema import Schema
-from trocar._export.writers.shard_writer import ShardContent, ShardFormat, pieces
+from trocar._export.writers.shard_writer import ShardContent, ShardFormat, pieces, read_rows
 
 _KEYS = "keys.json"
 
 
 def _write(path: Path, shard: ShardContent) -> None:
     path.mkdir()
-    for column in shard.schema.columns:
-        _write_array(path / f"{column.stem}.npy", shard.arrays[column.name])
+    for stem, array in shard.stored(stems=True).items():
+        _write_array(path / f"{stem}.npy", array)
     (path / _KEYS).write_text(json.dumps(list(shard.keys)), encoding="utf-8")
 
 
@@ -30,12 +33,16 @@ def _write_array(path: Path, array: Array) -> None:
             file.write(flat_bytes(np.ascontiguousarray(piece)).data)
 
 
-def _read(path: Path, schema: Schema) -> tuple[Mapping[str, Array], Sequence[str]]:
-    arrays: dict[str, Array] = {}
+def _read(path: Path, schema: Schema) -> tuple[Mapping[str, Any], Sequence[str]]:
+    arrays: dict[str, Any] = {}
     for column in schema.columns:
         file = path / f"{column.stem}.npy"
         # Nothing can be mapped of an empty array.
-        arrays[column.name] = np.load(file, mmap_mode="r") if column.row_bytes else np.load(file)
+        is_mapped = column.is_ragged or column.row_bytes
+        values = np.load(file, mmap_mode="r") if is_mapped else np.load(file)
+        arrays[column.name] = read_rows(
+            column, values, partial(np.load, path / f"{column.stem}{SHAPES}.npy", allow_pickle=False)
+        )
     return arrays, json.loads((path / _KEYS).read_text(encoding="utf-8"))
 
 

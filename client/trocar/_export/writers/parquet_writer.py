@@ -1,7 +1,8 @@
 """Shards as Parquet files: a column `key`, and one for each feature map; needs `pyarrow`.
 
 A feature map is Arrow's fixed-shape tensor, so that pyarrow gives arrays of the right shape; readers
-that do not know it (pandas, Polars, DuckDB) see lists of numbers in C order.
+that do not know it (pandas, Polars, DuckDB) see lists of numbers in C order. One whose rows differ in size
+is a struct of `data`, such a list, and `shape`, as the storage of Arrow's variable-shape tensor.
 Format: https://arrow.apache.org/docs/format/CanonicalExtensions.html#fixed-shape-tensor
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trocar._base.tensors import Array
+from trocar._export.ragged import RaggedRows
 from trocar._export.schema import Column, Schema
 from trocar._export.writers.shard_writer import PIECE_BYTES, ShardContent, ShardFormat
 from trocar._extras import need
@@ -30,7 +32,7 @@ def _write(path: Path, shard: ShardContent) -> None:
         [(_KEY, pa.string()), *((column.name, _type(column)) for column in shard.schema.columns)],
         metadata={name: value for name, value in shard.metadata.items() if name != "trocar.images"},
     )
-    row_bytes = max(1, sum(column.row_bytes for column in shard.schema.columns))
+    row_bytes = max(1, sum(_bytes(column, shard) for column in shard.schema.columns))
     step = max(1, _GROUP_BYTES // row_bytes)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for start in range(0, len(shard.keys), step):
@@ -40,6 +42,12 @@ def _write(path: Path, shard: ShardContent) -> None:
                 _values(column, shard.arrays[column.name][start:stop]) for column in shard.schema.columns
             ]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=step)
+
+
+def _bytes(column: Column, shard: ShardContent) -> int:
+    """Return the bytes of a row; the mean of those that differ."""
+    rows = shard.arrays[column.name]
+    return rows.values.nbytes // max(1, len(rows)) if isinstance(rows, RaggedRows) else column.row_bytes
 
 
 def _type(column: Column) -> Any:
@@ -53,7 +61,11 @@ def _type(column: Column) -> Any:
     if 0 in column.row_shape:
         raise OutputError(f"'{column.name}' has rows of shape {column.row_shape}, which Parquet cannot store")
     try:
-        return pa.fixed_shape_tensor(pa.from_numpy_dtype(column.dtype), column.row_shape)
+        kind = pa.from_numpy_dtype(column.dtype)
+        if column.is_ragged:
+            shape = pa.list_(pa.int64(), len(column.row_shape))
+            return pa.struct([("data", pa.large_list(kind)), ("shape", shape)])
+        return pa.fixed_shape_tensor(kind, column.row_shape)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise OutputError(f"'{column.name}' is {column.dtype}, which Parquet cannot store") from error
 
@@ -62,9 +74,22 @@ def _values(column: Column, rows: Array) -> Any:
     import pyarrow as pa
 
     kind = _type(column)
+    if column.is_ragged:
+        return _structs(kind, list(rows), len(column.row_shape))
     flat = pa.array(np.ascontiguousarray(rows).reshape(-1), kind.value_type)
     size = int(np.prod(column.row_shape, dtype=np.int64))
     return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(flat, size))
+
+
+def _structs(kind: Any, rows: Sequence[Array], rank: int) -> Any:
+    import pyarrow as pa
+
+    ends = np.cumsum([0, *(row.size for row in rows)], dtype=np.int64)
+    flat = np.concatenate([row.reshape(-1) for row in rows])
+    data = pa.LargeListArray.from_arrays(pa.array(ends), pa.array(flat, kind.field("data").type.value_type))
+    sizes = pa.array([size for row in rows for size in row.shape], pa.int64())
+    shapes = pa.FixedSizeListArray.from_arrays(sizes, rank)
+    return pa.StructArray.from_arrays([data, shapes], fields=[kind.field("data"), kind.field("shape")])
 
 
 def _read(path: Path, schema: Schema) -> tuple[Mapping[str, Any], Sequence[str]]:
@@ -80,13 +105,13 @@ class _ParquetColumn:
     def __init__(self, path: Path, column: Column, count: int) -> None:
         self._path = path
         self._column = column
-        self.shape = (count, *column.row_shape)
+        self.shape = (count, len(column.row_shape)) if column.is_ragged else (count, *column.row_shape)
 
     def __getitem__(self, rows: slice) -> Array:
         import pyarrow.parquet as pq
 
         start, stop, _ = rows.indices(self.shape[0])
-        parts: list[Array] = [np.empty((0, *self._column.row_shape), self._column.dtype)]
+        parts: list[Array] = [self._none()]
         with pq.ParquetFile(self._path) as file:
             first = 0
             for group in range(file.num_row_groups):
@@ -97,11 +122,23 @@ class _ParquetColumn:
                 first += count
         return np.concatenate(parts)
 
+    def _none(self) -> Array:
+        if self._column.is_ragged:
+            return np.empty(0, object)
+        return np.empty((0, *self._column.row_shape), self._column.dtype)
+
     def _group(self, file: Any, group: int) -> Array:
         name = self._column.name
         wanted = file.read_row_group(group, columns=[name])[name].combine_chunks()
+        if self._column.is_ragged:
+            return self._ragged(wanted)[:]
         flat: Array = wanted.storage.flatten().to_numpy(zero_copy_only=False)
         return flat.reshape(len(wanted), *self._column.row_shape).astype(self._column.dtype, copy=False)
+
+    def _ragged(self, wanted: Any) -> RaggedRows:
+        flat = wanted.field("data").flatten().to_numpy(zero_copy_only=False)
+        shapes = wanted.field("shape").flatten().to_numpy().reshape(len(wanted), -1)
+        return RaggedRows(flat.astype(self._column.dtype, copy=False), shapes)
 
 
 def _need() -> None:

@@ -8,14 +8,16 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from trocar._base.tensors import Array, flat_bytes
+from trocar._export.ragged import SHAPES
 from trocar._export.schema import Schema
-from trocar._export.writers.shard_writer import ShardContent, ShardFormat, pieces
+from trocar._export.writers.shard_writer import ShardContent, ShardFormat, pieces, read_rows
 from trocar.errors import OutputError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -62,12 +64,13 @@ def header(tensors: Mapping[str, ArraySpec], metadata: Mapping[str, str]) -> tup
 
 
 def _write(path: Path, shard: ShardContent) -> None:
-    tensors = {name: (array.dtype, array.shape) for name, array in shard.arrays.items()}
+    arrays = shard.stored()
+    tensors = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     before, starts = header(tensors, shard.metadata)
     with path.open("xb") as file:
         file.write(before)
         for name in sorted(starts, key=lambda name: starts[name]):
-            _write_rows(file, shard.arrays[name])
+            _write_rows(file, arrays[name])
 
 
 def _write_rows(file: BinaryIO, rows: Array) -> None:
@@ -81,13 +84,19 @@ def _read(path: Path, schema: Schema) -> tuple[Mapping[str, Array], Sequence[str
         if length > MAX_HEADER_BYTES:
             raise OutputError(f"a header of {length:,} bytes; the limit is {MAX_HEADER_BYTES:,}")
         entries = json.loads(file.read(length))
-    arrays: dict[str, Array] = {}
-    for column in schema.columns:
-        shape, (start, end) = tuple(entries[column.name]["shape"]), entries[column.name]["data_offsets"]
+
+    def array(name: str, dtype: Any) -> Array:
+        shape, (start, end) = tuple(entries[name]["shape"]), entries[name]["data_offsets"]
         if start == end:
-            arrays[column.name] = np.empty(shape, column.dtype)  # nothing can be mapped
-        else:
-            arrays[column.name] = np.memmap(path, column.dtype, "r", offset=8 + length + start, shape=shape)
+            return np.empty(shape, dtype)  # nothing can be mapped
+        return np.memmap(path, dtype, "r", offset=8 + length + start, shape=shape)
+
+    arrays = {
+        column.name: read_rows(
+            column, array(column.name, column.dtype), partial(array, column.name + SHAPES, np.int64)
+        )
+        for column in schema.columns
+    }
     return arrays, json.loads(entries["__metadata__"]["trocar.images"])
 
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trocar._base.tensors import Array
-from trocar._export.schema import Schema
+from trocar._export.ragged import SHAPES, RaggedRows
+from trocar._export.schema import Column, Schema
 
 PIECE_BYTES = 8 << 20
 """About how many bytes are in memory at once while a shard is written."""
@@ -18,10 +21,24 @@ class ShardContent:
     """Contents of one shard."""
 
     schema: Schema
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, Array | RaggedRows]
     """Rows by column, on disk."""
     keys: Sequence[str]
     """Of the samples, one for each row."""
+
+    def stored(self, stems: bool = False) -> dict[str, Array]:
+        """Return the arrays of the files by name, or by the columns' names in file names.
+
+        Rows that differ in size are two arrays: their values, and their shapes under the name with "#shapes".
+        """
+        found: dict[str, Array] = {}
+        for column in self.schema.columns:
+            name, rows = column.stem if stems else column.name, self.arrays[column.name]
+            if isinstance(rows, RaggedRows):
+                found[name], found[name + SHAPES] = rows.stored(column.row_shape), rows.shapes
+            else:
+                found[name] = rows
+        return found
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -53,6 +70,14 @@ class ShardFormat:
     """Raises `OutputError` where a column cannot be written."""
     need: Callable[[], None] = lambda: None
     """Raises `MissingExtraError` where its library is not installed."""
+
+
+def read_rows(column: Column, values: Any, shapes: Any) -> Any:
+    """Return rows from what a format stored; `shapes` is called for rows that differ in size."""
+    if not column.is_ragged:
+        return values
+    flat = values.reshape(-1) if isinstance(values, np.ndarray) else values
+    return RaggedRows(flat, np.asarray(shapes()))
 
 
 def pieces(array: Array, *, piece_bytes: int = PIECE_BYTES) -> Iterator[Array]:

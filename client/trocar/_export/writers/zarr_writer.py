@@ -4,12 +4,15 @@ The attributes of the group hold what a safetensors shard has in its metadata, t
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trocar._export.schema import Schema
-from trocar._export.writers.shard_writer import ShardContent, ShardFormat, pieces
+from trocar._export.ragged import SHAPES
+from trocar._export.schema import Column, Schema
+from trocar._export.writers.shard_writer import ShardContent, ShardFormat, pieces, read_rows
 from trocar._extras import need
 from trocar.errors import MissingExtraError
 
@@ -18,15 +21,15 @@ def _write(path: Path, shard: ShardContent) -> None:
     import zarr
 
     group = zarr.open_group(path, mode="w-", zarr_format=3, attributes=dict(shard.metadata))
-    for column in shard.schema.columns:
-        array = shard.arrays[column.name]
+    names = {column.stem: column.name for column in shard.schema.columns}
+    for stem, array in shard.stored(stems=True).items():
         chunk = next((piece.shape for piece in pieces(array)), array.shape)
         stored = group.create_array(
-            column.stem,
+            stem,
             shape=array.shape,
             dtype=array.dtype,
             chunks=tuple(max(1, size) for size in chunk),
-            attributes={"name": column.name},
+            attributes={"name": names.get(stem) or names[stem.removesuffix(SHAPES)] + SHAPES},
         )
         start = 0
         for piece in pieces(array):
@@ -39,7 +42,34 @@ def _read(path: Path, schema: Schema) -> tuple[Mapping[str, Any], Sequence[str]]
 
     group = zarr.open_group(path, mode="r")
     keys = json.loads(str(group.attrs["trocar.images"]))
-    return {column.name: group[column.stem] for column in schema.columns}, keys
+    arrays = {
+        column.name: read_rows(column, _flat(group, column), partial(_whole, group, column.stem + SHAPES))
+        for column in schema.columns
+    }
+    return arrays, keys
+
+
+def _flat(group: Any, column: Column) -> Any:
+    """Return an array; of rows that differ in size, one of one dimension."""
+    stored = group[column.stem]
+    return _FlatArray(stored) if column.is_ragged and len(stored.shape) > 1 else stored
+
+
+def _whole(group: Any, name: str) -> Any:
+    return group[name][:]
+
+
+class _FlatArray:
+    """A Zarr array (tokens, ...) seen as one dimension; slices are of whole tokens."""
+
+    def __init__(self, stored: Any) -> None:
+        self._stored = stored
+        self._width = math.prod(stored.shape[1:])
+        self.shape = (stored.shape[0] * self._width,)
+
+    def __getitem__(self, values: slice) -> Any:
+        width = max(1, self._width)
+        return self._stored[values.start // width : values.stop // width].reshape(-1)
 
 
 def _need() -> None:

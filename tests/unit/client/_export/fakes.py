@@ -12,7 +12,8 @@ import numpy as np
 from trocar import FeatureMapInfo, FeatureMaps, Model, ServerInfo, ServerLimits, ServerTiming
 from trocar._base.tensors import Array
 from trocar._request.stored_edits import StoredEdits
-from trocar.errors import InvalidImageError, TrocarError
+from trocar._result.processed import ProcessedInput, ProcessedSample
+from trocar.errors import InputError, InvalidImageError, TrocarError
 
 BAD = b"bad"
 """How the content of a sample begins that the server cannot decode."""
@@ -92,7 +93,7 @@ class FakeClient:
             for index, batch in enumerate(batches):
                 try:
                     result = StreamResult(index, self.extract(model_id, batch, taps, edits=edits), None)
-                except InvalidImageError as error:
+                except InputError as error:
                     result = StreamResult(index, None, error)
                 yield result
 
@@ -100,6 +101,69 @@ class FakeClient:
 
 
 StreamingClient = FakeClient
+
+
+class FakeTextClient(FakeClient):
+    """Answers like a client of a server that hosts a model of texts, whose tokens are words."""
+
+    def plan(self, model_id: str, inputs: Any, taps: Sequence[Any]) -> Any:
+        ids = [list(entry.token_ids.ids) for entry in inputs.entries]
+        return computed_of_words(ids)
+
+    def extract(
+        self,
+        model_id: str,
+        inputs: Any,
+        taps: Sequence[Any],
+        *,
+        edits: Sequence[Any] = (),
+        numerics: str = "exact",
+        timeout_s: float | None = None,
+        adapter: str = "",
+    ) -> Any:
+        words = [entry.text.split() for entry in inputs.entries]
+        if any("bad" in own for own in words):
+            raise InputError("a text is bad")
+        return computed_of_words(words)
+
+
+def computed_of_words(words: list[list[Any]]) -> Any:
+    """Compute (batch, words, 3), (batch, 2, words, words) and (batch, 1), which depend on the batch size."""
+    longest = max(map(len, words))
+    tokens = np.full((len(words), longest, 3), np.nan, np.float32)
+    for index, own in enumerate(words):
+        for place, word in enumerate(own):
+            tokens[index, place] = np.frombuffer(
+                hashlib.sha256(f"{word} {len(words)}".encode()).digest(), "u1"
+            )[:3]
+    arrays: dict[str, Array] = {
+        "tokens": tokens,
+        "pattern": np.einsum("bic,bjc->bij", tokens, tokens)[:, None].repeat(2, 1),
+        "pooled": np.nansum(tokens, (1, 2))[:, None],
+    }
+    info = {
+        name: FeatureMapInfo(name, name, "M", 0, "out", "", array.shape, array.dtype.name, True)
+        for name, array in arrays.items()
+    }
+    samples = tuple(ProcessedSample(len(own), tuple(range(len(own)))) for own in words)
+    maps = FeatureMaps(
+        arrays,
+        info=info,
+        stats={},
+        expansions={},
+        timing=ServerTiming(0, 0),
+        model_id="m",
+        processed=[ProcessedInput(samples, longest, pads_left=False, arguments=(), processor_digest="")],
+    )
+    return _Planned(maps, info)
+
+
+class _Planned(FeatureMaps):
+    """Feature maps that are also their own dry run."""
+
+    def __init__(self, maps: FeatureMaps, info: dict[str, FeatureMapInfo]) -> None:
+        vars(self).update(vars(maps))
+        self.feature_maps = info
 
 
 def computed(inputs: Sequence[Any] | Array, taps: Sequence[Any] = COLUMNS) -> FeatureMaps:

@@ -4,7 +4,6 @@ Every operation that changes the output is counted, and the run is broken off be
 of, each in turn. `Killed` is no `Exception`: nothing may handle it.
 """
 
-import os
 import random
 import shutil
 import threading
@@ -13,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import trocar
-from tests.unit.client._export.fakes import BAD, COLUMNS, FakeClient, tree, write_samples
+from tests.unit.client._export.fakes import BAD, COLUMNS, FakeClient, FakeTextClient, tree, write_samples
 from trocar._export import disk, open_shard
 from trocar._export.options import FormatName
 
@@ -72,12 +72,6 @@ def burning(left: int) -> Iterator[Fuse]:
         yield fuse
 
 
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save the time: no power will be cut."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_samples(tmp_path_factory.mktemp("source") / "photos", 17, {3: BAD, 10: BAD})
@@ -115,6 +109,41 @@ def test_run_killed_at_any_operation_ends_as_one_that_was_not(
         with burning(left), pytest.raises(Killed):
             run(photos, out, format)
         run(photos, out, format)
+        equal(out, tmp_path / "whole")
+        shutil.rmtree(out)
+
+
+def run_texts(out: Path, format: FormatName) -> None:
+    client: Any = FakeTextClient()
+    lines = [" ".join(f"w{index * 7 % (place + 3)}" for place in range(index % 5 + 1)) for index in range(11)]
+    lines[4] += " bad"
+    trocar.extract_dataset(
+        client,
+        "m",
+        trocar.texts(lines),
+        ["tokens"],
+        out,
+        format=format,
+        batch=3,
+        shard_size=6,
+        on_error="skip",
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_of_different_sizes_survive_a_kill_at_any_operation(tmp_path: Path, format: FormatName) -> None:
+    with burning(NEVER) as fuse:
+        run_texts(tmp_path / "whole", format)
+    features = trocar.read_features(tmp_path / "whole")
+    assert [row.shape for row in features["tokens"]] == [(n, 3) for n in (1, 2, 3, 4, 1, 2, 3, 4, 5, 1)]
+    assert [row.shape for row in features["pattern"]][:3] == [(2, 1, 1), (2, 2, 2), (2, 3, 3)]
+    assert features["pooled"].shape == (10, 1)
+    assert not any(np.isnan(row).any() for name in ("tokens", "pattern") for row in features[name])
+    for left in range(fuse.count):
+        out = tmp_path / str(left)
+        with burning(left), pytest.raises(Killed):
+            run_texts(out, format)
+        run_texts(out, format)
         equal(out, tmp_path / "whole")
         shutil.rmtree(out)
 

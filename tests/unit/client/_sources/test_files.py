@@ -84,7 +84,7 @@ def test_fingerprint_changes_with_names_sizes_and_times(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [([], "it is empty"), (["x.bmp", "y.npy"], "none of its 2 files ends in .jpeg.*--decode client")],
+    [([], "it is empty"), (["x.bmp", "y.npy"], "none of its 2 files ends in .flac, .jpeg.*--decode client")],
 )
 def test_folder_without_images_says_what_to_do(tmp_path: Path, names: list[str], message: str) -> None:
     for name in names:

@@ -56,7 +56,7 @@ def test_safetensors_is_what_the_library_reads(tmp_path: Path) -> None:
     path = written("safetensors", tmp_path / "x.safetensors", content)
     found = load_file(path)
     assert found.keys() == content.arrays.keys()
-    for name, array in content.arrays.items():
+    for name, array in content.stored().items():
         np.testing.assert_array_equal(found[name], array)
     with safe_open(path, "numpy") as file:
         assert json.loads(file.metadata()["trocar.images"]) == KEYS
@@ -96,7 +96,7 @@ def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
     content = shard(sample_arrays())
     table = pq.read_table(written("parquet", tmp_path / "x.parquet", content))
     assert table["key"].to_pylist() == KEYS
-    for name, array in content.arrays.items():
+    for name, array in content.stored().items():
         rows = np.array(table[name].combine_chunks().storage.to_pylist(), array.dtype)
         np.testing.assert_array_equal(rows.reshape(array.shape), array)
         assert list(table.schema.field(name).type.shape) == list(array.shape[1:])
@@ -115,7 +115,7 @@ def test_what_is_written_is_read_back_by_rows(format: str, tmp_path: Path) -> No
     path = written(format, tmp_path / f"x{FORMATS[format].suffix}", content)
     arrays, keys = FORMATS[format].read(path, content.schema)
     assert list(keys) == KEYS
-    for name, array in content.arrays.items():
+    for name, array in content.stored().items():
         assert arrays[name].shape == array.shape
         for rows in (slice(0, 3), slice(1, 2), slice(2, 2)):
             np.testing.assert_array_equal(arrays[name][rows], array[rows])
