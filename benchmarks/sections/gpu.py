@@ -5,14 +5,18 @@ The baseline has its inputs on the GPU and leaves its values there; ours come an
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from tempfile import TemporaryDirectory
+
+import numpy as np
 
 import trocar
 from benchmarks.measuring import Effort, images, ratio, timed
 from benchmarks.numerics import NUMERICS, options_of
 from benchmarks.report import Row, Table, row
-from benchmarks.sections.serving import CASES, latency_rows, load_row
+from benchmarks.sections.serving import CASES, Case, latency_rows, load_row
 from benchmarks.served import served
 from trocar._bench.local_passes import Local
 
@@ -23,6 +27,7 @@ _WITHOUT = "[engine]\npinned_bytes = 0\ncuda_graphs = false\n"
 _SIDE, _THREADS, _CALLS = 224, 8, 32
 _ROUNDS = 10
 _UNTIL_HOT = 8
+_STEERED = 16
 
 
 def run(effort: Effort) -> list[Table]:
@@ -32,6 +37,8 @@ def run(effort: Effort) -> list[Table]:
     return [
         _against_local(effort),
         Table("What is there for GPUs, against the same server without it", _gains(effort)),
+        Table("Looking inside and steering, against the same server without", _inside(effort)),
+        Table("The spool in a training loop", [spool_row("resnet152", 256, "cuda", effort.of(_ROUNDS))]),
     ]
 
 
@@ -48,11 +55,16 @@ def _against_local(effort: Effort) -> Table:
         Local() as local,
         trocar.connect(server.address) as client,
     ):
-        # The targets are those of a CPU.
-        cases = [replace(case, targets=(1.0, 1.0, 1.0), p99_targets=()) for case in CASES]
+        # The targets of the cases are those of a CPU.
+        cases = [replace(case, targets=_targets(case), p99_targets=()) for case in CASES]
         rows = [found for case in cases for found in latency_rows(client, local, case, effort, "cuda:0")]
         rows += [load_row(server, local, model, effort, "cuda:0") for model in ("resnet18", "resnet50")]
     return Table("Serving on a GPU", rows, NUMERICS, __doc__ or "")
+
+
+def _targets(case: Case) -> tuple[float, float, float]:
+    is_one_image = (case.model, case.batch) == ("resnet50", 1)
+    return (0.35, 0.35, 0.35) if is_one_image else (1.0, 1.0, 1.0)
 
 
 def _gains(effort: Effort) -> list[Row]:
@@ -70,6 +82,97 @@ def _gains(effort: Effort) -> list[Row]:
         seconds = timed(_WAYS["resnet50, `avgpool`, batch 32, 8 clients"](ours), rounds)
     speed = _CALLS * 32 / min(seconds)
     return [*found, row("resnet50, `avgpool`, batch 32, 8 clients", speed, unit="images/s"), _memory_row()]
+
+
+def _inside(effort: Effort) -> list[Row]:
+    with (
+        served(_MODELS, "--device", "cuda:0", config=_WITH) as server,
+        trocar.connect(server.address) as client,
+    ):
+        return inside_rows(client, "resnet50", images(32, _SIDE), effort.of(_ROUNDS))
+
+
+def inside_rows(
+    client: trocar.Client, model: str, batch: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]", rounds: int
+) -> list[Row]:
+    """Return what the means of every module cost, and what a steering vector of each caller's own costs."""
+    every = trocar.tap("**", stats=["mean"], values=False)
+    plain = partial(client.extract, model, batch, [trocar.tap("/out", stats=["mean"], values=False)])
+    tapped = partial(client.extract, model, batch, [every])
+    generator = np.random.default_rng(0)
+    channels = client.extract(model, batch[:1], ["layer3"])["layer3"].shape[1]
+    vectors = [generator.standard_normal(channels, np.float32) for _ in range(_STEERED)]
+    own = [[trocar.edit("layer3", "steer", vector, alpha=0.1)] for vector in vectors]
+
+    def callers(edits: list[list[trocar.Edit]]) -> Callable[[], object]:
+        one = partial(client.extract, model, batch[:1], ["avgpool"])
+
+        def calls() -> object:
+            with ThreadPoolExecutor(_STEERED) as pool:
+                return list(pool.map(lambda edit: one(edits=edit), edits))
+
+        return calls
+
+    for way in (plain, tapped, callers(own), callers([[]] * _STEERED)):
+        for _ in range(_UNTIL_HOT):
+            way()
+    speed = 1 / ratio(tapped, plain, rounds)
+    steered = ratio(callers(own), callers([[]] * _STEERED), rounds)
+    return [
+        row(f"{model}, means of every module: speed", speed, 0.96, higher_is_better=True),
+        row(f"{model}, {_STEERED} callers with a steering vector each: time", steered, 1.03),
+    ]
+
+
+def spool_row(model: str, batch: int, device: str, rounds: int) -> Row:
+    """Return the time of a training step with a spool against one without, and the peaks of device memory."""
+    import torch
+    from torch.nn.functional import cross_entropy
+    from torchvision.models import get_model
+
+    from trocar_server.spool import Spool
+
+    net = get_model(model, weights=None).train().to(device)
+    inputs = torch.randn(batch, 3, _SIDE, _SIDE, device=device)
+    labels = torch.randint(0, 1000, (batch,), device=device)
+    peaks: dict[str, int] = {}
+
+    def step(name: str, context: AbstractContextManager[object]) -> None:
+        net.zero_grad()
+        before = _reset_peak(device)
+        with context:
+            loss = cross_entropy(net(inputs), labels)
+        loss.backward()
+        peaks[name] = _peak(device) - before
+
+    with TemporaryDirectory() as folder:
+        spool = Spool(folder, "8GiB", keep=[net])
+        step("plain", nullcontext())
+        half = peaks["plain"] // 2
+        time = ratio(lambda: step("spool", spool), lambda: step("plain", nullcontext()), rounds)
+    note = (
+        f"peak of activations {peaks['spool'] / 2**20:,.0f} of {2 * half / 2**20:,.0f} MiB; half is the goal"
+    )
+    return row(f"{model}, batch {batch}, a step: time", time, 1.02, note)
+
+
+def _reset_peak(device: str) -> int:
+    import torch
+
+    if device == "cpu":
+        return 0  # memory of the host is measured by benchmarks.spool
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def _peak(device: str) -> int:
+    import torch
+
+    if device == "cpu":
+        return 0
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
 
 
 def _memory_row() -> Row:
