@@ -19,7 +19,7 @@ export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 
 # What runs with the newest and with the oldest dependencies too: wire, contract, training, images, files.
 RANGE_TESTS := tests/contract tests/unit/rpc tests/integration/transfer tests/integration/streams/test_streams.py \
 	$(addprefix tests/unit/client/_,base page request result transport uploads wire) tests/integration/client/test_page.py \
-	tests/unit/decoding/test_pixels.py tests/unit/models/test_preprocessing.py tests/unit/models/test_weights_file.py \
+	tests/unit/decoding/test_pixels.py tests/unit/models/test_preprocessing.py tests/unit/models/weights/test_weights_file.py \
 	tests/unit/storage/test_tensor_file.py tests/unit/training/optim/test_optimizers.py \
 	$(addprefix tests/unit/training/,files/test_checkpoints.py files/test_export.py step/test_core.py) \
 	$(addprefix tests/integration/attacks/test_,bad_input.py image_bombs.py) \
@@ -29,7 +29,7 @@ RANGE_TESTS := tests/contract tests/unit/rpc tests/integration/transfer tests/in
 	$(addprefix tests/integration/training/test_,datasets.py fits.py trainer_wire.py trainers.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train demo-text test test-newest test-floors check check-triton bench bench-spool proto page wheel sdist docs constraints clean
+.PHONY: help demo demo-train demo-text test test-newest test-floors check check-triton bench bench-spool gpu proto page wheel sdist docs constraints clean
 
 help:  ## Say what there is to make
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -67,7 +67,8 @@ check: .venv/.dev  ## Format, lint, types, layers, stubs, the page's bundle, wir
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec $(wildcard deploy/compose*.yaml)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows $(wildcard .github/workflows/*.yml)
 	$(BIN)/kubernetes-validate --quiet --strict \
-		$(filter-out %/kustomization.yaml %/servicemonitor.yaml,$(wildcard deploy/kubernetes/base/*.yaml))
+		$(filter-out %/kustomization.yaml %/servicemonitor.yaml,$(wildcard deploy/kubernetes/base/*.yaml)) \
+		deploy/kubernetes/ray/cluster.yaml
 
 check-triton: .venv/.dev  ## Try an unmodified tritonclient on the server, in an environment of its own
 	tools/check_triton.sh $(BIN)/python
@@ -75,6 +76,10 @@ check-triton: .venv/.dev  ## Try an unmodified tritonclient on the server, in an
 bench: .venv/.dev  ## Measure everything, also against other servers, and write docs/performance.md (BENCH_ARGS="serving --quick" for some)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.docs
+
+# GPU_PYTHON=python3 takes an interpreter that has the packages already, on a machine without a network.
+gpu: $(if $(GPU_PYTHON),,.venv/.dev)  ## On a machine with a CUDA device: its tests, tables and profiles, into gpu-results/
+	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu_run gpu-results
 
 bench-spool: .venv/.dev  ## Measure a training step with the spool against the other ways
 	$(BIN)/python -m benchmarks.spool

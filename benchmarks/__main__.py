@@ -12,8 +12,19 @@ from benchmarks.measuring import Effort
 from benchmarks.report import Section
 
 SECTIONS = (
-    *("calls", "serving", "cache", "start", "growth", "streams", "transport", "surgery", "training", "gpu"),
-    *("page", "peers"),
+    *(
+        "calls",
+        "serving",
+        "builds",
+        "cache",
+        "start",
+        "growth",
+        "streams",
+        "transport",
+        "surgery",
+        "training",
+    ),
+    *("gpu", "page", "peers"),
 )
 RESULTS = Path(__file__).parent / "results.json"
 """The last results; `python -m benchmarks.docs` writes them into docs/performance.md."""

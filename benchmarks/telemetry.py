@@ -40,9 +40,9 @@ def _watch_one(observer: Observers) -> None:
     for name in ("receive", "check", "receive", "prepare", "reply"):
         with phase(name):
             pass
-    call.received(600_000)
+    call.bytes_in += 600_000
     note_pass(_PLAN, _PASS)
-    call.sent(16_000)
+    call.bytes_out += 16_000
     call.end()
 
 

@@ -5,6 +5,7 @@ torch is imported by the fixtures only, so that the client's tests run without i
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -26,19 +27,41 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # imported, and for the processes that tests start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Or OpenVINO's converter would fork this process for each conversion, to report it to its maker.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that the page on reliability names."""
-    from tests.support.files.reliability_page import ROOT, is_named, named_tests
+    """Mark the tests that the page on reliability names; skip those that need a GPU where there is none."""
+    from tests.support import ROOT
+    from tests.support.files.reliability_page import is_named, named_tests
 
+    _skip_without_cuda([item for item in items if item.get_closest_marker("cuda")])
     named = set(named_tests())
+    files = {ROOT / file: file for file, _ in named}
     for item in items:
-        if isinstance(item, pytest.Function) and item.path.is_relative_to(ROOT):
-            file = item.path.relative_to(ROOT).as_posix()
+        file = files.get(item.path)
+        if file is not None and isinstance(item, pytest.Function):
             cls = item.cls.__name__ if item.cls else ""
             if is_named(file, item.originalname, cls, named):
                 item.add_marker("reliability")
+
+
+def _skip_without_cuda(items: list[pytest.Item]) -> None:
+    if not items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the modules and the tests out of garbage collections: with a million objects each takes 0.5 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,6 +99,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _warm_python() -> Iterator[None]:
+    """End the process of which programs are forks, if a test asked for one."""
+    yield
+    if warm_python := sys.modules.get("tests.support.servers.warm_python"):
+        warm_python.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep servers that are given no folder out of this user's own state and downloads."""
     with pytest.MonkeyPatch.context() as patch:
@@ -98,6 +129,14 @@ def _ctrl_c() -> Iterator[None]:
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_fsync() -> Iterator[None]:
+    """Save the time of `os.fsync`: no power will be cut. Tests of durable writes replace it themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -25,6 +25,7 @@ from trocar._async.client import AsyncClient
 from trocar._async.fits import AsyncTrainer
 from trocar._async.stream import AsyncExtractStream
 from trocar._attribution.attribution import Attribution
+from trocar._base.server_status import CacheStatus, CallerStatus, QueueStatus, ServerStatus
 from trocar._base.types import (
     DrainState,
     Model,
@@ -199,8 +200,10 @@ __all__ = [
     "Audio",
     "BadReplyError",
     "BatchResult",
+    "CacheStatus",
     "CallCancelledError",
     "CallOutOfRangeError",
+    "CallerStatus",
     "CastInfo",
     "Checkpoint",
     "CheckpointCorruptError",
@@ -294,6 +297,7 @@ __all__ = [
     "ProcessedSample",
     "Progress",
     "QuantilesWanted",
+    "QueueStatus",
     "QuotaExceededError",
     "Reduction",
     "ReductionRejectedError",
@@ -307,6 +311,7 @@ __all__ = [
     "ServerInfo",
     "ServerLimits",
     "ServerOutOfMemoryError",
+    "ServerStatus",
     "ServerTiming",
     "ServerUnavailableError",
     "SourceError",

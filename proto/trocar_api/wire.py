@@ -10,7 +10,7 @@ chunk fields is the very message that protobuf would build, without copying the 
 holds both to the same bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,11 +38,12 @@ class Chunk(NamedTuple):
 
 def chunk_parts(payload_index: int, offset_bytes: int, data: memoryview) -> tuple[bytes, memoryview]:
     """Encode one `TensorChunk` as field 15 of its message: the bytes before the data, and the data."""
-    return _chunk_header(payload_index, offset_bytes, data.nbytes), data
+    return chunk_header(payload_index, offset_bytes, data.nbytes), data
 
 
 @lru_cache(maxsize=1024)
-def _chunk_header(payload_index: int, offset_bytes: int, byte_count: int) -> bytes:
+def chunk_header(payload_index: int, offset_bytes: int, byte_count: int) -> bytes:
+    """Return the bytes of a `TensorChunk` as field 15 of its message, up to its data."""
     inner = b""
     if payload_index:
         inner += bytes((_INDEX_TAG,)) + _varint(payload_index)
@@ -51,6 +52,73 @@ def _chunk_header(payload_index: int, offset_bytes: int, byte_count: int) -> byt
     if byte_count:
         inner += bytes((_DATA_TAG,)) + _varint(byte_count)
     return bytes((_CHUNKS_TAG,)) + _varint(len(inner) + byte_count) + inner
+
+
+class Layout:
+    """The bytes of a message around the data of its chunks, and where that is.
+
+        layout = Layout.of(message)
+        chunks = layout.chunks(another)      # None unless it is equal but for the data of its chunks
+
+    Data is never parsed, so equal bytes around data of equal sizes mean the same.
+
+    Attributes:
+        byte_count: Bytes of the message.
+        fixed_byte_count: Bytes around.
+        sizes: Bytes of each payload, where every one is a single chunk, in order; None elsewhere.
+        varying: Place of the one further field whose content may differ, with its tag; None without it.
+    """
+
+    def __init__(
+        self, message: bytes, places: "Sequence[tuple[int, int, int, int]]", varying: slice | None, start: int
+    ) -> None:
+        gaps = [(place[2], place[3]) for place in places]
+        if varying is not None:
+            gaps.append((start, varying.stop))
+        self._places, self.varying, self._fixed = tuple(places), varying, []
+        position = 0
+        for begin, end in (*sorted(gaps), (len(message), len(message))):
+            self._fixed.append((position, message[position:begin]))
+            position = end
+        self.byte_count = len(message)
+        self.fixed_byte_count = sum(len(fixed) for _, fixed in self._fixed)
+        sizes = [end - begin for _, _, begin, end in places]
+        is_in_order = all(index == place and not offset for place, (index, offset, _, _) in enumerate(places))
+        self.sizes = sizes if is_in_order and all(sizes) else None
+
+    @classmethod
+    def of(cls, message: bytes, varying: int = 0) -> "Layout | None":
+        """Return the layout of a message; None for one whose varying field is given more than once.
+
+        Args:
+            message: A serialised message that `split_message` accepts.
+            varying: Number of a field outside of its chunks whose content may differ, though not in size.
+        """
+        view, places, found, content = memoryview(message), [], [], 0
+        for tag, position, start, end in _fields(view):
+            if tag == _CHUNKS_TAG:
+                index, offset, begin, stop = 0, 0, end, end
+                for inner, _, first, last in _fields(view[start:end]):
+                    index = _read_varint(view, start + first)[0] if inner == _INDEX_TAG else index
+                    offset = _read_varint(view, start + first)[0] if inner == _OFFSET_TAG else offset
+                    begin, stop = (start + first, start + last) if inner == _DATA_TAG else (begin, stop)
+                places.append((index, offset, begin, stop))
+            elif tag >> 3 == varying:
+                found.append(slice(position, end))
+                content = start
+        return cls(message, places, found[0] if found else None, content) if len(found) < 2 else None
+
+    def chunks(self, message: bytes) -> list[Chunk] | None:
+        """Return the chunks of a message of this layout; None for another one."""
+        if len(message) != self.byte_count:
+            return None
+        for start, fixed in self._fixed:
+            if not message.startswith(fixed, start):
+                return None
+        view, chunks = memoryview(message), []
+        for index, offset, start, end in self._places:
+            chunks.append(Chunk(index, offset, view[start:end]))
+        return chunks
 
 
 def split_payload(

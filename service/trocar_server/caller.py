@@ -36,12 +36,8 @@ The principal, if callers have names. Work that outlives a call, such as a fit, 
 """
 
 
-def set_caller(principal: str, flow: str) -> None:
-    """Set principal and flow of the current call, for the rest of the task."""
-    _current.set(principal)
-    _flow.set(flow)
+set_principal: Callable[[str], object] = _current.set
+"""Sets the principal of the current call, for the rest of the task."""
 
-
-def set_flow(flow: str) -> None:
-    """Set the flow for the rest of the task."""
-    _flow.set(flow)
+set_flow: Callable[[str], object] = _flow.set
+"""Sets the flow for the rest of the task."""

@@ -151,6 +151,17 @@ class InputConfig(BaseModel):
     """Sizes of named dimensions in the example input; 8 where not given."""
 
 
+class WarmVariantConfig(BaseModel):
+    """One compiled variant that is built, or restored, before its model counts as loaded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    taps: tuple[str, ...] = Field(min_length=1)
+    """Selectors of the values, as calls write them, without reductions and statistics."""
+    numerics: Literal["fast", "bf16"]
+    """The numerics that calls ask for."""
+
+
 class ModelConfig(BaseModel):
     """One model of the catalogue."""
 
@@ -190,6 +201,9 @@ class ModelConfig(BaseModel):
     """Copies of the module tree, sharing weights."""
     numerics: Literal["", "exact", "fast", "bf16"] = ""
     """Default numerics of callers; that of `[engine]` when empty."""
+    warm_variants: tuple[WarmVariantConfig, ...] = ()
+    """Compiled variants for inputs of the example's shape that are ready before the first call, for example
+    `[{ taps = ["layer4"], numerics = "bf16" }]`."""
 
 
 PINNED_BYTES = 512 << 20
@@ -209,6 +223,9 @@ class EngineConfig(BaseModel):
     """Compiled variants at once, over all models; the least recently used one is evicted."""
     min_gain: float = Field(default=1.05, ge=0)
     """Minimum speedup of a compiled variant over eager."""
+    kept_variants_bytes: ByteCount = Field(default=2 << 30, ge=0)
+    """Bytes of compiled variants on disk, for models on a CPU; the least recently used ones are removed. 0
+    keeps none."""
     openvino: bool = True
     """Whether OpenVINO is used where it is installed and the models run on a CPU."""
     cuda_graphs: bool = False
@@ -279,6 +296,13 @@ class ClusterConfig(BaseModel):
     """The longest time that a replica waits for its calls before it stops, in seconds."""
     hold_s: float = Field(default=60.0, gt=0)
     """The longest time that a call waits at a gateway for a replica, in seconds."""
+    direct: bool = True
+    """Whether callers learn the addresses of replicas, so that clients that reach them call them directly."""
+    trainers_dir: Path | None = None
+    """Folder of the trainers, which replicas take over from each other: on storage that all nodes share;
+    `replicas` in the data directory when unset."""
+    durable_steps: bool = True
+    """Whether every acknowledged step of a trainer survives the loss of its replica, not only checkpoints."""
     upscale_delay_s: float = Field(default=10.0, ge=0)
     """Seconds for which too much work has to wait before a replica is added."""
     downscale_delay_s: float = Field(default=300.0, ge=0)
@@ -424,6 +448,7 @@ def _setting_names() -> set[str]:
         Limits,
         ModelConfig,
         PreprocessingConfig,
+        WarmVariantConfig,
     )
     return {name for kind in kinds for name in kind.model_fields}
 

@@ -10,6 +10,9 @@ from difflib import get_close_matches
 
 from trocar_api.reasons import ErrorReason
 
+TRAINER_MOVED = "trainer_moved"
+"""Detail of the error for a trainer that another replica of the cluster has, or is taking over."""
+
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 
 

@@ -5,8 +5,8 @@ import pytest
 from tests.support.wire.methods import GUARDED, HEALTH, OPEN_INFERENCE, OWN, Method, needed_scope
 from trocar_server.auth import Scope, with_included
 from trocar_server.rpc.call.method_scopes import METHOD_SCOPES, is_open
+from trocar_server.rpc.descriptors import service_names
 from trocar_server.rpc.oip.service import NOT_OFFERED, OpenInferenceService
-from trocar_server.rpc.server import _SERVICES
 
 
 def name(method: Method) -> str:
@@ -18,7 +18,7 @@ def test_every_method_has_a_scope_and_no_other_has_one() -> None:
 
 
 def test_every_service_of_the_contract_is_served() -> None:
-    assert {method.service for method in OWN} == set(_SERVICES)
+    assert {method.service for method in (*OWN, *OPEN_INFERENCE)} == set(service_names())
 
 
 def test_every_method_of_the_open_inference_protocol_is_answered() -> None:

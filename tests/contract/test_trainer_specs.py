@@ -29,6 +29,7 @@ FIT: dict[str, Any] = {
     "checkpoint_every": 11,
     "feature_cache": False,
     "eval_split": 0.25,
+    "workers": 2,
 }
 
 
@@ -135,8 +136,9 @@ def test_a_fit_arrives_with_every_option() -> None:
         "drop_last",
         "checkpoint_every",
         "eval_split",
+        "workers",
     )
-    assert [found[name] for name in names] == ["train", "test", 5, 16, False, True, 11, 0.25]
+    assert [found[name] for name in names] == ["train", "test", 5, 16, False, True, 11, 0.25, 2]
     with pytest.raises(ValueError, match="eval and eval_split"):
         fit_spec(FitOptions("d", eval="e", eval_split=0.1))
 

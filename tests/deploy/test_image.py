@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.support import ROOT
 from tests.support.files.command_lines import parse
-from tests.support.files.deployment import ROOT, Instruction, image_environment, stages, unknown_settings
+from tests.support.files.deployment import Instruction, image_environment, stages, unknown_settings
 from tests.support.models.odd_models import Identity
 from tests.support.servers.running_server import running_server
 from tests.support.servers.serving import custom

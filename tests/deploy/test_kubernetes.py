@@ -25,8 +25,8 @@ from trocar_server.auth import Scope, TokenFile
 from trocar_server.auth.grants import decode
 from trocar_server.config import ServerConfig, read_config
 from trocar_server.errors import ServiceError
+from trocar_server.rpc.descriptors import service_names
 from trocar_server.rpc.listen.health_port import LIVE
-from trocar_server.rpc.server import _SERVICES
 
 KUBERNETES = DEPLOY / "kubernetes"
 BASE = KUBERNETES / "base"
@@ -161,7 +161,7 @@ def test_probes_ask_for_names_that_the_health_service_knows(config: ServerConfig
     assert {SERVER[probe]["grpc"]["port"] for probe in PROBES} == {config.health_port}
     names = {probe: SERVER[probe]["grpc"].get("service", "") for probe in PROBES}
     assert names["startupProbe"] == ""
-    assert names["readinessProbe"] in _SERVICES
+    assert names["readinessProbe"] in service_names()
     assert names["livenessProbe"] == LIVE  # which a draining server still says
 
 

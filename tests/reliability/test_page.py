@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.support.files.reliability_page import ROOT, is_named, named_tests
+from tests.support import ROOT
+from tests.support.files.reliability_page import is_named, named_tests
 from tests.support.files.scale import count
 
 

@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
         tokens = TokenFile(Path(data_dir))  # a running server would notice a new one only after a moment
         _, token = tokens.add("alice", [Scope.RUN], expires_at_s=int(now_s) + 3600, now_s=now_s)
         server = servers.enter_context(running_server(models=models, device="cpu"))
-        options = {"models": plain, "device": "cpu", "tokens": True, "data_dir": data_dir}
+        options: dict[str, Any] = {"models": plain, "device": "cpu", "tokens": True, "data_dir": data_dir}
         guarded = servers.enter_context(running_server(**options))
         of_texts = expected_of_texts(folder / "bert")
         np.savez(folder / "expected.npz", **expected(server.address), **of_texts)

@@ -1,18 +1,17 @@
 """Ranges of dependencies in pyproject.toml, the constraints and the image's lock."""
 
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support import ROOT
 from tools.make_environment import EXTRAS, floors, requirements, shared
 from tools.write_lock import EXTRAS as IMAGE_EXTRAS
 from tools.write_lock import LOCK, lines, locked
 
-ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT: dict[str, Any] = PYPROJECT["project"]
 CONSTRAINTS: dict[str, str] = {

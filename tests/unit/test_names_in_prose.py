@@ -1,19 +1,19 @@
 """Names in documentation: modules of ours in backticks exist, and so does every note that is cited."""
 
 import re
-from pathlib import Path
 
-_ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
+
 _SOURCES = {
-    path.relative_to(_ROOT / folder).with_suffix("").as_posix(): path.read_text()
+    path.relative_to(ROOT / folder).with_suffix("").as_posix(): path.read_text()
     for folder in ("service", "client", "proto")
-    for path in (_ROOT / folder).rglob("*.py")
+    for path in (ROOT / folder).rglob("*.py")
     if not path.stem.endswith(("_pb2", "_pb2_grpc"))
 }
 _PAGES = {
     path.name: path.read_text()
     for folder in ("", "docs", "docs/tasks")
-    for path in (_ROOT / folder).glob("*.md")
+    for path in (ROOT / folder).glob("*.md")
     if path.name != "CHANGELOG.md"  # which names what is gone
 }
 _MODULE = re.compile(r"`(trocar_(?:server|api)(?:\.[a-z_]+)+)(?:\.[A-Z]\w*)*`")

@@ -7,6 +7,7 @@
 | a list of images or of arrays                  | batches of its items                        |
 | an array or tensor                             | batches of its rows                         |
 | a tuple or dict of arrays (arguments)          | batches of the rows of each                 |
+| dicts and `tensor_list` of arrays in such a dict | batches of the rows of each array in them   |
 | one image                                      | one batch of one image                      |
 | texts, sound; see `Client.extract`             | batches of texts, of clips                  |
 | flags in a dict, beside any of these           | go with every batch                         |
@@ -30,7 +31,8 @@ from trocar._base.input_kinds import (
     refuse_url,
 )
 from trocar._base.tensors import is_array
-from trocar._request.inputs import Flag, Inputs
+from trocar._request.inputs import Inputs
+from trocar._request.nested_inputs import is_shared, is_structure, leaves, mapped
 from trocar._request.texts import Audio, Texts, names_file
 from trocar._sources.files import SERVER_SUFFIXES, list_images
 from trocar._transport.rpc_errors import image_of
@@ -250,7 +252,7 @@ def _rows(values: Any, batch_size: int) -> Samples:
 
 def _named_rows(inputs: Mapping[str, Any], batch_size: int) -> Samples:
     """Return the rows of named arguments; flags go with every batch."""
-    flags = {name: value for name, value in inputs.items() if isinstance(value, (Flag, bool, int))}
+    flags = {name: value for name, value in inputs.items() if is_shared(value)}
     named = {name: _samples_of(inputs[name], batch_size) for name in inputs if name not in flags}
     if flags and not named:
         raise TypeError(f"{next(iter(flags))!r} is a flag; pass an input of the model beside it")
@@ -269,7 +271,15 @@ def _samples_of(value: Any, batch_size: int) -> Samples:
     """
     if isinstance(value, (Texts, Audio)):
         return Samples(len(value), value.part, batch_size)
+    if is_structure(value):
+        columns = mapped(value, lambda leaf: leaf if is_shared(leaf) else _with_rows(leaf))
+        counts = [len(leaf) for leaf in leaves(columns) if not is_shared(leaf)]
+        return Samples(_common_length(counts), lambda start, end: _cut(columns, start, end), batch_size)
     return _rows(_with_rows(value), batch_size)
+
+
+def _cut(columns: Any, start: int, end: int) -> Any:
+    return mapped(columns, lambda leaf: leaf if is_shared(leaf) else leaf[start:end])
 
 
 def _with_rows(value: Any) -> Any:

@@ -24,23 +24,41 @@ from trocar._analysis.dead_channels import DEAD_STATISTICS, check_threshold, dea
 from trocar._analysis.diff import check_tolerance
 from trocar._analysis.diff_collector import DiffCollector
 from trocar._analysis.fid import fid_of
+from trocar._analysis.health_rows import health_of
+from trocar._analysis.health_taps import (
+    gradient_taps,
+    gradients_of_parameters,
+    norms_of_parameters,
+    owners_of,
+    taps_of_parameters,
+)
 from trocar._analysis.moments import MOMENT_STATISTICS, moments
-from trocar._analysis.ordering import EVERYTHING
+from trocar._analysis.ordering import EVERYTHING, in_execution_order
 from trocar._base.concurrency import AsyncItems, AsyncLock, async_compute
 from trocar._request.taps import tap
-from trocar.errors import BadReplyError, InvalidRequestError, NotFoundError, TrocarError
+from trocar.errors import (
+    BadReplyError,
+    InvalidRequestError,
+    NotDifferentiableError,
+    NotFoundError,
+    SelectorError,
+    TrocarError,
+    UnknownParameterError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Self
+    from typing import Any, Self
 
     from trocar._analysis.analysis_inputs import AsyncBatches, AsyncInputSet
     from trocar._analysis.analysis_taps import Taps
     from trocar._analysis.dead_channels import DeadChannels
     from trocar._analysis.diff import Diff
     from trocar._analysis.fid import Fid
+    from trocar._analysis.health import Health, HealthThresholds
     from trocar._analysis.moments import Moments
     from trocar._async.extraction import AsyncExtraction
+    from trocar._async.gradients import AsyncGradients
     from trocar._async.stream import AsyncExtractStream
     from trocar._request.edits import Edits
     from trocar._request.inputs import Inputs
@@ -147,6 +165,30 @@ async def diff(
     await side_by_side(extraction, models, batches, both_taps, collector.add, edits)
     order = await executed(extraction, models[0]) if collector.needs_order else []
     return collector.result(*models, limit, order)
+
+
+async def health(
+    extraction: AsyncExtraction,
+    gradients: AsyncGradients,
+    model_id: str,
+    inputs: Inputs,
+    at: Taps,
+    thresholds: HealthThresholds,
+    **options: Any,
+) -> Health:
+    """Pass of `AsyncAnalyses.health`; `options` are those of `gradients`."""
+    taps = gradient_taps(at)
+    owners = [owner for owner in owners_of(taps) if await _has_own(extraction, model_id, owner)]
+    maps = None
+    while maps is None:
+        try:
+            maps = await gradients.gradients(
+                model_id, inputs, at=taps, taps=taps_of_parameters(owners), **options
+            )
+        except (UnknownParameterError, NotDifferentiableError) as error:  # nothing was computed
+            owners = _without(owners, error)
+    names = await _ordered(extraction, model_id, taps, maps) if len(taps) > 1 else None
+    return health_of(maps, taps, owners, thresholds, names)
 
 
 async def _moments(
@@ -292,3 +334,38 @@ class _AsyncBranch:
 
     async def __anext__(self) -> Inputs:
         return await self._shared.next(self._reader)
+
+
+async def _has_own(extraction: AsyncExtraction, model_id: str, owner: str) -> bool:
+    """Whether modules have parameters or buffers of their own."""
+    try:
+        await extraction.plan(model_id, None, norms_of_parameters(owner))
+    except (SelectorError, NotFoundError):  # the pass will report an error of the selector itself
+        return False
+    return True
+
+
+def _without(owners: Sequence[str], error: TrocarError) -> list[str]:
+    """Return the owners without the one that the error names.
+
+    It has buffers alone, or its parameters have no gradient.
+
+    Raises:
+        TrocarError: It is about none of them.
+    """
+    selector, name = error.details.get("selector"), error.details.get("name", "")
+    kept = [
+        owner
+        for owner in owners
+        if gradients_of_parameters(owner).selector != selector and not name.startswith(f"{owner}/param_grad(")
+    ]
+    if len(kept) == len(owners):
+        raise error
+    return kept
+
+
+async def _ordered(
+    extraction: AsyncExtraction, model_id: str, taps: Sequence[Tap], maps: FeatureMaps
+) -> Sequence[str]:
+    names = names_of(taps, maps.info, maps.expansions)
+    return in_execution_order(names, maps.info, await executed(extraction, model_id))

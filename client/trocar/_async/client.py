@@ -39,6 +39,7 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
     shared_memory: bool | None = None,
     compression: Literal["gzip"] | None = None,
     cache: bool | None = None,
+    direct: bool = True,
     models: LocalModels | None = None,
     options: Mapping[str, Any] | None = None,
     profile: str | None = None,
@@ -72,6 +73,8 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
         cache: Whether replies may come from the server's feature cache, if it has one. True also sends only a
             digest of repeated requests, which is faster if inputs repeat. False computes a pass each time.
             None leaves it to the server.
+        direct: Whether calls with tensors go directly to a replica if the server is the gateway of a cluster,
+            allows it, and the replica is reached. False: every call goes through the gateway.
         models: With "local", the models to host: names such as ["resnet50", "vit_b_16=random:0"]; an
             `nn.Module` or several, whose ids are the names of their classes in lower case; or a dict from
             model id to the name of weights, to a table with the keys of `[models.ID]` in the configuration
@@ -94,7 +97,7 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
     """
     found = connect_settings(target, token, tls, profile)
     chosen = ConnectOptions(
-        found.target, timeout_s, found.token, found.tls, retries, shared_memory, compression, cache
+        found.target, timeout_s, found.token, found.tls, retries, shared_memory, compression, cache, direct
     )
     if target != LOCAL:
         if models is not None or options is not None:
@@ -146,6 +149,7 @@ class AsyncClient:
 
     wait_ready = delegate("_server", AsyncServer.wait_ready)
     server_info = delegate("_server", AsyncServer.server_info)
+    status = delegate("_server", AsyncServer.status)
     drain = delegate("_server", AsyncServer.drain)
     reload_config = delegate("_server", AsyncServer.reload_config)
     page = delegate("_server", AsyncServer.page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -9,10 +10,12 @@ import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from trocar._async.members import AsyncMembers
+from trocar._async.replicas import AsyncReplicas
 from trocar._async.sharing import AsyncSharing
 from trocar._base.concurrency import async_pause
 from trocar._transport.attempts import Attempts
 from trocar._transport.channel import (
+    UNIX,
     AsyncChannel,
     ConnectOptions,
     check_timeout,
@@ -24,6 +27,7 @@ from trocar._transport.exchange import AsyncExchange
 from trocar._transport.local import async_stop, stop_with
 from trocar._transport.rpc_errors import ClientClosedError, error_from_rpc
 from trocar._wire.digests import SentDigests
+from trocar_api.gateways import REPLICA_SERVICE
 from trocar_api.v1.dataset_pb2_grpc import DatasetServiceStub
 from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
@@ -69,6 +73,9 @@ class AsyncConnection:
         options: Options of the connection.
         sharing: Memory shared with the server.
         sent_digests: Digests of what was sent before.
+        extract: Extraction, with one message and with several; see `open`.
+        train: A batch of a trainer, likewise.
+        replicas: Replicas behind the server; None if it is no gateway of a cluster, or they are not wanted.
     """
 
     def __init__(self, options: ConnectOptions, local: LocalServer | None = None) -> None:
@@ -88,15 +95,19 @@ class AsyncConnection:
         self.fit_service = FitServiceStub(self._channel)
         # No serialisers: chunks are built and read by hand, without protobuf's copies. A request
         # of one message goes as a server-streaming call: the same bytes, 0.3 ms sooner.
-        self._extract_one: AsyncUnaryStream = self._channel.unary_stream(_EXTRACT, None, None)
-        self._extract_many: AsyncStreamStream = self._channel.stream_stream(_EXTRACT, None, None)
-        self._train_one: AsyncUnaryStream = self._channel.unary_stream(_TRAIN, None, None)
-        self._train_many: AsyncStreamStream = self._channel.stream_stream(_TRAIN, None, None)
+        extract_one: AsyncUnaryStream = self._channel.unary_stream(_EXTRACT, None, None)
+        extract_many: AsyncStreamStream = self._channel.stream_stream(_EXTRACT, None, None)
+        train_one: AsyncUnaryStream = self._channel.unary_stream(_TRAIN, None, None)
+        train_many: AsyncStreamStream = self._channel.stream_stream(_TRAIN, None, None)
+        self.extract = extract_one, extract_many
+        self.train = train_one, train_many
         self._extract_stream: AsyncStreamStream = self._channel.stream_stream(_EXTRACT_STREAM, None, None)
         share = SharedMemoryServiceStub(self._channel).ShareMemory
         opened = partial(AsyncExchange, share, options.metadata(new_request_id()))
         self.sharing = AsyncSharing(opened if options.shares_memory else None)
         self._members = AsyncMembers(options, AsyncConnection) if options.addresses else None
+        calls_direct = options.direct and local is None and not options.target.startswith(UNIX)
+        self.replicas = AsyncReplicas(self, AsyncConnection) if calls_direct else None
 
     @property
     def transport(self) -> Literal["shared_memory", "chunks"]:
@@ -109,6 +120,8 @@ class AsyncConnection:
         self.sharing.reset()
         if self._members is not None:
             await self._members.close()
+        if self.replicas is not None:
+            await self.replicas.close()
         await self._channel.close()
         if self._local is not None:
             await async_stop(self._local)
@@ -154,28 +167,73 @@ class AsyncConnection:
         reply = await self.call(check, StringValue(value=service), timeout_s)
         return reply.value == _SERVING
 
-    def extract(self, request: ExtractCall, request_id: str, timeout_s: float) -> AsyncStream:
-        """Open one attempt at an extraction."""
-        return self._open(self._extract_one, self._extract_many, request, request_id, timeout_s)
+    async def is_replica(self, replica_id: str, timeout_s: float) -> bool:
+        """Whether the server is this replica of a cluster and serves; the token is not sent."""
+        check: AsyncMethod[StringValue, Int32Value] = self._channel.unary_unary(
+            _HEALTH, StringValue.SerializeToString, Int32Value.FromString
+        )
+        request = StringValue(value=REPLICA_SERVICE + replica_id)
+        try:
+            reply: Int32Value = await self._begin(check, request, timeout=timeout_s)
+        except (grpc.RpcError, ClientClosedError):
+            return False
+        return reply.value == _SERVING
 
-    def train(self, request: ExtractCall, request_id: str, timeout_s: float) -> AsyncStream:
-        """Open one attempt at a batch of a trainer."""
-        return self._open(self._train_one, self._train_many, request, request_id, timeout_s)
+    async def learn(self, stream: object) -> None:
+        """Learn from a call that has ended whether its server is a gateway."""
+        if self.replicas is not None and not await self.replicas.learn(stream):
+            self.replicas = None
+
+    async def nearest(
+        self,
+        model_id: str,
+        attempt: Callable[[AsyncConnection, float], Awaitable[Result]],
+        timeout_s: float,
+    ) -> Result:
+        """Make one attempt at a call: at a replica if one is reached, and if that fails at the server.
+
+        Args:
+            model_id: The id of a model or a trainer.
+            attempt: Makes an attempt over a connection, from the seconds that are left. It may be made twice.
+            timeout_s: For all of it, in seconds.
+        """
+        replicas, deadline = self.replicas, time.monotonic() + timeout_s
+        route = None if replicas is None else await replicas.route(model_id, timeout_s)
+        if route is None:
+            return await attempt(self, max(0.001, deadline - time.monotonic()))
+        try:
+            return await attempt(route.connection, max(0.001, deadline - time.monotonic()))
+        except grpc.RpcError as error:
+            if self._is_closed:
+                raise self._closed() from error
+            if not route.falls_back(error, self.converted(error, "")):
+                raise
+        finally:
+            route.end()
+        return await attempt(self, max(0.001, deadline - time.monotonic()))
 
     def extract_stream(self, requests: AsyncIterator[bytes], request_id: str) -> AsyncStream:
         """Open one attempt at a stream of batches."""
         metadata = self.options.metadata(request_id)
         return async_status_kept(self._begin(self._extract_stream, requests, metadata=metadata))
 
-    def _open(
+    def open(
         self,
-        one: AsyncUnaryStream,
-        many: AsyncStreamStream,
+        methods: tuple[AsyncUnaryStream, AsyncStreamStream],
         request: ExtractCall,
         request_id: str,
         timeout_s: float,
     ) -> AsyncStream:
-        metadata = (*self.options.metadata(request_id), *request.headers())
+        """Open one attempt at a call.
+
+        Args:
+            methods: The method for one message, and for several.
+            request: The request.
+            request_id: Its id.
+            timeout_s: Of the attempt, in seconds.
+        """
+        one, many = methods
+        metadata = (*self.options.metadata(request_id), *request.headers)
         if request.fits_one_message:
             return self._begin(one, request.message(), timeout=timeout_s, metadata=metadata)
         return async_status_kept(self._begin(many, request.messages(), timeout=timeout_s, metadata=metadata))
@@ -186,12 +244,13 @@ class AsyncConnection:
         Raises:
             ClientClosedError: The connection was closed.
         """
-        self._check_open()
-        try:
-            return method(request, **options)
-        except ValueError:  # gRPC's own for a closed channel
-            self._check_open()
-            raise
+        if not self._is_closed:
+            try:
+                return method(request, **options)
+            except ValueError:  # gRPC's own for a closed channel
+                if not self._is_closed:
+                    raise
+        raise self._closed() from None
 
     async def call(
         self,
@@ -223,25 +282,28 @@ class AsyncConnection:
             attempt: Makes one attempt, from the request's id and the seconds that are left.
             timeout_s: For all attempts together, in seconds; the client's timeout when None.
         """
-        attempts = Attempts(self.options.retries, self.timeout(timeout_s), resumes=True)
+        began_at, attempts = time.monotonic(), None
+        left_s = limit_s = self.timeout(timeout_s)
         while True:
             request_id = new_request_id()
             try:
-                return await attempt(request_id, attempts.remaining_s)
+                return await attempt(request_id, left_s)
             except grpc.RpcError as error:
                 problem = self.converted(error, request_id)
+                if attempts is None:
+                    attempts = Attempts(self.options.retries, limit_s, resumes=True, began_at=began_at)
                 pause_s = attempts.pause_after(problem, error)
                 if pause_s is None:
                     raise problem from error
             await async_pause(pause_s)
+            left_s = attempts.remaining_s
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            target = self.options.target
-            raise ClientClosedError(
-                f"the client of {target} was closed; connect again, `client = trocar.connect({target!r})`, "
-                "and make the calls inside of its `with`"
-            )
+    def _closed(self) -> ClientClosedError:
+        target = self.options.target
+        return ClientClosedError(
+            f"the client of {target} was closed; connect again, `client = trocar.connect({target!r})`, "
+            "and make the calls inside of its `with`"
+        )
 
     def converted(self, error: grpc.RpcError, request_id: str) -> Exception:
         """Return the exception of a failed call."""

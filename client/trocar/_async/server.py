@@ -1,4 +1,4 @@
-"""Server with asyncio: readiness, description, drain and reload."""
+"""Server with asyncio: readiness, description, status, drain and reload."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from trocar._async.connection import AsyncConnection
     from trocar._async.models import AsyncModels
+    from trocar._base.server_status import ServerStatus
     from trocar._base.types import DrainState, ServerInfo
     from trocar._page.page import Page
 
@@ -94,6 +95,22 @@ class AsyncServer:
             self._connection.server_service.GetServerInfo, server_pb2.GetServerInfoRequest()
         )
         return from_wire.server_info(reply)
+
+    async def status(self) -> ServerStatus:
+        """Return the server's queues, callers and caches at this moment; for its operator.
+
+        Returns:
+            Calls that wait and the seconds of computing that they need, by model; work and share of computing
+            of each caller; size and hits of caches.
+
+        Raises:
+            ScopeMissingError: Your token does not have the scope admin.
+        """
+        self._connection.check_one("status")
+        reply = await self._connection.call(
+            self._connection.server_service.GetServerStatus, server_pb2.GetServerStatusRequest()
+        )
+        return from_wire.server_status(reply)
 
     async def drain(self, *, undo: bool = False) -> DrainState:
         """Drain the server, or resume service; for its operator.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from trocar._transport.segments import (
     map_segment,
     segment_size,
 )
+from trocar._wire.requests import ExtractCall
 from trocar._wire.shared_calls import NOTHING, Borrowed, own_range
 from trocar_api.v1.extraction_pb2 import ExtractRequest
 from trocar_api.v1.shared_memory_pb2 import OpenSegment, ShareMemoryRequest
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from trocar._base.tensors import Bytes
     from trocar._transport.segments import Segment
     from trocar._wire.replies import ReplyAssembler
-    from trocar._wire.requests import ExtractCall
 
 _LONG_PAUSE_S = 60.0
 """How long a server that lends nothing is not asked again."""
@@ -61,7 +60,7 @@ class AsyncSharing:
         """Return the call to make, and the segments borrowed for it."""
         if self._open_exchange is None:
             return NOTHING
-        expected = self._sizes.expected(request.head)
+        expected = self._sizes.expected.get(hash(request.head), 0)
         wants_payload = request.byte_count >= PAYLOADS_SHARED_FROM_BYTES
         wants_reply = max(expected, reply.out_byte_count) >= REPLY_SHARED_FROM_BYTES
         if not (wants_payload or wants_reply):
@@ -73,7 +72,7 @@ class AsyncSharing:
         if wants_reply:
             await self._lend_reply(expected, reply, borrowed, fields)
         payloads = [] if fields.HasField("shared_payload") else request.payloads
-        borrowed.call = replace(request, head=request.head + fields.SerializeToString(), payloads=payloads)
+        borrowed.call = ExtractCall(request.head + fields.SerializeToString(), payloads)
         return borrowed
 
     def learn(self, request: ExtractCall, reply: ReplyAssembler) -> None:

@@ -13,14 +13,14 @@ from trocar._wire.stream_messages import StreamAssembler, batch_call, start_call
 from trocar.errors import BadReplyError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
     from types import TracebackType
     from typing import Self
 
+    from trocar._async.replicas import AsyncRoutedStreams
     from trocar._request.inputs import Inputs
     from trocar._result.feature_maps import FeatureMapInfo
     from trocar._result.statistics import Statistics
-    from trocar._transport.channel import AsyncStream
     from trocar._wire.requests import ExtractCall
     from trocar._wire.stream_messages import BatchResult, StreamOptions
 
@@ -44,13 +44,11 @@ class AsyncExtractStream:
 
     def __init__(
         self,
-        open_call: Callable[[AsyncIterator[bytes]], AsyncStream],
-        converted: Callable[[grpc.RpcError], Exception],
+        calls: AsyncRoutedStreams,
         options: StreamOptions,
         batches: AsyncIterable[Inputs] | Iterable[Inputs],
     ) -> None:
-        self._open_call = open_call
-        self._converted = converted
+        self._calls = calls
         self._options = options
         self._sender = _AsyncSender(options, batches)
         self._results = self._run()
@@ -85,7 +83,7 @@ class AsyncExtractStream:
                 options.surgery.objective_offset,
                 widens=options.wire is not None,
             )
-            call = self._open_call(self._sender.requests(self._sender.connect()))
+            call = await self._calls.open(self._sender.requests(self._sender.connect()))
             try:
                 async for message in call:
                     for result in assembler.feed(message):
@@ -95,12 +93,15 @@ class AsyncExtractStream:
                             yield answered
                 break
             except grpc.RpcError as error:
-                problem = self._converted(error)
-                pause_s = attempts.pause_after(problem, error)
-                if pause_s is None:
-                    raise problem from error
+                problem, pause_s = self._calls.converted(error), 0.0
+                if not self._calls.falls_back(error, problem):
+                    after_s = attempts.pause_after(problem, error)
+                    if after_s is None:
+                        raise problem from error
+                    pause_s = after_s
             finally:
                 await self._sender.disconnect()
+                self._calls.end()
                 call.cancel()
             await async_pause(pause_s)
         if self._sender.error is not None:

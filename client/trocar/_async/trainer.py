@@ -373,16 +373,25 @@ class AsyncTrainerCalls:
 
         Its number ensures that it is applied once.
         """
+        connection = self._connection
 
         async def attempt(request_id: str, left_s: float) -> pb.StepResult:
-            result: pb.StepResult | None = None
-            async for message in self._connection.train(call, request_id, left_s):
-                result = pb.TrainResponse.FromString(message).result
-            if result is None:
-                raise BadReplyError("the reply has no result for the batch")
-            return result
+            async def at(one: AsyncConnection, timeout_s: float) -> pb.StepResult:
+                result: pb.StepResult | None = None
+                stream = one.open(one.train, call, request_id, timeout_s)
+                async for message in stream:
+                    result = pb.TrainResponse.FromString(message).result
+                if result is None:
+                    raise BadReplyError("the reply has no result for the batch")
+                if connection.replicas is not None and one is connection:
+                    await connection.learn(stream)
+                return result
 
-        return await self._connection.resumed(attempt, timeout_s)
+            if connection.replicas is None:
+                return await at(connection, left_s)
+            return await connection.nearest(self.trainer_id, at, left_s)
+
+        return await connection.resumed(attempt, timeout_s)
 
     def _exported(
         self, request: pb.ExportTrainerRequest, timeout_s: float | None
@@ -418,7 +427,7 @@ class AsyncNumbering:
     async def take(self, number: int | None) -> int:
         """Return the given number, or the next one; `end` must follow."""
         async with self._changed:
-            chosen = number
+            chosen = self._next if number is None else number
             if chosen is None:
                 chosen = await self._following()
             if self._next is not None:

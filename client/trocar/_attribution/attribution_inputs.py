@@ -8,14 +8,25 @@ import numpy as np
 
 from trocar._base.input_kinds import is_image, is_pixels
 from trocar._base.tensors import Array, as_numpy, check_sendable, float_array, is_array
+from trocar._request.texts import Audio, Texts, is_texts
+
+_TEXTS = (
+    "attributions need an input of floating-point numbers, and token ids are integers; multiply each token's "
+    "embedding by its gradient instead: `client.gradients(model_id, texts, of=trocar.value(VALUE), "
+    "at=[EMBEDDINGS], taps=[EMBEDDINGS])`, where EMBEDDINGS is the module that looks them up"
+)
 
 
 def array_input(inputs: object) -> Array | None:
-    """Return the model's input if it is given as an array; None for images.
+    """Return the model's input if it is given as an array; None for images and sound.
 
     Raises:
-        TypeError: It is several arguments, or neither an array nor images.
+        TypeError: It is several arguments, or texts, or neither an array nor images.
     """
+    if isinstance(inputs, Texts) or is_texts(inputs):
+        raise TypeError(_TEXTS)
+    if isinstance(inputs, Audio):
+        return None
     if isinstance(inputs, (tuple, Mapping)):
         raise TypeError("attributions need a model with one input; pass one array, or images")
     if isinstance(inputs, list):

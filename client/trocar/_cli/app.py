@@ -26,7 +26,7 @@ from trocar._cli.commands.server.config_command import config_app, login
 from trocar._cli.commands.server.datasets_command import datasets_app
 from trocar._cli.commands.server.edits_command import edits_app
 from trocar._cli.commands.server.loading_commands import load, unload
-from trocar._cli.commands.server.operating_commands import drain, reload
+from trocar._cli.commands.server.operating_commands import drain, reload, status
 from trocar._cli.commands.server.page_command import page
 from trocar._cli.commands.server.ready_command import info, ready
 from trocar._cli.commands.server.train_command import train
@@ -57,7 +57,7 @@ _EPILOG = (
 _COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
     (INSPECT, (models, modules, plan, predict, extract, stats, gradients, page)),
     (ANALYSE, (cam, health, fid, cka, dead, diff, compare)),
-    (OPERATE, (ready, info, load, unload, drain, reload, bench)),
+    (OPERATE, (ready, info, status, load, unload, drain, reload, bench)),
 )
 """Those that begin with a client, by section of the help."""
 

@@ -52,7 +52,7 @@ def edit_from_mapping(mapping: Mapping[str, Any]) -> Edit:
     operation = mapping["op"]
     if not isinstance(operation, str) or operation not in OPERATIONS:
         raise ValueError(f"no operation {operation!r}; {name_hint(operation, OPERATIONS)}")
-    names = {_key(option): option for option in operation_options(operation)}
+    names = {json_name(option): option for option in operation_options(operation)}
     unknown = next((key for key in options if key not in names and key not in COMMON_OPTIONS), None)
     if unknown is not None:
         raise TypeError(
@@ -100,7 +100,7 @@ def _span(written: Mapping[str, Any]) -> TextSpan:
     )
 
 
-def _key(option: str) -> str:
+def json_name(option: str) -> str:
     """Return the name of an option in JSON."""
     return next((key for key, name in _SWAPPED_AT.items() if name == option), option)
 

@@ -12,6 +12,7 @@
 | list of arrays of different shapes, one rank   | a list of samples, which detection takes   |
 | tuple of arrays or tensors                     | positional arguments                       |
 | text, pair of texts, token ids, a list of these | texts that the server tokenizes; see `texts` |
+| `trocar.chat` with images in its messages      | texts, and a batch of images               |
 | path of a .wav or .flac file, a list of these  | sound, for the model's feature extractor   |
 | dict of name to any of the above               | keyword arguments; also `text` and `images` |
 | dict or `tensor_list` as a value of that dict  | a dictionary or a list as one argument      |
@@ -184,6 +185,10 @@ def wire_inputs(inputs: object, wire: Wire | None = None) -> WireInputs:
         argument.name = name
         arguments.append(argument)
         payloads += parts
+        if isinstance(value, Texts) and (images := value.own_images):
+            argument, parts = _images(images)
+            arguments.append(argument)
+            payloads += parts
     return arguments, payloads
 
 

@@ -3,6 +3,7 @@
 client.extract("mini", ["a sentence", "another one"], ["encoder.layer.3"])
 client.extract("mini", trocar.texts(["a long one"], truncate=True), ["encoder.layer.3"])
 client.extract("chatty", trocar.chat([{"role": "user", "content": "hello"}]), ["model.layers.3"])
+client.extract("qwen", trocar.chat([{"role": "user", "content": [image, "what is it?"]}]), ["hidden[3]"])
 client.extract("whisper", trocar.audio(samples, 16_000), ["encoder.layers.3"])
 """
 
@@ -17,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trocar._base.tensors import Array, as_numpy, flat_bytes, is_array
+from trocar._request.chats import NOT_SENT, chat_entry, refuse_missing_images
 from trocar.errors import EmptyBatchError
 from trocar_api.v1 import extraction_pb2 as pb
 
 TextSample: TypeAlias = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Sequence[str]
-ChatMessages: TypeAlias = Sequence[Mapping[str, str] | tuple[str, str]]
+ChatMessages: TypeAlias = Sequence[Mapping[str, Any] | tuple[str, Any]]
+"""Messages, as `{"role": ..., "content": ...}` or (role, content), with a text or a list of parts."""
 
 _FILE_NAME = re.compile(r"\S+\.[A-Za-z0-9]{1,5}|\S*[/\\]\S*")
 _MAX_NAME = 255
@@ -44,13 +47,20 @@ class Texts:
     """The name of the chat template."""
     add_generation_prompt: bool = False
     """Whether the tokens that begin an answer follow a chat."""
+    images: tuple[tuple[Any, ...], ...] = ()
+    """The images within each chat; empty without any."""
 
     def __len__(self) -> int:
         return len(self.entries)
 
+    @property
+    def own_images(self) -> list[Any]:
+        """The images within the chats, in order; empty where they are sent beside these."""
+        return [image for own in self.images for image in own if image is not NOT_SENT]
+
     def part(self, start: int, end: int) -> "Texts":
         """Return the samples from a start to before an end, with the same options."""
-        return replace(self, entries=self.entries[start:end])
+        return replace(self, entries=self.entries[start:end], images=self.images[start:end])
 
     def label(self, position: int) -> str:
         """Name the sample at a position by its text; empty for token ids and conversations."""
@@ -140,6 +150,13 @@ def chat(
 
         trocar.chat([{"role": "user", "content": "hello"}])
 
+    The content of a message is a text; or texts and images in a list, for a model that takes both:
+
+        trocar.chat([{"role": "user", "content": [Path("cat.jpg"), "what is it?"]}])
+
+    Parts may also be written as for transformers: `{"type": "text", "text": ...}` and `{"type": "image",
+    "image": ...}`. If images are sent beside the chat, `{"type": "image"}` stands for the next of them.
+
     Args:
         messages: Messages, as `{"role": ..., "content": ...}` or (role, content); or a list of conversations.
         template: The name of the chat template, for a tokenizer that has several.
@@ -149,14 +166,21 @@ def chat(
 
     Raises:
         EmptyBatchError: There is no message.
-        TypeError: Something is no message.
+        TypeError: Something is no message, or no part of one.
+        ValueError: Some images are within messages, and others are not.
     """
     if not messages:
         raise EmptyBatchError("the conversation is empty; pass at least one message")
-    is_one = all(isinstance(message, Mapping) or _is_pair(message) for message in messages)
+    is_one = all(isinstance(message, Mapping) or _is_message_pair(message) for message in messages)
     given: Sequence[Any] = [messages] if is_one else messages
-    entries = tuple(pb.TextEntry(chat=pb.Chat(messages=map(_message, each))) for each in given)
-    return Texts(entries, max_tokens, truncate, True, template, add_generation_prompt)
+    found = [chat_entry(each) for each in given]
+    images = tuple(own for _, own in found)
+    if any(images):
+        refuse_missing_images(images)
+    entries = tuple(entry for entry, _ in found)
+    return Texts(
+        entries, max_tokens, truncate, True, template, add_generation_prompt, images if any(images) else ()
+    )
 
 
 def audio(samples: Any, rate: int) -> Audio:
@@ -181,6 +205,23 @@ def audio(samples: Any, rate: int) -> Audio:
     if rate < 1:
         raise ValueError(f"rate is {rate}; it is the samples in a second")
     return Audio(tuple(_clip(clip, rate) for clip in clips))
+
+
+def sound_input(data: bytes | Array, rate: int = 0) -> Audio:
+    """Return one clip: a WAV or FLAC file; or, with a rate, samples of one channel.
+
+    Raises:
+        TypeError, ValueError: As for `audio`.
+    """
+    if not isinstance(data, bytes):
+        return audio(data, rate)
+    return Audio(((pb.AudioClip(encoded_byte_count=len(data)), memoryview(data)),))
+
+
+def joined_texts(parts: Sequence[Texts]) -> Texts:
+    """Return the samples of several batches as one; they have the same options."""
+    entries = tuple(entry for part in parts for entry in part.entries)
+    return replace(parts[0], entries=entries, images=tuple(own for part in parts for own in part.images))
 
 
 def processor_input(value: object) -> Texts | Audio | None:
@@ -243,8 +284,7 @@ def _sound_files(paths: Sequence[Any]) -> Audio:
     Raises:
         FileNotFoundError: One does not exist.
     """
-    found = [memoryview(Path(path).read_bytes()) for path in paths]
-    return Audio(tuple((pb.AudioClip(encoded_byte_count=data.nbytes), data) for data in found))
+    return Audio(tuple(clip for path in paths for clip in sound_input(Path(path).read_bytes()).clips))
 
 
 def _entry(sample: object) -> pb.TextEntry:
@@ -265,15 +305,6 @@ def _entry(sample: object) -> pb.TextEntry:
     )
 
 
-def _message(message: object) -> pb.ChatMessage:
-    if isinstance(message, Mapping) and message.keys() == {"role", "content"}:
-        message = (message["role"], message["content"])
-    if not _is_pair(message):
-        raise TypeError('a message is {"role": ..., "content": ...} or (role, content), both strings')
-    role, content = message
-    return pb.ChatMessage(role=role, content=content)
-
-
 def _clip(clip: Any, rate: int) -> tuple[pb.AudioClip, memoryview]:
     if not is_array(clip) or as_numpy(clip).dtype.kind != "f":
         raise TypeError("a clip is an array of floating-point samples, one channel")
@@ -286,6 +317,11 @@ def _clip(clip: Any, rate: int) -> tuple[pb.AudioClip, memoryview]:
 
 def _is_pair(value: object) -> TypeGuard[tuple[str, str]]:
     return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, str) for part in value)
+
+
+def _is_message_pair(value: object) -> bool:
+    is_two = isinstance(value, tuple) and len(cast("tuple[object, ...]", value)) == 2
+    return is_two and isinstance(cast("tuple[object, ...]", value)[0], str)
 
 
 def _is_words(value: object) -> TypeGuard[list[str]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trocar._analysis.health import HealthThresholds
 from trocar._analysis.ordering import EVERYTHING
-from trocar._sync import analysis_passes, health_pass
+from trocar._sync import analysis_passes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -280,6 +280,6 @@ class Analyses:
         """
         thresholds = HealthThresholds(vanishing, exploding, vanishing_ratio, exploding_ratio)
         passing = {"of": of, "edits": edits, "timeout_s": timeout_s}
-        return health_pass.health(
+        return analysis_passes.health(
             self._extraction, self._gradients, model_id, inputs, at, thresholds, **passing
         )

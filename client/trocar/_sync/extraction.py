@@ -14,11 +14,11 @@ import numpy as np
 from trocar._base.concurrency import compute, pause
 from trocar._request.execution import Execution
 from trocar._request.surgery import make_surgery
+from trocar._sync.replicas import RoutedStreams
 from trocar._sync.stream import ExtractStream
 from trocar._transport.attempts import Attempts
-from trocar._transport.channel import (
-    new_request_id,
-)
+from trocar._transport.channel import new_request_id
+from trocar._transport.segments import REPLY_SHARED_FROM_BYTES
 from trocar._wire import from_wire
 from trocar._wire.digests import digests_of
 from trocar._wire.replies import ReplyAssembler
@@ -28,7 +28,7 @@ from trocar._wire.stream_messages import StreamOptions
 from trocar.errors import NotCachedError, UnknownSegmentError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from trocar._base.tensors import Array
     from trocar._request.edits import Edit
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from trocar._result.extraction_plan import ExtractionPlan
     from trocar._result.feature_maps import FeatureMaps
     from trocar._sync.connection import Connection
-    from trocar._transport.channel import Stream
 
 
 class Extraction:
@@ -143,7 +142,7 @@ class Extraction:
         """
         chosen = self._connection.options.cache if cache is None else cache
         key: Hashable = None
-        request, offset = None, 0.0
+        request, last, offset = None, None, 0.0
         if edits == () and of is None and sources is None and start_shape is None and wire is None:
             options = (
                 model_id,
@@ -155,7 +154,7 @@ class Extraction:
                 chunk_bytes,
                 adapter,
             )
-            key, request = self._plain.find(inputs, taps, options)
+            key, request, last = self._plain.find(inputs, taps, options)
         if request is None:
             start, surgery = Start(start_at, start_shape), make_surgery(edits, of, sources)
             execution = Execution(numerics, merge, chosen is not False, priority)
@@ -164,7 +163,7 @@ class Extraction:
             )
             self._plain.keep(key, inputs, request)
             offset = surgery.objective_offset
-        reply = ReplyAssembler(model_id, out, objective_offset=offset, widens=wire is not None)
+        reply = ReplyAssembler(model_id, out, objective_offset=offset, widens=wire is not None, last=last)
         return self.collect(request, reply, timeout_s, chosen)
 
     def collect(
@@ -187,16 +186,17 @@ class Extraction:
 
     def _receive(self, request: ExtractCall, reply: ReplyAssembler, timeout_s: float | None) -> FeatureMaps:
         """Make a call, with retries after a broken connection or from a busy server, and return its reply."""
-        started = time.perf_counter()
+        began_at, attempts = time.monotonic(), None
         connection, request_id, is_sharing = self._connection, new_request_id(), True
-        attempts = Attempts(connection.options.retries, connection.timeout(timeout_s))
+        left_s = limit_s = connection.timeout(timeout_s)
         while True:
             borrowed = connection.sharing.borrow(request, reply) if is_sharing else NOTHING
             try:
-                self._feed(borrowed.call or request, reply, request_id, attempts.remaining_s)
+                self._feed(borrowed.call or request, reply, request_id, left_s)
             except grpc.RpcError as error:
                 borrowed.end(None)
                 problem = connection.converted(error, request_id)
+                attempts = attempts or Attempts(connection.options.retries, limit_s, began_at=began_at)
                 if borrowed is not NOTHING and isinstance(problem, UnknownSegmentError):
                     connection.sharing.reset()  # the server has been restarted
                     is_sharing = False
@@ -208,20 +208,37 @@ class Extraction:
                 borrowed.end(None)
                 raise
             else:
-                borrowed.end(reply)
-                connection.sharing.learn(request, reply)
+                if borrowed is not NOTHING or sum(reply.byte_counts) >= REPLY_SHARED_FROM_BYTES:
+                    borrowed.end(reply)
+                    connection.sharing.learn(request, reply)
                 maps = reply.finish()
-                maps.timing = replace(maps.timing, total_s=time.perf_counter() - started)
+                maps.timing = replace(maps.timing, total_s=time.monotonic() - began_at)
                 return maps
             reply.restart()
+            left_s = attempts.remaining_s
 
     def _feed(self, request: ExtractCall, reply: ReplyAssembler, request_id: str, timeout_s: float) -> None:
-        stream = self._connection.extract(request, request_id, timeout_s)
-        try:
-            for message in stream:
-                reply.feed(message)
-        finally:
-            stream.cancel()  # ends the call if the loop was left early, without effect otherwise
+        """Make one attempt."""
+
+        def attempt(one: Connection, left_s: float) -> None:
+            stream = one.open(one.extract, request, request_id, left_s)
+            try:
+                for message in stream:
+                    reply.feed(message)
+                if connection.replicas is not None and one is connection:
+                    connection.learn(stream)
+            except grpc.RpcError:
+                if one is not connection:
+                    reply.restart()
+                raise
+            finally:
+                stream.cancel()  # ends the call if the loop was left early, without effect otherwise
+
+        connection = self._connection
+        if connection.replicas is None:
+            attempt(connection, timeout_s)
+        else:
+            connection.nearest(reply.model_id, attempt, timeout_s)
 
     def shared_array(self, shape: Sequence[int], dtype: str = "float32") -> Array:
         """Return an array in memory that is shared with the server, with unset values.
@@ -360,7 +377,7 @@ class Extraction:
         Raises:
             ValueError: `window`, `first_batch` or `timeout_s` is out of range.
         """
-        connection, request_id = self._connection, new_request_id()
+        connection = self._connection
         options = StreamOptions(
             model_id,
             taps,
@@ -379,10 +396,5 @@ class Extraction:
             adapter,
         )
 
-        def open_call(requests: Iterator[bytes]) -> Stream:
-            return connection.extract_stream(requests, request_id)
-
-        def converted(error: grpc.RpcError) -> Exception:
-            return connection.converted(error, request_id)
-
-        return ExtractStream(open_call, converted, options, batches)
+        calls = RoutedStreams(connection, model_id, new_request_id(), connection.timeout(timeout_s))
+        return ExtractStream(calls, options, batches)

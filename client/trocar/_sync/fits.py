@@ -75,6 +75,8 @@ class Trainer(TrainerCalls):
             max_tokens: For a data set of texts: the maximum number of tokens of a text; the model's maximum
                 when None.
             truncate: Whether longer texts are cut; otherwise such a text ends the fit with an error.
+            workers: Processes of the server that each batch is spread over, as by torch's
+                DistributedDataParallel, 1 to 64; `batch_size` is a multiple of it.
             progress: Whether to show bars, of the upload and of the fit.
             on_event: Called with every event.
 
@@ -130,6 +132,7 @@ class Trainer(TrainerCalls):
             feature_cache: As in `fit`.
             max_tokens: As in `fit`.
             truncate: As in `fit`.
+            workers: As in `fit`.
             on_upload: Called as data sets are uploaded; see `Client.upload_dataset`.
 
         Returns:

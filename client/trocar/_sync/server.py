@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
+    from trocar._base.server_status import ServerStatus
     from trocar._base.types import DrainState, ServerInfo
     from trocar._page.page import Page
     from trocar._sync.connection import Connection
@@ -92,6 +93,22 @@ class Server:
             self._connection.server_service.GetServerInfo, server_pb2.GetServerInfoRequest()
         )
         return from_wire.server_info(reply)
+
+    def status(self) -> ServerStatus:
+        """Return the server's queues, callers and caches at this moment; for its operator.
+
+        Returns:
+            Calls that wait and the seconds of computing that they need, by model; work and share of computing
+            of each caller; size and hits of caches.
+
+        Raises:
+            ScopeMissingError: Your token does not have the scope admin.
+        """
+        self._connection.check_one("status")
+        reply = self._connection.call(
+            self._connection.server_service.GetServerStatus, server_pb2.GetServerStatusRequest()
+        )
+        return from_wire.server_status(reply)
 
     def drain(self, *, undo: bool = False) -> DrainState:
         """Drain the server, or resume service; for its operator.

@@ -361,16 +361,25 @@ class TrainerCalls:
 
         Its number ensures that it is applied once.
         """
+        connection = self._connection
 
         def attempt(request_id: str, left_s: float) -> pb.StepResult:
-            result: pb.StepResult | None = None
-            for message in self._connection.train(call, request_id, left_s):
-                result = pb.TrainResponse.FromString(message).result
-            if result is None:
-                raise BadReplyError("the reply has no result for the batch")
-            return result
+            def at(one: Connection, timeout_s: float) -> pb.StepResult:
+                result: pb.StepResult | None = None
+                stream = one.open(one.train, call, request_id, timeout_s)
+                for message in stream:
+                    result = pb.TrainResponse.FromString(message).result
+                if result is None:
+                    raise BadReplyError("the reply has no result for the batch")
+                if connection.replicas is not None and one is connection:
+                    connection.learn(stream)
+                return result
 
-        return self._connection.resumed(attempt, timeout_s)
+            if connection.replicas is None:
+                return at(connection, left_s)
+            return connection.nearest(self.trainer_id, at, left_s)
+
+        return connection.resumed(attempt, timeout_s)
 
     def _exported(
         self, request: pb.ExportTrainerRequest, timeout_s: float | None
@@ -406,7 +415,7 @@ class Numbering:
     def take(self, number: int | None) -> int:
         """Return the given number, or the next one; `end` must follow."""
         with self._changed:
-            chosen = number
+            chosen = self._next if number is None else number
             if chosen is None:
                 chosen = self._following()
             if self._next is not None:

@@ -44,6 +44,7 @@ class Attempts:
             cancels because it stops is a broken connection. Elsewhere a cancelled call stays cancelled, since
             this client's `close` may have done it.
         chance: A number from 0 to 1.
+        began_at: When the first attempt began, as `time.monotonic()`; now when None.
     """
 
     def __init__(
@@ -53,12 +54,13 @@ class Attempts:
         *,
         resumes: bool = False,
         chance: Callable[[], float] = random.random,
+        began_at: float | None = None,
     ) -> None:
         self._retries = retries
         self._timeout_s = timeout_s
         self._resumes = resumes
         self._chance = chance
-        self._deadline = time.monotonic() + timeout_s
+        self._deadline = (time.monotonic() if began_at is None else began_at) + timeout_s
         self._failures = 0
 
     def progress(self) -> None:

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from grpc.experimental import ChannelOptions
 
-from trocar._transport.targets import addresses_of, host_of, listed_target
+from trocar._transport.targets import addresses_of, certificate_host, listed_target
 from trocar_api.versions import VERSION_KEY
 
 AsyncChannel: TypeAlias = grpc.aio.Channel
@@ -134,6 +134,11 @@ class ConnectOptions:
     cache: bool | None = None
     """Whether calls may be answered from the server's feature cache; with True by digest first."""
 
+    direct: bool = True
+    """Whether replicas of a cluster are called directly where a gateway names them and they are reached."""
+    tls_name: str = ""
+    """The name in the server's certificate, where it is not that of the target."""
+
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
         if self.compression not in (None, "gzip"):
@@ -169,7 +174,9 @@ class ConnectOptions:
 
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         """Return the metadata of a call."""
-        headers = [("x-request-id", request_id), (VERSION_KEY, own_version()), *trace_headers()]
+        headers = [("x-request-id", request_id), (VERSION_KEY, own_version())]
+        if "opentelemetry.trace" in sys.modules:
+            headers += trace_headers()
         if self.token:
             headers.append(("authorization", f"Bearer {self.token}"))
         if self.compression:
@@ -279,8 +286,10 @@ def channel_options(options: ConnectOptions) -> list[Option]:
     config = _service_config(options)
     if config:
         chosen.append(("grpc.service_config", json.dumps(config)))
-    if options.addresses and options.tls:  # one name for all: gRPC checks certificates against the target's
-        chosen.append(("grpc.ssl_target_name_override", host_of(options.addresses[0])))
+    # One name for all of a list: gRPC checks certificates against the target's.
+    tls_name = options.tls_name or (certificate_host(options.addresses) if options.addresses else "")
+    if tls_name and options.tls:
+        chosen.append(("grpc.ssl_target_name_override", tls_name))
     if is_loopback(options.target):
         chosen.append(("grpc.enable_http_proxy", 0))
     return chosen

@@ -32,6 +32,11 @@ class AsyncStatusKept:
         """End the call; without effect once it has ended."""
         return bool(self._call.cancel())
 
+    async def trailing_metadata(self) -> grpc.aio.Metadata:
+        """Return the metadata that came with the status; waits for it."""
+        found: grpc.aio.Metadata = await self._call.trailing_metadata()
+        return found
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for message in self._call:

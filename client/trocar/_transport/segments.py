@@ -175,25 +175,24 @@ class SegmentPool:
 
 
 class ReplySizes:
-    """Sizes of replies to equal requests: a request names the place of its reply in advance."""
+    """Sizes of replies to equal requests: a request names the place of its reply in advance.
+
+    Attributes:
+        expected: Bytes of the last reply by the hash of its request; not to be changed.
+    """
 
     def __init__(self) -> None:
-        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self.expected: OrderedDict[int, int] = OrderedDict()
         self._lock = Lock()
-
-    def expected(self, head: bytes) -> int:
-        """Return the bytes of the last reply to such a request; 0 if there was none."""
-        with self._lock:
-            return self._sizes.get(hash(head), 0)
 
     def learn(self, head: bytes, byte_counts: Sequence[int]) -> None:
         """Record the sizes of the values of a reply."""
         end = placed(byte_counts)[-1]
         with self._lock:
-            self._sizes[hash(head)] = end
-            self._sizes.move_to_end(hash(head))
-            while len(self._sizes) > _MAX_LEARNED:
-                self._sizes.popitem(last=False)
+            self.expected[hash(head)] = end
+            self.expected.move_to_end(hash(head))
+            while len(self.expected) > _MAX_LEARNED:
+                self.expected.popitem(last=False)
 
 
 def placed(byte_counts: Sequence[int]) -> list[int]:

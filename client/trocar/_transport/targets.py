@@ -106,6 +106,11 @@ def host_of(address: str) -> str:
     return bare[1:].partition("]")[0] if bare.startswith("[") else bare.rpartition(":")[0] or bare
 
 
+def certificate_host(addresses: tuple[str, ...]) -> str:
+    """Return the host whose name the certificate of a server, or of every listed one, has."""
+    return host_of(addresses[0].removeprefix("dns:").rpartition("/")[2])
+
+
 def _looked_up(address: str) -> tuple[str, str]:
     host, port = host_of(address), address.rpartition(":")[2]
     try:

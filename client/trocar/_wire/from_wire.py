@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from trocar._base.server_status import CacheStatus, CallerStatus, QueueStatus, ServerStatus
 from trocar._base.tensors import DTYPE_NAMES
 from trocar._base.types import DrainState, Feature, Model, ModelInput, Preprocessing, ServerInfo, ServerLimits
 from trocar._request.taps import SCOPES, STATISTICS
@@ -143,6 +144,35 @@ def server_info(message: server_pb2.GetServerInfoResponse) -> ServerInfo:
 def drain_state(message: server_pb2.DrainResponse) -> DrainState:
     """Convert the progress of a drain."""
     return DrainState(message.is_draining, message.running_call_count, message.waiting_fit_count)
+
+
+def server_status(message: server_pb2.GetServerStatusResponse) -> ServerStatus:
+    """Convert queues, callers and caches."""
+    return ServerStatus(
+        queues=tuple(
+            QueueStatus(one.model_id, one.replica_count, one.leased_count, one.waiting_count, one.pending_s)
+            for one in message.queues
+        ),
+        callers=tuple(map(_caller_status, message.callers)),
+        total=_caller_status(message.total),
+        caches=tuple(
+            CacheStatus(
+                one.name, one.entry_count, one.byte_count, one.max_bytes, one.hit_count, one.miss_count
+            )
+            for one in message.caches
+        ),
+    )
+
+
+def _caller_status(message: server_pb2.CallerStatus) -> CallerStatus:
+    return CallerStatus(
+        caller=message.caller,
+        call_count=message.call_count,
+        waiting_count=message.waiting_count,
+        byte_count=message.byte_count,
+        pending_s=message.pending_s,
+        used_s=message.used_s,
+    )
 
 
 def feature_map_info(message: extraction_pb2.FeatureMap) -> FeatureMapInfo:

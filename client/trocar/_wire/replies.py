@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -25,7 +26,10 @@ from trocar._transport.segments import placed
 from trocar._wire.from_wire import expansions, feature_map_info, processed_input, statistics
 from trocar.errors import BadReplyError
 from trocar_api.v1 import extraction_pb2 as pb
-from trocar_api.wire import Chunk, WireError, split_message
+from trocar_api.wire import Chunk, Layout, WireError, split_message
+
+_MOST_FIXED_BYTES = 64 << 10
+"""Size limit of a reply that is kept, without its values."""
 
 
 @dataclass
@@ -59,6 +63,31 @@ class _Destination:
         self.missing_bytes = self.buffer.nbytes - source.nbytes
 
 
+@dataclass(frozen=True)
+class _Known:
+    """A reply without values and times."""
+
+    layout: Layout
+    times: slice
+    """Place of its times."""
+    head: pb.ExtractResponse
+    info: Mapping[str, FeatureMapInfo]
+    arrays: Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
+    """Name, shape and dtype of each array."""
+    expansions: Mapping[str, tuple[str, ...]]
+    execution: ExecutionInfo
+    byte_counts: list[int]
+
+
+class LastReply:
+    """The last reply to equal requests, without values and times: an equal one is not parsed again.
+
+    Replies of one message, with nothing but values: their other bytes are compared. Thread-safe.
+    """
+
+    known: _Known | None = None
+
+
 class ReplyAssembler:
     """Assembles one reply from its messages.
 
@@ -76,6 +105,11 @@ class ReplyAssembler:
         more: Names and sizes of further payloads, which follow those of the feature maps.
         objective_offset: What is added to the value of the objective that the server returns.
         widens: Whether float16 values that were float32 come as float32.
+        last: The last reply to such a request; replaced by this one. Only without `out`, `more` and `widens`.
+
+    Attributes:
+        byte_counts: Bytes of each value as sent, in order.
+        out_byte_count: Bytes of the arrays of `out`.
     """
 
     def __init__(
@@ -86,10 +120,16 @@ class ReplyAssembler:
         objective_offset: float = 0.0,
         *,
         widens: bool = False,
+        last: LastReply | None = None,
     ) -> None:
         self._widens = widens
-        self._model_id = model_id
+        self._last = None if out or more or widens else last
+        self._first_message = b""
+        self._maps: FeatureMaps | None = None
+        self.byte_counts: list[int] = []
+        self.model_id = model_id
         self._out = dict(out or {})
+        self.out_byte_count = sum(map(attrgetter("nbytes"), self._out.values()))
         self._objective_offset = objective_offset
         self._head: pb.ExtractResponse | None = None
         self._destinations: list[_Destination] = []
@@ -109,21 +149,12 @@ class ReplyAssembler:
     def restart(self) -> None:
         """Drop received data: the call is retried."""
         self._head, self._destinations, self._current, self._offered = None, [], 0, None
+        self._first_message, self._maps, self.byte_counts = b"", None, []
 
     @property
     def is_shared(self) -> bool:
         """Whether the values were in the offered memory."""
         return self._head is not None and self._head.is_shared
-
-    @property
-    def byte_counts(self) -> list[int]:
-        """The bytes of each value as they were sent, in order."""
-        return list(map(attrgetter("buffer.nbytes"), self._destinations))
-
-    @property
-    def out_byte_count(self) -> int:
-        """Bytes of the arrays of `out`."""
-        return sum(map(attrgetter("nbytes"), self._out.values()))
 
     def own_bytes(self) -> Bytes | None:
         """Return the bytes of the array of `out`, if that is one and contiguous."""
@@ -137,9 +168,17 @@ class ReplyAssembler:
             BadReplyError: The message breaks the contract.
             ValueError: An array of `out` does not fit the feature map of its name.
         """
+        if self._maps is not None:
+            raise BadReplyError("the reply has more bytes than it announced")
+        known = None if self._last is None or self._head is not None else self._last.known
+        found = None if known is None else known.layout.chunks(message)
         try:
+            if known is not None and found is not None:
+                self._maps = self._known_maps(known, message, found)
+                return
             head, chunks = split_message(message)
             if self._head is None:
+                self._first_message = message
                 self.begin(pb.ExtractResponse.FromString(head))
         except (WireError, DecodeError) as error:
             raise BadReplyError(f"a message of the reply cannot be decoded: {error}") from error
@@ -149,6 +188,8 @@ class ReplyAssembler:
     @property
     def is_complete(self) -> bool:
         """Whether every announced byte was received."""
+        if self._maps is not None:
+            return True
         return self._head is not None and not any(entry.missing_bytes for entry in self._destinations)
 
     @property
@@ -162,6 +203,8 @@ class ReplyAssembler:
         Raises:
             BadReplyError: The reply ended early.
         """
+        if self._maps is not None:
+            return self._maps
         if self._head is None:
             raise BadReplyError("the reply is empty")
         for destination in self._destinations:
@@ -172,7 +215,55 @@ class ReplyAssembler:
                 )
             if destination.array.nbytes != destination.buffer.nbytes:
                 destination.widen()
-        return self._feature_maps(self._head)
+        maps = self._feature_maps(self._head)
+        if self._last is not None:
+            self._last.known = self._as_known(self._head, maps)
+        return maps
+
+    def _known_maps(self, known: _Known, message: bytes, chunks: Sequence[Chunk]) -> FeatureMaps:
+        """Read values and times of a reply that is otherwise known."""
+        arrays: dict[str, Array] = {}
+        for (name, shape, dtype), chunk in zip(known.arrays, chunks, strict=True):
+            arrays[name] = array = np.empty(shape, dtype)
+            array.reshape(-1).view(np.uint8)[:] = np.frombuffer(chunk.data, np.uint8)
+        times, head = pb.ExtractResponse.FromString(message[known.times]).timing, known.head
+        self.byte_counts = known.byte_counts
+        return FeatureMaps(
+            arrays,
+            info=known.info,
+            stats={},
+            expansions=known.expansions,
+            timing=ServerTiming(times.queue_s, times.compute_s),
+            stopped_at=head.stopped_at if head.HasField("stopped_at") else None,
+            model_id=self.model_id,
+            execution=known.execution,
+        )
+
+    def _as_known(self, head: pb.ExtractResponse, maps: FeatureMaps) -> _Known | None:
+        """Return this reply for the next one; None where it has more than values, or several messages."""
+        if head.is_shared or head.edit_expansions or head.processed or head.HasField("objective_value"):
+            return None
+        if any(entry.statistics for entry in head.feature_maps):
+            return None
+        layout = Layout.of(self._first_message, pb.ExtractResponse.TIMING_FIELD_NUMBER)
+        if layout is None or layout.varying is None or layout.sizes != self.byte_counts:
+            return None
+        if layout.fixed_byte_count > _MOST_FIXED_BYTES:
+            return None
+        for destination in self._destinations:
+            if destination.array.nbytes != destination.buffer.nbytes:  # converted after their arrival
+                return None
+        arrays = [(entry.name, entry.array.shape, entry.array.dtype) for entry in self._destinations]
+        return _Known(
+            layout,
+            layout.varying,
+            head,
+            self._info,
+            arrays,
+            maps.expansions,
+            maps.execution,
+            self.byte_counts,
+        )
 
     def begin(self, head: pb.ExtractResponse) -> None:
         """Parse the description of the reply, without its chunks.
@@ -193,6 +284,7 @@ class ReplyAssembler:
             if info.has_values:
                 self._destinations.append(self._destination(info))
         self._destinations += self._more
+        self.byte_counts = list(map(attrgetter("buffer.nbytes"), self._destinations))
         self._head = head
         if head.is_shared:
             self._take_shared()
@@ -277,7 +369,7 @@ class ReplyAssembler:
             expansions=expansions(head.expansions),
             timing=ServerTiming(head.timing.queue_s, head.timing.compute_s),
             stopped_at=head.stopped_at if head.HasField("stopped_at") else None,
-            model_id=self._model_id,
+            model_id=self.model_id,
             objective=self._objective(head) if head.HasField("objective_value") else None,
             edit_expansions=expansions(head.edit_expansions) if head.edit_expansions else None,
             execution=ExecutionInfo.from_wire(head.execution),

@@ -2,24 +2,24 @@
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
-from trocar._base.tensors import flat_bytes
 from trocar._request.execution import AS_USUAL, Execution
+from trocar._request.image_sizes import with_image_sizes
 from trocar._request.inputs import wire_inputs
 from trocar._request.narrow import Wire, check_wire
 from trocar._request.reductions import CASTS
 from trocar._request.surgery import NO_SURGERY, Surgery
 from trocar._request.taps import Tap, gradient_tap
+from trocar._wire.replies import LastReply
 from trocar_api.byte_sizes import byte_count
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.tap_pb2 import Tap as WireTap
 from trocar_api.v1.tensor_pb2 import DTYPE_FLOAT32, TensorSpec
-from trocar_api.wire import HEAD_KEY, chunk_parts, split_payload
+from trocar_api.wire import HEAD_KEY, chunk_header, split_payload
 
 CHUNK_BYTES = 1 << 20
 """Payload bytes in one message: 0.5 to 2 MiB is the plateau, 64 KiB three times slower."""
@@ -34,37 +34,35 @@ _MOST_HEAD_BYTES = 2048
 """The longest head that goes into metadata, which servers limit; longer ones are not kept by a server."""
 
 
-@dataclass(frozen=True)
 class ExtractCall:
-    """One request: everything but the payloads as bytes, and the payloads as views."""
+    """One request: everything but the payloads as bytes, and the payloads as views.
 
-    head: bytes
-    """`ExtractRequest` without chunks, serialised."""
-    payloads: list[memoryview]
-    """One flat view of bytes for each tensor and image, in order."""
+    Args:
+        head: `ExtractRequest` without chunks, serialised.
+        payloads: One flat view of bytes for each tensor and image, in order.
 
-    @cached_property
-    def byte_count(self) -> int:
-        """Bytes of all payloads."""
-        return sum(map(attrgetter("nbytes"), self.payloads))
+    Attributes:
+        head: As given.
+        payloads: As given.
+        byte_count: Bytes of all payloads.
+        fits_one_message: Whether the call may be made as a server-streaming one.
+        headers: Metadata by which a busy server refuses the call before it reads the payloads.
+    """
 
-    @cached_property
-    def fits_one_message(self) -> bool:
-        """Whether the call may be made as a server-streaming one."""
-        return self.byte_count <= ONE_MESSAGE_BYTES
-
-    def headers(self) -> tuple[tuple[str, bytes], ...]:
-        """Return metadata by which a busy server refuses the call before it reads the payloads."""
-        if self.byte_count <= _CHEAP_BYTES or len(self.head) > _MOST_HEAD_BYTES:
-            return ()
-        return ((HEAD_KEY, self.head),)
+    def __init__(self, head: bytes, payloads: list[memoryview]) -> None:
+        self.head = head
+        self.payloads = payloads
+        self.byte_count = sum(map(attrgetter("nbytes"), payloads))
+        self.fits_one_message = self.byte_count <= ONE_MESSAGE_BYTES
+        has_copy = self.byte_count > _CHEAP_BYTES and len(head) <= _MOST_HEAD_BYTES
+        self.headers: tuple[tuple[str, bytes], ...] = ((HEAD_KEY, head),) if has_copy else ()
 
     def message(self) -> bytes:
         """Return the whole request in one message."""
         parts: list[bytes | memoryview] = [self.head]
         for index, payload in enumerate(self.payloads):
             if payload.nbytes:
-                parts += chunk_parts(index, 0, payload)
+                parts += (chunk_header(index, 0, payload.nbytes), payload)
         return b"".join(parts)
 
     def messages(self) -> Iterator[bytes]:
@@ -213,27 +211,36 @@ _MAX_HEADS = 256
 class PlainRequests:
     """Heads of plain requests by their arguments: an equal request is not built again. Thread-safe.
 
+    Each has the last reply to it, without its values: an equal reply is not read again.
+
     A plain request has one array that is sent as it is, selectors, and options that are strings, numbers or
     None. Of the array its head has dtype and shape alone. Requests with edits or reductions are not plain:
     0.0 and -0.0 are equal, and make different requests.
     """
 
     def __init__(self) -> None:
-        self._heads: dict[Hashable, bytes] = {}
+        self._kept: dict[Hashable, tuple[bytes, LastReply]] = {}
 
-    def find(self, inputs: object, taps: Taps, options: Hashable) -> tuple[Hashable, ExtractCall | None]:
-        """Return the key of a request, None if it is not plain; and the request, if an equal one was kept."""
+    def find(
+        self, inputs: object, taps: Taps, options: Hashable
+    ) -> tuple[Hashable, ExtractCall | None, LastReply | None]:
+        """Return the key of a request; and the request and its last reply, if an equal one was kept.
+
+        The key is None where it is not plain.
+        """
         if type(inputs) is not np.ndarray or not (inputs.flags.c_contiguous and inputs.dtype.isnative):
-            return None, None
+            return None, None, None
         selectors = tuple(taps) if isinstance(taps, (list, tuple)) else (taps,)
         if set(map(type, selectors)) != {str}:
-            return None, None
+            return None, None, None
         key = (selectors, inputs.dtype, inputs.shape, options)
         try:
-            head = self._heads.get(key)
+            kept = self._kept.get(key)
         except TypeError:  # an option that cannot be hashed: whoever builds the request will refuse it
-            return None, None
-        return key, None if head is None else ExtractCall(head, [flat_bytes(inputs).data])
+            return None, None, None
+        if kept is None:
+            return key, None, None
+        return key, ExtractCall(kept[0], [inputs.reshape(-1).view(np.uint8).data]), kept[1]
 
     def keep(self, key: Hashable, inputs: object, request: ExtractCall) -> None:
         """Keep the head of a request whose payload is the very memory of its array."""
@@ -241,16 +248,17 @@ class PlainRequests:
             return
         payload = np.frombuffer(request.payloads[0], np.uint8)
         if payload.nbytes == inputs.nbytes > 0 and payload.ctypes.data == inputs.ctypes.data:
-            if len(self._heads) >= _MAX_HEADS:
-                self._heads.clear()
-            self._heads[key] = request.head
+            if len(self._kept) >= _MAX_HEADS:
+                self._kept.clear()
+            self._kept[key] = request.head, LastReply()
 
 
 def _described(inputs: object) -> list[pb.Input]:
     """Return shapes and dtypes of inputs; a shape stands for one float32 input."""
     if isinstance(inputs, Mapping) and _is_shape(shape := inputs.get("")):  # beside flags
-        return [_float_input(shape), *wire_inputs({name: inputs[name] for name in inputs if name})[0]]
-    return [_float_input(inputs)] if _is_shape(inputs) else wire_inputs(inputs)[0]
+        others = wire_inputs({name: inputs[name] for name in inputs if name})
+        return [_float_input(shape), *with_image_sizes(*others)]
+    return [_float_input(inputs)] if _is_shape(inputs) else with_image_sizes(*wire_inputs(inputs))
 
 
 def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from trocar._base.tensors import Array, flat_bytes, is_array, to_wire
+from trocar._base.tensors import Array, is_array, to_wire
 from trocar._base.token_labels import padded_labels
 from trocar._request.inputs import wire_inputs
 from trocar._request.training.fit_parts import FitOptions
@@ -174,11 +174,12 @@ class Batches:
         """Convert inputs and targets; raises what `wire_batch` raises."""
         if type(inputs) is not np.ndarray or type(targets) not in (np.ndarray, list):
             return wire_batch(inputs, targets)
-        target = targets if type(targets) is np.ndarray else _target_array(targets, "")
+        target = targets if type(targets) is np.ndarray else _listed(targets, "targets")
         layout = (inputs.dtype, inputs.shape, target.dtype, target.shape)
         described = self._described.get(layout)
         if described is not None and inputs.flags.c_contiguous and target.flags.c_contiguous:
-            return WireBatch(described, [flat_bytes(inputs).data, flat_bytes(target).data])
+            flat = [inputs.reshape(-1).view(np.uint8).data, target.reshape(-1).view(np.uint8).data]
+            return WireBatch(described, flat)
         batch, arrays = wire_batch(inputs, target), (inputs, target)
         if len(batch.payloads) == len(arrays) and all(map(_is_memory_of, batch.payloads, arrays)):
             if len(self._described) >= _MAX_KEPT:
@@ -219,6 +220,11 @@ def _target_array(values: Any, name: str) -> Any:
     what = f"target {name!r}" if name else "targets"
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise TypeError(f"{what}: a {type(values).__name__}; give labels or numbers, as an array or a list")
+    return _listed(values, what)
+
+
+def _listed(values: Any, what: str) -> Any:
+    """Return the array of a list of numbers."""
     try:
         found = np.asarray(values)
     except ValueError:

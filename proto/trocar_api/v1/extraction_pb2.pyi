@@ -180,7 +180,9 @@ class PlanRequest(_message.Message):
     EXTRACTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def extraction(self) -> Global___ExtractRequest:
-        """The request that is planned, without chunks. Texts are tokenized; sound is refused. Of images only their number is needed."""
+        """The request that is planned, without chunks. Texts are tokenized; sound is refused. Of images only their number is
+        needed, and their sizes where the model's number of tokens depends on these.
+        """
 
     def __init__(
         self,
@@ -287,7 +289,8 @@ class Input(_message.Message):
     @_builtins.property
     def images(self) -> Global___ImageBatch:
         """Images that the server preprocesses as the model's weights, or its image processor, say. Without a name,
-        or called `images`, they become the model's input for images.
+        or called `images`, they become the model's input for images. For a model whose processor takes texts and images
+        together, as that of Qwen2-VL, the texts of the call hold a placeholder for each of them, in this order.
         """
 
     @_builtins.property
@@ -576,23 +579,76 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """For example `user`. Required."""
     content: _builtins.str
-    """The text of the message."""
+    """The text of the message; empty with `parts`."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatPart]:
+        """The message as texts and images, in place of `content`, for a template that takes these."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        parts: _abc.Iterable[Global___ChatPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "parts", b"parts", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ChatPart(_message.Message):
+    """A part of one message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """A text."""
+    @_builtins.property
+    def image(self) -> Global___ChatImage:
+        """The place of the next image of the call."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        image: Global___ChatImage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "image"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___ChatPart: _TypeAlias = ChatPart  # noqa: Y015
+
+@_typing.final
+class ChatImage(_message.Message):
+    """The place of an image in a message: the first in a call is that of the first image, and so on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatImage: _TypeAlias = ChatImage  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -730,21 +786,29 @@ class Image(_message.Message):
 
     ENCODED_BYTE_COUNT_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
+    ENCODED_SIZE_FIELD_NUMBER: _builtins.int
     encoded_byte_count: _builtins.int
     """JPEG, PNG or WebP, detected from its content; the number of bytes."""
     @_builtins.property
     def raw(self) -> Global___RawImage:
         """RGB pixels, uint8, of shape (height, width, 3)."""
 
+    @_builtins.property
+    def encoded_size(self) -> Global___RawImage:
+        """The size of an encoded image, turned as it is shown. Only `Plan` reads it, of models whose number of tokens depends on
+        the sizes of images; for these it is required there.
+        """
+
     def __init__(
         self,
         *,
         encoded_byte_count: _builtins.int = ...,
         raw: Global___RawImage | None = ...,
+        encoded_size: Global___RawImage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["encoded_byte_count", b"encoded_byte_count", "form", b"form", "raw", b"raw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["encoded_byte_count", b"encoded_byte_count", "encoded_size", b"encoded_size", "form", b"form", "raw", b"raw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded_byte_count", b"encoded_byte_count", "form", b"form", "raw", b"raw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoded_byte_count", b"encoded_byte_count", "encoded_size", b"encoded_size", "form", b"form", "raw", b"raw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["encoded_byte_count", "raw"]  # noqa: Y015
     _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
@@ -754,7 +818,7 @@ Global___Image: _TypeAlias = Image  # noqa: Y015
 
 @_typing.final
 class RawImage(_message.Message):
-    """The size of an image given as RGB pixels."""
+    """The size of an image."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -921,7 +985,9 @@ class ProcessedSample(_message.Message):
     length: _builtins.int
     """Number of tokens, or of sound samples, without padding."""
     rendered: _builtins.str
-    """For a chat: the text that its template rendered."""
+    """For a chat: the text that its template rendered. For a chat or a text with images: this with the placeholder of
+    each image expanded to its tokens.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens' ids. Empty for sound, as are the next three."""
@@ -932,7 +998,7 @@ class ProcessedSample(_message.Message):
 
     @_builtins.property
     def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where each token begins in its text, in characters (code points); for a chat, in `rendered`. Empty if the
+        """Where each token begins in its text, in characters (code points); in `rendered`, if there is one. Empty if the
         tokenizer does not report it. In a pair, each text begins at 0.
         """
 

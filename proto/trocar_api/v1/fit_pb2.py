@@ -25,39 +25,39 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17trocar_api/v1/fit.proto\x12\rtrocar_api.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xd5\x04\n\x07\x46itSpec\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x13\n\x06\x65pochs\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nbatch_size\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x07shuffle\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\x16\n\tdrop_last\x18\x05 \x01(\x08H\x03\x88\x01\x01\x12\x1c\n\x0f\x65val_dataset_id\x18\x06 \x01(\tH\x04\x88\x01\x01\x12*\n\x07metrics\x18\x07 \x03(\x0b\x32\x19.trocar_api.v1.MetricSpec\x12\x36\n\raugmentations\x18\x08 \x03(\x0b\x32\x1f.trocar_api.v1.AugmentationSpec\x12\x30\n\nearly_stop\x18\t \x01(\x0b\x32\x1c.trocar_api.v1.EarlyStopSpec\x12\x1d\n\x10\x63heckpoint_every\x18\n \x01(\x05H\x05\x88\x01\x01\x12\x36\n\rfeature_cache\x18\x0b \x01(\x0b\x32\x1f.trocar_api.v1.FeatureCacheSpec\x12\x17\n\nmax_tokens\x18\x0c \x01(\x05H\x06\x88\x01\x01\x12\x15\n\x08truncate\x18\r \x01(\x08H\x07\x88\x01\x01\x12\x17\n\neval_split\x18\x0e \x01(\x01H\x08\x88\x01\x01\x42\t\n\x07_epochsB\r\n\x0b_batch_sizeB\n\n\x08_shuffleB\x0c\n\n_drop_lastB\x12\n\x10_eval_dataset_idB\x13\n\x11_checkpoint_everyB\r\n\x0b_max_tokensB\x0b\n\t_truncateB\r\n\x0b_eval_split\"D\n\nMetricSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"J\n\x10\x41ugmentationSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xad\x01\n\rEarlyStopSpec\x12\x13\n\x06metric\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x15\n\x08patience\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x16\n\tmin_delta\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1d\n\x10is_higher_better\x18\x04 \x01(\x08H\x03\x88\x01\x01\x42\t\n\x07_metricB\x0b\n\t_patienceB\x0c\n\n_min_deltaB\x13\n\x11_is_higher_better\"\x82\x01\n\x10\x46\x65\x61tureCacheSpec\x12\x11\n\x04mode\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0cmemory_bytes\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x03 \x01(\x03H\x02\x88\x01\x01\x42\x07\n\x05_modeB\x0f\n\r_memory_bytesB\r\n\x0b_disk_bytes\"_\n\x0fStartFitRequest\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12$\n\x04spec\x18\x02 \x01(\x0b\x32\x16.trocar_api.v1.FitSpec\x12\x12\n\nrequest_id\x18\x03 \x01(\t\".\n\x10StartFitResponse\x12\x1a\n\x12\x66irst_event_number\x18\x01 \x01(\x03\"Q\n\x0fWatchFitRequest\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12\x19\n\x0c\x65vent_number\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_event_number\":\n\x10WatchFitResponse\x12&\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x17.trocar_api.v1.FitEvent\"`\n\x08\x46itEvent\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06time_s\x18\x03 \x01(\x01\x12&\n\x05\x66\x61\x63ts\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\"S\n\x11\x43ontrolFitRequest\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12*\n\x07\x63ommand\x18\x02 \x01(\x0e\x32\x19.trocar_api.v1.FitCommand\"#\n\x12\x43ontrolFitResponse\x12\r\n\x05state\x18\x01 \x01(\t*p\n\nFitCommand\x12\x1b\n\x17\x46IT_COMMAND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46IT_COMMAND_PAUSE\x10\x01\x12\x16\n\x12\x46IT_COMMAND_RESUME\x10\x02\x12\x16\n\x12\x46IT_COMMAND_CANCEL\x10\x03\x32\xfb\x01\n\nFitService\x12K\n\x08StartFit\x12\x1e.trocar_api.v1.StartFitRequest\x1a\x1f.trocar_api.v1.StartFitResponse\x12M\n\x08WatchFit\x12\x1e.trocar_api.v1.WatchFitRequest\x1a\x1f.trocar_api.v1.WatchFitResponse0\x01\x12Q\n\nControlFit\x12 .trocar_api.v1.ControlFitRequest\x1a!.trocar_api.v1.ControlFitResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17trocar_api/v1/fit.proto\x12\rtrocar_api.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xf7\x04\n\x07\x46itSpec\x12\x12\n\ndataset_id\x18\x01 \x01(\t\x12\x13\n\x06\x65pochs\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nbatch_size\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x14\n\x07shuffle\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\x16\n\tdrop_last\x18\x05 \x01(\x08H\x03\x88\x01\x01\x12\x1c\n\x0f\x65val_dataset_id\x18\x06 \x01(\tH\x04\x88\x01\x01\x12*\n\x07metrics\x18\x07 \x03(\x0b\x32\x19.trocar_api.v1.MetricSpec\x12\x36\n\raugmentations\x18\x08 \x03(\x0b\x32\x1f.trocar_api.v1.AugmentationSpec\x12\x30\n\nearly_stop\x18\t \x01(\x0b\x32\x1c.trocar_api.v1.EarlyStopSpec\x12\x1d\n\x10\x63heckpoint_every\x18\n \x01(\x05H\x05\x88\x01\x01\x12\x36\n\rfeature_cache\x18\x0b \x01(\x0b\x32\x1f.trocar_api.v1.FeatureCacheSpec\x12\x17\n\nmax_tokens\x18\x0c \x01(\x05H\x06\x88\x01\x01\x12\x15\n\x08truncate\x18\r \x01(\x08H\x07\x88\x01\x01\x12\x17\n\neval_split\x18\x0e \x01(\x01H\x08\x88\x01\x01\x12\x14\n\x07workers\x18\x0f \x01(\x05H\t\x88\x01\x01\x42\t\n\x07_epochsB\r\n\x0b_batch_sizeB\n\n\x08_shuffleB\x0c\n\n_drop_lastB\x12\n\x10_eval_dataset_idB\x13\n\x11_checkpoint_everyB\r\n\x0b_max_tokensB\x0b\n\t_truncateB\r\n\x0b_eval_splitB\n\n\x08_workers\"D\n\nMetricSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"J\n\x10\x41ugmentationSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xad\x01\n\rEarlyStopSpec\x12\x13\n\x06metric\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x15\n\x08patience\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x16\n\tmin_delta\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1d\n\x10is_higher_better\x18\x04 \x01(\x08H\x03\x88\x01\x01\x42\t\n\x07_metricB\x0b\n\t_patienceB\x0c\n\n_min_deltaB\x13\n\x11_is_higher_better\"\x82\x01\n\x10\x46\x65\x61tureCacheSpec\x12\x11\n\x04mode\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0cmemory_bytes\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x17\n\ndisk_bytes\x18\x03 \x01(\x03H\x02\x88\x01\x01\x42\x07\n\x05_modeB\x0f\n\r_memory_bytesB\r\n\x0b_disk_bytes\"_\n\x0fStartFitRequest\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12$\n\x04spec\x18\x02 \x01(\x0b\x32\x16.trocar_api.v1.FitSpec\x12\x12\n\nrequest_id\x18\x03 \x01(\t\".\n\x10StartFitResponse\x12\x1a\n\x12\x66irst_event_number\x18\x01 \x01(\x03\"Q\n\x0fWatchFitRequest\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12\x19\n\x0c\x65vent_number\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_event_number\":\n\x10WatchFitResponse\x12&\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x17.trocar_api.v1.FitEvent\"`\n\x08\x46itEvent\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06time_s\x18\x03 \x01(\x01\x12&\n\x05\x66\x61\x63ts\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\"S\n\x11\x43ontrolFitRequest\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12*\n\x07\x63ommand\x18\x02 \x01(\x0e\x32\x19.trocar_api.v1.FitCommand\"#\n\x12\x43ontrolFitResponse\x12\r\n\x05state\x18\x01 \x01(\t*p\n\nFitCommand\x12\x1b\n\x17\x46IT_COMMAND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46IT_COMMAND_PAUSE\x10\x01\x12\x16\n\x12\x46IT_COMMAND_RESUME\x10\x02\x12\x16\n\x12\x46IT_COMMAND_CANCEL\x10\x03\x32\xfb\x01\n\nFitService\x12K\n\x08StartFit\x12\x1e.trocar_api.v1.StartFitRequest\x1a\x1f.trocar_api.v1.StartFitResponse\x12M\n\x08WatchFit\x12\x1e.trocar_api.v1.WatchFitRequest\x1a\x1f.trocar_api.v1.WatchFitResponse0\x01\x12Q\n\nControlFit\x12 .trocar_api.v1.ControlFitRequest\x1a!.trocar_api.v1.ControlFitResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trocar_api.v1.fit_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FITCOMMAND']._serialized_start=1635
-  _globals['_FITCOMMAND']._serialized_end=1747
+  _globals['_FITCOMMAND']._serialized_start=1669
+  _globals['_FITCOMMAND']._serialized_end=1781
   _globals['_FITSPEC']._serialized_start=73
-  _globals['_FITSPEC']._serialized_end=670
-  _globals['_METRICSPEC']._serialized_start=672
-  _globals['_METRICSPEC']._serialized_end=740
-  _globals['_AUGMENTATIONSPEC']._serialized_start=742
-  _globals['_AUGMENTATIONSPEC']._serialized_end=816
-  _globals['_EARLYSTOPSPEC']._serialized_start=819
-  _globals['_EARLYSTOPSPEC']._serialized_end=992
-  _globals['_FEATURECACHESPEC']._serialized_start=995
-  _globals['_FEATURECACHESPEC']._serialized_end=1125
-  _globals['_STARTFITREQUEST']._serialized_start=1127
-  _globals['_STARTFITREQUEST']._serialized_end=1222
-  _globals['_STARTFITRESPONSE']._serialized_start=1224
-  _globals['_STARTFITRESPONSE']._serialized_end=1270
-  _globals['_WATCHFITREQUEST']._serialized_start=1272
-  _globals['_WATCHFITREQUEST']._serialized_end=1353
-  _globals['_WATCHFITRESPONSE']._serialized_start=1355
-  _globals['_WATCHFITRESPONSE']._serialized_end=1413
-  _globals['_FITEVENT']._serialized_start=1415
-  _globals['_FITEVENT']._serialized_end=1511
-  _globals['_CONTROLFITREQUEST']._serialized_start=1513
-  _globals['_CONTROLFITREQUEST']._serialized_end=1596
-  _globals['_CONTROLFITRESPONSE']._serialized_start=1598
-  _globals['_CONTROLFITRESPONSE']._serialized_end=1633
-  _globals['_FITSERVICE']._serialized_start=1750
-  _globals['_FITSERVICE']._serialized_end=2001
+  _globals['_FITSPEC']._serialized_end=704
+  _globals['_METRICSPEC']._serialized_start=706
+  _globals['_METRICSPEC']._serialized_end=774
+  _globals['_AUGMENTATIONSPEC']._serialized_start=776
+  _globals['_AUGMENTATIONSPEC']._serialized_end=850
+  _globals['_EARLYSTOPSPEC']._serialized_start=853
+  _globals['_EARLYSTOPSPEC']._serialized_end=1026
+  _globals['_FEATURECACHESPEC']._serialized_start=1029
+  _globals['_FEATURECACHESPEC']._serialized_end=1159
+  _globals['_STARTFITREQUEST']._serialized_start=1161
+  _globals['_STARTFITREQUEST']._serialized_end=1256
+  _globals['_STARTFITRESPONSE']._serialized_start=1258
+  _globals['_STARTFITRESPONSE']._serialized_end=1304
+  _globals['_WATCHFITREQUEST']._serialized_start=1306
+  _globals['_WATCHFITREQUEST']._serialized_end=1387
+  _globals['_WATCHFITRESPONSE']._serialized_start=1389
+  _globals['_WATCHFITRESPONSE']._serialized_end=1447
+  _globals['_FITEVENT']._serialized_start=1449
+  _globals['_FITEVENT']._serialized_end=1545
+  _globals['_CONTROLFITREQUEST']._serialized_start=1547
+  _globals['_CONTROLFITREQUEST']._serialized_end=1630
+  _globals['_CONTROLFITRESPONSE']._serialized_start=1632
+  _globals['_CONTROLFITRESPONSE']._serialized_end=1667
+  _globals['_FITSERVICE']._serialized_start=1784
+  _globals['_FITSERVICE']._serialized_end=2035
 # @@protoc_insertion_point(module_scope)

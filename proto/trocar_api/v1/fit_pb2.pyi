@@ -68,6 +68,7 @@ class FitSpec(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     EVAL_SPLIT_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     dataset_id: _builtins.str
     """The id of the data set to train on. Required."""
     epochs: _builtins.int
@@ -89,6 +90,11 @@ class FitSpec(_message.Message):
     eval_split: _builtins.float
     """The share of the data set that is not trained on and evaluated after each epoch, from 0 to below 1: a random
     part by the trainer's seed. None when unset or 0; refused together with `eval_dataset_id`.
+    """
+    workers: _builtins.int
+    """Processes that each batch is spread over, the server included, as by torch's DistributedDataParallel: rank r takes
+    samples r, r + workers, ... of a batch, and the gradients are averaged. From 1, the default, to 64; `batch_size`
+    is a multiple of it. `FIT_INVALID` where the server has fewer CPUs, or the model or optimizer cannot be spread.
     """
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricSpec]:
@@ -123,10 +129,11 @@ class FitSpec(_message.Message):
         max_tokens: _builtins.int | None = ...,
         truncate: _builtins.bool | None = ...,
         eval_split: _builtins.float | None = ...,
+        workers: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_checkpoint_every", b"_checkpoint_every", "_drop_last", b"_drop_last", "_epochs", b"_epochs", "_eval_dataset_id", b"_eval_dataset_id", "_eval_split", b"_eval_split", "_max_tokens", b"_max_tokens", "_shuffle", b"_shuffle", "_truncate", b"_truncate", "batch_size", b"batch_size", "checkpoint_every", b"checkpoint_every", "drop_last", b"drop_last", "early_stop", b"early_stop", "epochs", b"epochs", "eval_dataset_id", b"eval_dataset_id", "eval_split", b"eval_split", "feature_cache", b"feature_cache", "max_tokens", b"max_tokens", "shuffle", b"shuffle", "truncate", b"truncate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_checkpoint_every", b"_checkpoint_every", "_drop_last", b"_drop_last", "_epochs", b"_epochs", "_eval_dataset_id", b"_eval_dataset_id", "_eval_split", b"_eval_split", "_max_tokens", b"_max_tokens", "_shuffle", b"_shuffle", "_truncate", b"_truncate", "_workers", b"_workers", "batch_size", b"batch_size", "checkpoint_every", b"checkpoint_every", "drop_last", b"drop_last", "early_stop", b"early_stop", "epochs", b"epochs", "eval_dataset_id", b"eval_dataset_id", "eval_split", b"eval_split", "feature_cache", b"feature_cache", "max_tokens", b"max_tokens", "shuffle", b"shuffle", "truncate", b"truncate", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_checkpoint_every", b"_checkpoint_every", "_drop_last", b"_drop_last", "_epochs", b"_epochs", "_eval_dataset_id", b"_eval_dataset_id", "_eval_split", b"_eval_split", "_max_tokens", b"_max_tokens", "_shuffle", b"_shuffle", "_truncate", b"_truncate", "augmentations", b"augmentations", "batch_size", b"batch_size", "checkpoint_every", b"checkpoint_every", "dataset_id", b"dataset_id", "drop_last", b"drop_last", "early_stop", b"early_stop", "epochs", b"epochs", "eval_dataset_id", b"eval_dataset_id", "eval_split", b"eval_split", "feature_cache", b"feature_cache", "max_tokens", b"max_tokens", "metrics", b"metrics", "shuffle", b"shuffle", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_checkpoint_every", b"_checkpoint_every", "_drop_last", b"_drop_last", "_epochs", b"_epochs", "_eval_dataset_id", b"_eval_dataset_id", "_eval_split", b"_eval_split", "_max_tokens", b"_max_tokens", "_shuffle", b"_shuffle", "_truncate", b"_truncate", "_workers", b"_workers", "augmentations", b"augmentations", "batch_size", b"batch_size", "checkpoint_every", b"checkpoint_every", "dataset_id", b"dataset_id", "drop_last", b"drop_last", "early_stop", b"early_stop", "epochs", b"epochs", "eval_dataset_id", b"eval_dataset_id", "eval_split", b"eval_split", "feature_cache", b"feature_cache", "max_tokens", b"max_tokens", "metrics", b"metrics", "shuffle", b"shuffle", "truncate", b"truncate", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
     _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
@@ -146,6 +153,8 @@ class FitSpec(_message.Message):
     _WhichOneofArgType__shuffle: _TypeAlias = _typing.Literal["_shuffle", b"_shuffle"]  # noqa: Y015
     _WhichOneofReturnType__truncate: _TypeAlias = _typing.Literal["truncate"]  # noqa: Y015
     _WhichOneofArgType__truncate: _TypeAlias = _typing.Literal["_truncate", b"_truncate"]  # noqa: Y015
+    _WhichOneofReturnType__workers: _TypeAlias = _typing.Literal["workers"]  # noqa: Y015
+    _WhichOneofArgType__workers: _TypeAlias = _typing.Literal["_workers", b"_workers"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_size) -> _WhichOneofReturnType__batch_size | None: ...
     @_typing.overload
@@ -164,6 +173,8 @@ class FitSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__shuffle) -> _WhichOneofReturnType__shuffle | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate) -> _WhichOneofReturnType__truncate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__workers) -> _WhichOneofReturnType__workers | None: ...
 
 Global___FitSpec: _TypeAlias = FitSpec  # noqa: Y015
 

@@ -60,6 +60,11 @@ class ModelServiceStub:
                 request_serializer=trocar__api_dot_v1_dot_model__pb2.ListModulesRequest.SerializeToString,
                 response_deserializer=trocar__api_dot_v1_dot_model__pb2.ListModulesResponse.FromString,
                 _registered_method=True)
+        self.ListReplicas = channel.unary_unary(
+                '/trocar_api.v1.ModelService/ListReplicas',
+                request_serializer=trocar__api_dot_v1_dot_model__pb2.ListReplicasRequest.SerializeToString,
+                response_deserializer=trocar__api_dot_v1_dot_model__pb2.ListReplicasResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -103,6 +108,14 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListReplicas(self, request, context):
+        """Lists the replicas of a model or a trainer that a caller of a cluster's gateway may call directly. A server that is
+        no gateway lists none. Fails as `GetModel`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +143,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.ListModules,
                     request_deserializer=trocar__api_dot_v1_dot_model__pb2.ListModulesRequest.FromString,
                     response_serializer=trocar__api_dot_v1_dot_model__pb2.ListModulesResponse.SerializeToString,
+            ),
+            'ListReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReplicas,
+                    request_deserializer=trocar__api_dot_v1_dot_model__pb2.ListReplicasRequest.FromString,
+                    response_serializer=trocar__api_dot_v1_dot_model__pb2.ListReplicasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -268,6 +286,33 @@ class ModelService:
             '/trocar_api.v1.ModelService/ListModules',
             trocar__api_dot_v1_dot_model__pb2.ListModulesRequest.SerializeToString,
             trocar__api_dot_v1_dot_model__pb2.ListModulesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trocar_api.v1.ModelService/ListReplicas',
+            trocar__api_dot_v1_dot_model__pb2.ListReplicasRequest.SerializeToString,
+            trocar__api_dot_v1_dot_model__pb2.ListReplicasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,10 @@ class ModelServiceStub:
     """
     ListModules: _grpc.UnaryUnaryMultiCallable[_model_pb2.ListModulesRequest, _model_pb2.ListModulesResponse]
     """Lists the modules of a loaded model in execution order, with their outputs."""
+    ListReplicas: _grpc.UnaryUnaryMultiCallable[_model_pb2.ListReplicasRequest, _model_pb2.ListReplicasResponse]
+    """Lists the replicas of a model or a trainer that a caller of a cluster's gateway may call directly. A server that is
+    no gateway lists none. Fails as `GetModel`.
+    """
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -67,6 +71,10 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """
     ListModules: _aio.UnaryUnaryMultiCallable[_model_pb2.ListModulesRequest, _model_pb2.ListModulesResponse]  # type: ignore[assignment]
     """Lists the modules of a loaded model in execution order, with their outputs."""
+    ListReplicas: _aio.UnaryUnaryMultiCallable[_model_pb2.ListReplicasRequest, _model_pb2.ListReplicasResponse]  # type: ignore[assignment]
+    """Lists the replicas of a model or a trainer that a caller of a cluster's gateway may call directly. A server that is
+    no gateway lists none. Fails as `GetModel`.
+    """
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """The catalogue of hosted models."""
@@ -114,5 +122,15 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.ListModulesResponse, _abc.Awaitable[_model_pb2.ListModulesResponse]]:
         """Lists the modules of a loaded model in execution order, with their outputs."""
+
+    @_abc_1.abstractmethod
+    def ListReplicas(
+        self,
+        request: _model_pb2.ListReplicasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.ListReplicasResponse, _abc.Awaitable[_model_pb2.ListReplicasResponse]]:
+        """Lists the replicas of a model or a trainer that a caller of a cluster's gateway may call directly. A server that is
+        no gateway lists none. Fails as `GetModel`.
+        """
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

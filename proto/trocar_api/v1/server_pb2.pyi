@@ -137,6 +137,193 @@ class ReloadConfigResponse(_message.Message):
 Global___ReloadConfigResponse: _TypeAlias = ReloadConfigResponse  # noqa: Y015
 
 @_typing.final
+class GetServerStatusRequest(_message.Message):
+    """The request for `ServerService.GetServerStatus`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetServerStatusRequest: _TypeAlias = GetServerStatusRequest  # noqa: Y015
+
+@_typing.final
+class GetServerStatusResponse(_message.Message):
+    """The reply of `ServerService.GetServerStatus`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    CALLERS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    CACHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueStatus]:
+        """The queue of each model in memory, those of trainers included, by id."""
+
+    @_builtins.property
+    def callers(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallerStatus]:
+        """Callers with admitted calls, or with computing in the last minute; those with the most seconds of waiting work
+        first. At most 100.
+        """
+
+    @_builtins.property
+    def total(self) -> Global___CallerStatus:
+        """All callers together, those included that `callers` leaves out. Its `caller` is empty."""
+
+    @_builtins.property
+    def caches(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheStatus]:
+        """The caches. Names may be added."""
+
+    def __init__(
+        self,
+        *,
+        queues: _abc.Iterable[Global___QueueStatus] | None = ...,
+        callers: _abc.Iterable[Global___CallerStatus] | None = ...,
+        total: Global___CallerStatus | None = ...,
+        caches: _abc.Iterable[Global___CacheStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["total", b"total"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "callers", b"callers", "queues", b"queues", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetServerStatusResponse: _TypeAlias = GetServerStatusResponse  # noqa: Y015
+
+@_typing.final
+class QueueStatus(_message.Message):
+    """The queue of one model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    REPLICA_COUNT_FIELD_NUMBER: _builtins.int
+    LEASED_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_COUNT_FIELD_NUMBER: _builtins.int
+    PENDING_S_FIELD_NUMBER: _builtins.int
+    model_id: _builtins.str
+    """The id of the model, or of the trainer."""
+    replica_count: _builtins.int
+    """Number of its replicas."""
+    leased_count: _builtins.int
+    """Replicas that run a pass."""
+    waiting_count: _builtins.int
+    """Calls that wait for a replica; at most `ServerLimits.max_queue`."""
+    pending_s: _builtins.float
+    """Estimated seconds of computing that running and waiting calls still need, of all replicas together. Estimates are
+    learnt from finished passes.
+    """
+    def __init__(
+        self,
+        *,
+        model_id: _builtins.str = ...,
+        replica_count: _builtins.int = ...,
+        leased_count: _builtins.int = ...,
+        waiting_count: _builtins.int = ...,
+        pending_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leased_count", b"leased_count", "model_id", b"model_id", "pending_s", b"pending_s", "replica_count", b"replica_count", "waiting_count", b"waiting_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueStatus: _TypeAlias = QueueStatus  # noqa: Y015
+
+@_typing.final
+class CallerStatus(_message.Message):
+    """The work of one caller."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    CALL_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_COUNT_FIELD_NUMBER: _builtins.int
+    BYTE_COUNT_FIELD_NUMBER: _builtins.int
+    PENDING_S_FIELD_NUMBER: _builtins.int
+    USED_S_FIELD_NUMBER: _builtins.int
+    caller: _builtins.str
+    """The name of its token or certificate. If the server requires none: 12 hexadecimal digits of the hash of its token,
+    or `anonymous` and its address. Empty for the server's own work, for example a first pass after the start.
+    """
+    call_count: _builtins.int
+    """Admitted calls that compute or carry tensors."""
+    waiting_count: _builtins.int
+    """Of these, calls that wait for a replica."""
+    byte_count: _builtins.int
+    """Bytes that its inputs and replies take; at most `ServerLimits.max_principal_bytes`."""
+    pending_s: _builtins.float
+    """Estimated seconds of computing that its calls still need; see `ServerLimits.max_principal_s`."""
+    used_s: _builtins.float
+    """Seconds of computing in about the last minute, of 50 to 60 s. Divided by that of `total`: its share."""
+    def __init__(
+        self,
+        *,
+        caller: _builtins.str = ...,
+        call_count: _builtins.int = ...,
+        waiting_count: _builtins.int = ...,
+        byte_count: _builtins.int = ...,
+        pending_s: _builtins.float = ...,
+        used_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "call_count", b"call_count", "caller", b"caller", "pending_s", b"pending_s", "used_s", b"used_s", "waiting_count", b"waiting_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallerStatus: _TypeAlias = CallerStatus  # noqa: Y015
+
+@_typing.final
+class CacheStatus(_message.Message):
+    """One cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ENTRY_COUNT_FIELD_NUMBER: _builtins.int
+    BYTE_COUNT_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    HIT_COUNT_FIELD_NUMBER: _builtins.int
+    MISS_COUNT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name: `replies`, of earlier equal calls."""
+    entry_count: _builtins.int
+    """Number of entries."""
+    byte_count: _builtins.int
+    """Bytes of its entries."""
+    max_bytes: _builtins.int
+    """The most bytes; 0 if it is off."""
+    hit_count: _builtins.int
+    """Look-ups that found an entry, since the server started."""
+    miss_count: _builtins.int
+    """Look-ups that found none, since the server started."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        entry_count: _builtins.int = ...,
+        byte_count: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
+        hit_count: _builtins.int = ...,
+        miss_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "entry_count", b"entry_count", "hit_count", b"hit_count", "max_bytes", b"max_bytes", "miss_count", b"miss_count", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheStatus: _TypeAlias = CacheStatus  # noqa: Y015
+
+@_typing.final
 class GetServerInfoRequest(_message.Message):
     """The request for `ServerService.GetServerInfo`."""
 

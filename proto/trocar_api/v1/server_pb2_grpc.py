@@ -50,6 +50,11 @@ class ServerServiceStub:
                 request_serializer=trocar__api_dot_v1_dot_server__pb2.ReloadConfigRequest.SerializeToString,
                 response_deserializer=trocar__api_dot_v1_dot_server__pb2.ReloadConfigResponse.FromString,
                 _registered_method=True)
+        self.GetServerStatus = channel.unary_unary(
+                '/trocar_api.v1.ServerService/GetServerStatus',
+                request_serializer=trocar__api_dot_v1_dot_server__pb2.GetServerStatusRequest.SerializeToString,
+                response_deserializer=trocar__api_dot_v1_dot_server__pb2.GetServerStatusResponse.FromString,
+                _registered_method=True)
 
 
 class ServerServiceServicer:
@@ -79,6 +84,13 @@ class ServerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetServerStatus(self, request, context):
+        """Returns queues, callers and caches at this moment. A draining server answers, too. Needs the scope admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +108,11 @@ def add_ServerServiceServicer_to_server(servicer, server):
                     servicer.ReloadConfig,
                     request_deserializer=trocar__api_dot_v1_dot_server__pb2.ReloadConfigRequest.FromString,
                     response_serializer=trocar__api_dot_v1_dot_server__pb2.ReloadConfigResponse.SerializeToString,
+            ),
+            'GetServerStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerStatus,
+                    request_deserializer=trocar__api_dot_v1_dot_server__pb2.GetServerStatusRequest.FromString,
+                    response_serializer=trocar__api_dot_v1_dot_server__pb2.GetServerStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +197,33 @@ class ServerService:
             '/trocar_api.v1.ServerService/ReloadConfig',
             trocar__api_dot_v1_dot_server__pb2.ReloadConfigRequest.SerializeToString,
             trocar__api_dot_v1_dot_server__pb2.ReloadConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trocar_api.v1.ServerService/GetServerStatus',
+            trocar__api_dot_v1_dot_server__pb2.GetServerStatusRequest.SerializeToString,
+            trocar__api_dot_v1_dot_server__pb2.GetServerStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

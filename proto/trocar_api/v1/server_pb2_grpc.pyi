@@ -43,6 +43,8 @@ class ServerServiceStub:
     """Reloads the configuration: models, data sets, limits, tokens. All or nothing: an error
     changes nothing and is returned as `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
     """
+    GetServerStatus: _grpc.UnaryUnaryMultiCallable[_server_pb2.GetServerStatusRequest, _server_pb2.GetServerStatusResponse]
+    """Returns queues, callers and caches at this moment. A draining server answers, too. Needs the scope admin."""
 
 @_typing.type_check_only
 class ServerServiceAsyncStub(ServerServiceStub):
@@ -59,6 +61,8 @@ class ServerServiceAsyncStub(ServerServiceStub):
     """Reloads the configuration: models, data sets, limits, tokens. All or nothing: an error
     changes nothing and is returned as `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
     """
+    GetServerStatus: _aio.UnaryUnaryMultiCallable[_server_pb2.GetServerStatusRequest, _server_pb2.GetServerStatusResponse]  # type: ignore[assignment]
+    """Returns queues, callers and caches at this moment. A draining server answers, too. Needs the scope admin."""
 
 class ServerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Information about the server, and its operation."""
@@ -90,5 +94,13 @@ class ServerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reloads the configuration: models, data sets, limits, tokens. All or nothing: an error
         changes nothing and is returned as `INVALID_ARGUMENT` or the model's own error. Needs the scope admin.
         """
+
+    @_abc_1.abstractmethod
+    def GetServerStatus(
+        self,
+        request: _server_pb2.GetServerStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_server_pb2.GetServerStatusResponse, _abc.Awaitable[_server_pb2.GetServerStatusResponse]]:
+        """Returns queues, callers and caches at this moment. A draining server answers, too. Needs the scope admin."""
 
 def add_ServerServiceServicer_to_server(servicer: ServerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,7 +23,6 @@ from trocar_server.app.warm_up import warm_up
 from trocar_server.config import ServerConfig
 from trocar_server.decoding.pixels import Conversion
 from trocar_server.edit_store import EditStore
-from trocar_server.engine.compiled.backends import variant_folder
 from trocar_server.engine.compiled.backends.availability import available_numerics
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.execute.image_decoder import ImageDecoder
@@ -33,14 +32,19 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, clean_downloads
 from trocar_server.models.spec import check_model_id
 from trocar_server.rpc.call.authorization import ReplaceableAuthorizer
+from trocar_server.rpc.call.forwarded import GatewayAccess
 from trocar_server.rpc.server import Parts, RpcServer, start_server
+from trocar_server.storage.temporary_folder import remove_leftovers
 from trocar_server.telemetry import Telemetry, open_telemetry
 from trocar_server.training.datasets import DatasetLibrary, DatasetStore
+from trocar_server.training.files.owner_folders import OwnerFolders
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.fit.fitting import Fits
+from trocar_server.training.takeover import Takeover
 from trocar_server.training.trainers import Trainers
 
 _log = structlog.get_logger("trocar")
+_NO_GATEWAY = GatewayAccess()
 
 
 @dataclass
@@ -56,10 +60,14 @@ class App:
     grace_s: float
     telemetry: Telemetry = field(default_factory=Telemetry)
     page: PageProcess | None = None
+    takeover: Takeover | None = None
+    """On a cluster."""
 
     async def stop(self) -> None:
         """Let calls finish within the grace period, then stop the owner thread."""
         self.lifecycle.stop()
+        if self.takeover is not None:
+            await self.takeover.stop()
         if self.page is not None:
             await self.page.stop()
         # Also for fits and uploads: whatever they wait for ends with the grace period.
@@ -82,6 +90,8 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
     is_alone: bool = False,
     reread: Callable[[], ServerConfig] | None = None,
     own_dir: Path | None = None,
+    gateway: GatewayAccess = _NO_GATEWAY,
+    owners: OwnerFolders | None = None,
 ) -> App:
     """Listen, load every model of the configuration, then report SERVING.
 
@@ -98,6 +108,9 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
         reread: Reads the configuration again, for a reload.
         own_dir: Folder of trainers and fits, where several servers share the data directory; the data
             directory when None.
+        gateway: Access of the gateways of a cluster.
+        owners: Folders of trainers that several servers share, and take over from each other; in `own_dir`
+            when None.
 
     Raises:
         ServiceError: No model can be loaded, or with `strict` one cannot; the address cannot be used, or
@@ -115,13 +128,21 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
     own_dir = own_dir or data_dir
     authorizer = ReplaceableAuthorizer(authorizer_of(config, data_dir, log))
     clean_downloads(config.weights_dir)
-    variant_folder.remove_leftovers()
+    remove_leftovers()
     edit_store = EditStore(data_dir / "edits")
     edit_store.clean()
     conversion = Conversion(config.images.orient, config.images.scale_16_bit)
     engine = Engine(
-        catalogue, owner, config.limits, config.weights_dir, _replicas(config), config.engine, conversion
+        catalogue,
+        owner,
+        config.limits,
+        config.weights_dir,
+        _replicas(config),
+        config.engine,
+        conversion,
+        data_dir / "compiled",
     )
+    engine.compiled.clean()
     engine.preparation.attach()
     datasets = _datasets(config, data_dir, engine.preparation.decoder)
     async with AsyncExitStack() as cleanup:
@@ -131,13 +152,18 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
         cleanup.push_async_callback(asyncio.to_thread, owner.stop)
         cleanup.callback(engine.preparation.stop)
         cleanup.push_async_callback(engine.compiled.stop)
-        storage = StorageOnDemand(own_dir, config.limits.max_checkpoints)
+        storage = StorageOnDemand(own_dir, config.limits.max_checkpoints, owners=owners)
         cleanup.callback(storage.close)
         if is_alone:
             await asyncio.to_thread(_take, storage)
-        trainers = Trainers(engine, storage, own_dir / "scratch")
-        fits = Fits(trainers, datasets, own_dir / "fits", own_dir / "scratch")
-        trainers.on_close = fits.forget
+        is_durable = owners is not None and config.cluster.durable_steps
+        trainers = Trainers(engine, storage, own_dir / "scratch", has_durable_steps=is_durable)
+        events_dir = own_dir / "fits" if owners is None else owners.own
+        fits = Fits(trainers, datasets, events_dir, own_dir / "scratch", is_shared=owners is not None)
+        trainers.on_close, trainers.on_moved, trainers.on_taken = fits.forget, fits.let_go, fits.resume
+        takeover = None if owners is None else Takeover(owners, trainers)
+        if takeover is not None:
+            trainers.check_elsewhere = takeover.check_elsewhere
         used = config.model_copy(update={"data_dir": data_dir})
         telemetry = open_telemetry(used, engine, trainers, log)
         cleanup.push_async_callback(asyncio.to_thread, telemetry.stop)
@@ -157,6 +183,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
             max_message_bytes=config.max_message_bytes,
             observer=telemetry.observer,
             own_socket=None if page is None else page.socket,
+            gateway=gateway,
         )
         cleanup.push_async_callback(rpc.stop, config.grace_s)
         lifecycle.begin(rpc)
@@ -171,10 +198,13 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
         await fits.restore_all()
         trainers.ready.set()
         cleanup.push_async_callback(fits.stop)
+        if takeover is not None:
+            takeover.start()
+            cleanup.push_async_callback(takeover.stop)
         _log_features_off(lifecycle, log)
         await rpc.set_serving()
         cleanup.pop_all()
-    return App(engine, datasets, trainers, fits, rpc, lifecycle, config.grace_s, telemetry, page)
+    return App(engine, datasets, trainers, fits, rpc, lifecycle, config.grace_s, telemetry, page, takeover)
 
 
 async def serve(
@@ -182,6 +212,8 @@ async def serve(
     on_ready: Callable[[App], None],
     reread: Callable[[], ServerConfig] | None = None,
     own_dir: Path | None = None,
+    gateway: GatewayAccess = _NO_GATEWAY,
+    owners: OwnerFolders | None = None,
 ) -> None:
     """Run until SIGTERM or SIGINT, or until `on_ready` raises, then stop gracefully.
 
@@ -192,6 +224,8 @@ async def serve(
         on_ready: Called once the server accepts clients.
         reread: Reads the configuration again.
         own_dir: See `start`.
+        gateway: See `start`.
+        owners: See `start`.
 
     Raises:
         ServiceError: As `start` does.
@@ -201,7 +235,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     reloads: set[asyncio.Task[None]] = set()
-    app = await start(config, is_alone=True, reread=reread, own_dir=own_dir)
+    app = await start(config, is_alone=True, reread=reread, own_dir=own_dir, gateway=gateway, owners=owners)
     loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(asyncio.create_task(_reload(app))))
     try:
         # Freeze existing objects: a full garbage collection otherwise walks 365,000 objects of torch, for 0.2

@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 from trocar_api.reasons import ErrorReason
 from trocar_server.app.access import check_page_address
 from trocar_server.config import PageConfig, ServerConfig
-from trocar_server.engine.compiled.backends.variant_folder import VariantFolder
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.listen.unix_socket import target_of
+from trocar_server.storage.temporary_folder import TemporaryFolder
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
@@ -54,7 +54,7 @@ class PageProcess:
     def __init__(self, config: ServerConfig) -> None:
         _check(config)
         self._config = config.page
-        self._folder = VariantFolder()  # no other user can enter it, and nothing stays after a kill
+        self._folder = TemporaryFolder()  # no other user can enter it, and nothing stays after a kill
         self.socket = self._folder.path / "socket"
         self.url = ""
         self._port = self._config.port

@@ -8,10 +8,10 @@ import numpy as np
 import structlog
 import torch
 
+from trocar_server.engine.compiled.variant import example_plan
 from trocar_server.engine.engine import Engine
-from trocar_server.engine.request.plan import Payload, Payloads, Plan, TapRequest, TensorInput
-from trocar_server.models import HostedModel
-from trocar_server.surgery import parse_selector
+from trocar_server.engine.host.deployment import Deployment
+from trocar_server.engine.request.plan import Payload, Payloads, Plan
 
 _log = structlog.get_logger("trocar")
 
@@ -25,19 +25,16 @@ async def warm_up(engine: Engine) -> None:
         if entry.hosted is None or entry.hosted.takes_list:
             continue
         try:
-            plan, payloads = _example(entry.hosted)
+            plan, payloads = _example(engine.deployments[entry.spec.model_id])
             checked = await engine.checks.check(plan)
             await engine.extract(await engine.preparation.prepare(checked, payloads))
         except Exception as error:  # noqa: BLE001 - a model that returns no tensor, or is unloaded meanwhile
             _log.debug("not warmed up", model_id=entry.spec.model_id, problem=str(error))
 
 
-def _example(hosted: HostedModel) -> tuple[Plan, Payloads]:
-    tensors = [value for value in hosted.example_inputs() if isinstance(value, torch.Tensor)]
-    named = zip(hosted.example_names, tensors, strict=True)
-    inputs = tuple(TensorInput(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in named)
-    taps = (TapRequest(parse_selector("/out")),)
-    return Plan(hosted.spec.model_id, taps, inputs, 1 << 20), Payloads([_bytes(tensor) for tensor in tensors])
+def _example(deployment: Deployment) -> tuple[Plan, Payloads]:
+    tensors = [value for value in deployment.hosted.example_inputs() if isinstance(value, torch.Tensor)]
+    return example_plan(deployment, ["/out"]), Payloads([_bytes(tensor) for tensor in tensors])
 
 
 def _bytes(tensor: torch.Tensor) -> Payload:

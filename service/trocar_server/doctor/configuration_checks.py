@@ -1,16 +1,19 @@
 """Configuration checks: models, their files, data sets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trocar_server.app.specs import model_spec
 from trocar_server.config import ModelConfig, ServerConfig
 from trocar_server.doctor.finding import Finding, fail, ok, warn
+from trocar_server.engine.compiled.backends.availability import available_numerics
+from trocar_server.engine.request.numerics import Numerics
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, ModelSpec
 from trocar_server.models.architectures import find_weights
-from trocar_server.models.downloads import stored_path
 from trocar_server.models.spec import WeightsKind
+from trocar_server.models.weights.downloads import stored_path
+from trocar_server.surgery import parse_selector
 
 
 def check_models(config: ServerConfig) -> Iterator[Finding]:
@@ -20,6 +23,32 @@ def check_models(config: ServerConfig) -> Iterator[Finding]:
         yield ok("models", "none is configured; clients can load torchvision's")
     for model_id, model in config.models.items():
         yield _checked(catalogue, model_id, model, weights_dir)
+
+
+def check_warm_variants(config: ServerConfig) -> Iterator[Finding]:
+    """Check that warm variants can be built, as far as that shows without the models."""
+    engine = config.engine
+    found = available_numerics(compiles=bool(engine.compile_after), uses_openvino=engine.openvino)
+    for model_id, model in config.models.items():
+        for wanted in model.warm_variants:
+            subject = f"warm variant of {model_id}"
+            problem = _selector_problem(wanted.taps)
+            if problem:
+                yield fail(subject, problem, "correct `taps` of its `warm_variants`")
+            elif reason := found[Numerics(wanted.numerics)]:
+                yield warn(subject, reason, "change that, or remove its `warm_variants`")
+            else:
+                yield ok(subject, f"{', '.join(wanted.taps)} in {wanted.numerics}")
+
+
+def _selector_problem(taps: Sequence[str]) -> str:
+    """Return why a selector is malformed; empty where none is."""
+    try:
+        for text in taps:
+            parse_selector(text)
+    except ServiceError as error:
+        return error.message
+    return ""
 
 
 def check_datasets(config: ServerConfig) -> Iterator[Finding]:

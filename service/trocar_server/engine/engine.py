@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,6 @@ from trocar_server.engine.run.preparation import Preparation
 from trocar_server.engine.run.run_plan import Prepared, run_plan
 from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.admission import Admission, Reservation, with_budgets
-from trocar_server.engine.schedule.deadlines import left_s
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError
@@ -48,6 +47,7 @@ class Engine:
         replica_counts: Replicas by model id; 1 where absent.
         config: Execution of passes without edits and gradients.
         conversion: How images are converted to RGB.
+        kept_dir: Folder of compiled variants that are kept for the next process; None keeps none.
 
     Attributes:
         deployments: The models in memory.
@@ -68,6 +68,7 @@ class Engine:
         replica_counts: dict[str, int] | None = None,
         config: EngineConfig = EngineConfig(),  # noqa: B008 - frozen
         conversion: Conversion = DEFAULT_CONVERSION,
+        kept_dir: Path | None = None,
     ) -> None:
         self.catalogue = catalogue
         self.owner = owner
@@ -76,12 +77,18 @@ class Engine:
         self.admission = Admission(self.limits)
         self.preparation = Preparation(lambda: self.limits, conversion)
         self.deployments = Deployments(
-            catalogue, owner, lambda: self.limits, data_dir, replica_counts or {}, self._forget
+            catalogue,
+            owner,
+            lambda: self.limits,
+            data_dir,
+            replica_counts or {},
+            self._forget,
+            self._begin,
         )
         self.deployment = self.deployments.find
         self.checks = Checks(self.deployment, lambda: self.limits, self.run, self._run_later)
         self.replies = ReplyCache(limits.feature_cache_bytes)
-        self.compiled = CompiledVariants(owner, config, self.limits, data_dir)
+        self.compiled = CompiledVariants(owner, config, self.limits, data_dir, kept_dir)
 
     async def serve(self, call: Call, reservation: Reservation) -> Extraction | KeptReply:
         """Check a call, receive its payloads, and run it, or return the reply of an earlier equal call.
@@ -93,14 +100,18 @@ class Engine:
         Raises:
             ServiceError: Whatever is wrong with the request, or prevents the pass.
         """
-        if call.plan.needs_processing:
+        if self.needs_processing(call.plan):
             call = await self._processed(call, reservation)
-        checked = await self._check(call, reservation)
+        key = call.key
+        checked = None if key is None else self.deployments.checked(key, call.plan, self.limits)
+        if checked is None:
+            checked = await self._check(call, reservation)
         reply_bytes, rows, pool = checked.byte_count, checked.rows, checked.deployment.pool
         expected_s = pool.throughput.known_seconds(rows)
         if call.arrived is not None:  # nothing is awaited before its bytes: checked and reserved in one step
             reservation.reserve(call.announced_bytes + reply_bytes, rows, seconds=expected_s)
-            pool.check(call.deadline, rows, checked.plan.execution.priority)
+            if checked.has_images:  # without images to decode it waits for its replica at once
+                pool.check(call.deadline, rows, checked.plan.execution.priority)
             received = call.arrived()
         else:
             _check_room(checked, call.announced_bytes, call.deadline, reservation)
@@ -108,8 +119,8 @@ class Engine:
                 received = await call.receive(reservation)
             reservation.reserve(reply_bytes, rows, seconds=expected_s)
         keeping = call.keeping
-        key = None if keeping is None else await key_of(keeping.question, received)
-        if key is not None and (kept := self.replies.get(key.question.owner, key.digest)) is not None:
+        place = None if keeping is None else await key_of(keeping.question, received)
+        if place is not None and (kept := self.replies.get(place.question.owner, place.digest)) is not None:
             return kept
         payloads = call.processed or Payloads(received)
         if checked.has_more_than_inputs:
@@ -123,13 +134,23 @@ class Engine:
         del received, payloads
         extraction = await self.extract(prepared, call.deadline)
         del prepared
-        if key is not None and keeping is not None:
-            await self._keep(key, checked, extraction, keeping.describe)
+        if place is not None and keeping is not None:
+            await self._keep(place, checked, extraction, keeping.describe)
         reservation.settle(extraction.byte_count)
         return extraction
 
+    def needs_processing(self, plan: Plan) -> bool:
+        """Whether a plan has inputs that only the model's own processor turns into arguments.
+
+        Raises:
+            ServiceError: `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`.
+        """
+        return plan.needs_processing or (
+            plan.has_images and self.preparation.needs_processing(self.deployment(plan.model_id).hosted, plan)
+        )
+
     async def _processed(self, call: Call, reservation: Reservation) -> Call:
-        """Receive a call and process its texts and sound, without which its shapes are not known."""
+        """Receive a call and process its inputs, without which its shapes are not known."""
         with call.phase("receive"):
             received = await call.receive(reservation)
         payloads = split_payloads(call.plan, received, call.stored)
@@ -162,21 +183,20 @@ class Engine:
         Raises:
             ServiceError: As `serve` for the model, the budgets and the queue.
         """
-        checked = self.deployment(plan.model_id).checked(key, plan, self.limits)
+        checked = self.deployments.checked(key, plan, self.limits)
         if checked is not None:
             _check_room(checked, announced_bytes, deadline, reservation)
 
     async def _check(self, call: Call, reservation: Reservation) -> CheckedPlan:
-        """Return the checked plan of a call: that of an earlier equal one where it still holds."""
+        """Check the plan of a call, and keep it for equal ones."""
         plan, key = call.plan, call.key
-        found = None if key is None else self.deployment(plan.model_id).checked(key, plan, self.limits)
-        if found is not None:
-            return found
+        self.deployment(plan.model_id)  # raises for a model that is not there, whatever its size
         reservation.check(call.announced_bytes, row_count(plan.inputs))
         with call.phase("check"):
             checked = await self.checks.check(plan, call.deadline)
+        checked = replace(checked, is_eager=self.compiled.is_eager(checked))
         if key is not None:
-            checked.deployment.keep_checked(key, checked)
+            self.deployments.keep_checked(key, checked)
         return checked
 
     async def _keep(
@@ -209,7 +229,7 @@ class Engine:
             statistics: Accumulates the statistics, all or none; the extraction is then without them.
         """
         checked = prepared.checked
-        if self.compiled.is_eager(checked):
+        if checked.is_eager or self.compiled.is_eager(checked):
             extraction = await self._extract_eagerly(prepared, deadline, statistics)
         else:
             extraction = await self._extract_compiled(prepared, deadline, statistics)
@@ -249,21 +269,25 @@ class Engine:
             def work() -> Extraction:
                 resolved, result = run_plan(replica, prepared, guard)
                 maps = statistics.add(result) if statistics else result.feature_maps
-                copies = this_thread.transfers.take()
+                transfers = this_thread.transfers
+                copies = transfers.take() if transfers.has_begun else None
                 return extraction_of(checked.plan, resolved, result, maps, queue_s, copies)
 
             return await self.run(work, guard, deadline)
 
     async def run(self, work: Callable[[], Result], guard: PassGuard, deadline: float | None) -> Result:
         """Run work that checks the guard on the owner thread; cancellation and the deadline stop it."""
-        loop = asyncio.get_running_loop()
-        remaining_s = left_s(deadline)
-        timer = None if remaining_s is None else loop.call_later(remaining_s, guard.expire)
+        loop = asyncio.get_running_loop()  # its clock is that of deadlines: `time.monotonic`
+        timer = None if deadline is None else loop.call_at(deadline, guard.expire)
         try:
             return await self.owner.run(work, on_cancel=guard.cancel)
         finally:
             if timer is not None:
                 timer.cancel()
+
+    def _begin(self, deployment: Deployment) -> Awaitable[None]:
+        """Start to restore and build the compiled variants that a loaded model is to have at once."""
+        return self.compiled.prepare(deployment)
 
     def _forget(self, deployment: Deployment) -> None:
         """Drop what was cached of a model that is served no longer."""

@@ -13,13 +13,11 @@ from trocar_server.caller import (
     current_flow,
     current_principal,
     is_unproven,
-    set_caller,
     set_flow,
+    set_principal,
 )
 from trocar_server.models.architectures import default_categories
 from trocar_server.models.catalogue import Catalogue, Entry, ModelState, client_spec, guest_refused
-from trocar_server.models.convert import convert_checkpoint
-from trocar_server.models.downloads import clean_downloads, prefetch_weights
 from trocar_server.models.families import Family, family_of
 from trocar_server.models.hosted import HostedModel
 from trocar_server.models.inputs import InputSignature, InputSpec
@@ -34,6 +32,8 @@ from trocar_server.models.replicas import (
 from trocar_server.models.source import is_source
 from trocar_server.models.spec import ModelSpec, PreprocessingSpec, named_model, parse_model_argument
 from trocar_server.models.stages import stages_for
+from trocar_server.models.weights.convert import convert_checkpoint
+from trocar_server.models.weights.downloads import clean_downloads, prefetch_weights
 
 __all__ = [
     "ANONYMOUS",
@@ -66,7 +66,7 @@ __all__ = [
     "named_model",
     "parse_model_argument",
     "prefetch_weights",
-    "set_caller",
     "set_flow",
+    "set_principal",
     "stages_for",
 ]

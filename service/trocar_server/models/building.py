@@ -26,12 +26,12 @@ from torchvision.models import WeightsEnum
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models.architectures import find_builder, find_weights, named_weights
-from trocar_server.models.downloads import fetch_weights, stored_path
 from trocar_server.models.from_source import source_factory
-from trocar_server.models.initial_values import are_all_in, no_initial_values
 from trocar_server.models.matching import load_matching
 from trocar_server.models.spec import ModelSpec, Rebuilding, WeightsKind
-from trocar_server.models.weights_file import StateDict, read_weights
+from trocar_server.models.weights.downloads import fetch_weights, stored_path
+from trocar_server.models.weights.initial_values import are_all_in, no_initial_values
+from trocar_server.models.weights.weights_file import StateDict, read_weights
 
 _NO_KEYS = IncompatibleKeys([], [])
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models.weights_file import StateDict
+from trocar_server.models.weights.weights_file import StateDict
 
 _LISTED_COUNT = 20
 

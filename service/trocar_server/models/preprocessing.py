@@ -366,14 +366,14 @@ class Preprocessor:
         interpolation: Any = getattr(self._transform, "interpolation", InterpolationMode.BILINEAR)
         return needed.resize((crop_width, crop_height), pil_modes_mapping[interpolation], box)
 
-    def _part(self, length: int, resized: int, kept: int) -> "_Part":
+    def _part(self, length: int, resized: int, kept: int) -> "_Span":
         """Source pixels of the middle `kept` of `resized` pixels."""
         scale = length / resized
         low = self._rules.crop_start(resized, kept) * scale
         high = min(low + kept * scale, float(length))
         margin = math.ceil(_WIDEST_FILTER * max(1.0, scale)) + 1
         start, stop = max(0, math.floor(low) - margin), min(length, math.ceil(high) + margin)
-        return _Part(start, stop, low - start, high - start)
+        return _Span(start, stop, low - start, high - start)
 
     def _prepare(self, index: int, image: Image.Image, augment: Augment | None) -> Tensor:
         try:
@@ -411,7 +411,7 @@ def too_many_padded(count: int, size: Size, byte_count: int, max_bytes: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Span:
     """Pixels `start` to `stop` of one side of an image, and in these the stretch that is resized."""
 
     start: int

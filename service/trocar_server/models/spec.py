@@ -94,6 +94,16 @@ class PreprocessingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmVariant:
+    """A compiled variant that is built, or restored, before its model counts as loaded."""
+
+    taps: tuple[str, ...]
+    """Selectors of the values; checked once the model is there."""
+    numerics: str
+    """`fast` or `bf16`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rebuilding:
     """Recipe to rebuild the module of a published model's weights.
 
@@ -151,6 +161,8 @@ class ModelSpec:
     """What is known of inputs by name, beside what the model itself says; see `inputs.overridden`."""
     processor_folder: Path | None = None
     """Folder with the files of its tokenizer or feature extractor. None: that of its source, if any."""
+    warm_variants: tuple[WarmVariant, ...] = ()
+    """Compiled variants that are ready before the first call, for inputs of the example's shape."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without torch."""

@@ -16,7 +16,7 @@ from trocar_server.models.blocks import block_stages
 from trocar_server.models.inputs import BATCH, InputSignature, InputSpec
 from trocar_server.models.source import invalid
 from trocar_server.models.spec import INTERPOLATIONS, PreprocessingSpec
-from trocar_server.models.weights_file import read_weights, write_checksum
+from trocar_server.models.weights.weights_file import read_weights, write_checksum
 
 _QUARTERS = (1, 2, 3, 4)
 _STEM_REDUCTION = 4

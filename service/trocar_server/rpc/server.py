@@ -9,26 +9,18 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
+from trocar_api.gateways import REPLICA_SERVICE
 from trocar_api.reasons import ErrorReason
-from trocar_api.v1 import (
-    dataset_pb2,
-    edit_store_pb2,
-    extraction_pb2,
-    fit_pb2,
-    model_pb2,
-    server_pb2,
-    shared_memory_pb2,
-    stream_pb2,
-    trainer_pb2,
-)
 from trocar_server.edit_store import EditStore
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.authorization import Authorizer, OpenAuthorizer
 from trocar_server.rpc.call.drain import DrainSwitch
+from trocar_server.rpc.call.forwarded import GatewayAccess
 from trocar_server.rpc.call.interceptor import CallInterceptor
 from trocar_server.rpc.call.running_calls import RunningCalls
 from trocar_server.rpc.codec.stored_lists import StoredLists
+from trocar_server.rpc.descriptors import OWN, service_names
 from trocar_server.rpc.listen.channel_arguments import server_options
 from trocar_server.rpc.listen.health_port import LIVE, start_health_port
 from trocar_server.rpc.listen.health_service import HealthService
@@ -53,23 +45,7 @@ from trocar_server.training.datasets import DatasetLibrary
 from trocar_server.training.fit.fitting import Fits
 from trocar_server.training.trainers import Trainers
 
-_DESCRIPTORS = [
-    file.services_by_name[name]
-    for file, name in (
-        (extraction_pb2.DESCRIPTOR, "ExtractionService"),
-        (stream_pb2.DESCRIPTOR, "StreamService"),
-        (shared_memory_pb2.DESCRIPTOR, "SharedMemoryService"),
-        (model_pb2.DESCRIPTOR, "ModelService"),
-        (server_pb2.DESCRIPTOR, "ServerService"),
-        (edit_store_pb2.DESCRIPTOR, "EditStoreService"),
-        (trainer_pb2.DESCRIPTOR, "TrainerService"),
-        (fit_pb2.DESCRIPTOR, "FitService"),
-        (dataset_pb2.DESCRIPTOR, "DatasetService"),
-    )
-]
-_SERVICES = [descriptor.full_name for descriptor in _DESCRIPTORS]
-_SPOKEN = [*_SERVICES, OPEN_INFERENCE.full_name]
-"""Service descriptors: ours, and those of third-party protocols."""
+_NO_GATEWAY = GatewayAccess()
 
 
 @dataclass(frozen=True)
@@ -94,6 +70,8 @@ class RpcServer:
         port: The TCP port that it listens on; 0 for a Unix socket.
         running: The calls that are under way.
         health_port: The TCP port for health checks alone; 0 where there is none.
+        plain_address: Where it listens in plain text as well; empty where it does not.
+        replica_id: See `identify`.
     """
 
     address: str
@@ -105,12 +83,20 @@ class RpcServer:
     _log: Any = None
     health_port: int = 0
     _health_server: grpc.aio.Server | None = None
+    plain_address: str = ""
+    replica_id: str = ""
 
     async def set_serving(self, is_serving: bool = True) -> None:
         """Set the health state of every service."""
         status = health_pb2.HealthCheckResponse
-        for name in ("", *_SPOKEN):
+        own = (REPLICA_SERVICE + self.replica_id,) if self.replica_id else ()
+        for name in ("", *service_names(), *own):
             await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
+
+    async def identify(self, replica_id: str) -> None:
+        """Serve a service of health checks that only this replica of a cluster has."""
+        self.replica_id = replica_id
+        await self.set_serving()
 
     async def open_health_port(self, host: str, port: int) -> None:
         """Answer health checks at a port of their own as well; see `start_health_port`."""
@@ -137,6 +123,7 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
     max_message_bytes: int = 0,
     observer: CallObserver = NOBODY,
     own_socket: Path | None = None,
+    gateway: GatewayAccess = _NO_GATEWAY,
 ) -> RpcServer:
     """Start listening; health is NOT_SERVING until `set_serving`.
 
@@ -152,6 +139,7 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
         observer: Notified of every call.
         own_socket: A Unix socket to listen on as well, in plain text, for a process of this server; in a
             folder that no other user can enter.
+        gateway: Access of the gateways of a cluster.
 
     Raises:
         ServiceError: `INVALID_ARGUMENT` when the address cannot be used.
@@ -161,7 +149,13 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
     server = grpc.aio.server(
         interceptors=[
             CallInterceptor(
-                log, authorizer, observer, parts.drain_switch, calls, engine.limits.stall_timeout_s
+                log,
+                authorizer,
+                observer,
+                parts.drain_switch,
+                calls,
+                engine.limits.stall_timeout_s,
+                gateway.key,
             )
         ],
         options=server_options(engine.limits, max_message_bytes),
@@ -169,18 +163,19 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
     lender = None if socket_path(host) is None else open_lender(engine.limits.max_shared_memory_bytes)
     sharing, health_service = SharedMemoryService(lender), HealthService()
     _register_all(server, parts, lender, sharing, health_service)
-    for name in ("", *_SPOKEN):
+    for name in ("", *service_names()):
         await health_service.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     await health_service.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
     if with_reflection:
         others = [health.SERVICE_NAME, reflection.SERVICE_NAME]
-        pool = pool_of([*_SERVICES, *others])
-        reflection.enable_server_reflection([*_SPOKEN, *others], server, pool)
+        pool = pool_of([*(service.full_name for service in OWN.values()), *others])
+        reflection.enable_server_reflection([*service_names(), *others], server, pool)
     address, bound = _listen(server, host, port, credentials)
     if own_socket is not None:
         _listen(server, target_of(own_socket), 0, None)
+    plain_address = _listen(server, gateway.host, 0, None)[0] if gateway.host else ""
     await server.start()
-    return RpcServer(address, bound, calls, server, health_service, sharing, log)
+    return RpcServer(address, bound, calls, server, health_service, sharing, log, plain_address=plain_address)
 
 
 def _register_all(
@@ -192,19 +187,19 @@ def _register_all(
 ) -> None:
     """Register the services, each with its descriptor."""
     engine, lists = parts.engine, StoredLists(parts.engine, parts.edit_store)
-    servicers = (  # in the order of _DESCRIPTORS
-        ExtractionService(engine, lists, lender, parts.trainers),
-        StreamService(engine, lists, parts.trainers),
-        sharing,
-        ModelService(engine),
-        ServerService(engine, parts.operator, 0 if lender is None else lender.limit_bytes),
-        EditStoreService(engine, parts.edit_store),
-        TrainerService(parts.trainers),
-        FitService(parts.fits, engine.limits.stall_timeout_s),
-        DatasetService(parts.datasets, engine.admission),
-    )
-    for descriptor, servicer in zip(_DESCRIPTORS, servicers, strict=True):
-        register(server, descriptor, servicer)
+    servicers = {
+        "ExtractionService": ExtractionService(engine, lists, lender, parts.trainers),
+        "StreamService": StreamService(engine, lists, parts.trainers),
+        "SharedMemoryService": sharing,
+        "ModelService": ModelService(engine),
+        "ServerService": ServerService(engine, parts.operator, 0 if lender is None else lender.limit_bytes),
+        "EditStoreService": EditStoreService(engine, parts.edit_store),
+        "TrainerService": TrainerService(parts.trainers),
+        "FitService": FitService(parts.fits, engine.limits.stall_timeout_s),
+        "DatasetService": DatasetService(parts.datasets, engine.admission),
+    }
+    for name, descriptor in OWN.items():
+        register(server, descriptor, servicers[name])
     register(server, OPEN_INFERENCE, OpenInferenceService(engine, health_service))
     server.add_generic_rpc_handlers((health_service.handler(),))
 

@@ -16,10 +16,11 @@ from trocar_server.telemetry.call_observer import (
     PassFacts,
     Phase,
     current_call,
+    note_hit,
     note_model,
+    note_pass,
     phase,
 )
-from trocar_server.telemetry.pass_observer import note_hit, note_pass
 from trocar_server.telemetry.telemetry import Telemetry, open_telemetry
 from trocar_server.telemetry.tracing import trace_id_of
 

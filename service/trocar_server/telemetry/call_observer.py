@@ -1,10 +1,11 @@
-"""Call observer: the request, subject, reply and status of one call, for metrics and traces.
+"""Call observer: the request, subject, passes, reply and status of one call, for metrics and traces.
 
 The interceptor opens a record for each call; code that works for the call adds to the record of its task:
 
     with phase("check"):
         await engine.checks.check(plan)
     note_model(plan.model_id)
+    note_pass(plan, extraction)
 """
 
 import time
@@ -15,10 +16,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
+from trocar_server.engine.request.plan import Plan
+from trocar_server.engine.run.extraction import Extraction
+
 _MAX_MODEL_CHARACTERS = 80
 _MAX_PHASES = 256
 """Of one call: a stream of a million batches keeps the first."""
 
+_NANOSECONDS = 1_000_000_000
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -125,6 +130,8 @@ class CallRecord:
         reason: Why it failed.
         bytes_in: Bytes of request messages.
         bytes_out: Bytes of reply messages.
+        messages_in: Number of request messages.
+        messages_out: Number of reply messages.
         trace_id: Id of its trace; empty without one.
         phases: Phases of its time; None if not recorded.
         called: The method as the caller wrote it, if it is unknown.
@@ -161,23 +168,15 @@ class CallRecord:
             self.phases = []
         self.started_ns, self.started = time.time_ns(), time.perf_counter()
         _current.set(self)
-        self.observer.started(self)
+        if self.observer is not NOBODY:
+            self.observer.started(self)
 
     def end(self, code: str = "OK", reason: str = "") -> None:
         """Notify the observer of the end."""
         self.code, self.reason = code, reason
         self.elapsed_s = time.perf_counter() - self.started
-        self.observer.finished(self)
-
-    def received(self, byte_count: int) -> None:
-        """Count a request message."""
-        self.messages_in += 1
-        self.bytes_in += byte_count
-
-    def sent(self, byte_count: int) -> None:
-        """Count a reply message."""
-        self.messages_out += 1
-        self.bytes_out += byte_count
+        if self.observer is not NOBODY:
+            self.observer.finished(self)
 
     def name_model(self, model_id: object) -> None:
         """Set the model or trainer of the call."""
@@ -204,6 +203,52 @@ def note_model(model_id: str) -> None:
     call = _current.get()
     if call is not None:
         call.model_id = model_id[:_MAX_MODEL_CHARACTERS]
+
+
+def note_pass(plan: Plan, extraction: Extraction) -> None:
+    """Report a finished pass of the current call to its observer; no effect outside of calls."""
+    call = _current.get()
+    if call is None:
+        return
+    facts = pass_facts(plan, extraction)
+    call.pass_count += 1
+    call.row_count += facts.row_count
+    call.queue_s += facts.queue_s
+    call.compute_s += facts.compute_s
+    if call.phases is not None:
+        now_ns = time.time_ns()
+        began_ns = now_ns - int(facts.compute_s * _NANOSECONDS)
+        call.add_phase("queue", began_ns - int(facts.queue_s * _NANOSECONDS), began_ns)
+        call.add_phase("pass", began_ns, now_ns)
+    if call.observer is not NOBODY:
+        call.observer.passed(call, facts)
+
+
+def note_hit(model_id: str, row_count: int) -> None:
+    """Report to the current call's observer that the feature cache answered it."""
+    call = _current.get()
+    if call is None:
+        return
+    call.pass_count += 1
+    call.row_count += row_count
+    call.observer.passed(call, PassFacts(model_id, row_count, 0.0, 0.0, is_cached=True))
+
+
+def pass_facts(plan: Plan, extraction: Extraction) -> PassFacts:
+    """Facts of a pass."""
+    report = extraction.report
+    # Images, or the first dimension of the first argument.
+    row_count = (1 if plan.inputs else 0) if plan.batch_size is None else plan.batch_size
+    return PassFacts(
+        plan.model_id,
+        len(extraction.processed[0].samples) if extraction.processed else row_count,
+        extraction.queue_s,
+        extraction.compute_s,
+        extraction.depth,
+        report.engine,
+        report.numerics.value,
+        report.is_cached,
+    )
 
 
 def phase(name: str) -> AbstractContextManager[None]:

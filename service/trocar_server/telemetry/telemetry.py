@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from trocar_server.engine.engine import Engine
-    from trocar_server.telemetry.http import MetricsServer
+    from trocar_server.metrics_server import MetricsServer
     from trocar_server.telemetry.snapshot import ServerState, Snapshot
     from trocar_server.training.trainers import Trainers
 
@@ -80,11 +80,13 @@ def _serve_metrics(
     """Start the HTTP server of metrics, if configured, and add its observers of calls."""
     if config.metrics_port is None:
         return None
-    from trocar_server.telemetry.http import MetricsServer
+    from prometheus_client import make_wsgi_app
+
+    from trocar_server.metrics_server import MetricsServer
 
     registry, observers = make_metrics(config, engine, trainers)
     members += observers
-    return MetricsServer(registry, config.metrics_host, config.metrics_port)
+    return MetricsServer(make_wsgi_app(registry), config.metrics_host, config.metrics_port)
 
 
 def make_metrics(

@@ -35,6 +35,8 @@ class NamedLoss:
     takes_indices: bool = False
     of_tokens: bool = False
     """Whether classes are the last dimension: (batch, tokens, classes)."""
+    layout_options: tuple[str, ...] = ()
+    """Names of further options of a trainer: how labels are laid out, which the function does not take."""
 
 
 def number_dtype(value: Tensor) -> torch.dtype:
@@ -161,6 +163,7 @@ LOSSES: dict[str, NamedLoss] = {
         ("weight", "ignore_index", "reduction", "label_smoothing"),
         takes_indices=True,
         of_tokens=True,
+        layout_options=("label_all_tokens", "b_to_i"),
     ),
     "causal_lm": NamedLoss(
         causal_lm, ("ignore_index", "reduction", "label_smoothing"), takes_indices=True, of_tokens=True

@@ -1,10 +1,11 @@
-"""A browser for the tests of the page."""
+"""A browser for the tests of the page, and the address of the page of the module's server."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+import trocar
 from tests.support.servers.browser import Tab, opened_browser
 
 
@@ -12,6 +13,13 @@ from tests.support.servers.browser import Tab, opened_browser
 def browser() -> Iterator[Any]:
     with opened_browser() as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def url(client: trocar.Client) -> Iterator[str]:
+    """Address of a page of `server`: the shared one, or that of a module which has its own."""
+    with client.page() as page:
+        yield page.url
 
 
 @pytest.fixture

@@ -36,14 +36,15 @@ def test_a_call_that_begins_as_the_client_is_closed_says_so(
     client = trocar.connect(server.address)
     trainer = client.train("plain")
     connection = client._connection
-    looked: list[None] = []
+    begin = connection._begin
 
-    def closed_after_the_look() -> None:
-        looked.append(None)
-        if len(looked) > 1:
-            type(connection)._check_open(connection)
-        client.close()
+    def begin_and_close(method: Callable[..., object], *args: object, **options: object) -> object:
+        def closed_after_the_look(*args: object, **options: object) -> object:
+            client.close()
+            return method(*args, **options)
 
-    monkeypatch.setattr(connection, "_check_open", closed_after_the_look)
+        return begin(closed_after_the_look, *args, **options)
+
+    monkeypatch.setattr(connection, "_begin", begin_and_close)
     with pytest.raises(trocar.ServerUnavailableError, match=CLOSED):
         call(client, trainer)

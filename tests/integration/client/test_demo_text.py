@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-from tests.support.models.text_models import MINILM
+from tests.support.models.text_models import minilm_folder
 from trocar._cli.demo.text import LAST_LAYER, RESULTS, SENTENCES, VECTORS, contributions, nearest
 
 
@@ -27,7 +27,7 @@ def test_vectors_are_those_of_sentence_transformers(demo: tuple[str, Path]) -> N
     from sentence_transformers import SentenceTransformer
 
     vectors = load_file(demo[1] / "sentences.safetensors")[VECTORS]
-    own = SentenceTransformer(str(MINILM), device="cpu").encode(list(SENTENCES))
+    own = SentenceTransformer(str(minilm_folder()), device="cpu").encode(list(SENTENCES))
     np.testing.assert_allclose(vectors, own, atol=1e-6)
 
 
@@ -40,7 +40,9 @@ def test_sentences_that_mean_the_same_are_nearest(demo: tuple[str, Path]) -> Non
 def test_what_tokens_add_is_the_cosine(demo: tuple[str, Path]) -> None:
     maps = load_file(demo[1] / "sentences.safetensors")
     vectors = maps[VECTORS]
-    lengths = [len(ids) for ids in AutoTokenizer.from_pretrained(str(MINILM))(list(SENTENCES))["input_ids"]]
+    lengths = [
+        len(ids) for ids in AutoTokenizer.from_pretrained(str(minilm_folder()))(list(SENTENCES))["input_ids"]
+    ]
     states = [row[:length] for row, length in zip(maps[LAST_LAYER], lengths, strict=True)]
     sums = [float(row.sum()) for row in contributions(states, vectors[[1, 0, 3, 2, 5, 4]])]
     np.testing.assert_allclose(

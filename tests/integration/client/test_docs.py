@@ -21,6 +21,7 @@ import typer
 from PIL import Image
 from structlog.testing import capture_logs
 
+from tests.support import ROOT
 from tests.support.files.command_lines import parse
 from tests.support.files.markdown import Block, blocks, links, table_rows
 from tests.support.models import text_models
@@ -41,7 +42,6 @@ from trocar_server.config import (
     read_config,
 )
 
-ROOT = Path(__file__).parents[3]
 GUIDES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tasks").glob("*.md")])
 PAGES = [ROOT / "README.md", *GUIDES]
 CHECKED = [page for page in PAGES if page.name != "performance.md"]
@@ -53,7 +53,7 @@ MODELS = {
     "resnet50": ModelConfig(weights="random:0", categories="torchvision:resnet50"),
     "vit_b_16": ModelConfig(weights="random:0"),
     "fcn_resnet50": ModelConfig(weights="random:0", options={"aux_loss": True}),  # as with its own weights
-    "minilm": ModelConfig(source=f"hf:{text_models.MINILM}"),
+    "minilm": ModelConfig(source=f"hf:{text_models.minilm_folder()}"),
     "small": ModelConfig(source="timm:resnet10t", weights="random:0"),
     "tiny": ModelConfig(source="timm:vit_tiny_patch16_224", weights="random:0"),
 }

@@ -22,6 +22,7 @@ from structlog.testing import capture_logs
 
 import trocar
 from tests.support.models.watched_models import WATCH, Watched
+from tests.support.servers import warm_python
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import custom
 from tests.unit.client._export.fakes import tree
@@ -98,7 +99,7 @@ def killed_again_and_again(
     """Run a command until so many kills have hit it, and then until it succeeds."""
     hits = 0
     while True:
-        with subprocess.Popen(
+        with warm_python.Popen(
             [sys.executable, "-m", "trocar", *words, str(out)],
             env={**os.environ, "TROCAR_SERVER": address},
             stdout=subprocess.DEVNULL,

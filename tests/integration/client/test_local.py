@@ -22,6 +22,7 @@ from torch import nn
 import trocar
 from tests.support.models.tiny_models import Plain
 from tests.support.oracles.oracle import hooked_outputs, noise, rebuilt_by_name, same_bits
+from tests.support.servers import warm_python
 from tests.support.servers.footprint import hook_count
 from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import custom, rebuilt
@@ -377,7 +378,7 @@ def program(tmp_path: Path) -> Callable[[str], "subprocess.Popen[str]"]:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "TROCAR_DEVICE": "cpu"}
 
     def start(source: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
+        return warm_python.Popen(
             [sys.executable, "-W", "error", "-c", source],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

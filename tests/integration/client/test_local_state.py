@@ -11,6 +11,7 @@ from torch import nn
 
 import trocar
 from tests.support.oracles.oracle import noise
+from tests.support.servers import warm_python
 
 CPU = {"device": "cpu"}
 WAIT_S = 120.0
@@ -166,7 +167,7 @@ def run(source: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     environment |= {"TMPDIR": str(folder / "tmp"), "HOME": str(folder), "TROCAR_DEVICE": "cpu"}
     environment["MPLCONFIGDIR"] = str(folder.parent / "matplotlib")
     command = [sys.executable, "-W", "error", "-c", source]
-    return subprocess.run(
+    return warm_python.run(
         command, capture_output=True, text=True, env=environment, timeout=WAIT_S, check=False
     )
 

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support import ROOT
 from tests.support.files import run_notebook
 from tests.support.files.markdown import links
+from tests.support.servers import warm_python
 from tools.notebooks import normal
 
-ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_CELLS = 10
@@ -28,6 +29,8 @@ ENVIRONMENT = {
     "MPLBACKEND": "agg",
     "OMP_NUM_THREADS": "1",  # two threads wait for each other where other tests use both cores
 }
+
+NO_TORCH = "'torch' not in sys.modules"
 
 CLAIMS = {
     "1-features-of-a-folder": ["len(names) == 48", "vectors.shape == (48, 1280)", "share > 0.9"],
@@ -55,7 +58,7 @@ CLAIMS = {
     "5-remote-fine-tuning": [
         "history.outcome == 'finished'",
         "right > 0.9 * len(found)",
-        "'torch' not in sys.modules",
+        NO_TORCH,
         "server.returncode == 0",
     ],
     "6-spool": [
@@ -91,10 +94,12 @@ def cells(path: Path) -> list[dict[str, Any]]:
 @notebooks
 def test_a_notebook_runs_and_ends_in_a_picture(path: Path, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
-    command = [sys.executable, run_notebook.__file__, str(path), str(picture), *CLAIMS[path.stem]]
+    claims = CLAIMS[path.stem]
+    start = subprocess.Popen if NO_TORCH in claims else warm_python.Popen
+    command = [sys.executable, run_notebook.__file__, str(path), str(picture), *claims]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {**os.environ, **ENVIRONMENT, "TMPDIR": folder}
-        process = subprocess.Popen(
+        process = start(
             command,
             cwd=tmp_path,
             env=environment,

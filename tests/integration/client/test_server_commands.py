@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import trocar
+from tests.support.servers import warm_python
 from trocar._cli.app import main
 
 
@@ -38,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 def test_a_server_that_is_ready_prints_its_address_and_failed_models_as_json(tmp_path: Path) -> None:
     words = ("serve", "resnet19=random:0", "resnet18=random:0", "--port", "0", "--device", "cpu", "--json")
-    process = subprocess.Popen(
+    process = warm_python.Popen(
         [sys.executable, "-m", "trocar", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -88,7 +89,7 @@ def test_failures_of_server_commands_are_json_with_json(
 
 def test_a_server_that_cannot_listen_says_so_as_json(taken_port: int, tmp_path: Path) -> None:
     words = ("serve", "--port", str(taken_port), "--device", "cpu", "--json")
-    done = subprocess.run(
+    done = warm_python.run(
         [sys.executable, "-m", "trocar", *words],
         capture_output=True,
         text=True,

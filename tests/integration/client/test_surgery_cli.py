@@ -183,3 +183,55 @@ def test_stored_edits_are_used_by_name(
     assert cli("edits", "remove", "ablate-3", "plain").code == 0
     assert "[UNKNOWN_EDITS]" in cli("edits", "remove", "ablate-3", "plain").err
     assert "no edits are stored under 'ablate-3'" in cli(*run).err
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_swap_takes_values_of_another_input(
+    cli: Trocar, client: trocar.Client, inputs: Array, tmp_path: Path, rows: int
+) -> None:
+    np.save(tmp_path / "x.npy", inputs[:rows])
+    for row in range(rows):
+        np.save(tmp_path / f"{row}.npy", inputs[3 + row])
+    sources = [word for row in range(rows) for word in ("--edit-source", f"other={tmp_path / str(row)}.npy")]
+    words = ("--tap", "conv", "--edit", "conv swap source=other", *sources)
+    done = cli("extract", "plain", tmp_path / "x.npy", *words, "--out", tmp_path / "out.safetensors")
+    assert done.code == 0, done.err
+    with torch.no_grad():
+        expected = rebuilt().get_submodule("conv")(torch.from_numpy(inputs[3 : 3 + rows]))
+    found = load_file(tmp_path / "out.safetensors")["conv"]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_squares_with_a_value_and_another_input(
+    cli: Trocar, inputs: Array, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", inputs[:1])
+    np.save(tmp_path / "y.npy", inputs[1:2])
+    words = ("--of", "squares:conv", "--at", "conv", "--tap", "conv", "--edit", "conv swap source=y")
+    source = ("--edit-source", f"y={tmp_path / 'y.npy'}")
+    out = tmp_path / "out.safetensors"
+    done = cli("gradients", "plain", tmp_path / "x.npy", *words, *source, "--out", out)
+    assert done.code == 0, done.err
+    with torch.no_grad():
+        value = rebuilt().get_submodule("conv")(torch.from_numpy(inputs[1:2])).numpy()
+    found = load_file(out)
+    np.testing.assert_allclose(found["conv"], value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["conv/grad_out"], 2 * value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--edit-source", "y"), "is not NAME=FILE"),
+        (("--edit-source-text", "=a"), "is not NAME=TEXT"),
+        (("--edit-source", "y={x}", "--edit-source-text", "y=a"), "has files and texts"),
+        (("--edit-source", "y=nothing.jpg"), "nothing.jpg: no such file"),
+    ],
+)
+def test_a_mistake_in_another_input_is_told(
+    cli: Trocar, path: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    given = [word.replace("{x}", str(path)) for word in words]
+    done = cli("extract", "plain", path, "--tap", "conv", "--out", tmp_path / "o.safetensors", *given)
+    assert done.code == 2
+    assert said in " ".join(done.err.split())

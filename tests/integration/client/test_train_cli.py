@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import trocar
 from tests.integration.client.test_cli import Outcome, Trocar
+from tests.support.servers import warm_python
 from tests.support.servers.running_server import running_server
 from trocar._cli import main
 
@@ -287,7 +288,7 @@ def test_the_fit_goes_on_when_the_command_is_interrupted(
     server: RunningServer, client: trocar.Client, flowers: Path, tmp_path: Path
 ) -> None:
     words = ["train", "resnet18", str(flowers), "--head", "3", "--trainable", "fc", "--epochs", "100000"]
-    process = subprocess.Popen(
+    process = warm_python.Popen(
         [sys.executable, "-m", "trocar", *words, "--history", str(tmp_path / "h.jsonl")],
         env={**os.environ, "TROCAR_SERVER": server.address},
         stdout=subprocess.PIPE,

@@ -277,3 +277,53 @@ def test_what_cannot_be_a_dictionary_is_refused_at_once(
 ) -> None:
     with pytest.raises((TypeError, trocar.errors.EmptyBatchError), match=message):
         client.extract("neck", inputs, ["low"])
+
+
+class Rows:
+    """A data set object whose samples are dictionaries of tensors, as torch's are."""
+
+    def __init__(self, count: int) -> None:
+        self.inputs = given(count, 8, seed=9)
+
+    def __len__(self) -> int:
+        return len(self.inputs["levels"][0])
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Any], int]:
+        batch = self.inputs["batch"]
+        image, mask = torch.from_numpy(batch["image"][index]), torch.from_numpy(batch["mask"][index])
+        scale = torch.from_numpy(batch["meta"]["scale"][index : index + 1])[0]
+        levels = trocar.tensor_list(level[index] for level in self.inputs["levels"])
+        return {"batch": {"image": image, "mask": mask, "meta": {"scale": scale}}, "levels": levels}, 1
+
+
+def test_a_data_set_gives_dictionaries(client: trocar.Client, tmp_path: Path) -> None:
+    rows, taps = Rows(5), ["low", '/out["logits"]', "/in(levels)[1]"]
+    report = trocar.extract_dataset(client, "neck", rows, taps, tmp_path, batch=2)
+    assert report.row_count == 5
+    features = trocar.read_features(tmp_path)
+    for start in (0, 2, 4):
+        batch = {
+            "batch": {
+                "image": rows.inputs["batch"]["image"][start : start + 2],
+                "mask": rows.inputs["batch"]["mask"][start : start + 2],
+                "meta": {"scale": rows.inputs["batch"]["meta"]["scale"][start : start + 2]},
+            },
+            "levels": [level[start : start + 2] for level in rows.inputs["levels"]],
+        }
+        logits = plain(neck(), batch)["logits"]
+        np.testing.assert_array_equal(features['/out["logits"]'][start : start + 2], logits)
+    np.testing.assert_array_equal(features["/in(levels)[1]"], rows.inputs["levels"][1])
+
+
+def test_an_analysis_cuts_dictionaries_into_batches(client: trocar.Client) -> None:
+    inputs = given(5)
+    low = neck().get_submodule("low")
+    with torch.no_grad():
+        value = low(torch.from_numpy(inputs["batch"]["image"] * inputs["batch"]["mask"]))
+    most = value.abs().amax((0, 2, 3)).numpy()
+    threshold = float(np.median(most))
+    dead = client.dead_channels("neck", sent(inputs), ["low"], batch_size=2, threshold=threshold)
+    assert dead.rows[0].dead == tuple(np.flatnonzero(most <= threshold).tolist())
+    wrong: Any = {**sent(inputs), "levels": np.ones((4, 2, 2), np.float32)}
+    with pytest.raises(ValueError, match=r"the arguments have \[4, 5\] rows"):
+        client.dead_channels("neck", wrong, ["low"])

@@ -21,7 +21,7 @@ from trocar_server.engine.request.numerics import Numerics
 
 IMAGES = noise(2, 3, 8, 8)
 TAPS = ["conv", "relu@0", "fc/in", "fc"]
-ENGINE = {"compile_after": 1, "min_gain": 0.0}
+ENGINE = {"compile_after": 1, "min_gain": 0.0, "kept_variants_bytes": 0}
 
 
 @pytest.fixture(scope="module")

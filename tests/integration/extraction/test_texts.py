@@ -43,7 +43,7 @@ def server(folder: Path, bare: Path) -> Iterator[RunningServer]:
     models = {
         "bert": custom("bert", (4,), folder),
         "gpt": custom("gpt", (4,), bare),
-        "minilm": custom("minilm", (4,), text_models.MINILM),
+        "minilm": custom("minilm", (4,), text_models.minilm_folder()),
         "untold": custom("bert", (4,)),
     }
     with running_server(models=models, limits={"max_text_characters": 20_000, "max_tokens": 512}) as running:
@@ -89,7 +89,7 @@ def test_minilm_computes_the_real_sentence_vectors(client: Client) -> None:
     maps = client.extract("minilm", sentences, ["model.encoder.layer.5"])
     pooled = np.stack([values.mean(axis=0) for values in maps.samples("model.encoder.layer.5")])
     ours = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
-    theirs = SentenceTransformer(str(text_models.MINILM), device="cpu").encode(sentences)
+    theirs = SentenceTransformer(str(text_models.minilm_folder()), device="cpu").encode(sentences)
     assert np.allclose(ours, theirs, atol=1e-6)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trocar
-from tests.support.models.text_models import MINILM, save_tokenizer
+from tests.support.models.text_models import minilm_folder, save_tokenizer
 from tests.support.models.transformers_folders import FAMILIES, family_inputs, save_family
 from tests.support.oracles.oracle import Key, flat, same_bits
 from tests.support.servers.running_server import running_server
@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, An
     }
     for name in PADDED:
         save_tokenizer(root / name, model_max_length=128, model_input_names=["input_ids", "attention_mask"])
-    found[MINI] = MINILM, BertModel.from_pretrained(str(MINILM)).eval()
+    found[MINI] = minilm_folder(), BertModel.from_pretrained(str(minilm_folder())).eval()
     for _, model in found.values():
         model.requires_grad_(False)  # as hosted: nn.MultiheadAttention computes otherwise with gradients
     return found

@@ -4,7 +4,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +13,7 @@ import yaml
 from structlog.testing import capture_logs
 
 import trocar
+from tests.support import ROOT
 from tests.support.files.markdown import table_rows
 from tests.support.files.promql import Asked, asked_metrics, grouping_labels
 from tests.support.models.odd_models import Identity
@@ -22,8 +22,8 @@ from tests.support.oracles.tiny_training import make_trainer, samples
 from tests.support.servers.running_server import running_server
 from tests.support.servers.scraping import Scrape, scrape
 from tests.support.servers.serving import custom
+from trocar_server.cluster.replica_metrics import merged
 
-ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "deploy" / "grafana" / "trocar.json"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 PAGE = ROOT / "docs" / "observability.md"
@@ -75,9 +75,9 @@ def scraped() -> Scrape:
 
 @pytest.fixture(scope="module")
 def labels(scraped: Scrape) -> dict[str, set[str]]:
-    """The labels of every metric; a GPU's have no samples here, but their name."""
+    """The labels of every metric, as on a cluster's page; a GPU's have no samples here, but their name."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for family in scraped.families():
+    for family in Scrape(merged({"identity/0": scraped.text})).families():
         if not family.samples:
             found[family.name] = {"kind"}
         for sample in family.samples:

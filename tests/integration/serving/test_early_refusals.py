@@ -104,5 +104,5 @@ def test_a_false_head_changes_nothing(full: RunningServer, head: bytes) -> None:
 
 
 def test_a_small_call_has_no_copy_of_its_head() -> None:
-    assert requests.extract_call("gated", BATCH[:100], "last").headers() == ()
-    assert [key for key, _ in requests.extract_call("gated", BATCH, "last").headers()] == [HEAD_KEY]
+    assert requests.extract_call("gated", BATCH[:100], "last").headers == ()
+    assert [key for key, _ in requests.extract_call("gated", BATCH, "last").headers] == [HEAD_KEY]

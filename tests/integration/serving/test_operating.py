@@ -17,9 +17,11 @@ import pytest
 from PIL import Image
 
 import trocar
-from tests.support.files.deployment import ROOT, documents
+from tests.support import ROOT
+from tests.support.files.deployment import documents
 from tests.support.files.markdown import Block, blocks, table_rows
 from tests.support.models.tiny_models import Plain
+from tests.support.servers import warm_python
 from tests.support.servers.certificates import OPENSSL
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import custom
@@ -101,8 +103,8 @@ class Shell:
         ready_file.unlink(missing_ok=True)
         words += ["--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--ready-file", "ready"]
         with (self.folder / "log").open("ab") as log:
-            self._server = subprocess.Popen(
-                words, cwd=self.folder, env=self._environment, stdout=log, stderr=log
+            self._server = warm_python.Popen(
+                [sys.executable, "-m", *words], cwd=self.folder, env=self._environment, stdout=log, stderr=log
             )
         for _ in range(START_S * 10):
             if ready_file.exists() or self._server.poll() is not None:

@@ -4,6 +4,8 @@ Nothing here depends on time: passes are held up by events. Figures are `python 
 """
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,6 +24,7 @@ from tests.support.servers.footprint import hook_counts
 from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom
 from tests.support.wire.wire import chunk, extract_call, raw_channel, request, send, tensor
+from trocar._cli.app import main
 from trocar_api.v1 import execution_pb2
 from trocar_server.config import Limits
 from trocar_server.engine.schedule.admission import MethodClass
@@ -112,6 +115,54 @@ async def test_callers_without_names_are_told_apart_by_their_connection(
             gate.release()
             await asyncio.gather(alone, *tasks)
     assert ORDER.index(SINGLE) <= 2
+
+
+def test_the_status_tells_what_waits_who_computes_and_what_is_cached(
+    marked: RunningServer, gate: Gate, background: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokens = ("alice", "bob")
+    names = [hashlib.sha256(token.encode()).hexdigest()[:12] for token in tokens]
+    gate.hold()
+    with (
+        trocar.connect(marked.address) as operator,
+        trocar.connect(marked.address, token="alice") as alice,
+        trocar.connect(marked.address, token="bob") as bob,
+    ):
+        calls = [background.submit(alice.extract, "marked", row(), "last")]
+        assert gate.entered.wait(WAIT_S)
+        for count, client in enumerate((alice, bob, bob), 1):
+            calls.append(background.submit(client.extract, "marked", row(float(count)), "last"))
+            assert waiting(marked, "marked", count)
+        busy_status = operator.status()
+        with pytest.raises(SystemExit) as stopped:
+            main(["status", "--json", "--server", marked.address])
+        assert not stopped.value.code
+        printed = json.loads(capfd.readouterr().out)
+        gate.release()
+        for call in calls:
+            call.result(WAIT_S)
+        with alice.train("marked", losses="mse") as trainer:
+            assert trainer.trainer_id in [queue.model_id for queue in operator.status().queues]
+        assert nothing_is_held(marked)
+        idle = operator.status()
+    (queue,) = busy_status.queues
+    assert (queue.model_id, queue.replica_count, queue.leased_count, queue.waiting_count) == (
+        "marked",
+        1,
+        1,
+        3,
+    )
+    assert queue.pending_s > 0
+    callers = {one.caller: one for one in busy_status.callers}
+    assert [(callers[name].call_count, callers[name].waiting_count) for name in names] == [(2, 1), (2, 2)]
+    assert all(callers[name].byte_count > 0 for name in names)
+    assert (busy_status.total.call_count, busy_status.total.waiting_count) == (4, 3)
+    assert printed["queues"][0]["waiting_count"] == 3
+    assert [*printed] == ["queues", "callers", "total", "caches"]
+    assert (idle.total.call_count, idle.total.byte_count, idle.queues[0].waiting_count) == (0, 0, 0)
+    used = {one.caller: one for one in idle.callers}
+    assert all(used[name].used_s > 0 for name in names)
+    assert sum(idle.share(one) for one in idle.callers) == pytest.approx(1)
 
 
 def test_priorities_order_the_calls_of_one_caller(

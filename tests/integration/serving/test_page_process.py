@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.servers import warm_python
 from tests.support.servers.certificates import OPENSSL, authority, signed
 from tests.support.servers.grpc_web import get, web_call
 from tests.support.servers.waiting import wait_until
@@ -71,7 +72,7 @@ def serving(folder: Path, *words: str, config: str = "") -> Iterator[Serving]:
     command = ["serve", "squeezenet1_1=random:0", "--config", "server.toml", "--data-dir", "data"]
     fixed = ["--port", "0", "--device", "cpu", "--log-format", "json"]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
+        process = warm_python.Popen(
             [sys.executable, "-m", "trocar", *command, *fixed, *words],
             cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True,
             env={**os.environ, "TMPDIR": str(folder)},
@@ -89,7 +90,8 @@ def refusal(folder: Path, *words: str, config: str = "", **environment: str) -> 
     """Start a server that refuses to; return what it says."""
     (folder / "server.toml").write_text(config)
     fixed = ["serve", "--config", "server.toml", "--data-dir", "data", "--port", "0", "--device", "cpu"]
-    done = subprocess.run(
+    run = subprocess.run if environment else warm_python.run  # what an interpreter reads as it starts
+    done = run(
         [sys.executable, "-m", "trocar", *fixed, *words],
         cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=WAIT_S,
         check=False,

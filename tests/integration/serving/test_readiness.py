@@ -204,7 +204,7 @@ def test_a_load_that_fails_is_listed_as_failed(serve: Serve, monkeypatch: pytest
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no network")
 
-    monkeypatch.setattr("trocar_server.models.downloads.download_url_to_file", refuse, raising=False)
+    monkeypatch.setattr("trocar_server.models.weights.downloads.download_url_to_file", refuse, raising=False)
     monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
     with trocar.connect(serve(models={"plain": PLAIN}).address) as client:
         with pytest.raises(trocar.TrocarError):

@@ -14,8 +14,8 @@ from tests.support.servers.certificates import OPENSSL, authority, signed
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import Serve, custom
 from trocar._cli import main
+from trocar_server.rpc.descriptors import service_names
 from trocar_server.rpc.listen.health_port import LIVE
-from trocar_server.rpc.server import _SERVICES
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def set_health(server: RunningServer, name: str, status: str) -> None:
     server.run(lambda: server.app.rpc._health.set(name, value))
 
 
-@pytest.mark.parametrize("service", ["", LIVE, *_SERVICES])
+@pytest.mark.parametrize("service", ["", LIVE, *service_names()])
 def test_a_server_that_serves_is_ready(server: RunningServer, service: str) -> None:
     assert ready("--server", server.address, "--service", service) == 0
 

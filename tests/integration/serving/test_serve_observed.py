@@ -10,13 +10,14 @@ import urllib.request
 from pathlib import Path
 
 import trocar
+from tests.support.servers import warm_python
 from tests.support.servers.scraping import WAIT_S, Scrape
 
 
 def test_flags_start_metrics_and_choose_the_format_of_lines(tmp_path: Path) -> None:
     words = ("serve", "--port", "0", "--metrics-port", "0", "--log-format", "json", "--device", "cpu")
     environment = {**os.environ, "TROCAR_DATA_DIR": str(tmp_path)}
-    process = subprocess.Popen(
+    process = warm_python.Popen(
         [sys.executable, "-m", "trocar", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.support.models.gated_models import WAIT_S
 from tests.support.models.odd_models import Identity
+from tests.support.servers import warm_python
 from tests.support.servers.serving import custom
 from trocar_server.app import app
 from trocar_server.app.server_id import server_id
@@ -26,7 +26,7 @@ def test_a_second_server_on_a_data_directory_ends_and_names_the_first(
     command = [sys.executable, "-m", "trocar_server", "--port", "0", "--device", "cpu"]
     command += ["--data-dir", str(tmp_path)] if is_option else []
     environment = {**os.environ, "TROCAR_DATA_DIR": str(tmp_path / "none" if is_option else tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=WAIT_S, check=False)
+    done = warm_python.run(command, env=environment, capture_output=True, timeout=WAIT_S, check=False)
     said = done.stderr.decode()
     lock.release()
     assert done.returncode == 1

@@ -106,7 +106,7 @@ def test_what_cannot_be_recorded_stays_right(graphs: TapeGraphs, eager: trocar.C
     assert graphs.capture_count == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("rows", [1, 16])
 def test_a_gpu_answers_with_the_bits_of_its_own_eager_pass(rows: int) -> None:
     """Large values come through page-locked memory, and hot passes from recordings."""

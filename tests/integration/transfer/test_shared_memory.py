@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -134,7 +136,12 @@ def test_replies_that_grow_fall_back_to_chunks(
     client: trocar.Client, large: Array, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The place for a reply is as large as the last one; here nothing tells that the next is larger."""
-    monkeypatch.setattr(client._connection.sharing._sizes, "expected", lambda _: 5 * MIB)
+
+    class Sizes(OrderedDict[int, int]):
+        def get(self, key: int, default: Any = None) -> int:
+            return 5 * MIB
+
+    monkeypatch.setattr(client._connection.sharing._sizes, "expected", Sizes())
     assert np.array_equal(client.extract("identity", large, "identity")["identity"], large)
 
 

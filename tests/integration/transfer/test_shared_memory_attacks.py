@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import trocar
 from tests.support.models.gated_models import GATE, WAIT_S, Gated
 from tests.support.models.odd_models import Identity
+from tests.support.servers import warm_python
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.server_processes import server_processes
 from tests.support.servers.serving import custom
@@ -37,7 +38,7 @@ from tests.support.wire.wire import chunk, raw_channel, request, tensor
 from trocar.errors import InvalidArgumentError, InvalidTensorError, UnknownSegmentError
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import shared_memory_pb2 as wire
-from trocar_server.rpc.call.principal import principal_from
+from trocar_server.rpc.call.authorization import principal_from
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -393,7 +394,7 @@ def test_killed_clients_leave_nothing(server: RunningServer) -> None:
     """Killed at any moment: between opening and mapping, while payloads are copied, during the pass."""
     ours = lent_to(server, "")
     for _ in range(3):
-        process = subprocess.Popen(
+        process = warm_python.Popen(
             [sys.executable, "-c", _CLIENT, server.app.rpc.address], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from tests.support import ROOT
 from trocar_server.config import ServerConfig
 
-ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 """As systemd, Compose and Kubernetes write memory."""

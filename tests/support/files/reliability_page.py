@@ -1,9 +1,9 @@
 """The register of the tests of reliability: what `docs/reliability.md` names."""
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.support import ROOT
+
 PAGE = ROOT / "docs" / "reliability.md"
 _NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 

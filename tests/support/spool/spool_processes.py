@@ -5,7 +5,6 @@ process ends as any other: threads are joined, `atexit` is called, the interpret
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.support.servers import warm_python
 
 _FIRST = """
 import faulthandler, json, os, signal, sys, time
@@ -64,12 +65,9 @@ class Processes:
     """Runs scripts, until the context ends."""
 
     def __enter__(self) -> Self:
-        alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # no threads before a fork
         command = [sys.executable, "-W", "error", "-c", _FIRST]
         pipe = subprocess.PIPE
-        self._first = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **alone}
-        )
+        self._first = warm_python.Popen(command, stdin=pipe, stdout=pipe, text=True)
         return self
 
     def __exit__(

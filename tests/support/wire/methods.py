@@ -83,7 +83,7 @@ def needed_scope(method: Method) -> str:
     """Say what a method should need, by a rule: an oracle for the server's table."""
     if method.name in ("LoadModel", "UnloadModel", "PublishTrainer", "UnpublishModel"):
         return "admin"
-    if method.name in ("Drain", "ReloadConfig"):
+    if method.name in ("Drain", "ReloadConfig", "GetServerStatus"):
         return "admin"
     if method.name.startswith(("Get", "List")) or method.name in ("Plan", "WatchFit", "ServerReflectionInfo"):
         return "read"

@@ -9,7 +9,7 @@ import pytest
 
 from trocar_server.app.quick_imports import calling_directly, without_dynamo
 
-START = """
+PROGRAM = """
 import sys
 from trocar_server.app.quick_imports import without_dynamo
 with without_dynamo():
@@ -19,26 +19,9 @@ import torch
 def is_there():
     return "torch._dynamo" in sys.modules
 assert not is_there()
-"""
-
-
-def run(program: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", START + program], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_neither_torchvision_nor_a_pass_without_data_brings_it_in() -> None:
-    run("""
 model = torchvision.models.resnet18().to("meta").eval()
 assert model(torch.empty(1, 3, 64, 64, device="meta")).shape == (1, 1000)
 assert not is_there()
-""")
-
-
-def test_whoever_needs_it_gets_it() -> None:
-    run("""
 import torch._dynamo
 from torch._dynamo.utils import counters, is_compile_supported
 assert "torch/_dynamo/utils" in is_compile_supported.__code__.co_filename
@@ -51,7 +34,12 @@ optimizer = torch.optim.SGD([parameter], lr=1.0)
 parameter.sum().backward()
 optimizer.step()
 assert parameter.tolist() == [0.0, 0.0]
-""")
+"""
+
+
+def test_neither_torchvision_nor_a_pass_without_data_brings_it_in_and_whoever_needs_it_gets_it() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_process_that_has_torch_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

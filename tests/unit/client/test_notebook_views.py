@@ -83,6 +83,13 @@ def model(name: str = EVIL, **given: Any) -> trocar.Model:
     return trocar.Model(**{**facts, **given})
 
 
+def status() -> trocar.ServerStatus:
+    callers = [trocar.CallerStatus(f"{EVIL}{number}", 2, 1, 4000, 0.5, 3.0) for number in range(MANY)]
+    queues = tuple(trocar.QueueStatus(f"{EVIL}{number}", 1, 1, 3, 0.5) for number in range(MANY))
+    total = trocar.CallerStatus("", 2 * MANY, MANY, 4000 * MANY, 0.5 * MANY, 3.0 * MANY)
+    return trocar.ServerStatus(queues, tuple(callers), total, (trocar.CacheStatus(EVIL, 1, 2, 3, 4, 5),))
+
+
 def limits() -> trocar.ServerLimits:
     return trocar.ServerLimits(*range(1, 14))
 
@@ -237,6 +244,7 @@ VIEWS = {
     "predictions": predictions(),
     "diff": diff(),
     "comparison": comparison(),
+    "server status": status(),
     "attribution": attribution(),
     "texts": processed(),
 }

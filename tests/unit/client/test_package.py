@@ -6,14 +6,12 @@ import inspect
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
 import trocar
+from tests.support import ROOT
 from trocar._wire.trainer_requests import TrainerOptions
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_importing_the_client_loads_nothing_heavy() -> None:

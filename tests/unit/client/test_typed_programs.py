@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from tests.support import ROOT
 from trocar._request.edit_operations import OPERATIONS, EditOperation
 from trocar._request.statistic_options import StatisticName
 from trocar._request.taps import STATISTICS
-
-ROOT = Path(__file__).parents[3]
 
 CORRECT = """\
 import numpy as np

@@ -9,7 +9,7 @@ from trocar._wire.requests import ExtractCall, extract_call
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import tap_pb2
 from trocar_api.v1.tensor_pb2 import TensorChunk
-from trocar_api.wire import WireError, chunk_parts, split_message, split_payload
+from trocar_api.wire import Chunk, Layout, WireError, chunk_parts, split_message, split_payload
 
 CHUNKS = st.lists(
     st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.binary(max_size=300)), max_size=5
@@ -40,6 +40,46 @@ def test_protobufs_messages_are_split_into_what_they_hold(
     rest, found = split_message(whole.SerializeToString())
     assert rest == head.SerializeToString()
     assert [(chunk.payload_index, chunk.offset_bytes, bytes(chunk.data)) for chunk in found] == chunks
+
+
+@given(
+    head=st.builds(pb.ExtractResponse, stopped_at=st.text(max_size=20), timing=st.builds(pb.ServerTiming)),
+    sizes=st.lists(st.integers(0, 300), max_size=4),
+    data=st.data(),
+)
+def test_a_message_of_a_known_layout_is_read_as_without_it(
+    head: pb.ExtractResponse, sizes: list[int], data: st.DataObject
+) -> None:
+    def message(fill: int) -> bytes:
+        parts = [chunk_parts(index, 0, memoryview(bytes([fill]) * size)) for index, size in enumerate(sizes)]
+        return head.SerializeToString() + b"".join(piece for part in parts for piece in part)
+
+    layout = Layout.of(message(0))
+    assert layout is not None
+    assert layout.sizes == (sizes if all(sizes) else None)
+    assert layout.chunks(message(255)) == split_message(message(255))[1]
+    changed = bytearray(message(7))
+    if changed:
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    found = layout.chunks(bytes(changed))
+    if found is not None:  # only data was changed
+        assert (head.SerializeToString(), found) == split_message(bytes(changed))
+
+
+def test_a_field_that_varies_is_found_and_all_others_are_compared() -> None:
+    def message(queue_s: float, name: str = "layer4", data: bytes = b"ab") -> bytes:
+        head = pb.ExtractResponse(timing=pb.ServerTiming(queue_s=queue_s), stopped_at=name)
+        return head.SerializeToString() + b"".join(chunk_parts(0, 0, memoryview(data)))
+
+    layout = Layout.of(message(0.5), pb.ExtractResponse.TIMING_FIELD_NUMBER)
+    assert layout is not None
+    assert layout.varying is not None
+    assert layout.chunks(message(0.25, data=b"xy")) == [Chunk(0, 0, memoryview(b"xy"))]
+    assert pb.ExtractResponse.FromString(message(0.25)[layout.varying]).timing.queue_s == 0.25
+    assert layout.chunks(message(0.5, "layer3")) is None
+    assert layout.chunks(message(0.5, data=b"abc")) is None
+    assert layout.chunks(message(0.0)) is None
+    assert Layout.of(message(0.5) + message(0.5), pb.ExtractResponse.TIMING_FIELD_NUMBER) is None
 
 
 @given(st.binary(max_size=200))

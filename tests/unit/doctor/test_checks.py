@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from tests.support.servers.certificates import OPENSSL, authority, signed
 from tests.support.servers.running_server import running_server
 from trocar_server.auth import Scope, TokenFile
-from trocar_server.config import DatasetConfig, ModelConfig, ServerConfig
+from trocar_server.config import DatasetConfig, ModelConfig, ServerConfig, WarmVariantConfig
 from trocar_server.doctor import (
     Finding,
     Level,
@@ -34,6 +34,7 @@ from trocar_server.doctor.certificates import validity_of, validity_of_authoriti
 from trocar_server.doctor.command import doctor
 from trocar_server.doctor.running import CHECKS
 from trocar_server.doctor.server_checks import Target, check_server
+from trocar_server.engine.compiled.backends import availability
 from trocar_server.storage.data_lock import lock_folder
 
 DAY_S = 86_400
@@ -292,6 +293,24 @@ def test_models_and_data_sets_that_are_not_there(tmp_path: Path) -> None:
     datasets = {name: DatasetConfig(path=tmp_path / name) for name in ("good", "flat", "none")}
     found = levels(configuration_checks.check_datasets(config(tmp_path, datasets=datasets)))
     assert found == [Level.OK, Level.FAIL, Level.FAIL]
+
+
+def test_warm_variants_that_cannot_be_built_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def checked(tap: str, **engine: Any) -> Finding:
+        wanted = WarmVariantConfig(taps=(tap,), numerics="bf16")
+        models = {"resnet18": ModelConfig(weights="random:0", warm_variants=(wanted,))}
+        return only(configuration_checks.check_warm_variants(config(tmp_path, models=models, engine=engine)))
+
+    monkeypatch.setattr(availability, "is_installed", lambda: True)
+    assert checked("layer4").level is Level.OK
+    malformed = checked("layer4@x")
+    assert malformed.level is Level.FAIL
+    assert "layer4@x" in malformed.text
+    assert "compile_after = 0" in checked("layer4", compile_after=0).text
+    monkeypatch.setattr(availability, "is_installed", lambda: False)
+    missing = checked("layer4")
+    assert missing.level is Level.WARN
+    assert "OpenVINO is not installed" in missing.text
 
 
 def test_a_running_server_is_asked(tmp_path: Path) -> None:

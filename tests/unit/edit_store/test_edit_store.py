@@ -1,7 +1,6 @@
 """Stored lists: durable, each its principal's own, limited, and never half a list."""
 
 import hashlib
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from tests.support.servers import warm_python
 from trocar_api.reasons import ErrorReason
 from trocar_server.edit_store import EditStore, StoredEntry, edit_store
 from trocar_server.errors import ServiceError
@@ -198,7 +198,7 @@ def test_a_server_that_dies_while_it_writes_leaves_the_old_list_or_the_new_one(
     kept: EditStore, folder: Path, moment: str, left: bytes
 ) -> None:
     kept.put("alice", "net", "one", b"old")
-    died = subprocess.run([sys.executable, "-c", CRASH, str(folder), moment], check=False)
+    died = warm_python.run([sys.executable, "-c", CRASH, str(folder), moment], check=False)
     assert died.returncode == 9
     after = EditStore(folder)
     assert after.get("alice", "net", "one").description == left
@@ -207,7 +207,7 @@ def test_a_server_that_dies_while_it_writes_leaves_the_old_list_or_the_new_one(
 
 def test_what_a_dead_server_left_is_removed_at_the_next_start(kept: EditStore, folder: Path) -> None:
     kept.put("alice", "net", "one", b"old")
-    subprocess.run([sys.executable, "-c", CRASH, str(folder), "before the rename"], check=False)
+    warm_python.run([sys.executable, "-c", CRASH, str(folder), "before the rename"], check=False)
     assert [path.suffix for path in files(folder)].count(".partial") == 1
     EditStore(folder).clean()
     assert [path.suffix for path in files(folder)] == [".edits"]

@@ -15,7 +15,7 @@ from trocar_server.models.architectures import find_builder, named_weights
 from trocar_server.models.building import build, skip_state_dict, supply_state_dict, without_paths
 from trocar_server.models.loading import load_model
 from trocar_server.models.spec import ModelSpec, parse_model_argument
-from trocar_server.models.weights_file import StateDict, write_weights
+from trocar_server.models.weights.weights_file import StateDict, write_weights
 
 ONE_OF_EACH_FAMILY = [
     "densenet121",

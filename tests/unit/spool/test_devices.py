@@ -127,8 +127,6 @@ def test_a_change_in_place_raises(copier: LateCopier, tmp_path: Path) -> None:
 
 # --- On a GPU -------------------------------------------------------------------------------------
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def _on_gpu(spool: Context) -> tuple[list[torch.Tensor], int]:
     torch.manual_seed(0)
@@ -147,7 +145,7 @@ def _on_gpu(spool: Context) -> tuple[list[torch.Tensor], int]:
     return found, torch.cuda.max_memory_allocated() - before
 
 
-@CUDA
+@pytest.mark.cuda
 @pytest.mark.parametrize("budget_bytes", [0, 64 << 20, 1 << 34])
 def test_gradients_on_a_gpu_are_the_same_bits_with_less_of_its_memory(
     tmp_path: Path, budget_bytes: int
@@ -160,7 +158,7 @@ def test_gradients_on_a_gpu_are_the_same_bits_with_less_of_its_memory(
         assert spool.report().offloaded_bytes > 0
 
 
-@CUDA
+@pytest.mark.cuda
 def test_tensors_of_both_memories_share_the_budget(tmp_path: Path) -> None:
     def work(context: Context) -> list[torch.Tensor]:
         x = leaf()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trocar_server.edit_store import EditStore
-from trocar_server.models.weights_file import read_weights
+from trocar_server.models.weights.weights_file import read_weights
 from trocar_server.training.datasets.dataset_store import DatasetStore
 from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.files.trainer_storage import TrainingStorage

@@ -1,10 +1,10 @@
 """Selectors are parsed and matched on the server's event loop: no text may keep it busy."""
 
-import subprocess
 import sys
 
 import pytest
 
+from tests.support.servers import warm_python
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import parse_selector
 
@@ -27,7 +27,7 @@ _HOPELESS_S = 240  # matching takes microseconds, or hours; the start of the pro
     ids=["many double stars", "many stars in one component", "both"],
 )
 def test_no_pattern_takes_exponential_time(selector: str, path: str) -> None:
-    run = subprocess.run(
+    run = warm_python.run(
         [sys.executable, "-c", _SCRIPT, selector, path],
         capture_output=True,
         text=True,
@@ -68,10 +68,10 @@ for pattern in patterns:
 
 
 def _lines(script: str) -> list[str]:
-    run = subprocess.run(
+    run = warm_python.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=_HOPELESS_S, check=True
     )
-    return run.stdout.split()
+    return str(run.stdout).split()
 
 
 def test_no_text_takes_more_than_linear_time_to_parse() -> None:

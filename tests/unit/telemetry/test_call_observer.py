@@ -90,11 +90,3 @@ def test_a_long_stream_does_not_gather_phases_without_end() -> None:
         call.add_phase("pass", 0, 1)
     assert call.phases is not None
     assert len(call.phases) == 256
-
-
-def test_messages_and_bytes_add_up() -> None:
-    call = record()
-    for size in (0, 5, 7):
-        call.received(size)
-        call.sent(2 * size)
-    assert (call.messages_in, call.bytes_in, call.messages_out, call.bytes_out) == (3, 12, 3, 24)

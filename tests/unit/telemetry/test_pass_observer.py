@@ -7,7 +7,7 @@ from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import ArgumentInput, ImageInput, ImageSpec, Plan, TensorInput
 from trocar_server.engine.run.extraction import ExecutionReport, Extraction
 from trocar_server.telemetry import CallRecord, Observers, PassFacts, note_pass
-from trocar_server.telemetry.pass_observer import pass_facts
+from trocar_server.telemetry.call_observer import pass_facts
 
 IMAGES = ImageInput("", (ImageSpec(10), ImageSpec(20), ImageSpec(12, 2, 2)))
 

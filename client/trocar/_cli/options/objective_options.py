@@ -7,6 +7,7 @@
 | `logit`, or nothing             | the class that the model gives the largest output, for each image    |
 | `loss:cross_entropy`            | a loss, with `--labels`                                              |
 | `norm:layer4`                   | the Euclidean norm of a value; `sum` and `mean` of its elements      |
+| `squares:layer4`                | the sum of the squares of a value                                    |
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +33,8 @@ Of = Annotated[
         "--of",
         metavar="OBJECTIVE",
         help="Objective to differentiate: logit:CLASS, prob:CLASS, loss:NAME with --labels, or "
-        "norm:SELECTOR, sum:SELECTOR, mean:SELECTOR. Default: the logit of the predicted class.",
+        "norm:SELECTOR, sum:SELECTOR, mean:SELECTOR, squares:SELECTOR. Default: the logit of the predicted "
+        "class.",
     ),
 ]
 Labels = Annotated[
@@ -85,8 +87,10 @@ def read_objective(client: Client, model_id: str, inputs: Any, of: str | None, l
             found = _loss(client, model_id, rest, labels)
         elif kind in AGGREGATES:
             found = value(rest, reduce=kind)  # type: ignore[arg-type]  # it is one of them
+        elif kind == "squares":
+            found = value(rest, function="square")
         else:
-            hint = name_hint(kind, (*_SCORES, "loss", *AGGREGATES))
+            hint = name_hint(kind, (*_SCORES, "loss", *AGGREGATES, "squares"))
             refuse(f"--of: no {kind!r}; {hint}; write for example logit:207")
     except (TypeError, ValueError, SourceError) as error:
         refuse(f"--of {of}: {error}")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from trocar import Client, DatasetReport, Progress, extract_dataset
+from trocar import Client, DatasetReport, Progress, Texts, extract_dataset
 from trocar._base.tables import size_text
 from trocar._cli.console import shape_text, show, show_json, table
 from trocar._cli.failures import FAILED
@@ -27,24 +27,43 @@ _INTERRUPTED = 130
 def run_dataset(
     client: Client,
     model_id: str,
-    sources: list[str],
+    source: list[str] | Texts,
     taps: list[str],
     out: Path,
     *,
     as_json: bool,
+    ray: str = "",
+    workers: int = 4,
     **options: Any,
 ) -> None:
-    """Extract into a folder and report.
+    """Extract from sources or texts into a folder and report.
+
+    Args:
+        client: The client.
+        model_id: The model.
+        source: Names of sources, or texts.
+        taps: Values to collect.
+        out: The folder.
+        as_json: Whether to print JSON.
+        ray: Address of a Ray cluster whose nodes read and send; this machine when empty.
+        workers: Actors on that cluster.
+        options: Those of `extract_dataset`.
 
     Raises:
         TrocarError: A call failed, or source or output cannot be used.
-        typer.BadParameter: A source does not exist.
         typer.Exit: It was interrupted.
     """
-    sources = expanded(sources)
     try:
         with _bar(model_id) as progress:
-            report = extract_dataset(client, model_id, sources, taps, out, progress=progress, **options)
+            if ray:
+                import trocar.ray
+
+                with trocar.ray.session(ray):
+                    report = trocar.ray.extract_dataset(
+                        client, model_id, source, taps, out, workers=workers, progress=progress, **options
+                    )
+            else:
+                report = extract_dataset(client, model_id, source, taps, out, progress=progress, **options)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; run the same command again to resume {out}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
@@ -95,7 +114,7 @@ def _bar(model_id: str) -> Iterator[Callable[[Progress], None]]:
                 total=None if progress.fraction is None else 1.0,
                 completed=progress.fraction or 0.0,
                 count=_count_text(progress),
-                rate=f"{count / seconds:,.1f} images/s" if count and seconds else "",
+                rate=f"{count / seconds:,.1f} samples/s" if count and seconds else "",
             )
 
         yield move
@@ -110,7 +129,7 @@ def _count_text(progress: Progress) -> str:
 def _show(report: DatasetReport) -> None:
     rows = table("feature map", "shape")
     for name, shape in report.shapes.items():
-        rows.add_row(name, shape_text(shape))
+        rows.add_row(name, shape_text(shape).replace("-1", "*"))
     show(rows)
     shards = f"{report.shard_count} shard{'' if report.shard_count == 1 else 's'}"
     size = size_text(report.byte_count)
@@ -119,7 +138,7 @@ def _show(report: DatasetReport) -> None:
         typer.echo(f"{report.out} is complete already: {report.row_count:,} rows, {shards}, {size}")
     else:
         begun = f", {report.resumed_at:,} of them by earlier runs" if report.resumed_at else ""
-        rate = f"{new / report.duration_s:,.1f} images/s" if report.duration_s else ""
+        rate = f"{new / report.duration_s:,.1f} samples/s" if report.duration_s else ""
         typer.echo(f"wrote {report.out}: {report.sample_count:,} samples{begun}, {shards}, {size}")
         typer.echo(f"took {report.duration_s:.1f} s, {rate}")
     _show_failures(report)

@@ -100,6 +100,7 @@ class FitOptions:
     feature_cache: bool = True
     max_tokens: int | None = None
     truncate: bool = False
+    workers: int = 1
 
 
 def fit_spec(options: FitOptions) -> pb.FitSpec:
@@ -131,6 +132,7 @@ def fit_spec(options: FitOptions) -> pb.FitSpec:
         max_tokens=None if options.max_tokens is None else whole("max_tokens", options.max_tokens, bits=32),
         truncate=flag("truncate", options.truncate),
         eval_split=eval_split or None,
+        workers=None if options.workers == 1 else whole("workers", options.workers, bits=32),
     )
     stop = options.early_stop
     if stop is not None:

@@ -101,7 +101,9 @@ def loss_term(
         target: The name of the target, if a batch has several.
         teacher: Another model, or `teacher(...)`, to compare with instead of a target.
         **options: torch's own: label_smoothing, weight (of the classes), ignore_index, delta, ...; with
-            "kl_div" and a teacher, temperature.
+            "kl_div" and a teacher, temperature. With "token_cross_entropy" and labels of words or spans,
+            label_all_tokens (a word's other tokens have its class) and b_to_i (the class of I- for each
+            class).
     """
     found = Teacher(teacher) if isinstance(teacher, str) else teacher
     if found is not None:

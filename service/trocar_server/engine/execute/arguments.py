@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import torch
@@ -38,6 +39,7 @@ from trocar_server.tensors.reductions import dtype_name
 
 Argument = torch.Tensor | list[torch.Tensor] | Flag
 
+_HALVES = (torch.float16, torch.bfloat16)
 _LEAST_ROOM_BYTES = 64 << 20
 _IMAGE_NAMES = frozenset({"images", "image"})
 """Names of images in transformers' processors."""
@@ -109,9 +111,7 @@ def _dtype_for(hosted: HostedModel, dtype: torch.dtype) -> torch.dtype:
 
     NumPy has no bfloat16, so many callers can only send float32 to such a model.
     """
-    if dtype is torch.float32 and hosted.dtype in (torch.float16, torch.bfloat16):
-        return hosted.dtype
-    return dtype
+    return hosted.dtype if dtype is torch.float32 and hosted.dtype in _HALVES else dtype
 
 
 def _check_dtype(hosted: HostedModel, entry: TensorInput | TensorListInput) -> None:
@@ -221,25 +221,38 @@ async def decode_images(
             decoded.append([])
             continue
         image_specs = entry.images
-        headers = await decoder.aside(lambda f=image_specs, p=own: _headers(f, p, limits.max_image_pixels))  # type: ignore[misc]
+        headers = await decoder.aside(partial(image_headers, image_specs, own, limits.max_image_pixels))
         sizes = [
             (image_spec.height, image_spec.width) if header is None else (header.height, header.width)
             for image_spec, header in zip(image_specs, headers, strict=True)
         ]
         reserve(_made_bytes(hosted, sizes, limits.max_request_bytes), len(image_specs))
-        decoded.append(await _decoded(headers, image_specs, own, limits.max_image_pixels, decoder))
+        decoded.append(await decoded_images(headers, image_specs, own, limits.max_image_pixels, decoder))
     return decoded
 
 
-def _headers(
+def image_headers(
     image_specs: Sequence[ImageSpec], payloads: Sequence[Payload], max_pixels: int
 ) -> list[ImageHeader | None]:
-    """Read the header of each encoded image; raw pixels have none."""
+    """Read the header of each encoded image; raw pixels have none.
+
+    Raises:
+        ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position.
+    """
     headers: list[ImageHeader | None] = []
     for index, (image_spec, payload) in enumerate(zip(image_specs, payloads, strict=True)):
         with _naming(index):
             headers.append(None if image_spec.height else read_header(payload.tobytes(), max_pixels))
     return headers
+
+
+def image_room_bytes(max_bytes: int) -> int:
+    """Return the most bytes of decoded or of prepared images in one call.
+
+    Args:
+        max_bytes: `Limits.max_request_bytes`.
+    """
+    return max(max_bytes, _LEAST_ROOM_BYTES)
 
 
 def _made_bytes(hosted: HostedModel, sizes: Sequence[Size | None], max_bytes: int) -> int:
@@ -248,7 +261,7 @@ def _made_bytes(hosted: HostedModel, sizes: Sequence[Size | None], max_bytes: in
     Raises:
         ServiceError: `IMAGE_TOO_LARGE`.
     """
-    room_bytes = max(max_bytes, _LEAST_ROOM_BYTES)
+    room_bytes = image_room_bytes(max_bytes)
     decoded_bytes = 0
     for index, size in enumerate(sizes):
         decoded_bytes += 0 if size is None else size[0] * size[1] * 3
@@ -263,13 +276,19 @@ def _made_bytes(hosted: HostedModel, sizes: Sequence[Size | None], max_bytes: in
     return decoded_bytes * 4 // 3 + prepared.byte_count
 
 
-async def _decoded(
+async def decoded_images(
     headers: Sequence[ImageHeader | None],
     image_specs: Sequence[ImageSpec],
     payloads: Sequence[Payload],
     max_pixels: int,
     decoder: ImageDecoder,
 ) -> list[Image.Image]:
+    """Decode images with known headers.
+
+    Raises:
+        ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position.
+    """
+
     async def one(index: int) -> Image.Image:
         header, image_spec, payload = headers[index], image_specs[index], payloads[index]
         with _naming(index):
@@ -346,7 +365,7 @@ def _argument(
         return entry.value
     # Rounded twice where it was sent as float16 or bfloat16; float32 keeps the value that was sent.
     sent_as, to_device = entry.model_dtype, this_thread.transfers.to_device
-    dtype = sent_as if is_start else _dtype_for(hosted, sent_as)
+    dtype = sent_as if is_start or hosted.dtype not in _HALVES else _dtype_for(hosted, sent_as)
     known, tensors = None if is_start else hosted.known_signature, []
     for shape in entry.shapes if isinstance(entry, TensorListInput) else (entry.shape,):
         tensor = tensor_of(entry.dtype, shape, next(payloads))

@@ -141,7 +141,7 @@ def collect(module: nn.Module, arguments: Arguments, pass_spec: PassSpec, guard:
             contexts.enter_context(TapSession(module, pass_spec.of_modules, collector))
         else:
             contexts.enter_context(operate(module, pass_spec.surgery, pass_spec.of_modules, collector))
-        if collector.is_pending:
+        if collector.pending:
             module(*arguments[0], **arguments[1])
     if pass_spec.due:
         _check_edits(pass_spec, collector)

@@ -19,7 +19,7 @@ from trocar_server.surgery import Recording
 class CheckedPlan:
     """A plan that may run on a deployment, within limits.
 
-    It serves every equal request, as long as its deployment keeps it: see `Deployment.keep_checked`.
+    It serves every equal request, as long as its deployment keeps it: see `Deployments.keep_checked`.
 
     Attributes:
         plan: The request.
@@ -28,6 +28,7 @@ class CheckedPlan:
         signature: Of the inputs of a full pass; None where only decoded images tell it.
         recording: A recorded pass on such inputs; None with `resolved`.
         resolved: What the plan means for the deployment; None where the data of the call decides that.
+        is_eager: Whether it is known that it can only run eagerly, and asks for nothing else.
     """
 
     plan: Plan
@@ -36,6 +37,7 @@ class CheckedPlan:
     signature: Signature | None = None
     recording: Recording | None = None
     resolved: Resolved | None = None
+    is_eager: bool = False
 
     @property
     def is_final(self) -> bool:
@@ -101,3 +103,11 @@ class CheckedPlan:
         if self.resolved is None or not self.resolved.surgery.is_nothing or self.is_traced:
             return None
         return make_pass_spec(self.resolved, (), (), {})
+
+    @cached_property
+    def is_certain(self) -> bool:
+        """Whether every pass is the recorded one: values alone, and no number of calls decides which."""
+        resolved, spec = self.resolved, self.pass_spec
+        if resolved is None or spec is None or self.plan.start_at is not None or self.plan.sources:
+            return False
+        return resolved.is_counted and not spec.calls

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.config import Limits
 from trocar_server.engine.execute.arguments import input_advice, signature_of_batch
 from trocar_server.engine.host.gradient_meta_pass import run_meta_pass
 from trocar_server.engine.host.predictions import Predictions
@@ -35,11 +34,10 @@ from trocar_server.surgery.structure import format_picks
 from trocar_server.tensors.reductions import dtype_name
 
 if TYPE_CHECKING:
-    from trocar_server.engine.host.checked_plan import CheckedPlan
+    pass
 
 _RECORDINGS_KEPT = 64
 _RESOLVED_KEPT = 256
-_CHECKED_KEPT = 128
 _MOST_WEIGHT_KEPT = 2048
 """The most names and numbers in a cached resolved request: 256 of the largest take some 200 MB."""
 _SIGNATURES_KEPT = 256
@@ -86,6 +84,8 @@ class Deployment:
     example: Recording
     is_live: bool = False
     """Whether its weights change between passes, as a trainer's do."""
+    owner: str | None = None
+    """The only principal that may use it; None where all may."""
     is_repeatable: bool = False
     """Whether equal requests are known to have equal replies."""
     version: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -100,36 +100,9 @@ class Deployment:
     _lock: Lock = field(default_factory=Lock)  # the event loop reads what the owner thread adds
     _recordings: OrderedDict[Signature, Recording] = field(default_factory=OrderedDict)
     _resolved: OrderedDict[_Key, Resolved] = field(default_factory=OrderedDict)
-    _checked: "OrderedDict[bytes, CheckedPlan]" = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         self.predictions = Predictions(self.recorder)
-
-    def checked(self, key: bytes, plan: Plan, limits: Limits) -> "CheckedPlan | None":
-        """Return the checked plan of an earlier equal request, if there is one and it still holds.
-
-        Args:
-            key: Of the request; see `keep_checked`.
-            plan: The request, the very object that was checked.
-            limits: The current limits, the very object that was checked against.
-        """
-        found = self._checked.get(key)
-        return found if found is not None and found.plan is plan and found.limits is limits else None
-
-    def keep_checked(self, key: bytes, checked: "CheckedPlan") -> None:
-        """Keep a checked plan for equal requests, unless it is large. Event loop only.
-
-        Args:
-            key: The request as serialised, without its payloads.
-            checked: The plan. It goes with this deployment: a model that is loaded again begins with none.
-        """
-        resolved = checked.resolved
-        if resolved is None or not checked.is_final or _weight(checked.plan, resolved) > _MOST_WEIGHT_KEPT:
-            return
-        self._checked[key] = checked
-        self._checked.move_to_end(key)
-        if len(self._checked) > _CHECKED_KEPT:
-            self._checked.popitem(last=False)
 
     @property
     def reply_version(self) -> str | None:
@@ -373,7 +346,7 @@ class Deployment:
         return replace(resolved, pass_bytes=needed)
 
     def _keep(self, key: _Key, plan: Plan, resolved: Resolved) -> None:
-        if _weight(plan, resolved) > _MOST_WEIGHT_KEPT:
+        if is_large(plan, resolved):
             return
         with self._lock:
             self._resolved[key] = resolved
@@ -387,8 +360,11 @@ def _key(plan: Plan, signature: Signature, sources: RecordedSources) -> _Key:
     return plan.taps, plan.edits, plan.objective, signature, signatures
 
 
-def _weight(plan: Plan, resolved: Resolved) -> int:
-    """Count the names that a request expands to and the numbers that it contains, as its size in memory."""
+def is_large(plan: Plan, resolved: Resolved) -> bool:
+    """Whether a resolved request takes too much memory to be kept.
+
+    Counted are the names that it expands to and the numbers that it contains.
+    """
     expansions = (*resolved.expansions, *(names for _, names in resolved.surgery.expansions))
     steps = [step for tap in plan.taps for step in tap.reductions]
     for region in (request.edit.region for request in plan.edits):
@@ -398,7 +374,7 @@ def _weight(plan: Plan, resolved: Resolved) -> int:
     numbers += sum(len(tap.parameters.edges) + len(tap.parameters.quantiles) for tap in plan.taps)
     terms = plan.objective.terms if plan.objective else ()
     numbers += sum(len(getattr(term.score, "classes", ())) for term in terms)
-    return sum(map(len, expansions)) + numbers
+    return sum(map(len, expansions)) + numbers > _MOST_WEIGHT_KEPT
 
 
 def make_deployment(
@@ -408,7 +384,7 @@ def make_deployment(
 
     Raises:
         ServiceError: `MODEL_INVALID` when the model cannot run on its example input, or a configured
-            stage is no value of that pass.
+            stage or warm variant is no value of that pass.
     """
     replicas = [Replica(make_replica(hosted.module), is_live) for _ in range(replica_count)]
     recorder, recording = record_example(hosted)
@@ -417,6 +393,8 @@ def make_deployment(
     )
     for stage, selector in hosted.spec.stages.items():
         _check_stage(deployment, stage, selector)
+    for selector in {text for wanted in hosted.spec.warm_variants for text in wanted.taps}:
+        _check_warm_tap(deployment, selector)
     return deployment
 
 
@@ -462,6 +440,22 @@ def _check_stage(deployment: Deployment, stage: str, text: str) -> None:
             ErrorReason.MODEL_INVALID,
             f"model '{deployment.hosted.spec.model_id}': its stage '{stage}' does not work: {problem}",
         )
+
+
+def _check_warm_tap(deployment: Deployment, text: str) -> None:
+    """Refuse a configured warm variant of a value that the example's pass does not have."""
+    try:
+        selector = parse_selector(text)
+        if selector.records in KINDS:
+            raise ServiceError(ErrorReason.MODEL_INVALID, "values of nodes and functions always run exactly")
+        resolve([selector], deployment.example)
+    except ServiceError as error:
+        if not deployment.may_differ(error):
+            model_id = deployment.hosted.spec.model_id
+            raise ServiceError(
+                ErrorReason.MODEL_INVALID,
+                f"model '{model_id}': its warm variant of '{text}' does not work: {error.message}",
+            ) from None
 
 
 def _advice(hosted: HostedModel, problem: str, signature: Signature) -> str:

@@ -1,13 +1,17 @@
 """Deployments: the models in memory, loaded, replaced, adopted and dropped. Belongs to one event loop."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.caller import current_principal
 from trocar_server.config import Limits
-from trocar_server.engine.host.deployment import Deployment, make_deployment
+from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.host.deployment import Deployment, is_large, make_deployment
 from trocar_server.engine.host.repeatable import is_repeatable
+from trocar_server.engine.request.plan import Plan
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import (
@@ -21,6 +25,8 @@ from trocar_server.models import (
     prefetch_weights,
 )
 
+_CHECKED_KEPT = 512
+
 
 class Deployments(Mapping[str, Deployment]):
     """Every loaded model by its id, those that one principal alone may use included.
@@ -32,6 +38,7 @@ class Deployments(Mapping[str, Deployment]):
         data_dir: Folder of the weights.
         replica_counts: Replicas by model id; 1 where absent.
         on_drop: Called with each model of the catalogue that is served no longer.
+        on_build: Called with each model of the catalogue that was loaded; `load` waits for what it starts.
     """
 
     def __init__(
@@ -42,6 +49,7 @@ class Deployments(Mapping[str, Deployment]):
         data_dir: Path,
         replica_counts: Mapping[str, int],
         on_drop: Callable[[Deployment], None],
+        on_build: Callable[[Deployment], Awaitable[None]],
     ) -> None:
         self._catalogue = catalogue
         self._owner = owner
@@ -49,8 +57,10 @@ class Deployments(Mapping[str, Deployment]):
         self._data_dir = data_dir
         self._replica_counts = dict(replica_counts)
         self._on_drop = on_drop
+        self._on_build = on_build
         self._by_id: dict[str, Deployment] = {}
         self._loading: dict[str, asyncio.Lock] = {}
+        self._checked: OrderedDict[bytes, CheckedPlan] = OrderedDict()
 
     def __getitem__(self, model_id: str) -> Deployment:
         return self._by_id[model_id]
@@ -71,6 +81,38 @@ class Deployments(Mapping[str, Deployment]):
             self._catalogue.loaded(model_id)  # raises the reason
         return self._by_id[model_id]
 
+    def checked(self, key: bytes, plan: Plan, limits: Limits) -> CheckedPlan | None:
+        """Return the checked plan of an earlier equal request, if it still holds and the caller may use it.
+
+        Args:
+            key: Of the request; see `keep_checked`.
+            plan: The request, the very object that was checked.
+            limits: The current limits, the very object that was checked against.
+        """
+        found = self._checked.get(key)
+        if found is None or found.plan is not plan or found.limits is not limits:
+            return None
+        deployment = found.deployment
+        is_allowed = deployment.owner is None or deployment.owner == current_principal()
+        return found if is_allowed and self._by_id.get(plan.model_id) is deployment else None
+
+    def keep_checked(self, key: bytes, checked: CheckedPlan) -> None:
+        """Keep a checked plan for equal requests, unless it is large.
+
+        Args:
+            key: The request as serialised, without its payloads.
+            checked: The plan. It goes with its deployment: a model that is loaded again begins with none.
+        """
+        resolved, deployment = checked.resolved, checked.deployment
+        if resolved is None or not checked.is_final or is_large(checked.plan, resolved):
+            return
+        if self._by_id.get(checked.plan.model_id) is not deployment:  # dropped meanwhile
+            return
+        self._checked[key] = checked
+        self._checked.move_to_end(key)
+        if len(self._checked) > _CHECKED_KEPT:
+            self._checked.popitem(last=False)
+
     async def load(self, model_id: str) -> Entry:
         """Load a model of the catalogue; does nothing when it is loaded already.
 
@@ -85,7 +127,9 @@ class Deployments(Mapping[str, Deployment]):
                 raise ServiceError(entry.error_reason or ErrorReason.MODEL_INVALID, entry.error_message)
             entry.begin()
             try:
-                self._by_id[model_id] = await self.build(entry.spec, self._replica_counts.get(model_id, 1))
+                deployment = await self.build(entry.spec, self._replica_counts.get(model_id, 1))
+                await self._begun(deployment)
+                self._by_id[model_id] = deployment
             except ServiceError as error:
                 entry.fail(error)
                 raise
@@ -98,6 +142,14 @@ class Deployments(Mapping[str, Deployment]):
                 raise
             entry.hosted, entry.state = self._by_id[model_id].hosted, ModelState.LOADED
             return entry
+
+    async def _begun(self, deployment: Deployment) -> None:
+        """Wait for what `on_build` starts."""
+        try:
+            await self._on_build(deployment)
+        except BaseException:
+            self._on_drop(deployment)
+            raise
 
     async def unload(self, model_id: str) -> Entry:
         """Drop a model from memory when its calls have ended; its catalogue entry stays."""
@@ -131,6 +183,7 @@ class Deployments(Mapping[str, Deployment]):
         model_id = deployment.hosted.spec.model_id
         self._drop(model_id)
         self._by_id[model_id] = deployment
+        self._on_build(deployment)
         self._replica_counts[model_id] = replicas
         self._catalogue.put(deployment.hosted)
 
@@ -148,13 +201,14 @@ class Deployments(Mapping[str, Deployment]):
             ServiceError: `MODEL_INVALID`, it cannot run on its example input.
         """
         deployment = await self._owner.run(lambda: self._make(hosted, 1, is_live=True))
+        deployment.owner = owner
         self._by_id[hosted.spec.model_id] = deployment
         self._catalogue.adopt(hosted, owner)
 
     async def release(self, model_id: str) -> None:
         """Take back `adopt`, when the calls that use it have ended."""
         self._catalogue.release(model_id)
-        deployment = self._by_id.pop(model_id, None)
+        deployment = self._taken(model_id)
         if deployment is not None:
             await deployment.pool.drain()
 
@@ -170,9 +224,16 @@ class Deployments(Mapping[str, Deployment]):
         return deployment
 
     def _drop(self, model_id: str) -> Deployment | None:
-        deployment = self._by_id.pop(model_id, None)
+        deployment = self._taken(model_id)
         if deployment is not None:
             self._on_drop(deployment)
+        return deployment
+
+    def _taken(self, model_id: str) -> Deployment | None:
+        """Take a model out, with the checked plans that keep it in memory."""
+        deployment = self._by_id.pop(model_id, None)
+        for key in [key for key, checked in self._checked.items() if checked.deployment is deployment]:
+            del self._checked[key]
         return deployment
 
 

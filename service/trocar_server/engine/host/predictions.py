@@ -33,22 +33,23 @@ class Predictions:
     Attributes:
         recorder: Records its meta passes.
         attempt_count: Symbolic recordings that were tried.
+        symbolic: Symbolic recordings by kind of signature; not to be changed.
     """
 
     recorder: Recorder
     attempt_count: int = 0
-    _symbolic: dict[_Kind, tuple[SymbolicRecording, ...]] = field(default_factory=dict)
+    symbolic: dict[_Kind, tuple[SymbolicRecording, ...]] = field(default_factory=dict)
     _recorded: Counter[_Kind] = field(default_factory=Counter)
 
     def find(self, signature: Signature) -> Recording | None:
         """Return the predicted recording of a signature; None where none is certain."""
-        known = self._symbolic.get(_kind(signature), ()) if self._symbolic else ()
+        known = self.symbolic.get(_kind(signature), ()) if self.symbolic else ()
         found = (symbolic.recording(_shapes(signature)) for symbolic in known)
         return next((recording for recording in found if recording is not None), None)
 
     def has(self, signature: Signature) -> bool:
         """Whether recordings of such signatures are predicted."""
-        return bool(self._symbolic) and _kind(signature) in self._symbolic
+        return bool(self.symbolic) and _kind(signature) in self.symbolic
 
     def note(self, signature: Signature, recording: Recording) -> bool:
         """Count a recorded pass. Owner thread only.
@@ -82,12 +83,12 @@ class Predictions:
             if self._is_right(symbolic, signature, recording):
                 named = replace(symbolic, template=replace(symbolic.template, stages=recording.stages))
                 kind = _kind(signature)
-                self._symbolic = {**self._symbolic, kind: (*self._symbolic.get(kind, ()), named)}
+                self.symbolic = {**self.symbolic, kind: (*self.symbolic.get(kind, ()), named)}
 
     def drop(self, signature: Signature) -> None:
         """Stop predicting signatures of one kind: a pass differed from its prediction."""
         kind = _kind(signature)
-        self._symbolic = {known: found for known, found in self._symbolic.items() if known != kind}
+        self.symbolic = {known: found for known, found in self.symbolic.items() if known != kind}
         self._recorded[kind] = _ATTEMPTS[-1]
 
     def _is_right(self, symbolic: SymbolicRecording, signature: Signature, recording: Recording) -> bool:

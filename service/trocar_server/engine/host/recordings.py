@@ -214,11 +214,11 @@ def lacks_data(error: BaseException) -> bool:
 
 def made_arguments(signature: Signature, device: torch.device | str, number: int) -> Called:
     """Return arguments of a signature; with integers of this value where there is data."""
-    made = [_fill(entry, device, number) for entry in signature]
+    made = [fill(entry, device, number) for entry in signature]
     return split_arguments([entry.name for entry in signature], made)
 
 
-def _fill(
+def fill(
     entry: TensorSignature, device: torch.device | str, number: int
 ) -> torch.Tensor | list[torch.Tensor] | Flag:
     """Return an argument of this signature; with values, seeded floats in [0, 1), or the given integer."""

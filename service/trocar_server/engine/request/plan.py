@@ -85,6 +85,8 @@ class ImageSpec:
     byte_count: int
     height: int = 0
     width: int = 0
+    encoded_size: tuple[int, int] | None = None
+    """Height and width of an encoded image as the caller told them for a dry run."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,12 @@ class Plan:
     def needs_processing(self) -> bool:
         """Whether there are inputs for the model's processor."""
         return bool(self.unprocessed) or any(source.unprocessed for source in self.sources)
+
+    @cached_property
+    def has_images(self) -> bool:
+        """Whether any input, or one of a source, is images."""
+        given = (*self.inputs, *(entry for source in self.sources for entry in source.inputs))
+        return any(isinstance(entry, ImageInput) for entry in given)
 
     @cached_property
     def batch_size(self) -> int | None:

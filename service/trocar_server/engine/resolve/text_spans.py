@@ -139,13 +139,13 @@ def _token_rows(wanted: Spans, texts: TextInput, processed: ProcessedInput) -> T
     first = tuple(length - each.length if processed.pads_left else 0 for each in processed.samples)
     rows = []
     for index, span in enumerate(spans):
-        sample = _Sample(index, texts.entries[index], processed.samples[index])
+        sample = _SampleText(index, texts.entries[index], processed.samples[index])
         rows.append(tuple(first[index] + place for place in sample.places(span)))
     return TokenRows(tuple(rows), length, first)
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _SampleText:
     """One sample of the texts.
 
     Attributes:
@@ -182,7 +182,7 @@ class _Sample:
         return found
 
     def _texts(self) -> tuple[str, ...]:
-        if self.entry.kind == "chat":
+        if self.made.rendered or self.entry.kind == "chat":
             return (self.made.rendered,)
         if self.entry.kind == "words":
             return (" ".join(map(str, self.entry.content)),)

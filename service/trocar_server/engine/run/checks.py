@@ -1,14 +1,16 @@
 """Request checks before anything is computed. Every method belongs to one event loop."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.execute.arguments import (
+    build_arguments,
     check_images,
     check_lists,
     check_named,
@@ -17,14 +19,16 @@ from trocar_server.engine.execute.arguments import (
 )
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment, RecordedSource, RecordedSources
-from trocar_server.engine.host.recordings import DataNeededError, MadeDataRefusedError
+from trocar_server.engine.host.recordings import DataNeededError, MadeDataRefusedError, fill
 from trocar_server.engine.request.plan import (
     EditRequest,
     FlagInput,
+    Payload,
     Plan,
     Signature,
     TensorInput,
     TensorListInput,
+    split_arguments,
 )
 from trocar_server.engine.resolve.planner import Resolved, resolve_taps
 from trocar_server.engine.resolve.surgery_plan import NO_SURGERY, plan_surgery
@@ -36,6 +40,9 @@ from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard, Recording
 
 Result = TypeVar("Result")
+
+NO_PAYLOADS: Mapping[str, Payload] = MappingProxyType({})
+"""Of a dry run whose inputs the server did not process."""
 
 _KNOWN_BEFORE_INPUTS = (
     ErrorReason.UNKNOWN_MODULE,
@@ -82,8 +89,18 @@ class Checks:
         deployment = self._deployment_of(model_id)
         return deployment.example if signature is None else await self._record(deployment, signature)
 
-    async def preview(self, plan: Plan, deadline: float | None = None) -> Preview:
-        """Return what a plan would return and need; nothing is computed.
+    async def preview(
+        self, plan: Plan, deadline: float | None = None, payloads: Mapping[str, Payload] = NO_PAYLOADS
+    ) -> Preview:
+        """Return what a plan would return and need.
+
+        Nothing is computed, except by a model that refuses made-up data and whose inputs the server has
+        processed: then these, with made-up values for arrays.
+
+        Args:
+            plan: The plan.
+            deadline: A time of `time.monotonic()` in seconds, or None.
+            payloads: Those of its inputs that the server has processed, by name.
 
         Raises:
             ServiceError: As `check` does.
@@ -96,7 +113,12 @@ class Checks:
         if plan.inputs and plan.start_at is None:
             check_named(deployment.hosted, plan.inputs)
         signature = known_signature(deployment, plan) or assumed_signature(deployment, plan.inputs)
-        recording = await self._record(deployment, signature, plan, deadline)
+        try:
+            recording = await self._record(deployment, signature, plan, deadline)
+        except MadeDataRefusedError:
+            if not payloads:
+                raise
+            recording = await self._record_processed(deployment, plan, signature, payloads, deadline)
         recorded_sources = await self._recorded_sources(deployment, plan, deadline)
         resolved, _ = resolve_plan(deployment, plan, signature, recording, self._limits(), recorded_sources)
         resolved = await self._after_meta_pass(
@@ -232,6 +254,31 @@ class Checks:
             if deployment.may_extend:
                 self._later(deployment.extend_predictions)
         return found
+
+    async def _record_processed(
+        self,
+        deployment: Deployment,
+        plan: Plan,
+        signature: Signature,
+        payloads: Mapping[str, Payload],
+        deadline: float | None,
+    ) -> Recording:
+        """Record a pass on processed inputs; the rest, of which a dry run has no data, is made up."""
+        guard, kinds = PassGuard(deadline), deployment.kinds(plan.taps, plan.edits)
+        hosted = deployment.hosted
+        known = [entry for entry in plan.inputs if entry.name in payloads]
+
+        def record() -> Recording:
+            own = [payloads[entry.name] for entry in known]
+            built = build_arguments(hosted, known, own, [[] for _ in known])
+            given = dict(zip([entry.name for entry in known], built, strict=True))
+            names = [entry.name for entry in signature]
+            made = [given.get(entry.name, fill(entry, hosted.device, 1)) for entry in signature]
+            with domain_errors(hosted):
+                return deployment.record_data(split_arguments(names, made), guard, kinds)
+
+        async with deployment.pool.lease(deadline, rows=_rows(signature)):
+            return await self._run(record, guard, deadline)
 
     async def _recorded_now(
         self,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import Plan
@@ -62,15 +63,16 @@ class Extraction:
     @cached_property
     def payloads(self) -> tuple[memoryview, ...]:
         """The values of the reply."""
-        return tuple([found.values.data for found in self.feature_maps if found.values is not None])
+        found = []
+        for feature_map in self.feature_maps:
+            if feature_map.values is not None:
+                found.append(feature_map.values.data)
+        return tuple(found)
 
     @cached_property
     def byte_count(self) -> int:
         """Bytes of the values of the reply."""
-        total = 0
-        for payload in self.payloads:
-            total += payload.nbytes
-        return total
+        return sum(map(attrgetter("nbytes"), self.payloads))
 
 
 def extraction_of(
@@ -94,7 +96,7 @@ def extraction_of(
     depth = 1.0 if result.stopped_at is None else resolved.depth
     return Extraction(
         feature_maps,
-        collected_names(resolved, result),
+        collected_names(resolved, result) if resolved.is_plural else resolved.expansions,
         result.stopped_at,
         queue_s,
         result.compute_s,
@@ -110,9 +112,8 @@ def extraction_of(
 def collected_names(resolved: Resolved, result: PassResult) -> tuple[tuple[str, ...], ...]:
     """Return the names of each tap's collected values.
 
-    A pattern may match values that got no gradient; these are left out.
+    A pattern may match values that got no gradient; these are left out. Other selectors stand for values that
+    are collected or an error.
     """
-    if not resolved.is_plural:  # each selector stands for values that are collected or an error
-        return resolved.expansions
     names = {found.output.name for found in result.feature_maps}
     return tuple(tuple(name for name in expansion if name in names) for expansion in resolved.expansions)

@@ -59,19 +59,12 @@ class PassResult:
     """By feature map, the accumulator of its statistics."""
     stopped_at: str | None
     compute_s: float
+    byte_count: int
+    """Bytes of all values."""
     objective: float | None = None
     has_drawn: bool = False
     """Whether it drew from torch's random generators, so that another pass would differ; checked only for
     models whose replies may be cached at all."""
-
-    @property
-    def byte_count(self) -> int:
-        """Bytes of all values."""
-        total = 0
-        for found in self.feature_maps:
-            if found.values is not None:
-                total += found.values.nbytes
-        return total
 
 
 def run_pass(
@@ -148,9 +141,15 @@ def finish_pass(
         feature_maps += found
         if accumulator is not None:
             taken[found[0].output.name] = accumulator
-    this_thread.transfers.synchronize()  # so that errors and time are attributed to this pass
-    compute_s = time.perf_counter() - started
-    return PassResult(tuple(feature_maps), taken, collected.stopped_at, compute_s, collected.objective)
+    transfers = this_thread.transfers
+    if not transfers.is_synchronous:
+        transfers.synchronize()  # so that errors and time are attributed to this pass
+    compute_s, byte_count = time.perf_counter() - started, 0
+    for found_map in feature_maps:
+        byte_count += 0 if found_map.values is None else found_map.values.nbytes
+    return PassResult(
+        tuple(feature_maps), taken, collected.stopped_at, compute_s, byte_count, collected.objective
+    )
 
 
 def _apart(values: Mapping[str, torch.Tensor], targets: Sequence[TapTarget]) -> dict[str, torch.Tensor]:
@@ -216,9 +215,10 @@ def _not_collected(target: TapTarget) -> ServiceError:
 
 def _plain_map(target: TapTarget, value: torch.Tensor) -> FeatureMap:
     """Copy a value that is wanted as it is to the host."""
-    name = target.target.name
-    output = Output(name, target, tuple(value.shape), value.dtype, target.tap.values)
-    return FeatureMap(output, _bytes_of(name, value))
+    output = target.outputs[0]
+    if value.shape != output.shape or value.dtype is not output.dtype:
+        output = Output(output.name, target, tuple(value.shape), value.dtype, target.tap.values)
+    return FeatureMap(output, _bytes_of(output.name, value))
 
 
 def _reduced_maps(

@@ -10,6 +10,7 @@ from trocar_server.config import Limits
 from trocar_server.decoding.pixels import Conversion
 from trocar_server.engine.execute.arguments import decode_images, has_images
 from trocar_server.engine.execute.image_decoder import ImageDecoder
+from trocar_server.engine.execute.image_texts import ImageTextProcessor, takes_image_texts
 from trocar_server.engine.execute.processor import Processed, Processor
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.request.plan import ArgumentInput, Payload, Payloads, Plan, SourceInputs
@@ -18,6 +19,7 @@ from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.engine.schedule.deadlines import until
 from trocar_server.models import HostedModel
+from trocar_server.processing.inputs import ProcessorInput
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Preparation:
         self._limits = limits
         self.decoder = ImageDecoder(conversion)
         self.processor = Processor()
+        self._image_texts = ImageTextProcessor(self.processor, self.decoder)
 
     def attach(self) -> None:
         """Serve other threads too, on the running event loop."""
@@ -65,6 +68,43 @@ class Preparation:
         self.decoder.stop()
         self.processor.stop()
 
+    def needs_processing(self, hosted: HostedModel, plan: Plan | SourceInputs) -> bool:
+        """Whether a plan, or one of its sources, has inputs for the model's own processor."""
+        sources = plan.sources if isinstance(plan, Plan) else ()
+        return (
+            bool(plan.unprocessed)
+            or takes_image_texts(hosted, plan.inputs, plan.unprocessed)
+            or any(self.needs_processing(hosted, source) for source in sources)
+        )
+
+    async def process_inputs(
+        self,
+        hosted: HostedModel,
+        inputs: Sequence[ArgumentInput],
+        unprocessed: Sequence[ProcessorInput],
+        payloads: Sequence[Payload],
+        deadline: float | None = None,
+        reservation: Reservation | None = None,
+    ) -> Processed:
+        """Turn the texts and sound of a pass, and images that go with texts, into arguments.
+
+        Args:
+            hosted: The model.
+            inputs: The other inputs.
+            unprocessed: Texts and sound.
+            payloads: Those of all inputs; of images none in a dry run.
+            deadline: A time of `time.monotonic()` in seconds, or None.
+            reservation: Grows by the bytes of the arguments.
+
+        Raises:
+            ServiceError: As `Processor.process` and `ImageTextProcessor.process` do.
+        """
+        both = takes_image_texts(hosted, inputs, unprocessed)
+        if not (both or unprocessed):
+            return Processed(tuple(inputs), list(payloads), (), 0)
+        process = (self._image_texts if both else self.processor).process
+        return await process(hosted, inputs, unprocessed, payloads, self._limits(), deadline, reservation)
+
     async def process(
         self,
         hosted: HostedModel,
@@ -73,7 +113,7 @@ class Preparation:
         deadline: float | None = None,
         reservation: Reservation | None = None,
     ) -> tuple[Plan, Payloads]:
-        """Turn the texts and sound of a plan, and of its sources, into arguments.
+        """Turn inputs of a plan, and of its sources, into arguments; see `process_inputs`.
 
         Args:
             hosted: The model.
@@ -86,14 +126,12 @@ class Preparation:
             The plan and payloads of the pass.
 
         Raises:
-            ServiceError: As `Processor.process` does.
+            ServiceError: As `process_inputs` does.
         """
 
         async def processed(given: Plan | SourceInputs, own: Sequence[Payload]) -> Processed:
-            if not given.unprocessed:
-                return Processed(given.inputs, list(own), (), 0)
-            return await self.processor.process(
-                hosted, given.inputs, given.unprocessed, own, self._limits(), deadline, reservation
+            return await self.process_inputs(
+                hosted, given.inputs, given.unprocessed, own, deadline, reservation
             )
 
         main = await processed(plan, payloads.inputs)

@@ -1,7 +1,7 @@
 """Plan run on the owner thread: arguments, recording, resolution, the pass."""
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -44,6 +44,7 @@ from trocar_server.models import make_replica
 from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession, laid_out
 
 NO_SOURCES: RecordedSources = {}
+_NOT_WATCHED = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -128,25 +129,19 @@ def run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[Re
         ServiceError: Any error of the request, and any reason to stop a pass.
     """
     deployment = prepared.checked.deployment
-    if not deployment.is_repeatable:  # its replies are never cached, so draws do not matter
-        return _run_again_without_memory(replica, prepared, guard)
-    with watching_draws(deployment.hosted.device) as draws:
-        resolved, result = _run_again_without_memory(replica, prepared, guard)
-    return resolved, replace(result, has_drawn=draws.has_drawn)
-
-
-def _run_again_without_memory(
-    replica: Replica, prepared: Prepared, guard: PassGuard
-) -> tuple[Resolved, PassResult]:
-    """Run a pass; retry once where the device was out of memory and has unused memory cached."""
-    device = prepared.checked.deployment.hosted.device
-    try:
-        return _run_plan(replica, prepared, guard)
-    except ServiceError as error:
-        if error.reason is not ErrorReason.OUT_OF_MEMORY or not keeps_memory(device):
-            raise
-    give_back_cache(device)
-    return _run_plan(replica, prepared, guard)
+    device = deployment.hosted.device
+    # Draws decide whether a reply is cached: those of other deployments never are.
+    with watching_draws(device) if deployment.is_repeatable else _NOT_WATCHED as draws:
+        found = None
+        try:
+            found = _run_plan(replica, prepared, guard)
+        except ServiceError as error:
+            if error.reason is not ErrorReason.OUT_OF_MEMORY or not keeps_memory(device):
+                raise
+        if found is None:
+            give_back_cache(device)
+            found = _run_plan(replica, prepared, guard)
+    return found if draws is None else (found[0], replace(found[1], has_drawn=draws.has_drawn))
 
 
 def _run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[Resolved, PassResult]:
@@ -163,29 +158,31 @@ def _run_plan(replica: Replica, prepared: Prepared, guard: PassGuard) -> tuple[R
         for i, source in enumerate(plan.sources):
             images = prepared.source_images[i]
             sources.append(SourcePass.of(deployment, source, payloads.sources[i], images, guard))
-        ready = _Ready(checked, replica, arguments, operands, sources, guard)
-        resolved, result = _run_from_start(ready) if is_start else _run_resolved(ready)
-    check_byte_count(result.byte_count, checked.limits.max_reply_bytes)  # the size may depend on the data
+        called: Called = (arguments, {})
+        if not checked.is_positional:
+            called = split_arguments(checked.argument_names, arguments)
+        ready = _ReadyPass(checked, replica, arguments, called, operands, sources, guard)
+        if checked.is_certain and checked.resolved is not None:
+            resolved, result = _run(ready, checked.resolved)
+        else:
+            resolved, result = _run_from_start(ready) if is_start else _run_resolved(ready)
+    if result.byte_count > checked.limits.max_reply_bytes:  # the size may depend on the data
+        check_byte_count(result.byte_count, checked.limits.max_reply_bytes)
     return resolved, result
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _ReadyPass:
     """Everything that one pass needs, on the device."""
 
     checked: CheckedPlan
     replica: Replica
     arguments: list[Argument]
+    called: Called
+    """Positional and keyword arguments."""
     operands: OperandTensors
     sources: Sequence[SourcePass]
     guard: PassGuard
-
-    @cached_property
-    def called(self) -> Called:
-        """Positional and keyword arguments."""
-        if self.checked.is_positional:
-            return self.arguments, {}
-        return split_arguments(self.checked.argument_names, self.arguments)
 
     @cached_property
     def signature(self) -> Signature:
@@ -202,7 +199,7 @@ class _Ready:
         return {source.name: source.recorded for source in self.sources}
 
 
-def _run_resolved(ready: _Ready) -> tuple[Resolved, PassResult]:
+def _run_resolved(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
     """Run a plan as resolved; where its calls differ, as resolved on a recording of its own data.
 
     Raises:
@@ -226,7 +223,7 @@ def _run_resolved(ready: _Ready) -> tuple[Resolved, PassResult]:
         ) from None
 
 
-def _resolve_recorded(ready: _Ready) -> Resolved | None:
+def _resolve_recorded(ready: _ReadyPass) -> Resolved | None:
     """Return what a plan means by its signature's recording; None where the data may change that.
 
     Raises:
@@ -245,7 +242,7 @@ def _resolve_recorded(ready: _Ready) -> Resolved | None:
         return None
 
 
-def _run(ready: _Ready, resolved: Resolved) -> tuple[Resolved, PassResult]:
+def _run(ready: _ReadyPass, resolved: Resolved) -> tuple[Resolved, PassResult]:
     """Run the pass of a resolved plan, and compare what it collected with what was predicted."""
     checked, called = ready.checked, ready.called
     if resolved is checked.resolved and checked.pass_spec is not None:
@@ -254,13 +251,13 @@ def _run(ready: _Ready, resolved: Resolved) -> tuple[Resolved, PassResult]:
         )
     else:
         resolved, result = _run_surgery(ready, resolved)
-    deployment, signature = checked.deployment, checked.signature or ready.signature
-    if deployment.predictions.has(signature) and _differs(resolved, result):
-        deployment.pass_differed(signature)
+    predictions = checked.deployment.predictions
+    if predictions.symbolic and predictions.has(ready.signature) and _differs(resolved, result):
+        checked.deployment.pass_differed(ready.signature)
     return resolved, result
 
 
-def _run_surgery(ready: _Ready, resolved: Resolved) -> tuple[Resolved, PassResult]:
+def _run_surgery(ready: _ReadyPass, resolved: Resolved) -> tuple[Resolved, PassResult]:
     """Run a pass that edits, scores or traces, or whose meaning depends on its data."""
     checked, replica, guard = ready.checked, ready.replica, ready.guard
     deployment, signature = checked.deployment, ready.signature
@@ -284,7 +281,7 @@ def _differs(resolved: Resolved, result: PassResult) -> bool:
     return any(predicted.get(found.output.name) != tuple(found.output.shape) for found in result.feature_maps)
 
 
-def _resolve_own(ready: _Ready) -> Resolved:
+def _resolve_own(ready: _ReadyPass) -> Resolved:
     """Resolve a plan on a recording of its own data."""
     checked, deployment, plan = ready.checked, ready.checked.deployment, ready.checked.plan
     recording = deployment.record_data(ready.called, ready.guard, deployment.kinds(plan.taps, plan.edits))
@@ -295,7 +292,7 @@ def _resolve_own(ready: _Ready) -> Resolved:
     return resolved
 
 
-def _run_from_start(ready: _Ready) -> tuple[Resolved, PassResult]:
+def _run_from_start(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
     """Run the part of a pass after a given value."""
     checked, guard, operands = ready.checked, ready.guard, ready.operands
     deployment, plan, (value,) = checked.deployment, checked.plan, ready.arguments

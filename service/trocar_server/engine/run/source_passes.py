@@ -11,6 +11,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.arguments import build_arguments, signature_of
 from trocar_server.engine.execute.collecting import Arguments, PassSpec, collect
 from trocar_server.engine.host.deployment import Deployment, RecordedSource
+from trocar_server.engine.host.recordings import MadeDataRefusedError
 from trocar_server.engine.request.plan import Payload, SourceInputs, split_arguments
 from trocar_server.engine.resolve.planner import Resolved
 from trocar_server.engine.schedule.lease import Replica
@@ -40,7 +41,11 @@ class SourcePass:
         arguments = build_arguments(deployment.hosted, source.inputs, payloads, images, guard)
         signature = signature_of(names, arguments)
         called = split_arguments(names, arguments)
-        return cls(source.name, called, RecordedSource(signature, deployment.record(signature, guard)))
+        try:
+            recording = deployment.record(signature, guard)
+        except MadeDataRefusedError:
+            recording = deployment.record_data(called, guard)
+        return cls(source.name, called, RecordedSource(signature, recording))
 
 
 def found_values(

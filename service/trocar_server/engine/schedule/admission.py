@@ -80,9 +80,7 @@ class Reservation:
         Raises:
             ServiceError: `SERVER_BUSY`, they do not fit now; `REQUEST_TOO_LARGE`, they never will.
         """
-        self._admission.check_bytes(self, byte_count, rows, 0 if is_alone else self.byte_count)
-        if seconds is not None:
-            self._admission.check_seconds(self, seconds)
+        self.check(byte_count, rows, is_alone=is_alone, seconds=seconds)
         self.add(byte_count, seconds or 0.0)
 
     def check(
@@ -94,7 +92,7 @@ class Reservation:
             ServiceError: As `reserve` does.
         """
         self._admission.check_bytes(self, byte_count, rows, 0 if is_alone else self.byte_count)
-        if seconds is not None:
+        if seconds is not None and self._budgets[1].seconds:
             self._admission.check_seconds(self, seconds)
 
     def grow(self, byte_count: int) -> None:
@@ -150,11 +148,11 @@ class Reservation:
 
     def end(self) -> None:
         """Release everything."""
-        self.add(-self.byte_count, -self.seconds)
         for budget in self._budgets:
-            budget.calls -= 1
-            if not budget.calls:  # reset: sums of floats drift
-                budget.seconds = 0.0
+            budget.byte_count -= self.byte_count
+            budget.calls -= 1  # at 0 reset: sums of floats drift
+            budget.seconds = max(0.0, budget.seconds - self.seconds) if budget.calls else 0.0
+        self.byte_count, self.seconds = 0, 0.0
 
 
 @dataclass
@@ -171,6 +169,8 @@ class Admission:
     """
 
     limits: Limits
+    is_idle: bool = True
+    """Whether no call is admitted."""
     _total: _Budget = field(default_factory=_Budget)
     _flows: dict[str, _Budget] = field(default_factory=dict)
     _classes: dict[MethodClass, _Budget] = field(
@@ -190,17 +190,14 @@ class Admission:
         reservation = Reservation(kind, flow, self, budgets)
         for budget in budgets:
             budget.calls += 1
+        self.is_idle = False
         try:
             yield reservation
         finally:
             reservation.end()
+            self.is_idle = not self._total.calls
             if not own.calls:
                 del self._flows[flow]
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no call is admitted."""
-        return not self._total.calls
 
     def reserved(self, flow: str | None = None, kind: MethodClass | None = None) -> tuple[int, float, int]:
         """Return reserved bytes, seconds and calls: of a flow, of a class, or of all."""
@@ -210,6 +207,10 @@ class Admission:
         elif kind is not None:
             found = self._classes[kind]
         return found.byte_count, found.seconds, found.calls
+
+    def flows(self) -> tuple[str, ...]:
+        """Return the flows that have admitted calls."""
+        return tuple(self._flows)
 
     def check_bytes(self, reservation: Reservation, byte_count: int, rows: int, before: int) -> None:
         """Refuse bytes that do not fit beside those reserved before; see `Reservation.reserve`."""

@@ -20,6 +20,7 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.schedule.device_memory import give_back_cache
 from trocar_server.engine.schedule.fair_queue import FairQueue
+from trocar_server.engine.schedule.recent_use import RecentUse
 from trocar_server.engine.transfer import Transfers, transfers_of, using
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow
@@ -68,8 +69,11 @@ class DeviceThread:
         self._threads = threads
         self._transfers = open_transfers(device)
         self._line: FairQueue[_Job] = FairQueue(_QUANTUM_S)
+        self._first: _Job | None = None
+        """The job before those in line, submitted while nothing ran or waited."""
+        self._use = RecentUse()
         self._mutex = Lock()
-        """Guards the queue."""
+        """Guards the queue and the recent use."""
         self._signals: SimpleQueue[bool] = SimpleQueue()
         """True for each job in the queue, false for the end."""
         self._has_ended = False
@@ -79,12 +83,17 @@ class DeviceThread:
     @property
     def is_busy(self) -> bool:
         """Whether work is running or waiting, so that new work would not begin at once."""
-        return self._is_running or bool(self._line)
+        return self._is_running or self._first is not None or bool(self._line)
 
     @property
     def thread_count(self) -> int | None:
         """Threads of one CPU pass, where the operator set them."""
         return self._threads
+
+    def recent_use(self) -> Mapping[str, float]:
+        """Return the seconds of this thread that each flow has used in about the last minute."""
+        with self._mutex:
+            return self._use.seconds()
 
     def start(self) -> None:
         """Start the thread."""
@@ -129,7 +138,10 @@ class DeviceThread:
         loop, flow = asyncio.get_running_loop(), current_flow()
         job = _Job(work, loop, loop.create_future(), flow, shares or {flow: 1.0})
         with self._mutex:
-            self._line.push(job, flow)
+            if self._is_running or self._first is not None or self._line.circle:
+                self._line.push(job, flow)
+            else:
+                self._first = job
         self._signals.put(True)
         if self._has_ended:
             self._refuse_jobs()
@@ -145,17 +157,16 @@ class DeviceThread:
 
     def _serve_jobs(self) -> None:
         while self._signals.get():
-            with self._mutex:
-                self._is_running = True
-                job = self._line.pop()
+            job = self._next()
             started = time.monotonic()
             result, error = _outcome(job.work)
             if self._transfers.has_begun:
                 result, error = self._with_copies(result, error)
-            self._charge(job.shares, time.monotonic() - started)
             if error is not None and _is_out_of_memory(error):
                 give_back_cache(self.device)
-            self._is_running = False
+            with self._mutex:
+                self._charge(job.shares, time.monotonic() - started)
+                self._is_running = False
             job.loop.call_soon_threadsafe(_settle, job, result, error)
             # The loop owns them now: references here would keep the last result alive until the next job.
             del job, result, error
@@ -165,21 +176,27 @@ class DeviceThread:
         _, lost = _outcome(self._transfers.wait)
         return (result, error) if error or lost is None else (None, lost)
 
-    def _charge(self, shares: Mapping[str, float], seconds: float) -> None:
+    def _next(self) -> _Job:
         with self._mutex:
-            if self._line:
-                for flow, share in shares.items():
-                    self._line.charge(flow, share * seconds)
-            else:
-                self._line.forget()
+            self._is_running = True
+            job, self._first = self._first, None
+            return self._line.pop() if job is None else job
+
+    def _charge(self, shares: Mapping[str, float], seconds: float) -> None:
+        for flow, share in shares.items():
+            self._use.add(flow, share * seconds)
+        if self._line.count:
+            for flow, share in shares.items():
+                self._line.charge(flow, share * seconds)
+        elif self._line.circle:
+            self._line.forget()
 
     def _refuse_jobs(self) -> None:
         """Fail jobs submitted after the end; their callers would never get a result."""
         with suppress(Empty):
             while True:
                 if self._signals.get_nowait():
-                    with self._mutex:
-                        job = self._line.pop()
+                    job = self._next()
                     error = ServiceError(ErrorReason.SERVER_BUSY, "the server is shutting down")
                     with suppress(RuntimeError):  # its loop is closed
                         job.loop.call_soon_threadsafe(_settle, job, None, error)

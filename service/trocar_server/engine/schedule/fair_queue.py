@@ -73,17 +73,19 @@ class FairQueue(Generic[Item]):
 
     Attributes:
         quantum: May be changed at any time.
+        count: Number of all items.
+        circle: Flows with items or debts, in the order of their turns; not to be changed.
     """
 
     def __init__(self, quantum: float) -> None:
         self.quantum = quantum
-        self._circle: OrderedDict[str, _Flow[Item]] = OrderedDict()
+        self.count = 0
+        self.circle: OrderedDict[str, _Flow[Item]] = OrderedDict()
         self._numbers = count()
-        self._count = 0
         self._cost = 0.0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     @property
     def cost(self) -> float:
@@ -92,9 +94,9 @@ class FairQueue(Generic[Item]):
 
     def push(self, item: Item, flow: str, cost: float = 0.0, priority: Priority = Priority.NORMAL) -> Ticket:
         """Add an item at the end of its flow's queue."""
-        own = self._circle.get(flow)
+        own = self.circle.get(flow)
         if own is None:
-            own = self._circle[flow] = _Flow(self.quantum)
+            own = self.circle[flow] = _Flow(self.quantum)
         ticket = Ticket(next(self._numbers), flow, priority, cost)
         own.lines.setdefault(priority, OrderedDict())[ticket.number] = (ticket, item)
         self._add(own, 1, cost)
@@ -102,7 +104,7 @@ class FairQueue(Generic[Item]):
 
     def head(self) -> Item | None:
         """Return the next item without removing it; None where the queue is empty."""
-        if not self._count:
+        if not self.count:
             return None
         return next(iter(self._turn().first().values()))[1]
 
@@ -112,7 +114,7 @@ class FairQueue(Generic[Item]):
         Raises:
             IndexError: The queue is empty.
         """
-        if not self._count:
+        if not self.count:
             raise IndexError("the queue is empty")
         own = self._turn()
         _, (ticket, item) = own.first().popitem(last=False)
@@ -125,7 +127,7 @@ class FairQueue(Generic[Item]):
 
     def remove(self, ticket: Ticket) -> bool:
         """Remove an abandoned item, at no cost; false where it is gone already."""
-        own = self._circle.get(ticket.flow)
+        own = self.circle.get(ticket.flow)
         line = own.lines.get(ticket.priority) if own else None
         if own is None or line is None or line.pop(ticket.number, None) is None:
             return False
@@ -135,24 +137,24 @@ class FairQueue(Generic[Item]):
 
     def charge(self, flow: str, cost: float) -> None:
         """Charge a flow for finished work, or refund it when negative."""
-        own = self._circle.get(flow)
+        own = self.circle.get(flow)
         if own is None:
             if cost <= 0:
                 return
-            own = self._circle[flow] = _Flow(self.quantum)
+            own = self.circle[flow] = _Flow(self.quantum)
         own.credit = min(own.credit - cost, self.quantum)
-        if not own.count:
-            self._drop(flow, own)
+        if own.credit > 0 and not own.count:
+            del self.circle[flow]
 
     def forget(self) -> None:
         """Cancel all debts of flows that have nothing waiting: there was no contention."""
-        for flow, own in tuple(self._circle.items()):
+        for flow, own in tuple(self.circle.items()):
             if not own.count:
-                del self._circle[flow]
+                del self.circle[flow]
 
     def count_of(self, flow: str) -> int:
         """Return the number of a flow's waiting items."""
-        own = self._circle.get(flow)
+        own = self.circle.get(flow)
         return own.count if own else 0
 
     def place_for(self, flow: str) -> Ticket | None:
@@ -160,14 +162,14 @@ class FairQueue(Generic[Item]):
 
         The last one of the flow with the most items, if that flow still has at least as many afterwards.
         """
-        own = max(self._circle.values(), key=lambda other: other.count, default=None)
+        own = max(self.circle.values(), key=lambda other: other.count, default=None)
         if own is None or own.count <= self.count_of(flow) + 1:
             return None
         return own.last()
 
     def item(self, ticket: Ticket) -> Item | None:
         """Return the waiting item of a ticket; None where it is gone."""
-        own = self._circle.get(ticket.flow)
+        own = self.circle.get(ticket.flow)
         line = own.lines.get(ticket.priority) if own else None
         found = line.get(ticket.number) if line else None
         return found[1] if found else None
@@ -178,53 +180,53 @@ class FairQueue(Generic[Item]):
         All waiting items of its own flow with its priority or a higher one; of each other flow the same cost,
         or all that it has.
         """
-        own = self._circle.get(flow)
+        own = self.circle.get(flow)
         lines = own.lines.items() if own else ()
         of_own = sum(ticket.cost for of, line in lines if of >= priority for ticket, _ in line.values())
         debt = max(0.0, -own.credit) if own else 0.0
         share = of_own + debt + cost
-        others = (other.cost for name, other in self._circle.items() if name != flow)
+        others = (other.cost for name, other in self.circle.items() if name != flow)
         return of_own + sum(min(each, share) for each in others)
 
     def flows(self) -> Iterator[tuple[str, int]]:
         """Yield every flow with its number of waiting items, flows that only have debts included."""
-        for flow, own in self._circle.items():
+        for flow, own in self.circle.items():
             yield flow, own.count
 
     def _turn(self) -> _Flow[Item]:
         """Advance the circle to the next flow that has both credit and items."""
         visits = 0
         while True:
-            flow, own = next(iter(self._circle.items()))
+            flow, own = next(iter(self.circle.items()))
             if own.credit > 0 and not own.is_spent and own.count:
                 return own
             own.credit = min(own.credit + self.quantum, self.quantum)
             own.is_spent = False
-            self._circle.move_to_end(flow)
+            self.circle.move_to_end(flow)
             self._drop(flow, own)
             visits += 1
-            if visits >= len(self._circle):
+            if visits >= len(self.circle):
                 self._skip_rounds()
                 visits = 0
 
     def _skip_rounds(self) -> None:
         """Advance at once by the rounds in which every flow would be skipped."""
-        richest = max(own.credit for own in self._circle.values() if own.count)
+        richest = max(own.credit for own in self.circle.values() if own.count)
         rounds = math.floor(-richest / self.quantum)
         if richest > 0 or rounds <= 0:
             return
-        for flow, own in list(self._circle.items()):
+        for flow, own in list(self.circle.items()):
             own.credit = min(own.credit + rounds * self.quantum, self.quantum)
             self._drop(flow, own)
 
     def _add(self, own: _Flow[Item], items: int, cost: float) -> None:
         own.count += items
-        self._count += items
+        self.count += items
         # Sums of floats drift: where nothing waits, nothing costs.
         own.cost = own.cost + cost if own.count else 0.0
-        self._cost = self._cost + cost if self._count else 0.0
+        self._cost = self._cost + cost if self.count else 0.0
 
     def _drop(self, flow: str, own: _Flow[Item]) -> None:
         """Remove a flow that has neither items nor debts."""
         if not own.count and own.credit > 0:
-            del self._circle[flow]
+            del self.circle[flow]

@@ -66,6 +66,8 @@ class ReplicaPool:
         self._line: FairQueue[_Turn] = FairQueue(PassThroughput().seconds())
         self._ends: dict[int, float] = {}
         """By lease, its expected end, as a time of `time.monotonic()`."""
+        self._unpaid: dict[int, tuple[str, float]] = {}
+        """By lease, flow and cost of those that nobody has waited behind yet: these are not charged."""
         self._count = len(replicas)
         self._max_queue = max_queue
         self._is_closed = False
@@ -92,6 +94,15 @@ class ReplicaPool:
         """Number of calls that wait for a replica."""
         return len(self._line)
 
+    @property
+    def pending_s(self) -> float:
+        """Estimated seconds of computing that running and waiting calls still need."""
+        return self._running_s() + self._line.cost
+
+    def waiting_counts(self) -> dict[str, int]:
+        """Return the number of waiting calls by flow."""
+        return {flow: count for flow, count in self._line.flows() if count}
+
     @asynccontextmanager
     async def lease(
         self,
@@ -116,7 +127,11 @@ class ReplicaPool:
         """
         request = LeaseRequest(current_flow() if flow is None else flow, rows, priority)
         cost = max(self.throughput.seconds(rows), _LEAST_COST_S)
-        replica = await self._take(request, cost, deadline)
+        if self._free and not self._is_closed:
+            replica = self._free.popleft()
+            self._unpaid[id(request)] = request.flow, cost
+        else:
+            replica = await self._wait(request, cost, deadline)
         started = time.monotonic()
         self._ends[id(request)] = started + cost
         is_whole = False
@@ -128,7 +143,8 @@ class ReplicaPool:
             took_s = time.monotonic() - started
             if is_whole:
                 self.throughput.observe(rows, took_s)
-            self._give_back(replica, request.flow, took_s - cost)
+            paid_s = 0.0 if self._unpaid.pop(id(request), None) else cost
+            self._give_back(replica, request.flow, took_s - paid_s)
 
     def check(self, deadline: float | None, rows: int = 1, priority: Priority = Priority.NORMAL) -> None:
         """Refuse a call that `lease` would refuse now, before its bytes are received; reserves nothing.
@@ -151,17 +167,25 @@ class ReplicaPool:
         """Return about how long a call would wait if it arrived now, in seconds."""
         if self._free:
             return 0.0
-        now = time.monotonic()
-        running = sum(max(0.0, end - now) for end in self._ends.values())
+        self._charge_leases()
         cost = self.throughput.seconds(request.rows)
-        return (running + self._line.cost_before(request.flow, cost, request.priority)) / self._count
+        return (
+            self._running_s() + self._line.cost_before(request.flow, cost, request.priority)
+        ) / self._count
 
-    async def _take(self, request: LeaseRequest, cost: float, deadline: float | None) -> Replica:
+    def _running_s(self) -> float:
+        now = time.monotonic()
+        return sum(max(0.0, end - now) for end in self._ends.values())
+
+    def _charge_leases(self) -> None:
+        """Charge the running leases: a call is about to wait behind them."""
+        for flow, cost in self._unpaid.values():
+            self._line.charge(flow, cost)
+        self._unpaid.clear()
+
+    async def _wait(self, request: LeaseRequest, cost: float, deadline: float | None) -> Replica:
         if self._is_closed:
             raise ServiceError(ErrorReason.MODEL_NOT_LOADED, "the model was unloaded; load it first")
-        if self._free:
-            self._line.charge(request.flow, cost)
-            return self._free.popleft()
         patience_s = _patience(deadline)
         self._refuse_late(request, patience_s)
         self._make_room(request)
@@ -226,17 +250,18 @@ class ReplicaPool:
 
     def _give_back(self, replica: Replica, flow: str, unpaid_s: float) -> None:
         """Charge a flow what its lease has not paid yet, and lend the replica to the next call."""
-        if waiting := len(self._line):
+        if self._line.count:
             self._line.charge(flow, unpaid_s)
-        while waiting:
+        while waiting := self._line.count:
             self._line.quantum = self._line.cost / waiting
             turn = self._line.pop()
             if not turn.done():
                 turn.set_result(replica)
                 return
-            waiting = len(self._line)
         self._free.append(replica)
-        self._line.forget()
+        self._unpaid.clear()
+        if self._line.circle:
+            self._line.forget()
         if self._is_closed:
             self._rest()
 

@@ -39,6 +39,11 @@ class Transfers(Protocol):
         """Whether there are copies to the host that were not taken."""
         ...
 
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the device has finished its work when a call of torch returns."""
+        ...
+
     def to_host(self, value: torch.Tensor) -> Payload:
         """Return the bytes of a dense value in row-major order.
 
@@ -78,6 +83,7 @@ class HostTransfers:
     """
 
     has_begun = False
+    is_synchronous = True
 
     def to_host(self, value: torch.Tensor) -> Payload:
         """See `Transfers`; without a copy where the bytes are on the host in row-major order already."""

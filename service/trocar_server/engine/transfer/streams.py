@@ -75,6 +75,8 @@ class StreamTransfers:
         # One thread is enough: copies finish in the order in which they are awaited.
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix=f"copies-{device}")
 
+    is_synchronous = False
+
     @property
     def has_begun(self) -> bool:
         """See `Transfers`."""

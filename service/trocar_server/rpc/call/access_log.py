@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from trocar_server.telemetry import CallRecord
@@ -104,6 +104,7 @@ def call_line(record: CallRecord) -> dict[str, Any]:
     return found
 
 
+@lru_cache(maxsize=1024)
 def plain(text: str) -> str:
     """The text with unprintable characters, including line ends, replaced."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -5,23 +5,47 @@ the message of an unauthorized caller is never received; `admit` runs within the
 known.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.auth import Caller, LiveGrants
+from trocar_server.caller import ANONYMOUS
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.method_scopes import METHOD_SCOPES
-from trocar_server.rpc.call.principal import bearer_token, principal_from
 from trocar_server.rpc.transfer.messages import CallContext
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
+
+_SCHEME = "bearer"
 
 _ALTERNATIVE_NAMES = {"URI": "peer_uri", "DNS": "peer_dns", "email": "peer_email", "IP": "peer_ip"}
 """The kinds of a certificate's alternative names as OpenSSL writes them, and gRPC's property of each."""
 
 _KIND_PREFIXES = tuple(f"{kind}:" for kind in (*_ALTERNATIVE_NAMES, "CN"))
+
+
+def principal_from(metadata: Metadata) -> str:
+    """Principal by the metadata of a call, if tokens are not checked; see `principal_of`."""
+    token = bearer_token(metadata)
+    return ANONYMOUS if token is None else _hashed(token)
+
+
+def bearer_token(metadata: Metadata) -> str | None:
+    """Bearer token in the metadata of a call, or None."""
+    for key, value in metadata:
+        if key.lower() != "authorization" or not isinstance(value, str):
+            continue
+        scheme, _, token = value.strip().partition(" ")
+        if scheme.lower() == _SCHEME and token.strip():
+            return token.strip()
+    return None
+
+
+def _hashed(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Authorizer(Protocol):
@@ -59,8 +83,9 @@ class OpenAuthorizer:
         """Deny nothing."""
 
     def admit(self, method: str, context: CallContext) -> str:
-        """Return the hash of the token, see `principal_from`."""
-        return principal_from(context.invocation_metadata() or ())
+        """Return the hash of the token, as `principal_of` says; `ANONYMOUS` without one."""
+        token = bearer_token(context.invocation_metadata() or ())
+        return ANONYMOUS if token is None else _hashed(token)
 
 
 class ReplaceableAuthorizer:
@@ -75,13 +100,8 @@ class ReplaceableAuthorizer:
 
     def replace(self, current: Authorizer) -> None:
         """Check calls with this authorizer from now on."""
-        self.current = current
+        self.current, self.is_guarded = current, current.is_guarded
         self.check_early, self.admit = current.check_early, current.admit
-
-    @property
-    def is_guarded(self) -> bool:
-        """Whether any call can be denied."""
-        return self.current.is_guarded
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.method_scopes import is_open
-from trocar_server.rpc.transfer.compression import unpacked
+from trocar_server.rpc.transfer.compression import MAGIC, unpacked
 from trocar_server.rpc.transfer.messages import CallContext, check_size
 from trocar_server.telemetry import CallRecord
 
@@ -78,7 +78,8 @@ class Method:
         """Return a reply as counted bytes."""
         serialize = self.handler.response_serializer
         data = reply if serialize is None else serialize(reply)
-        record.sent(len(data))
+        record.messages_out += 1
+        record.bytes_out += len(data)
         return data
 
 
@@ -95,8 +96,10 @@ def _writing(behaviour: Any) -> Behaviour:
 
 
 def _parsed(record: CallRecord, message: bytes, parse: Callable[[bytes], Any] | None) -> Any:
-    record.received(len(message))
-    message = unpacked(message)
+    record.messages_in += 1
+    record.bytes_in += len(message)
+    if message.startswith(MAGIC):
+        message = unpacked(message)
     if parse is None:
         return message
     check_size(message)
@@ -144,7 +147,8 @@ class CountedContext:
     async def write(self, message: Any) -> None:
         """Send a message."""
         data = message if self._serialize is None else self._serialize(message)
-        self._record.sent(len(data))
+        self._record.messages_out += 1
+        self._record.bytes_out += len(data)
         await self._context.write(data)
 
     def __getattr__(self, name: str) -> Any:

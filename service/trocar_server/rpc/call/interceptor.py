@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +10,17 @@ import grpc
 import structlog
 
 from trocar_api.reasons import ErrorReason
+from trocar_api.versions import VERSION_KEY
+from trocar_server import __version__
 from trocar_server.errors import ServiceError
-from trocar_server.models import current_principal, set_caller
+from trocar_server.models import current_principal, set_flow, set_principal
 from trocar_server.rpc.call.access_log import CallLines
-from trocar_server.rpc.call.authorization import Authorizer, Metadata, OpenAuthorizer
+from trocar_server.rpc.call.authorization import Authorizer, OpenAuthorizer
 from trocar_server.rpc.call.byte_counting import Method
 from trocar_server.rpc.call.drain import OWN, DrainSwitch, refused_unknown
+from trocar_server.rpc.call.forwarded import original
 from trocar_server.rpc.call.principal import flow_of, log_name
-from trocar_server.rpc.call.running_calls import RunningCalls
+from trocar_server.rpc.call.running_calls import RunningCall, RunningCalls
 from trocar_server.rpc.call.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 from trocar_server.rpc.codec.payloads import only_message
 from trocar_server.rpc.transfer.messages import CallContext
@@ -43,6 +46,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         drain_switch: The drain state and version checks, independent of the caller.
         running: Registry of running calls.
         message_timeout_s: The longest wait for the message of a call that has a single one.
+        gateway_key: The key of the gateways of a cluster; without gateways empty.
     """
 
     def __init__(
@@ -53,10 +57,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         drain_switch: DrainSwitch | None = None,
         running: RunningCalls | None = None,
         message_timeout_s: float = 600.0,
+        gateway_key: str = "",
     ) -> None:
         self._log = log or structlog.get_logger("trocar")
         self._lines = CallLines(self._log)
         self._message_timeout_s = message_timeout_s
+        self._gateway_key = gateway_key
         self._authorizer = authorizer or OpenAuthorizer()
         self._observer = observer
         self._drain_switch = drain_switch or DrainSwitch()
@@ -72,26 +78,28 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         name = str(handler_call_details.method)
         metadata = handler_call_details.invocation_metadata or ()
+        headers: dict[str, Any] = dict(metadata)  # bytes only under names that end in -bin
         if handler is None:  # otherwise gRPC logs a traceback for each such call that is cancelled
-            call = self._call(UNKNOWN_METHOD, "UNARY", metadata, called=name)
+            call = self._call(UNKNOWN_METHOD, "UNARY", headers, called=name)
             is_own = name.startswith(OWN)
             return call.refusal(refused_unknown(self._authorizer, name, metadata) if is_own else _not_found())
         method = self._methods.get(name)
         if method is None or method.handler is not handler:
             method = self._methods[name] = Method.of(name, handler)
-        call = self._call(name, method.kind, metadata, is_open=method.is_open)
+        call = self._call(name, method.kind, headers, is_open=method.is_open)
         if not method.is_open:
             try:
-                self._authorizer.check_early(name, metadata)
-                self._drain_switch.check(name, metadata)
+                if self._authorizer.is_guarded:
+                    self._authorizer.check_early(name, metadata)
+                if self._drain_switch.is_draining or headers.get(VERSION_KEY) != __version__:
+                    self._drain_switch.check(name, metadata)
             except ServiceError as error:
                 return call.refusal(error)
         return call.wrapped(method)
 
     def _call(
-        self, method: str, kind: str, metadata: Metadata, *, is_open: bool = False, called: str = ""
+        self, method: str, kind: str, headers: Mapping[str, Any], *, is_open: bool = False, called: str = ""
     ) -> "_Call":
-        headers = {key: value for key, value in metadata if isinstance(value, str)}
         traceparent = headers.get("traceparent", "")
         record = CallRecord(
             method,
@@ -104,7 +112,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             called=called,
         )
         timeout_s = _OPEN_TIMEOUT_S if is_open else self._message_timeout_s
-        return _Call(self._lines, self._authorizer, self._running, record, timeout_s, is_open)
+        return _Call(
+            self._lines, self._authorizer, self._running, record, timeout_s, is_open, self._gateway_key
+        )
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,7 @@ class _Call:
     message_timeout_s: float
     is_open: bool
     """Whether the method is open to every caller."""
+    gateway_key: str
 
     def wrapped(self, method: Method) -> Any:
         """Handler of this call: on bytes, so that every failure is within the call.
@@ -130,19 +141,29 @@ class _Call:
         async def call(messages: Any, context: CallContext) -> Any:
             record = self.record
             record.begin()
-            with self.running.watched(record.method, context, is_open=self.is_open) as watched:
-                try:
-                    if not self.is_open:
-                        principal = self.authorizer.admit(record.method, context)
-                        set_caller(principal, flow_of(principal, context.peer()))
-                        record.principal = log_name(principal)
-                    request = await only_message(messages, self.message_timeout_s) if takes_one else messages
-                    reply = await method.called(record, request, context)
-                    if not method.writes:
-                        reply = method.serialized(record, reply)
-                except BaseException as error:
-                    await self._fail(watched.problem or error, context)
-                    raise
+            if self.gateway_key:
+                context = original(context, self.gateway_key)
+            running = RunningCall(record.method, context, asyncio.current_task(), self.is_open)
+            self.running.calls.add(running)
+            try:
+                if self.is_open:
+                    self.running.let_in(running)
+                else:
+                    principal = self.authorizer.admit(record.method, context)
+                    set_principal(principal)
+                    set_flow(flow_of(principal, context.peer()))
+                    record.principal = log_name(principal)
+                request = await only_message(messages, self.message_timeout_s) if takes_one else messages
+                reply = await method.called(record, request, context)
+                if not method.writes:
+                    reply = method.serialized(record, reply)
+            except BaseException as error:
+                await self._fail(running.problem or error, context)
+                raise
+            finally:
+                self.running.calls.discard(running)
+                if self.is_open:
+                    self.running.let_out(running)
             self._end(_code_set(context))
             return reply
 
@@ -213,6 +234,8 @@ def _code_set(context: CallContext) -> str:
     return code.name if isinstance(code, grpc.StatusCode) else "OK"
 
 
-def _request_id(given: str) -> str:
+def _request_id(given: str | bytes) -> str:
     """The caller's id for this call, or a new one if it is empty or not plain text."""
-    return given[:_MAX_REQUEST_ID_CHARACTERS] if given.isprintable() and given else uuid.uuid4().hex
+    if isinstance(given, str) and given and given.isprintable():
+        return given[:_MAX_REQUEST_ID_CHARACTERS]
+    return uuid.uuid4().hex

@@ -17,6 +17,7 @@ METHOD_SCOPES: dict[str, Scope] = {
             "ListModels": Scope.READ,
             "GetModel": Scope.READ,
             "ListModules": Scope.READ,
+            "ListReplicas": Scope.READ,
             "LoadModel": Scope.ADMIN,
             "UnloadModel": Scope.ADMIN,
         },
@@ -24,6 +25,7 @@ METHOD_SCOPES: dict[str, Scope] = {
             "GetServerInfo": Scope.READ,
             "Drain": Scope.ADMIN,
             "ReloadConfig": Scope.ADMIN,
+            "GetServerStatus": Scope.ADMIN,
         },
         "trocar_api.v1.EditStoreService": {
             "StoreEdits": Scope.RUN,

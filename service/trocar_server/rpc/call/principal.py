@@ -1,12 +1,11 @@
 """Principal of a call: the owner of stored objects."""
 
-import hashlib
-from collections.abc import Iterable
+from functools import lru_cache
 
 from trocar_server.caller import ANONYMOUS, current_principal, is_unproven
+from trocar_server.rpc.call.authorization import principal_from
 from trocar_server.rpc.transfer.messages import CallContext
 
-_SCHEME = "bearer"
 _LOOPBACKS = ("ipv4:127.0.0.1", "ipv6:%5B::1%5D", "ipv6:[::1]")
 
 
@@ -19,14 +18,7 @@ def principal_of(context: CallContext) -> str:
     return current_principal() or principal_from(context.invocation_metadata() or ())
 
 
-def principal_from(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Principal by the metadata of a call, if tokens are not checked; see `principal_of`."""
-    token = bearer_token(metadata)
-    if token is None:
-        return ANONYMOUS
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-
-
+@lru_cache(maxsize=1024)
 def flow_of(principal: str, peer: str) -> str:
     """Flow of a call, the unit of fair scheduling; see `current_flow`.
 
@@ -44,17 +36,7 @@ def flow_of(principal: str, peer: str) -> str:
     return f"{ANONYMOUS} {address if is_remote else peer}"
 
 
-def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """Bearer token in the metadata of a call, or None."""
-    for key, value in metadata:
-        if key.lower() != "authorization" or not isinstance(value, str):
-            continue
-        scheme, _, token = value.strip().partition(" ")
-        if scheme.lower() == _SCHEME and token.strip():
-            return token.strip()
-    return None
-
-
+@lru_cache(maxsize=1024)
 def log_name(principal: str | None) -> str:
     """Principal as logged: of a token's hash only enough to distinguish callers."""
     if principal is None:

@@ -7,8 +7,6 @@ the call had been cancelled.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,41 +42,29 @@ class RunningCalls:
 
     Args:
         authorizer: Authorizes calls.
+
+    Attributes:
+        calls: The running calls: each adds and removes itself, in the task that runs it.
     """
 
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
-        self._calls: set[RunningCall] = set()
+        self.calls: set[RunningCall] = set()
         self._open: dict[RunningCall, None] = {}
 
     @property
     def work_count(self) -> int:
         """Number of running calls that a draining server waits for."""
-        return sum(is_work(call.method) for call in self._calls)
+        return sum(is_work(call.method) for call in self.calls)
 
-    @contextmanager
-    def watched(self, method: str, context: CallContext, *, is_open: bool) -> Iterator[RunningCall]:
-        """Register a call for the length of the context, in the task that runs it.
+    def let_out(self, call: RunningCall) -> None:
+        """Remove an unauthenticated call that has ended."""
+        self._open.pop(call, None)
 
-        Args:
-            method: `/package.Service/Method`.
-            context: gRPC's.
-            is_open: Whether the method is open to every caller.
-        """
-        call = RunningCall(method, context, asyncio.current_task(), is_open)
-        if is_open:
-            self._let_in(call)
-        self._calls.add(call)
-        try:
-            yield call
-        finally:
-            self._calls.discard(call)
-            self._open.pop(call, None)
-
-    def _let_in(self, call: RunningCall) -> None:
+    def let_in(self, call: RunningCall) -> None:
         """Admit an unauthenticated call; at the limit, end the oldest call of the caller with the most calls.
 
-        A caller that keeps a thousand calls open thus only ends its own.
+        `let_out` must follow. A caller that keeps a thousand calls open thus only ends its own.
         """
         self._open[call] = None
         if len(self._open) <= MAX_OPEN_CALLS:
@@ -98,7 +84,7 @@ class RunningCalls:
         if not self._authorizer.is_guarded:
             return 0
         ended = 0
-        for call in list(self._calls):
+        for call in list(self.calls):
             if call.is_open:
                 continue
             try:

@@ -177,19 +177,28 @@ def _image_input(field: str, entry: pb.Input, limits: Limits, byte_counts: list[
 def _image(field: str, image: pb.Image, limits: Limits) -> ImageSpec:
     kind = image.WhichOneof("form")
     if kind == "raw":
-        height, width = image.raw.height, image.raw.width
-        if height < 1 or width < 1:
-            raise invalid(field, f"an image of {height} x {width} pixels", ErrorReason.INVALID_IMAGE)
-        if height * width > limits.max_image_pixels:
-            raise invalid(
-                field,
-                f"{height * width:,} pixels, the limit is {limits.max_image_pixels:,}",
-                ErrorReason.IMAGE_TOO_LARGE,
-            )
+        height, width = _size(field, image.raw, limits)
         return ImageSpec(height * width * 3, height, width)
     if kind == "encoded_byte_count" and image.encoded_byte_count > 0:
-        return ImageSpec(image.encoded_byte_count)
+        return ImageSpec(image.encoded_byte_count, encoded_size=_encoded_size(field, image, limits))
     raise invalid(field, "has no bytes", ErrorReason.INVALID_IMAGE)
+
+
+def _encoded_size(field: str, image: pb.Image, limits: Limits) -> tuple[int, int] | None:
+    return _size(field, image.encoded_size, limits) if image.HasField("encoded_size") else None
+
+
+def _size(field: str, size: pb.RawImage, limits: Limits) -> tuple[int, int]:
+    height, width = size.height, size.width
+    if height < 1 or width < 1:
+        raise invalid(field, f"an image of {height} x {width} pixels", ErrorReason.INVALID_IMAGE)
+    if height * width > limits.max_image_pixels:
+        raise invalid(
+            field,
+            f"{height * width:,} pixels, the limit is {limits.max_image_pixels:,}",
+            ErrorReason.IMAGE_TOO_LARGE,
+        )
+    return height, width
 
 
 def _check_names(field: str, inputs: Sequence[ArgumentInput]) -> None:

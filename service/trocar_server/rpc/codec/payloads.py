@@ -150,7 +150,10 @@ def are_whole(byte_counts: Sequence[int], chunks: Sequence[Chunk]) -> bool:
 
 def whole_payloads(chunks: Sequence[Chunk]) -> list[Payload]:
     """Copy the payloads of a call out of its message; see `are_whole`."""
-    return [np.array(np.frombuffer(chunk.data, np.uint8)) for chunk in chunks]
+    payloads: list[Payload] = []
+    for _, _, data in chunks:
+        payloads.append(np.array(np.frombuffer(data, np.uint8)))
+    return payloads
 
 
 class PayloadReceiver:

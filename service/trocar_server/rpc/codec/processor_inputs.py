@@ -67,7 +67,7 @@ def _entry(field: str, entry: pb.TextEntry) -> TextEntry:
     if kind == "pair":
         return TextEntry("pair", (_text(field, entry.pair.first), _text(field, entry.pair.second)))
     if kind == "chat":
-        messages = tuple((message.role, message.content) for message in entry.chat.messages)
+        messages = tuple((message.role, _content(field, message)) for message in entry.chat.messages)
         if not messages or any(not role for role, _ in messages):
             raise _rejected(field, "a chat needs at least one message, and each message a role")
         return TextEntry("chat", messages)
@@ -81,6 +81,17 @@ def _entry(field: str, entry: pb.TextEntry) -> TextEntry:
             raise _rejected(field, "has no token id")
         return TextEntry("ids", ids)
     raise _rejected(field, "has neither a text, a pair, a chat, token ids nor words")
+
+
+def _content(field: str, message: pb.ChatMessage) -> str | tuple[tuple[str, str], ...]:
+    if not message.parts:
+        return message.content
+    if message.content:
+        raise _rejected(field, "a message of a chat has both content and parts; give one of them")
+    kinds = [part.WhichOneof("kind") for part in message.parts]
+    if None in kinds:
+        raise _rejected(field, "a part of a message is neither a text nor an image")
+    return tuple((str(kind), part.text) for kind, part in zip(kinds, message.parts, strict=True))
 
 
 def _text(field: str, text: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.reduction_pb2 import CastResult
-from trocar_api.wire import chunk_parts, split_payload
+from trocar_api.wire import chunk_header, split_payload
 from trocar_server.engine.request.plan import Plan
 from trocar_server.engine.resolve.tap_outputs import Output
 from trocar_server.engine.run.extraction import Extraction
@@ -36,7 +36,7 @@ class CachedHead:
     _head: bytes = b""
 
     def head(self, plan: Plan, extraction: Extraction) -> bytes:
-        """Head of a reply: everything but the values and the fields of `_tail`."""
+        """Head of a reply: everything but its values and times."""
         if self._last is None or not _shares_head(extraction, self._last):
             self._head = _shared_head(plan, extraction).SerializeToString()
             maps = tuple(replace(found, values=None) for found in extraction.feature_maps)
@@ -48,7 +48,7 @@ def reply_messages(
     plan: Plan, extraction: Extraction, cached: CachedHead | None = None, *, is_shared: bool = False
 ) -> Iterable[Parts]:
     """Return the messages of a reply: one without chunks if the values are in shared memory."""
-    tail = _tail(extraction, is_shared=is_shared).SerializeToString()
+    tail = _times(extraction, is_shared=is_shared).SerializeToString()
     head = (cached or CachedHead()).head(plan, extraction) + tail  # two messages in a row are merged
     values = () if is_shared else extraction.payloads
     return framed(head, values, plan.max_chunk_bytes)
@@ -57,21 +57,25 @@ def reply_messages(
 def _is_plain(extraction: Extraction) -> bool:
     """Whether only the values of a reply depend on the data."""
     maps = extraction.feature_maps
-    return extraction.objective_value is None and all(
-        found.statistics is None and found.cast is None for found in maps
-    )
+    is_plain = extraction.objective_value is None and not extraction.processed
+    return is_plain and all(found.statistics is None and found.cast is None for found in maps)
 
 
 def _shares_head(extraction: Extraction, last: Extraction) -> bool:
     """Whether a reply has the signature of the last one, which was plain."""
-    if len(extraction.feature_maps) != len(last.feature_maps) or not _is_plain(extraction):
+    if len(extraction.feature_maps) != len(last.feature_maps):
         return False
     for one, other in zip(extraction.feature_maps, last.feature_maps, strict=True):
         # Of the same source object, recreated with its model, and so not compared field by field.
         if one.output.source is not other.output.source or one.output != other.output:
             return False
+        if one.statistics is not None or one.cast is not None:
+            return False
     return (
-        extraction.stopped_at == last.stopped_at
+        extraction.objective_value is None
+        and not extraction.processed
+        and extraction.stopped_at == last.stopped_at
+        and extraction.report == last.report
         and extraction.expansions == last.expansions
         and extraction.edit_expansions == last.edit_expansions
     )
@@ -86,7 +90,7 @@ def framed(head: bytes, payloads: Sequence[memoryview], chunk_bytes: int) -> Ite
         if byte_count > chunk_bytes:
             return _chunked(head, payloads, chunk_bytes)
         if payload.nbytes:
-            parts += chunk_parts(index, 0, payload)
+            parts += (chunk_header(index, 0, payload.nbytes), payload)
     return [parts]
 
 
@@ -110,7 +114,7 @@ def join_parts(parts: Parts) -> bytes:
 def reply_head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
     """Describe a reply, without its chunks."""
     head = _shared_head(plan, extraction)
-    head.MergeFrom(_tail(extraction, is_shared=False))
+    head.MergeFrom(_times(extraction, is_shared=False))
     return head
 
 
@@ -129,17 +133,15 @@ def _shared_head(plan: Plan, extraction: Extraction) -> pb.ExtractResponse:
         stopped_at=extraction.stopped_at,
         edit_expansions=_edit_expansions(extraction.edit_expansions),
         objective_value=extraction.objective_value,
-    )
-
-
-def _tail(extraction: Extraction, *, is_shared: bool) -> pb.ExtractResponse:
-    """Message that differs between replies of one signature."""
-    return pb.ExtractResponse(
-        timing=pb.ServerTiming(queue_s=extraction.queue_s, compute_s=extraction.compute_s),
         execution=report_to_wire(extraction.report),
-        is_shared=is_shared,
         processed=map(processed_to_wire, extraction.processed),
     )
+
+
+def _times(extraction: Extraction, *, is_shared: bool) -> pb.ExtractResponse:
+    """Message that differs between replies of one signature."""
+    timing = pb.ServerTiming(queue_s=extraction.queue_s, compute_s=extraction.compute_s)
+    return pb.ExtractResponse(timing=timing, is_shared=is_shared)
 
 
 def plan_response(plan: Plan, preview: Preview, request_byte_count: int) -> pb.PlanResponse:

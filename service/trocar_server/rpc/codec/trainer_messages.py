@@ -1,6 +1,7 @@
 """Codec of trainers and step results: to messages."""
 
 from math import isnan
+from operator import itemgetter
 
 from trocar_api.v1 import trainer_pb2 as pb
 from trocar_api.v1.extraction_pb2 import ServerTiming
@@ -69,7 +70,7 @@ def result_message(applied: Applied) -> pb.StepResult:
         update_count=applied.update_count,
         learning_rates=result.learning_rates,
         gradient_norm=None if isnan(result.gradient_norm) else result.gradient_norm,
-        changed_counts=[count for _, count in sorted(result.changed.items())],
+        changed_counts=map(itemgetter(1), sorted(result.changed.items())),
         saved_byte_count=result.saved_bytes,
         written_byte_count=result.written_bytes,
         timing=ServerTiming(compute_s=result.compute_s),

@@ -41,7 +41,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     Raises:
         ServiceError: `INVALID_ARGUMENT`, a file cannot be read or used.
     """
-    reader = _Reader(files)
+    reader = _CertificateReader(files)
     first = reader.read()
     credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
         first, reader.changed, require_client_authentication=files.client_ca is not None
@@ -49,7 +49,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     return credentials
 
 
-class _Reader:
+class _CertificateReader:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._seen: tuple[tuple[int, ...], ...] = ()

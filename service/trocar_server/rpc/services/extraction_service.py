@@ -15,9 +15,10 @@ from trocar_server.engine.reply_cache import KeptReply
 from trocar_server.engine.request.payload_layout import split_payloads
 from trocar_server.engine.request.plan import Payload, Plan
 from trocar_server.engine.run.call import Call, Keeping
+from trocar_server.engine.run.checks import NO_PAYLOADS
 from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.errors import ServiceError
-from trocar_server.models import current_flow
+from trocar_server.models import current_flow, current_principal
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.codec.edits import NO_LISTS, StoredList, tensors_of
 from trocar_server.rpc.codec.extract_requests import chunk_bytes, to_plan
@@ -33,11 +34,10 @@ from trocar_server.rpc.codec.replies import (
 from trocar_server.rpc.codec.stored_lists import StoredLists
 from trocar_server.rpc.listen.registration import Handler
 from trocar_server.rpc.services.adapters import with_adapter
-from trocar_server.rpc.transfer.compression import compress_if_asked
 from trocar_server.rpc.transfer.messages import CallContext, deadline_of, read_message
 from trocar_server.rpc.transfer.plan_cache import PlanCache, PlannedRequest
 from trocar_server.rpc.transfer.reply_lookup import kept_messages, kept_reply, question_of
-from trocar_server.rpc.transfer.sending import send
+from trocar_server.rpc.transfer.sending import compress_if_asked, send
 from trocar_server.rpc.transfer.shared_payloads import NOT_SHARED, SharedPayloads, shared_payloads
 from trocar_server.shared_memory import Lender
 from trocar_server.telemetry import note_hit, note_model, note_pass, phase
@@ -52,6 +52,8 @@ class _Asked:
 
     planned: PlannedRequest
     chunks: Sequence[Chunk]
+    sizes: Sequence[int] | None
+    """Bytes of the payloads, where it is known that each is one chunk."""
     arrivals: Arrivals[bytes]
     principal: str
     deadline: float | None
@@ -76,7 +78,8 @@ class ExtractionService:
     async def extract(self, requests: AsyncIterator[bytes], context: CallContext) -> None:
         """Run one pass; its replica is free before the first byte is sent."""
         compress_if_asked(context)
-        self._check_before_reading(context)
+        if not self._engine.admission.is_idle:
+            self._check_before_reading(context)
         asked = await self._read(requests, context)
         request = asked.planned.message
         if request.payload_digest:
@@ -95,15 +98,13 @@ class ExtractionService:
         Every check is made again on the call itself, so a false copy spares a caller nothing.
         """
         engine = self._engine
-        if engine.admission.is_idle:
-            return
         head = dict(context.invocation_metadata() or ()).get(HEAD_KEY)
         planned = self._plans.find(head) if isinstance(head, bytes) else None
         if planned is None or planned.key is None or not planned.is_plain:
             return
         note_model(planned.message.model_id)
         plan, byte_counts = planned.plan(engine.limits, NO_LISTS)
-        if not plan.needs_processing:
+        if not engine.needs_processing(plan):
             with engine.admission.admit(planned.kind, current_flow()) as reservation:
                 engine.check_known(plan, planned.key, sum(byte_counts), deadline_of(context), reservation)
 
@@ -114,13 +115,13 @@ class ExtractionService:
             first = await arrivals.next()
         if first is None:
             raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
-        planned, chunks = self._plans.read(first)
-        principal = principal_of(context)
+        planned, chunks, sizes = self._plans.read(first)
+        principal = current_principal() or principal_of(context)
         if planned.message.adapter:
             adapted = await with_adapter(self._trainers, planned.message, principal)
             planned = PlannedRequest(adapted, planned.key)
         note_model(planned.message.model_id)
-        return _Asked(planned, chunks, arrivals, principal, deadline)
+        return _Asked(planned, chunks, sizes, arrivals, principal, deadline)
 
     async def _answer(self, asked: _Asked, reservation: Reservation) -> Iterable[Parts]:
         """Run a call, and return the messages of its reply."""
@@ -137,7 +138,7 @@ class ExtractionService:
                 receiving = partial(shared.receive, byte_counts, asked.chunks)
             else:
                 receiving = partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks)
-                if are_whole(byte_counts, asked.chunks):
+                if asked.sizes == byte_counts or are_whole(byte_counts, asked.chunks):
                     arrived = partial(whole_payloads, asked.chunks)
             call = Call(
                 plan,
@@ -180,19 +181,23 @@ class ExtractionService:
         note_model(wanted.model_id)
         stored = await self._lists.find(principal_of(context), wanted.model_id, wanted.edits)
         plan, byte_counts = to_plan(wanted, self._engine.limits, stored, needs_inputs=False)
-        if plan.needs_processing:
-            plan = await self._tokenized(plan, stored, deadline_of(context))
-        preview = await self._engine.checks.preview(plan, deadline_of(context))
+        payloads = NO_PAYLOADS
+        if self._engine.needs_processing(plan):
+            plan, payloads = await self._processed(plan, stored, deadline_of(context))
+        preview = await self._engine.checks.preview(plan, deadline_of(context), payloads)
         return plan_response(plan, preview, sum(byte_counts)).SerializeToString()
 
-    async def _tokenized(self, plan: Plan, stored: Mapping[str, StoredList], deadline: float | None) -> Plan:
-        """Return a plan with its texts as token ids, whose shapes are then known."""
+    async def _processed(
+        self, plan: Plan, stored: Mapping[str, StoredList], deadline: float | None
+    ) -> tuple[Plan, Mapping[str, Payload]]:
+        """Return a plan with the arguments that its texts and images become, and these by name."""
         if plan.has_sound:
             raise invalid("extraction.inputs", "a dry run takes no sound; send the shapes of its features")
         hosted = self._engine.catalogue.loaded(plan.model_id)
         payloads = split_payloads(plan, [], tensors_of(stored))
-        plan, _ = await self._engine.preparation.process(hosted, plan, payloads, deadline)
-        return plan
+        plan, processed = await self._engine.preparation.process(hosted, plan, payloads, deadline)
+        names = [name for made in plan.processed for name in made.arguments]
+        return plan, dict(zip(names, processed.inputs, strict=False))  # images alone are not described
 
     def own_handlers(self) -> dict[str, Handler]:
         """Handlers with our own chunk codec in place of protobuf's copies."""

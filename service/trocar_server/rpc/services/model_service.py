@@ -19,6 +19,7 @@ from trocar_server.rpc.codec.wire_dtypes import spec_to_wire, to_wire
 from trocar_server.rpc.transfer.messages import CallContext
 from trocar_server.surgery import Call, ModuleRecord
 from trocar_server.surgery.structure import format_picks
+from trocar_server.telemetry import note_model
 
 _STATES = {
     ModelState.UNLOADED: pb.MODEL_STATE_UNLOADED,
@@ -75,6 +76,14 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             ],
             is_symbolic=recording.is_symbolic,
         )
+
+    async def ListReplicas(
+        self, request: pb.ListReplicasRequest, context: CallContext
+    ) -> pb.ListReplicasResponse:
+        """List none: this is no gateway. A gateway asks whether the caller may use the model."""
+        self._engine.catalogue.get(request.model_id)
+        note_model("")  # clients ask by themselves: no request for the model
+        return pb.ListReplicasResponse()
 
     def _signature(self, request: pb.ListModulesRequest, family: Family) -> Signature | None:
         if not request.inputs:

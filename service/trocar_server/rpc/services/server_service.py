@@ -1,10 +1,14 @@
-"""`ServerService`: version and limits."""
+"""`ServerService`: version and limits, operation and status."""
+
+from dataclasses import asdict
 
 from trocar_api.v1 import server_pb2 as pb
 from trocar_api.v1 import server_pb2_grpc
 from trocar_server import __version__
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.dtypes import TORCH_VERSION
+from trocar_server.engine.status import CallerStatus, status_of
+from trocar_server.rpc.call.principal import log_name
 from trocar_server.rpc.codec.fields import invalid
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.services.operator import Operator
@@ -12,6 +16,7 @@ from trocar_server.rpc.transfer.messages import CallContext
 
 _TOLD = set(pb.ServerLimits.DESCRIPTOR.fields_by_name)
 """Limits reported to clients; others concern only operators."""
+_MOST_CALLERS = 100
 _WANTED = {
     pb.DRAIN_ACTION_UNSPECIFIED: None,
     pb.DRAIN_ACTION_START: True,
@@ -62,3 +67,20 @@ class ServerService(server_pb2_grpc.ServerServiceServicer):
     ) -> pb.ReloadConfigResponse:
         """Reload the configuration."""
         return pb.ReloadConfigResponse(changes=await self._operator.reload())
+
+    async def GetServerStatus(
+        self, request: pb.GetServerStatusRequest, context: CallContext
+    ) -> pb.GetServerStatusResponse:
+        """Return queues, callers and caches."""
+        status = status_of(self._engine)
+        return pb.GetServerStatusResponse(
+            queues=[pb.QueueStatus(**asdict(one)) for one in status.queues],
+            callers=[_caller(one) for one in status.callers[:_MOST_CALLERS]],
+            total=_caller(status.total),
+            caches=[pb.CacheStatus(**asdict(one)) for one in status.caches],
+        )
+
+
+def _caller(status: CallerStatus) -> pb.CallerStatus:
+    fields = asdict(status)
+    return pb.CallerStatus(caller=sendable(log_name(fields.pop("flow"))), **fields)

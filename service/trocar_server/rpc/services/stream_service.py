@@ -34,10 +34,9 @@ from trocar_server.rpc.codec.stored_lists import StoredLists
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.listen.registration import Handler
 from trocar_server.rpc.services.adapters import with_adapter
-from trocar_server.rpc.transfer.compression import compress_if_asked
 from trocar_server.rpc.transfer.messages import CallContext
 from trocar_server.rpc.transfer.prefetch import prefetch
-from trocar_server.rpc.transfer.sending import send
+from trocar_server.rpc.transfer.sending import compress_if_asked, send
 from trocar_server.rpc.transfer.stream_batches import Batch, StreamReader
 from trocar_server.telemetry import note_model, note_pass, phase
 from trocar_server.training.trainers import Trainers
@@ -48,7 +47,7 @@ _log = structlog.get_logger("trocar")
 
 
 @dataclass
-class _Ready:
+class _ReadyBatch:
     """A batch with decoded images, or one that failed before."""
 
     index: int
@@ -145,21 +144,21 @@ class StreamService:
 
     async def _ready(
         self, stream: _Stream, batches: AsyncGenerator[Batch, None]
-    ) -> AsyncGenerator[_Ready, None]:
+    ) -> AsyncGenerator[_ReadyBatch, None]:
         async with aclosing(batches):
             async for batch in batches:
                 yield await self._decoded(stream, batch)
 
-    async def _decoded(self, stream: _Stream, batch: Batch) -> _Ready:
+    async def _decoded(self, stream: _Stream, batch: Batch) -> _ReadyBatch:
         if batch.error is not None:
-            return _Ready(batch.index, None, batch.error, batch.byte_count)
+            return _ReadyBatch(batch.index, None, batch.error, batch.byte_count)
         try:
-            if batch.plan.needs_processing:
+            if self._engine.needs_processing(batch.plan):
                 batch = await self._processed(stream, batch)
             prepared = await self._prepared(stream, batch, await self._engine.checks.check(batch.plan))
-            return _Ready(batch.index, prepared, None, batch.byte_count + prepared.made_bytes)
+            return _ReadyBatch(batch.index, prepared, None, batch.byte_count + prepared.made_bytes)
         except ServiceError as error:
-            return _Ready(batch.index, None, error.with_traceback(None), batch.byte_count)
+            return _ReadyBatch(batch.index, None, error.with_traceback(None), batch.byte_count)
 
     async def _processed(self, stream: _Stream, batch: Batch) -> Batch:
         """Turn texts and sound into arguments; what they become counts as received."""
@@ -188,7 +187,7 @@ class StreamService:
             await asyncio.sleep(_BUSY_PAUSE_S)
 
     async def _results(
-        self, stream: _Stream, counts: StreamStatistics, batches: AsyncGenerator[_Ready, None]
+        self, stream: _Stream, counts: StreamStatistics, batches: AsyncGenerator[_ReadyBatch, None]
     ) -> AsyncGenerator[_Result, None]:
         async with aclosing(batches):
             async for batch in batches:
@@ -205,7 +204,7 @@ class StreamService:
                 yield _Result(list(framed(head, payloads, stream.plan.max_chunk_bytes)), byte_count)
 
     async def _fill(
-        self, stream: _Stream, counts: StreamStatistics, batch: _Ready, result: pb.BatchResult
+        self, stream: _Stream, counts: StreamStatistics, batch: _ReadyBatch, result: pb.BatchResult
     ) -> list[memoryview]:
         """Run one batch, write its outcome into the result, and return its payloads."""
         try:

@@ -1,14 +1,13 @@
 """`TrainerService`: trainers of the caller, their steps, checkpoints, exports."""
 
 from collections.abc import AsyncIterator, Iterator
-from weakref import WeakKeyDictionary
 
 import grpc
 
 from trocar_api.v1 import trainer_pb2 as pb
 from trocar_api.v1 import trainer_pb2_grpc
 from trocar_server.engine.schedule.admission import MethodClass
-from trocar_server.models import current_flow
+from trocar_server.models import current_flow, current_principal
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.codec.fields import invalid
 from trocar_server.rpc.codec.trainer_messages import (
@@ -36,7 +35,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
 
     def __init__(self, trainers: Trainers) -> None:
         self._trainers = trainers
-        self._batches: BatchPlans = WeakKeyDictionary()
+        self._batches = BatchPlans()
 
     async def CreateTrainer(
         self, request: pb.CreateTrainerRequest, context: CallContext
@@ -158,7 +157,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> None:
         """Receive a batch, run it, answer."""
         deadline = deadline_of(context)
-        principal = principal_of(context)
+        principal = current_principal() or principal_of(context)
         with self._trainers.engine.admission.admit(MethodClass.TRAIN, current_flow()) as reservation:
             with phase("receive"):
                 call = await receive_batch(

@@ -1,4 +1,4 @@
-"""gzip compression: replies on request, and requests unpacked within bounds.
+"""gzip decompression of requests, within bounds; `sending` has the compression of replies.
 
 Note: [Bounded decompression]
     gRPC (1.81) applies the message limit to the compressed size, and decompresses without checking the
@@ -10,11 +10,8 @@ Note: [Bounded decompression]
 import zlib
 from collections.abc import Iterator
 
-import grpc
-
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.transfer.messages import CallContext
 
 MAX_BYTES = 16 << 20
 """Maximum decompressed size of a message: that of a message with the largest chunks."""
@@ -26,12 +23,10 @@ OPTIONS = [
 ]
 """gRPC options of a server; see Note: [Bounded decompression]."""
 
-HEADER = "x-reply-compression"
-"""Metadata key to request gzip; gRPC's own header of the request never reaches a handler (grpcio 1.81)."""
-
 _PIECE_BYTES = 1 << 20
 _SIZE_BYTES = 4
-_MAGIC = b"\x1f\x8b"
+MAGIC = b"\x1f\x8b"
+"""First bytes of a compressed message."""
 _WITH_GZIP_HEADER = 31
 
 
@@ -41,7 +36,7 @@ def unpacked(message: bytes) -> bytes:
     Raises:
         ServiceError: `REQUEST_TOO_LARGE`, or `INVALID_ARGUMENT` for invalid gzip data.
     """
-    if not message.startswith(_MAGIC):
+    if not message.startswith(MAGIC):
         return message
     if int.from_bytes(message[-_SIZE_BYTES:], "little") > MAX_BYTES:  # the size that its trailer states
         raise _too_large()
@@ -68,13 +63,6 @@ def _pieces(message: bytes) -> Iterator[bytes]:
         raise _damaged() from None
     if not unpacker.eof or unpacker.unused_data:
         raise _damaged()
-
-
-def compress_if_asked(context: CallContext) -> None:
-    """Compress the messages of the reply if the caller requests gzip; call it before the first is sent."""
-    for key, value in context.invocation_metadata() or ():
-        if key == HEADER and value == "gzip":
-            context.set_compression(grpc.Compression.Gzip)
 
 
 def _damaged() -> ServiceError:

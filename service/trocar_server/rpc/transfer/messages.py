@@ -1,16 +1,18 @@
 """Tensor messages, read without protobuf's copies."""
 
 import time
-from typing import Any, TypeAlias, TypeVar
+from collections import OrderedDict
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from trocar_api.reasons import ErrorReason
-from trocar_api.wire import Chunk, WireError, split_message
+from trocar_api.wire import Chunk, Layout, WireError, split_message
 from trocar_server.errors import ServiceError
 
 Head = TypeVar("Head", bound=Message)
+Meaning = TypeVar("Meaning")
 
 CallContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """gRPC's context of a call."""
@@ -18,6 +20,56 @@ CallContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 MAX_MESSAGE_BYTES = 16 << 20
 """The largest message of our own services: a chunk of at most 8 MiB, or a description. gRPC lets larger ones
 through, for the Open Inference Protocol; a parsed one can be many times as large in memory."""
+
+
+_KEPT_SIZES, _KEPT_OF_SIZE = 64, 4
+_MOST_FIXED_BYTES = 4096
+"""Size limit of a kept message, without its chunks' data."""
+
+
+class Known(NamedTuple, Generic[Meaning]):
+    """A message as known from an earlier one, with chunks of its own."""
+
+    meaning: Meaning
+    chunks: list[Chunk]
+    layout: Layout
+
+
+class KnownMessages(Generic[Meaning]):
+    """The meaning of earlier messages: one that is equal but for the data of its chunks is not parsed.
+
+        known = messages.find(message)
+        if known is None:
+            messages.keep(message, meaning)
+
+    The most recent ones are kept, a few of each size. For one event loop.
+
+    Args:
+        varying: Number of a field that may also differ in content; see `Layout`.
+    """
+
+    def __init__(self, varying: int = 0) -> None:
+        self._varying = varying
+        self._by_size: OrderedDict[int, list[tuple[Layout, Meaning]]] = OrderedDict()
+
+    def find(self, message: bytes) -> Known[Meaning] | None:
+        """Return what a message is known to mean; None if none was equal."""
+        for layout, meaning in self._by_size.get(len(message), ()):
+            chunks = layout.chunks(message)
+            if chunks is not None:
+                return Known(meaning, chunks, layout)
+        return None
+
+    def keep(self, message: bytes, meaning: Meaning) -> None:
+        """Keep the meaning of a message that was read."""
+        layout = Layout.of(message, self._varying)
+        if layout is None or layout.fixed_byte_count > _MOST_FIXED_BYTES:
+            return
+        others = [kept for kept in self._by_size.get(len(message), ()) if kept[0].chunks(message) is None]
+        self._by_size[len(message)] = [(layout, meaning), *others][:_KEPT_OF_SIZE]
+        self._by_size.move_to_end(len(message))
+        if len(self._by_size) > _KEPT_SIZES:
+            self._by_size.popitem(last=False)
 
 
 def check_size(message: bytes, limit: int = MAX_MESSAGE_BYTES) -> None:

@@ -1,6 +1,6 @@
 """Plan cache: repeated requests are parsed and converted once.
 
-    planned, chunks = plans.read(message)
+    planned, chunks, sizes = plans.read(message)
     plan, byte_counts = planned.plan(limits, stored)
 
 Repeated requests have equal bytes except for the tensors. Few steps of a request are slow, but all of them
@@ -19,7 +19,7 @@ from trocar_server.engine.schedule.admission import MethodClass
 from trocar_server.rpc.codec.edits import StoredList
 from trocar_server.rpc.codec.extract_requests import to_plan
 from trocar_server.rpc.codec.replies import CachedHead
-from trocar_server.rpc.transfer.messages import parse_head, split_head
+from trocar_server.rpc.transfer.messages import KnownMessages, parse_head, split_head
 
 _KEPT = 128
 _MOST_HEAD_BYTES = 2048
@@ -65,6 +65,7 @@ class PlanCache:
 
     def __init__(self) -> None:
         self._by_head: OrderedDict[bytes, PlannedRequest] = OrderedDict()
+        self._known: KnownMessages[PlannedRequest] = KnownMessages()
 
     def find(self, head: bytes) -> PlannedRequest | None:
         """Return the request of a head that came before; None if it is not kept."""
@@ -73,20 +74,29 @@ class PlanCache:
             self._by_head.move_to_end(head)
         return planned
 
-    def read(self, message: bytes) -> tuple[PlannedRequest, list[Chunk]]:
+    def read(self, message: bytes) -> tuple[PlannedRequest, list[Chunk], list[int] | None]:
         """Split the first message of a call into the request and its chunks as views.
+
+        Returns:
+            The request, the chunks, and the sizes of the payloads where it is known that each is one chunk.
 
         Raises:
             ServiceError: `INVALID_ARGUMENT`, the bytes are not such a message; `REQUEST_TOO_LARGE`.
         """
+        known = self._known.find(message)
+        if known is not None:
+            return known.meaning, known.chunks, known.layout.sizes
         head, chunks = split_head(pb.ExtractRequest, message)
-        planned = self.find(head)
-        if planned is not None:
-            return planned, chunks
+        planned = self.find(head) or self._planned(head)
+        if planned.key is not None:
+            self._known.keep(message, planned)
+        return planned, chunks, None
+
+    def _planned(self, head: bytes) -> PlannedRequest:
         is_kept = len(head) <= _MOST_HEAD_BYTES
         planned = PlannedRequest(parse_head(pb.ExtractRequest, head), head if is_kept else None)
         if is_kept:
             self._by_head[head] = planned
             if len(self._by_head) > _KEPT:
                 self._by_head.popitem(last=False)
-        return planned, chunks
+        return planned

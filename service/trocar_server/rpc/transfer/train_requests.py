@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
+import torch
+from google.protobuf.message import DecodeError
 from PIL import Image
 
 from trocar_api.reasons import ErrorReason
@@ -22,6 +25,7 @@ from trocar_server.engine.execute.arguments import (
     tensor_of,
     with_named_images,
 )
+from trocar_server.engine.execute.image_texts import takes_image_texts
 from trocar_server.engine.request.plan import (
     ArgumentInput,
     Payload,
@@ -37,7 +41,7 @@ from trocar_server.processing.inputs import ProcessorInput
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.codec.inputs import check_request_bytes, tensor_input, to_inputs
 from trocar_server.rpc.codec.payloads import Arrivals, are_whole, receive, whole_payloads
-from trocar_server.rpc.transfer.messages import read_message
+from trocar_server.rpc.transfer.messages import KnownMessages, read_message
 from trocar_server.surgery import PassGuard
 from trocar_server.telemetry import note_model
 from trocar_server.training.losses.batch import Batch
@@ -97,9 +101,19 @@ class BatchPlan:
         return self.unprocessed[0].row_count if self.unprocessed else row_count(self.inputs)
 
     @cached_property
+    def needs_processing(self) -> bool:
+        """Whether the model's own processor has to make arguments of it."""
+        return bool(self.unprocessed) or takes_image_texts(self.hosted, self.inputs, ())
+
+    @cached_property
     def names(self) -> list[str]:
         """The name of each argument of the forward; empty for a positional one."""
         return [entry.name for entry in self.inputs]
+
+    @cached_property
+    def is_positional(self) -> bool:
+        """Whether every argument of the forward is positional."""
+        return not any(self.names)
 
     @cached_property
     def has_images(self) -> bool:
@@ -117,8 +131,54 @@ class BatchPlan:
         return sum(self.byte_counts)
 
 
-BatchPlans: TypeAlias = MutableMapping[Trainer, BatchPlan]
-"""The last batch of each trainer: the batches of a training are alike."""
+@dataclass(frozen=True)
+class BatchHead:
+    """The first message of a call, without its tensors and its number.
+
+    Attributes:
+        request: The message; not to be changed.
+        key: Its bytes.
+    """
+
+    request: pb.TrainRequest
+    key: bytes
+
+
+class BatchPlans:
+    """Batches as checked before: those of a training are alike. For one event loop.
+
+    Attributes:
+        by_trainer: The last batch of each trainer.
+    """
+
+    def __init__(self) -> None:
+        self.by_trainer: MutableMapping[Trainer, BatchPlan] = WeakKeyDictionary()
+        self._known: KnownMessages[BatchHead] = KnownMessages(pb.TrainRequest.NUMBER_FIELD_NUMBER)
+
+    def read(self, message: bytes) -> tuple[BatchHead, int | None, list[Chunk], list[int] | None]:
+        """Read the first message of a call.
+
+        Returns:
+            Its head, its number, its chunks, and the sizes of the payloads where it is known that each is one
+            chunk.
+
+        Raises:
+            ServiceError: `INVALID_ARGUMENT`, the bytes are not such a message; `REQUEST_TOO_LARGE`.
+        """
+        known = self._known.find(message)
+        if known is not None and known.layout.varying is not None:
+            field = message[known.layout.varying]
+            with suppress(DecodeError):
+                numbered = pb.TrainRequest.FromString(field)
+                if numbered.SerializeToString() == field:  # one number of just so many bytes
+                    return known.meaning, numbered.number, known.chunks, known.layout.sizes
+        request, chunks = read_message(pb.TrainRequest, message)
+        number = request.number if request.HasField("number") else None
+        request.ClearField("number")
+        head = BatchHead(request, request.SerializeToString(deterministic=True))
+        if number is not None and len(head.key) <= _MOST_KEY_BYTES:
+            self._known.keep(message, head)
+        return head, number, chunks, None
 
 
 async def receive_batch(
@@ -147,15 +207,14 @@ async def receive_batch(
     first = await arrivals.next()
     if first is None:
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message")
-    request, chunks = read_message(pb.TrainRequest, first)
+    head, number, chunks, sizes = plans.read(first)
+    request = head.request
     note_model(request.trainer_id)
     trainer = await trainers.find(principal, request.trainer_id)
-    number = request.number if request.HasField("number") else None
-    request.ClearField("number")
-    batch = _batch_plan(request, trainer, trainers.engine.limits, plans)
+    batch = _batch_plan(head, trainer, trainers.engine.limits, plans)
     throughput = trainer.eval_throughput if request.kind == pb.TRAIN_KIND_EVALUATE else trainer.throughput
     expected_s = throughput.known_seconds(batch.rows) or None
-    if are_whole(batch.byte_counts, chunks):
+    if sizes == batch.byte_counts or are_whole(batch.byte_counts, chunks):
         reservation.reserve(batch.byte_count, batch.rows, seconds=expected_s)
         payloads = whole_payloads(chunks)
     else:
@@ -165,7 +224,7 @@ async def receive_batch(
             reservation.expect(expected_s)
     own: Sequence[Payload] = payloads[: len(payloads) - len(batch.targets)]
     of_targets = payloads[len(own) :]
-    if batch.unprocessed:
+    if batch.needs_processing:
         batch, own = await _processed(batch, own, trainers.engine, reservation, deadline)
     images: Sequence[list[Image.Image]] = batch.no_images
     if batch.has_images:
@@ -177,26 +236,28 @@ async def receive_batch(
     return TrainCall(trainer, request.kind, number, make_batch, batch.rows, throughput)
 
 
-def _batch_plan(request: pb.TrainRequest, trainer: Trainer, limits: Limits, plans: BatchPlans) -> BatchPlan:
+def _batch_plan(head: BatchHead, trainer: Trainer, limits: Limits, plans: BatchPlans) -> BatchPlan:
     """Check what a call says of its batch, unless the last call of the trainer said the same."""
-    key, hosted = request.SerializeToString(deterministic=True), trainer.core.hosted
-    last = plans.get(trainer)
+    request, key, hosted = head.request, head.key, trainer.core.hosted
+    last = plans.by_trainer.get(trainer)
     if last is not None and last.key == key and last.hosted is hosted and last.limits is limits:
         return last
     if request.kind not in _KINDS:
         raise invalid("kind", "not set, or not known")
     unprocessed: list[ProcessorInput] = []
     inputs, byte_counts = to_inputs(request.inputs, limits, unprocessed)
-    inputs = with_named_images(hosted, inputs)
-    check_images(hosted, inputs, limits)
-    if not unprocessed:
+    are_together = takes_image_texts(hosted, inputs, unprocessed)
+    if not are_together:
+        inputs = with_named_images(hosted, inputs)
+        check_images(hosted, inputs, limits)
+    if not (unprocessed or are_together):
         check_tensors(hosted, inputs)
     targets = _targets(request.targets, limits, byte_counts)
     check_request_bytes(byte_counts, limits)
     losses = trainer.spec.losses
     found = BatchPlan(key, hosted, limits, losses, inputs, targets, byte_counts, tuple(unprocessed))
     if len(key) <= _MOST_KEY_BYTES:
-        plans[trainer] = found
+        plans.by_trainer[trainer] = found
     return found
 
 
@@ -209,10 +270,8 @@ async def _processed(
 ) -> tuple[BatchPlan, Sequence[Payload]]:
     """Process a batch's texts and sound; return a batch of tensors and images alone, and its payloads."""
     hosted = batch.hosted
-    processor, limits = engine.preparation.processor, engine.limits
-    made = await processor.process(
-        hosted, batch.inputs, batch.unprocessed, own, limits, deadline, reservation
-    )
+    process = engine.preparation.process_inputs
+    made = await process(hosted, batch.inputs, batch.unprocessed, own, deadline, reservation)
     check_tensors(hosted, made.inputs)
     layout = token_layout(made.made, batch.unprocessed)
     return replace(batch, inputs=made.inputs, unprocessed=(), layout=layout), made.payloads
@@ -228,11 +287,13 @@ def _make_batch(
     """Make the tensors of a batch. On the thread that owns torch."""
     hosted = plan.hosted
     arguments = build_arguments(hosted, plan.inputs, own, images, guard)
-    positional, keyword = split_arguments(plan.names, arguments)
-    compared = {
-        target.name: tensor_of(target.dtype, target.shape, payload).to(hosted.device)
-        for target, payload in zip(plan.targets, of_targets, strict=True)
-    }
+    positional: Sequence[object] = arguments
+    keyword: dict[str, object] = {}
+    if not plan.is_positional:
+        positional, keyword = split_arguments(plan.names, arguments)
+    compared: dict[str, torch.Tensor] = {}
+    for target, payload in zip(plan.targets, of_targets, strict=True):
+        compared[target.name] = tensor_of(target.dtype, target.shape, payload).to(hosted.device)
     if plan.layout is not None:
         compared = with_token_labels(plan.losses, compared, keyword, plan.layout)
     return Batch(tuple(positional), keyword, compared, plan.rows)

@@ -82,7 +82,6 @@ class EditSession(Session):
         found: Mapping[str, torch.Tensor] | None = None,
         collector: Collector | None = None,
     ) -> None:
-        super().__init__()
         self._model = model
         self._of_parameters = [entry for entry in edits if entry.target.parameter is not None]
         self._of_calls = edits_by_path([entry for entry in edits if entry.target.parameter is None])

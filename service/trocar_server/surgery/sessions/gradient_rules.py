@@ -73,7 +73,6 @@ class GradientRuleSession(Session):
     """
 
     def __init__(self, model: nn.Module, rules: Sequence[GradientRule]) -> None:
-        super().__init__()
         self._model = model
         self._rules = tuple(rules)
         self._changed: list[Tensor | int] = [0] * len(rules)

@@ -70,7 +70,6 @@ class GradientSession(Session):
         guard: PassGuard | None = None,
         collector: Collector | None = None,
     ) -> None:
-        super().__init__()
         self.values: dict[str, torch.Tensor] = {}
         self.edited: set[str] = set()
         self.anchors: dict[str, torch.Tensor] = {}

@@ -39,12 +39,13 @@ def hook_calls(module: nn.Module, handles: ExitStack, enter: Enter | None, leave
 
     def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         index = open_calls.pop()
-        return None if has_raised(output) else leave(index, output)
+        return None if output is None and has_raised(output) else leave(index, output)
 
     handles.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
     # Runs after an error too (with None), so that a call whose error the model catches is closed.
     handles.callback(module.register_forward_hook(after, always_call=True).remove)
-    _capture_last(module)
+    if len(module._forward_hooks) > 1:
+        _capture_last(module)
 
 
 # Note: [A model's own captured states]

@@ -20,14 +20,15 @@ class Session(ABC):
     _ends_with: ClassVar[tuple[type[BaseException], ...]] = ()
     """Errors that end the context without an error."""
 
-    def __init__(self) -> None:
-        self._handles = ExitStack()
+    _handles: ExitStack
+    """Removals of the hooks; its own of each time that the context is entered."""
 
     @abstractmethod
     def _open(self) -> None:
         """Register the hooks; each with its removal in `_handles`."""
 
     def __enter__(self) -> Self:
+        self._handles = ExitStack()
         try:
             self._open()
         except BaseException:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ class Collector:
         ends_pass: Whether the pass ends with the last value.
         edited: The names of the values that were edited, gradients among them.
         is_busy: Whether a value is being copied or edited: function calls for that are not the model's.
+        pending: Number of collections that must happen before the pass may end.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -82,16 +84,7 @@ class Collector:
     ends_pass: bool = True
     edited: set[str] = field(default_factory=set)
     is_busy: bool = False
-    _pending: int = 0
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether any target is still to be collected."""
-        return self._pending > 0
-
-    def expect(self, wanted: Mapping[str, TargetsByCall]) -> None:
-        """Count collections that must happen before the pass may end."""
-        self._pending += sum(map(len, wanted.values()))
+    pending: int = 0
 
     def collect(self, path: str, targets: Sequence[Target], ports: Mapping[str, Any]) -> None:
         """Collect the values of one call, before or after it.
@@ -110,8 +103,8 @@ class Collector:
                 return  # data-dependent control flow; the value is reported as missing
             value = self._copy(value) if target.clone else value
             self.values[target.name] = value.reshape(target.view) if target.view else value
-        self._pending -= 1
-        if not self._pending and self.ends_pass:
+        self.pending -= 1
+        if not self.pending and self.ends_pass:
             self.stopped_at = path
             raise StopForward
 
@@ -136,16 +129,22 @@ class TapGroups:
     Attributes:
         parameters: Those that are collected when the session opens.
         by_path: The others, by module.
+        count: Number of their collections.
+        entered: The modules of which inputs are collected.
     """
 
     parameters: tuple[Target, ...]
     by_path: Mapping[str, TargetsByCall]
+    count: int
+    entered: frozenset[str]
 
     @classmethod
     def of(cls, targets: Sequence[Target]) -> "TapGroups":
         """Group targets."""
         parameters = tuple(target for target in targets if target.parameter is not None)
-        return cls(parameters, by_call([target for target in targets if target.parameter is None]))
+        by_path = by_call([target for target in targets if target.parameter is None])
+        entered = {path for path, of_calls in by_path.items() if any(is_before for _, is_before in of_calls)}
+        return cls(parameters, by_path, sum(map(len, by_path.values())), frozenset(entered))
 
 
 class TapSession(Session):
@@ -176,11 +175,10 @@ class TapSession(Session):
     def __init__(
         self, model: nn.Module, targets: Sequence[Target] | TapGroups, collector: Collector | None = None
     ) -> None:
-        super().__init__()
         self._groups = targets if isinstance(targets, TapGroups) else TapGroups.of(targets)
         self._model = model
         self._collector = collector or Collector()
-        self._collector.expect(self._groups.by_path)
+        self._collector.pending += self._groups.count
 
     @property
     def values(self) -> dict[str, torch.Tensor]:
@@ -195,29 +193,27 @@ class TapSession(Session):
     @property
     def needs_pass(self) -> bool:
         """Whether anything is still to be collected from a pass."""
-        return self._collector.is_pending
+        return self._collector.pending > 0
 
     def _open(self) -> None:
         if self._groups.parameters:
             self._collector.values.update(parameter_values(self._model, self._groups.parameters))
         for path, of_calls in self._groups.by_path.items():
-            self._register(self._model.get_submodule(path), path, of_calls)
+            enter = partial(self._enter, path, of_calls) if path in self._groups.entered else None
+            leave = partial(self._leave, path, of_calls)
+            hook_calls(self._model.get_submodule(path), self._handles, enter, leave)
 
-    def _register(self, module: nn.Module, path: str, of_calls: TargetsByCall) -> None:
-        """Register taps at the selected calls of a module."""
+    def _enter(
+        self, path: str, of_calls: TargetsByCall, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        wanted = of_calls.get((index, True))
+        if wanted:
+            self._collector.collect(path, wanted, in_ports(args, kwargs))
 
-        def enter(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            wanted = of_calls.get((index, True))
-            if wanted:
-                self._collector.collect(path, wanted, in_ports(args, kwargs))
-
-        def leave(index: int, output: Any) -> None:
-            wanted = of_calls.get((index, False))
-            if wanted:
-                self._collector.collect(path, wanted, {"out": output})
-
-        takes_inputs = any(is_before for _, is_before in of_calls)
-        hook_calls(module, self._handles, enter if takes_inputs else None, leave)
+    def _leave(self, path: str, of_calls: TargetsByCall, index: int, output: Any) -> None:
+        wanted = of_calls.get((index, False))
+        if wanted:
+            self._collector.collect(path, wanted, {"out": output})
 
 
 def by_call(targets: Sequence[Target]) -> dict[str, TargetsByCall]:

@@ -50,6 +50,8 @@ def test_questions_that_cannot_be_answered_are_refused(
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
+        (["the cat sat", "a dog"], TypeError, "token ids are integers; multiply each token's embedding"),
+        (trocar.texts("cat.jpg"), TypeError, "token ids are integers"),
         ((images(), images()), TypeError, "one input"),
         ({"x": images()}, TypeError, "one input"),
         (7, TypeError, "int cannot be an input"),

@@ -1,38 +1,13 @@
 """Helper processes: loads by several of them, local passes, and what happens when one ends."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-
 import pytest
 import torch
 
 from tests.support.models.tiny_models import Plain
+from tests.unit.client._bench.targets import Broken, Named
 from trocar._bench.load import Load
 from trocar._bench.local_passes import Local, LocalJob, Passes
 from trocar._bench.process import HelperError
-from trocar._bench.records import Answer
-from trocar._bench.worker import Call
-
-
-@dataclass(frozen=True)
-class Named:
-    """A target whose answers name the client, as their queue time."""
-
-    @contextmanager
-    def open(self, client: int) -> Iterator[Call]:
-        print("what a library prints does no harm")
-        yield lambda: Answer(queue_s=client)
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A target that cannot be opened."""
-
-    @contextmanager
-    def open(self, client: int) -> Iterator[Call]:
-        raise OSError("no such socket")
-        yield Answer
 
 
 @pytest.mark.parametrize(("clients", "processes"), [(1, 1), (5, 2), (2, 9)])

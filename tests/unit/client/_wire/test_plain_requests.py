@@ -13,7 +13,7 @@ OPTIONS = ("m", None, None, True, True, "normal", None)
 
 def kept(inputs: Any, taps: Any) -> PlainRequests:
     requests = PlainRequests()
-    key, request = requests.find(inputs, taps, OPTIONS)
+    key, request, _ = requests.find(inputs, taps, OPTIONS)
     assert request is None
     requests.keep(key, inputs, extract_call("m", inputs, taps))
     return requests
@@ -32,7 +32,7 @@ def kept(inputs: Any, taps: Any) -> PlainRequests:
 @pytest.mark.parametrize("taps", ["layer4", ["layer4", "fc/in"]], ids=["text", "list"])
 def test_an_equal_request_is_the_one_that_would_be_built(inputs: Any, taps: Any) -> None:
     other = np.ones_like(inputs)
-    _, request = kept(inputs, taps).find(other, taps, OPTIONS)
+    _, request, _ = kept(inputs, taps).find(other, taps, OPTIONS)
     assert request is not None
     assert request.message() == extract_call("m", other, taps).message()
 
@@ -67,17 +67,17 @@ def test_another_request_is_built_anew(inputs: Any, taps: Any, options: Any) -> 
     ids=["strided", "big endian", "masked", "list", "tap", "taps", "none", "nested"],
 )
 def test_what_is_not_plain_has_no_key(inputs: Any, taps: Any) -> None:
-    assert PlainRequests().find(inputs, taps, OPTIONS) == (None, None)
+    assert PlainRequests().find(inputs, taps, OPTIONS) == (None, None, None)
 
 
 def test_options_that_cannot_be_hashed_have_no_key() -> None:
-    assert PlainRequests().find(np.zeros(3, np.float32), "layer4", ([],)) == (None, None)
+    assert PlainRequests().find(np.zeros(3, np.float32), "layer4", ([],)) == (None, None, None)
 
 
 def test_a_payload_that_is_a_copy_is_not_kept() -> None:
     batch = np.zeros((1, 4, 5, 3), np.uint8)
     requests = PlainRequests()
-    key, _ = requests.find(batch, "layer4", OPTIONS)
+    key, _, _ = requests.find(batch, "layer4", OPTIONS)
     requests.keep(key, batch.copy(), extract_call("m", batch, "layer4"))
     assert requests.find(batch, "layer4", OPTIONS)[1] is None
 
@@ -86,6 +86,6 @@ def test_heads_are_bounded() -> None:
     requests, inputs = PlainRequests(), np.zeros(3, np.float32)
     call = extract_call("m", inputs, "layer4")
     for number in range(1000):
-        key, _ = requests.find(inputs, f"layer{number}", OPTIONS)
+        key, _, _ = requests.find(inputs, f"layer{number}", OPTIONS)
         requests.keep(key, inputs, call)
-    assert len(requests._heads) <= 256
+    assert len(requests._kept) <= 256

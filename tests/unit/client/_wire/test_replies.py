@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import trocar
 from tests.unit.client.fake_server import DTYPES, chunks, feature_map, reply, reply_head
-from trocar._wire.replies import ReplyAssembler
+from trocar._wire.replies import LastReply, ReplyAssembler
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1 import statistics_pb2
 from trocar_api.v1.tensor_pb2 import DTYPE_BFLOAT16, DTYPE_FLOAT32, Dtype, TensorChunk, TensorSpec
@@ -50,6 +50,64 @@ def test_all_may_come_in_one_message() -> None:
     maps = assembled([b"".join(reply({"x": ARRAY, "y": ARRAY[0]}, chunk_bytes=5))])
     np.testing.assert_array_equal(maps["x"], ARRAY)
     np.testing.assert_array_equal(maps["y"], ARRAY[0])
+
+
+def one_message(array: Any, **changes: Any) -> bytes:
+    head = reply_head({"x": array})
+    head.MergeFrom(pb.ExtractResponse(**changes))
+    return head.SerializeToString() + b"".join(chunks([array.tobytes()], 1 << 20))
+
+
+def test_replies_of_a_known_layout_say_what_they_would_say_alone() -> None:
+    statistic = pb.FeatureMap(name="s", scope=statistics_pb2.STATISTIC_SCOPE_ALL)
+    statistic.statistics.add(statistic=statistics_pb2.STATISTIC_MEAN, values=[1.5])
+    replies = [
+        one_message(ARRAY),
+        one_message(ARRAY + 1, timing=pb.ServerTiming(queue_s=3.0, compute_s=4.0)),
+        one_message(ARRAY, stopped_at="layer3"),
+        one_message(ARRAY[:1]),
+        one_message(ARRAY.astype(np.int32)),
+        one_message(ARRAY, feature_maps=[statistic]),
+        one_message(ARRAY, feature_maps=[statistic]),
+        one_message(ARRAY, objective_value=2.0),
+        one_message(ARRAY, objective_value=3.0),
+        one_message(ARRAY),
+        one_message(ARRAY * 2),
+    ]
+    last = LastReply()
+    for message in replies:
+        found, alone = assembled([message], last=last), assembled([message])
+        assert (found["x"].dtype, found["x"].flags.writeable) == (alone["x"].dtype, True)
+        np.testing.assert_array_equal(found["x"], alone["x"])
+        for name in ("info", "expansions", "timing", "stopped_at", "model_id", "objective", "execution"):
+            assert getattr(found, name) == getattr(alone, name)
+        assert found.stats.keys() == alone.stats.keys()
+    assert last.known is not None
+
+
+def test_a_reply_of_a_known_layout_is_not_added_to() -> None:
+    last, rest = LastReply(), next(chunks([b"ab"], 2))
+    assembled([one_message(ARRAY)], last=last)
+    for messages in ([one_message(ARRAY), rest], [one_message(ARRAY), one_message(ARRAY)]):
+        with pytest.raises(trocar.BadReplyError, match="more bytes"):
+            assembled(messages, last=last)
+
+
+def test_a_retried_call_begins_anew_with_a_known_layout() -> None:
+    last = LastReply()
+    assembled([one_message(ARRAY)], last=last)
+    assembler = ReplyAssembler("resnet18", last=last)
+    assembler.feed(one_message(ARRAY))
+    assembler.restart()
+    assembler.feed(one_message(ARRAY + 1))
+    np.testing.assert_array_equal(assembler.finish()["x"], ARRAY + 1)
+
+
+def test_arrays_of_the_caller_are_filled_by_replies_of_a_known_layout() -> None:
+    last, out = LastReply(), np.empty_like(ARRAY)
+    assembled([one_message(ARRAY)], last=last)
+    assert assembled([one_message(ARRAY + 1)], last=last, out={"x": out})["x"] is out
+    np.testing.assert_array_equal(out, ARRAY + 1)
 
 
 def test_a_map_without_values_takes_no_payload() -> None:

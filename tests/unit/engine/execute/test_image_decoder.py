@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers import warm_python
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.pictures import encoded, jpeg_scans, photo
 from trocar_api.reasons import ErrorReason
@@ -181,7 +182,7 @@ asyncio.run(main())
 
 
 def test_processes_end_with_a_server_that_is_killed() -> None:
-    run = subprocess.run([sys.executable, "-c", KILLED], check=False, capture_output=True, text=True)
+    run = warm_python.run([sys.executable, "-c", KILLED], check=False, capture_output=True, text=True)
     assert run.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in run.stdout.split()]
     assert pids

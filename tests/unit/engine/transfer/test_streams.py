@@ -232,10 +232,8 @@ def test_transfers_belong_to_their_thread_and_are_closed(backend: LateBackend) -
 
 # --- On a GPU -------------------------------------------------------------------------------------
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-
-@CUDA
+@pytest.mark.cuda
 @pytest.mark.parametrize("value", VALUES)
 def test_a_gpu_gives_the_bytes_that_cpu_gives(value: torch.Tensor) -> None:
     transfers = StreamTransfers(
@@ -250,7 +248,7 @@ def test_a_gpu_gives_the_bytes_that_cpu_gives(value: torch.Tensor) -> None:
     transfers.close()
 
 
-@CUDA
+@pytest.mark.cuda
 def test_memory_that_a_copy_still_reads_is_not_given_to_the_next_pass() -> None:
     """Each round drops its value at once and writes over freed memory while the copy may be under way."""
     transfers = StreamTransfers(
@@ -267,7 +265,7 @@ def test_memory_that_a_copy_still_reads_is_not_given_to_the_next_pass() -> None:
     transfers.close()
 
 
-@CUDA
+@pytest.mark.cuda
 def test_inputs_come_through_while_a_gpu_computes() -> None:
     transfers = StreamTransfers(
         torch.device("cuda"), CudaBackend(torch.device("cuda")), 1 << 30, least_bytes=1

@@ -1,13 +1,13 @@
 """Model folders: refused before transformers is imported where they bring code, an adapter or pickles."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.servers import warm_python
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models.huggingface.folder import check_weights, open_folder
@@ -68,7 +68,7 @@ def test_no_file_of_a_refused_folder_is_imported_or_executed(tmp_path: Path, pla
     _config(tmp_path)
     (tmp_path / "evil.py").write_text("raise SystemExit('executed')")
     _write(tmp_path, place.partition(" ")[0], {"model_type": "bert", **PLACES[place]})
-    done = subprocess.run(
+    done = warm_python.run(
         [sys.executable, "-c", WATCHED, str(tmp_path)],
         capture_output=True,
         text=True,

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from trocar_server.models import ANONYMOUS
-from trocar_server.rpc.call.principal import principal_from
+from trocar_server.rpc.call.authorization import principal_from
 
 TOKEN = "s3cret"
 

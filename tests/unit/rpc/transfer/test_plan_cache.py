@@ -30,11 +30,31 @@ def message(wanted: pb.ExtractRequest, data: bytes = b"") -> bytes:
 
 def test_an_equal_request_is_understood_once() -> None:
     requests, wanted = PlanCache(), asked(inputs=[tensor(shape=[2, 3])])
-    first, _ = requests.read(message(wanted, b"abc"))
-    again, chunks = requests.read(message(wanted, b"def"))
+    first, _, _ = requests.read(message(wanted, b"abc"))
+    again, chunks, _ = requests.read(message(wanted, b"def"))
     assert again is first
     assert [bytes(chunk.data) for chunk in chunks] == [b"def"]
     assert again.plan(LIMITS, {})[0] is first.plan(LIMITS, {})[0]
+
+
+def test_requests_of_one_size_are_told_apart() -> None:
+    requests, sizes = PlanCache(), []
+    for _ in range(2):
+        for path in ("layer1", "layer2", "layer3", "layer4", "layer5", "layer6"):
+            wanted = asked(taps=[tap_pb2.Tap(selector=path)], inputs=[tensor(shape=[3])])
+            known, chunks, size = requests.read(message(wanted, path.encode()))
+            assert known.message == wanted
+            assert [bytes(chunk.data) for chunk in chunks] == [path.encode()]
+            sizes.append(size)
+    assert set(map(str, sizes)) <= {"None", "[6]"}
+
+
+def test_sizes_are_known_of_payloads_in_order() -> None:
+    requests, head = PlanCache(), asked(inputs=[tensor(shape=[3])]).SerializeToString()
+    parts = [b"".join(chunk_parts(index, 0, memoryview(b"abc"))) for index in (0, 1)]
+    for ordered, expected in ((parts, [3, 3]), (parts[::-1], None)):
+        for sizes in (None, expected):
+            assert requests.read(head + b"".join(ordered))[2] == sizes
 
 
 def test_it_is_what_it_would_be_alone() -> None:
@@ -42,7 +62,7 @@ def test_it_is_what_it_would_be_alone() -> None:
     for shape in ([2, 3], [4, 3], [2, 3]):
         wanted = asked(inputs=[tensor(shape=shape)])
         for _ in range(2):
-            known, _ = requests.read(message(wanted))
+            known, _, _ = requests.read(message(wanted))
             assert known.message == wanted
             assert known.plan(LIMITS, {}) == to_plan(wanted, LIMITS)
 
@@ -64,7 +84,7 @@ def test_what_is_refused_is_refused_each_time() -> None:
 def test_stored_edits_are_never_remembered() -> None:
     requests, wanted = PlanCache(), asked(inputs=[tensor(shape=[2, 3])])
     wanted.edits.add().stored = "mine"
-    known, _ = requests.read(message(wanted))
+    known, _, _ = requests.read(message(wanted))
     for count in (0, 1):
         operands = [np.zeros(4, np.uint8)] * count
         first, _ = known.plan(LIMITS, {"mine": StoredList((), tuple(operands), bytes([count]))})

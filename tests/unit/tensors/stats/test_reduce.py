@@ -126,7 +126,7 @@ def test_complex_and_sparse_tensors_are_refused(value: torch.Tensor) -> None:
     assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("scope", Scope)
 def test_a_cuda_tensor_gives_what_numpy_gives(scope: Scope) -> None:
     value = torch.randn(8, 16, 100, 100, device="cuda")

@@ -227,7 +227,7 @@ def test_a_hundred_million_elements_are_within_half_a_percent_by_far() -> None:
     assert off.max() <= result.rank_error * size
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_a_cuda_tensor_gives_what_a_cpu_gives() -> None:
     value = torch.randn(8, 16, 200, 200)
     results = [

@@ -1,9 +1,9 @@
-"""`trocar extract`: feature maps of many images into one file, or of a data set into a folder."""
+"""`trocar extract`: feature maps of many samples into one file, or of a data set into a folder."""
 
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from trocar._cli.options.execution_options import (
     parse_flags,
     wire_numerics,
 )
+from trocar._cli.options.one_pass import EditSources, EditSourceTexts, read_edit_sources, read_pass
 from trocar._cli.options.samples import InputSample, is_one_batch
 from trocar._cli.options.text_options import TextFile, TextsOption, read_texts
 from trocar._cli.runs.call_clock import CallClock
@@ -33,8 +34,8 @@ from trocar._request.edits import Edit
 from trocar._request.execution import Numerics
 from trocar._request.inputs import with_flags
 from trocar._request.statistic_options import StatisticName
-from trocar._request.texts import texts
-from trocar._sources.files import SERVER_SUFFIXES, list_images
+from trocar._request.texts import Texts, is_sound_file, texts
+from trocar._sources.files import SERVER_SUFFIXES, TEXT_SUFFIXES, list_images
 from trocar._sources.source_opening import kind_of
 
 _SUFFIX = ".safetensors"
@@ -50,9 +51,9 @@ def extract(  # noqa: PLR0913 - options of a command
         list[str] | None,
         typer.Argument(
             metavar="SOURCE",
-            help="Image files, folders, quoted patterns such as 'photos/*.jpg', WebDataset .tar shards, "
-            ".npy files, torch:module:name, "
-            "hf:name:split:column.",
+            help="Files of images, sound or texts, folders of these, quoted patterns such as 'photos/*.jpg', "
+            ".csv, .jsonl and .parquet tables of texts, WebDataset .tar shards, .npy files, "
+            "torch:module:name, hf:name:split:column.",
         ),
     ] = None,
     tap: Taps,
@@ -64,6 +65,19 @@ def extract(  # noqa: PLR0913 - options of a command
     ],
     text: TextsOption = None,
     text_file: TextFile = None,
+    column: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Column of texts in a table or dataset; two of pairs with a comma between."
+        ),
+    ] = "",
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", min=1, help="Most tokens of one text; otherwise the model's maximum."),
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut longer texts; otherwise they fail.")
+    ] = False,
     batch: BatchSize = 16,
     format: Annotated[Format, typer.Option(help="Format of the shards in a folder.")] = Format.SAFETENSORS,
     shard_size: Annotated[
@@ -85,31 +99,53 @@ def extract(  # noqa: PLR0913 - options of a command
         str, typer.Option(metavar="NAMES", help="Also print these statistics, for example mean,std.")
     ] = "",
     edit: EditTexts = None,
+    edit_source: EditSources = None,
+    edit_source_text: EditSourceTexts = None,
     timing: Annotated[bool, typer.Option("--timing", help="Print how long each part took.")] = False,
     numerics: NumericsOption = None,
     adapter: AdapterOption = "",
     flag: FlagTexts = None,
+    ray: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Read and send on the nodes of a Ray cluster: auto, host:port or local."
+        ),
+    ] = "",
+    workers: Annotated[
+        int, typer.Option(metavar="NUMBER", min=1, help="With --ray: processes that read and send.")
+    ] = 4,
     as_json: AsJson = False,
 ) -> None:
     """Save the outputs of modules on images or a data set.
 
     Into a folder: shards and a manifest. The same command resumes a stopped one, and the files equal
     those of an uninterrupted run. Into one .safetensors file: it appears when complete.
-    Rows are in the order of the source. Memory holds a few batches at a time. Texts go in one batch into one
-    .safetensors file.
+    Rows are in the order of the source. Memory holds a few batches at a time. Values of tokens are written
+    without padding. Into one .safetensors file texts, and images with --edit-source, go in one batch.
     """
     names, edits, flags = parse_statistics(stats), parse_edits(edit), parse_flags(flag)
     options = _PassOptions(edits, wire_numerics(numerics), adapter, flags)
     sentences = read_texts(text, text_file)
     if bool(sentences) == bool(source):
         refuse("name either SOURCE or texts: --text TEXT or --text-file FILE")
-    if sentences:
-        if out.suffix != _SUFFIX or names:
-            refuse(f"texts go into one file, --out FILE{_SUFFIX}, without --stats")
-        _extract_texts(client, model_id, sentences, tap, out, options, as_json=as_json)
+    is_file, is_one_batch = out.suffix == _SUFFIX, bool(sentences or edit_source or edit_source_text)
+    if ray and is_file:
+        refuse("--ray needs a folder: --out FOLDER")
+    if is_one_batch and (names or timing):
+        refuse("--stats and --timing take neither texts nor --edit-source")
+    if is_one_batch and is_file:
+        sources = read_edit_sources(client, model_id, edit_source, edit_source_text)
+        inputs: Any
+        if sentences:
+            inputs = texts(sentences, max_tokens=max_tokens, truncate=truncate)
+        else:
+            inputs = read_pass(client, model_id, _paths(source or [])[:limit])
+        _extract_one_batch(client, model_id, inputs, sources, tap, out, options, as_json=as_json)
         return
-    assert source is not None
-    if out.suffix == _SUFFIX:
+    if is_file:
+        assert source is not None
+        if column or truncate or max_tokens:
+            refuse("--column, --max-tokens and --truncate of files need a folder: --out FOLDER")
         is_plain = (format, decode, on_error) == (Format.SAFETENSORS, Decode.SERVER, OnError.STOP)
         if not is_plain or restart:
             refuse("--format, --decode, --on-error and --restart need a folder: --out FOLDER")
@@ -128,16 +164,13 @@ def extract(  # noqa: PLR0913 - options of a command
             clock=clock,
         )
         return
-    if out.suffix in _FILE_SUFFIXES or out.is_file():
-        refuse(f"--out: {out.name!r} must end in {_SUFFIX}, or be a folder (with --format)")
-    if timing:
-        refuse("--timing needs --out FILE.safetensors")
-    if names:
-        refuse("--stats needs --out FILE.safetensors; `trocar stats` takes the same images")
+    _check_folder(
+        out, {"--timing": timing, "--edit-source": edit_source or edit_source_text, "--stats": names}
+    )
     run_dataset(
         client,
         model_id,
-        source,
+        texts(sentences) if sentences else expanded(source or []),
         tap,
         out,
         as_json=as_json,
@@ -152,7 +185,22 @@ def extract(  # noqa: PLR0913 - options of a command
         numerics=wire_numerics(numerics) or "exact",
         adapter=adapter,
         flags=flags,
+        column=column,
+        max_tokens=max_tokens,
+        truncate=truncate,
+        ray=ray,
+        workers=workers,
     )
+
+
+def _check_folder(out: Path, for_files: dict[str, object]) -> None:
+    """Refuse an output folder that is the name of a file, and options that only files have."""
+    if out.suffix in _FILE_SUFFIXES or out.is_file():
+        refuse(f"--out: {out.name!r} must end in {_SUFFIX}, or be a folder (with --format)")
+    for option, value in for_files.items():
+        if value:
+            more = "; `trocar stats` takes the same images" if option == "--stats" else ""
+            refuse(f"{option} needs --out FILE.safetensors{more}")
 
 
 @dataclass(frozen=True)
@@ -165,10 +213,11 @@ class _PassOptions:
     flags: dict[str, bool | int | str]
 
 
-def _extract_texts(
+def _extract_one_batch(
     client: Client,
     model_id: str,
-    sentences: list[str],
+    inputs: Any,
+    sources: dict[str, Any],
     taps: list[str],
     out: Path,
     options: _PassOptions,
@@ -177,16 +226,18 @@ def _extract_texts(
 ) -> None:
     maps = client.extract(
         model_id,
-        with_flags(texts(sentences), options.flags),
+        with_flags(inputs, options.flags),
         taps,
         edits=options.edits,
+        sources=sources or None,
         numerics=options.numerics,
         adapter=options.adapter,
     )
     maps.save(out)
     shapes = {name: values.shape for name, values in maps.items()}
     if as_json:
-        show_json({"out": str(out), "token_counts": maps.tokens.lengths, "shapes": shapes})
+        counts = {"token_counts": maps.tokens.lengths} if isinstance(inputs, Texts) else {}
+        show_json({"out": str(out), **counts, "shapes": shapes})
         return
     _show_shapes(shapes, out)
 
@@ -201,6 +252,8 @@ def _paths(sources: list[str]) -> list[Path]:
     paths: list[Path] = []
     for source in expanded(sources):
         kind = kind_of(source)
+        if kind == "file" and (is_sound_file(source) or Path(source).suffix.lower() in TEXT_SUFFIXES):
+            refuse(f"{source}: samples differ in length, so --out must be a folder")
         if kind not in ("file", "array", "folder"):
             refuse(f"{source}: the number of samples is unknown, so --out must be a folder")
         paths += list_images(Path(source), SERVER_SUFFIXES)[0] if kind == "folder" else [Path(source)]

@@ -1,4 +1,4 @@
-"""`trocar drain` and `trocar reload`: operation of a running server."""
+"""`trocar status`, `trocar drain` and `trocar reload`: operation of a running server."""
 
 import time
 from typing import Annotated
@@ -6,8 +6,20 @@ from typing import Annotated
 import typer
 
 from trocar import Client, DrainState
+from trocar._cli.console import show_json
+from trocar._cli.options.arguments import AsJson
 
 _ASK_EVERY_S = 0.5
+
+
+def status(client: Client, as_json: AsJson = False) -> None:
+    """Show queues, callers and caches of a server.
+
+    Calls that wait and the seconds that they need, by model; each caller's work and its share of the last
+    minute's computing; size and hits of caches. Needs the scope admin.
+    """
+    found = client.status()
+    show_json(found) if as_json else typer.echo(str(found))
 
 
 def drain(

@@ -103,6 +103,15 @@ def train(  # noqa: PLR0913 - options of a command
     accumulation: Annotated[
         int, typer.Option(metavar="NUMBER", min=1, help="Batches per update (gradient accumulation).")
     ] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(
+            metavar="NUMBER",
+            min=1,
+            max=64,
+            help="Processes of the server that each batch is spread over; --batch is a multiple of it.",
+        ),
+    ] = 1,
     bf16: Annotated[bool, typer.Option("--bf16", help="Compute in bfloat16 where that is safe.")] = False,
     seed: Annotated[
         int, typer.Option(metavar="NUMBER", help="Seed of the new head and of the order of the data.")
@@ -164,6 +173,7 @@ def train(  # noqa: PLR0913 - options of a command
             metrics=metric or ["accuracy"],
             augment=augment or (),
             early_stop=None if early_stop is None else trocar.early_stop(patience=early_stop),
+            workers=workers,
         )
     if share:
         typer.echo(f"{share:.0%} of the samples are evaluated and not trained on (--eval-split)", err=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models.weights_file import write_weights
+from trocar_server.models.weights.weights_file import write_weights
 
 _WRAPPERS = ("state_dict", "model")
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from trocar_server.errors import ServiceError
-from trocar_server.telemetry.http import MetricsServer
+from trocar_server.metrics_server import MetricsServer
 from trocar_server.telemetry.series import Counts, SeriesCollector
 
 HOST = "127.0.0.1"
@@ -30,7 +30,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def server(registry: CollectorRegistry) -> Iterator[MetricsServer]:
-    server = MetricsServer(registry, HOST, 0)
+    server = MetricsServer(make_wsgi_app(registry), HOST, 0)
     yield server
     server.stop()
 
@@ -71,17 +71,17 @@ def test_one_who_says_nothing_holds_up_no_other(server: MetricsServer) -> None:
 
 def test_a_taken_port_is_named(server: MetricsServer, registry: CollectorRegistry) -> None:
     with pytest.raises(ServiceError, match=f"{HOST}:{server.port}.*metrics_port"):
-        MetricsServer(registry, HOST, server.port)
+        MetricsServer(make_wsgi_app(registry), HOST, server.port)
 
 
 def test_an_address_that_is_not_ours_is_refused(registry: CollectorRegistry) -> None:
     with pytest.raises(ServiceError, match=r"cannot serve metrics on 192\.0\.2\.1"):
-        MetricsServer(registry, "192.0.2.1", 0)
+        MetricsServer(make_wsgi_app(registry), "192.0.2.1", 0)
 
 
 def test_when_it_stops_port_and_thread_are_free(registry: CollectorRegistry) -> None:
-    server = MetricsServer(registry, HOST, 0)
+    server = MetricsServer(make_wsgi_app(registry), HOST, 0)
     get(server)
     server.stop()
     assert "metrics" not in {thread.name for thread in threading.enumerate()}
-    MetricsServer(registry, HOST, server.port).stop()
+    MetricsServer(make_wsgi_app(registry), HOST, server.port).stop()

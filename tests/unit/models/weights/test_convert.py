@@ -7,9 +7,9 @@ from torch import nn
 from tests.unit.models.conftest import assert_same_state, reason_of
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models.convert import convert_checkpoint
 from trocar_server.models.matching import load_matching
-from trocar_server.models.weights_file import read_weights
+from trocar_server.models.weights.convert import convert_checkpoint
+from trocar_server.models.weights.weights_file import read_weights
 
 
 def model() -> nn.Module:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
 
-from trocar_server.models import initial_values
 from trocar_server.models.architectures import named_weights
 from trocar_server.models.building import build, supply_state_dict
-from trocar_server.models.downloads import stored_path
-from trocar_server.models.initial_values import are_all_in, no_initial_values
 from trocar_server.models.spec import ModelSpec
-from trocar_server.models.weights_file import StateDict, write_weights
+from trocar_server.models.weights import initial_values
+from trocar_server.models.weights.downloads import stored_path
+from trocar_server.models.weights.initial_values import are_all_in, no_initial_values
+from trocar_server.models.weights.weights_file import StateDict, write_weights
 
 SOME = ["mnasnet0_5", "mobilenet_v3_small", "shufflenet_v2_x0_5", "resnet18", "squeezenet1_1"]
 

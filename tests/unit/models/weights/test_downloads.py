@@ -12,10 +12,10 @@ from torchvision.models import GoogLeNet_Weights, ResNet18_Weights, get_model, g
 from tests.unit.models.conftest import CPU, Downloads, assert_same_state, load, reason_of
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models.convert import convert_checkpoint
-from trocar_server.models.downloads import clean_downloads, prefetch_weights
 from trocar_server.models.loading import load_model
 from trocar_server.models.spec import ModelSpec, parse_model_argument
+from trocar_server.models.weights.convert import convert_checkpoint
+from trocar_server.models.weights.downloads import clean_downloads, prefetch_weights
 
 RESNET18 = "resnet18-f37072fd"
 

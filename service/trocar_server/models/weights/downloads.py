@@ -19,10 +19,10 @@ from torchvision.models import WeightsEnum
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models.architectures import find_weights, weights_label
-from trocar_server.models.convert import check_state_dict
 from trocar_server.models.from_source import prefetch_source
 from trocar_server.models.spec import ModelSpec, WeightsKind
-from trocar_server.models.weights_file import StateDict, read_weights, write_weights
+from trocar_server.models.weights.convert import check_state_dict
+from trocar_server.models.weights.weights_file import StateDict, read_weights, write_weights
 
 _ABANDONED_AFTER_S = 24 * 3600
 

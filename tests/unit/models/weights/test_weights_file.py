@@ -10,8 +10,8 @@ from torch import nn
 from tests.unit.models.conftest import reason_of
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.models import weights_file
-from trocar_server.models.weights_file import read_weights, write_weights
+from trocar_server.models.weights import weights_file
+from trocar_server.models.weights.weights_file import read_weights, write_weights
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """HTTP server for Prometheus, small, with its own threads."""
 
 import socket
-from socketserver import TCPServer
+from collections.abc import Callable, Iterable
+from socketserver import TCPServer, ThreadingMixIn
 from threading import Thread
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
-
-from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.exposition import ThreadingWSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
@@ -16,12 +14,12 @@ from trocar_server.errors import ServiceError
 class MetricsServer:
     """Answers every GET with the metrics, until it is stopped.
 
-    server = MetricsServer(registry, "127.0.0.1", 9464)
+    server = MetricsServer(make_wsgi_app(registry), "127.0.0.1", 9464)
     server.port
     server.stop()
 
     Args:
-        registry: The metrics.
+        app: WSGI application that returns the metrics.
         host: Address to listen on.
         port: TCP port; 0 takes a free one.
 
@@ -29,10 +27,10 @@ class MetricsServer:
         ServiceError: `INVALID_ARGUMENT`, the address cannot be used.
     """
 
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+    def __init__(self, app: Callable[..., Iterable[bytes]], host: str, port: int) -> None:
         kind = _IPv6Server if ":" in host else _Server
         try:
-            self._http = make_server(host, port, make_wsgi_app(registry), kind, handler_class=_Handler)
+            self._http = make_server(host, port, app, kind, handler_class=_Handler)
         except OSError as error:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
@@ -49,8 +47,10 @@ class MetricsServer:
         self._thread.join()
 
 
-class _Server(ThreadingWSGIServer):
+class _Server(ThreadingMixIn, WSGIServer):
     """A thread for each request, so that a slow reader delays no other."""
+
+    daemon_threads = True
 
     def server_bind(self) -> None:
         """Bind without a DNS lookup of our own name, which can take seconds."""
