@@ -1,9 +1,11 @@
-"""Mutants: small random defects in the server, and how many of them the unit tests of their file notice.
+"""Mutants: small random defects in the server, and which of them the tests of their file notice.
 
     .venv/bin/python -m tools.mutants --count 40 --seed 0 --commit HEAD~20 --commit HEAD
 
 Each commit is tested in a worktree of its own in a temporary folder: the checkout is never touched. The tests
-of a mutant are those at the same path below tests/unit, or of the nearest folder there. Prints JSON.
+of a mutant are those at its path below tests/unit and those that import its file, or those of the nearest
+folder. Prints a JSON object a line: each mutant with the test that noticed it (null for none), then the
+counts.
 """
 
 import argparse
@@ -12,18 +14,25 @@ import copy
 import json
 import os
 import random
+import re
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
+import torch  # noqa: F401 - before the forks, see `killer`
 
 ROOT = Path(__file__).parents[1]
 SOURCES = Path("service/trocar_server")
 PACKAGES = ("engine", "surgery", "training", "spool")
+FAILED = (pytest.ExitCode.TESTS_FAILED.value, pytest.ExitCode.INTERRUPTED.value)
+"""Exit codes of a failed test, and of a file that cannot be imported."""
 LIMIT_S = 300
 """A mutant whose tests take longer has been noticed: it hangs."""
 
@@ -74,27 +83,85 @@ def mutate(source: str, chance: random.Random) -> tuple[str, int, str] | None:
     return name, int(getattr(node, "lineno", 0)), ast.unparse(mutated)
 
 
-def tests_of(tree: Path, file: Path) -> Path:
-    """Return the tests that belong to a source file, or those of the nearest folder that has some."""
+def tests_of(tree: Path, file: Path) -> list[str]:
+    """Return the tests of a source file: those at its path below tests/unit, then those that import it.
+
+    Without the first, those of the nearest folder there, last.
+    """
     place = Path("tests/unit") / file.relative_to(SOURCES)
-    named = place.with_name(f"test_{place.name}")
-    if (tree / named).exists():
-        return named
-    return next(folder for folder in place.parents if (tree / folder).is_dir())
+    own = place.with_name(f"test_{place.name}")
+    module = ".".join(file.relative_to("service").with_suffix("").parts)
+    imports = re.compile(rf"^\s*from {re.escape(module)} import ", re.MULTILINE)
+    found = [own] if (tree / own).exists() else []
+    for path in sorted((tree / "tests").rglob("test_*.py")):
+        if imports.search(path.read_text(encoding="utf-8")):
+            found.append(path.relative_to(tree))
+    if own not in found:
+        found.append(next(folder for folder in place.parents if (tree / folder).is_dir()))
+    return list(dict.fromkeys(map(str, found)))
 
 
-def are_killing(tree: Path, tests: Path) -> bool:
-    """Run tests in a worktree; return whether any of them fails."""
+class FirstFailure:
+    """Plugin of pytest: the first test that failed, or the file that could not be collected."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a failed test."""
+        if report.failed:
+            self.name = self.name or report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file that cannot be imported."""
+        if report.failed:
+            self.name = self.name or report.nodeid
+
+
+def killer(tree: Path, tests: Sequence[str]) -> str | None:
+    """Run tests in a worktree; return the one that fails, or "timeout"; None if none does.
+
+    Raises:
+        RuntimeError: No test ran, so nothing is known.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()  # torch is imported once, here: its start costs more than most tests
+    if child == 0:
+        os.close(reader)
+        _run(tree, tests, writer)
+    os.close(writer)
+    if not select.select([reader], [], [], LIMIT_S)[0]:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+        return "timeout"
+    with os.fdopen(reader, encoding="utf-8") as pipe:
+        code, _, name = pipe.read().partition(" ")
+    os.waitpid(child, 0)
+    if code not in map(str, (pytest.ExitCode.OK.value, *FAILED)):
+        raise RuntimeError(f"pytest ended with '{code}' for {tests}")
+    return None if code == "0" else name or "pytest"
+
+
+def _run(tree: Path, tests: Sequence[str], writer: int) -> NoReturn:
+    """Run pytest in a forked process, and write its exit code and the first failed test."""
+    os.setpgid(0, 0)
+    os.chdir(tree)
     paths = [str(tree / part) for part in ("proto", "service", "client")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0", str(tests)]
+    os.environ.update(PYTHONPATH=os.pathsep.join(paths), PYTHONDONTWRITEBYTECODE="1")
+    sys.path[:0] = [str(tree), *paths]
+    sys.dont_write_bytecode = True
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tools", "tests")]:
+        del sys.modules[name]
+    log = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    first = FirstFailure()
     try:
-        ended = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, timeout=LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return True
-    return ended.returncode != 0
+        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-n", "0", *tests], plugins=[first])
+        os.write(writer, f"{int(code)} {first.name}".encode())
+    finally:
+        os._exit(0)
 
 
 @contextmanager
@@ -109,37 +176,47 @@ def worktree(commit: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
 
 
-def survivors(commit: str, count: int, seed: int) -> dict[str, Any]:
-    """Try so many mutants of a commit; return those that no test notices."""
-    chance, tried, alive = random.Random(seed), 0, []
+def tried(commit: str, count: int, seed: int, packages: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Try so many mutants of a commit; yield each, with the test that noticed it."""
+    chance, done = random.Random(seed), 0
     with worktree(commit) as tree:
-        files = sorted(path for name in PACKAGES for path in (tree / SOURCES / name).rglob("*.py"))
-        while tried < count:
+        files = sorted(path for name in packages for path in (tree / SOURCES / name).rglob("*.py"))
+        while done < count:
             path = chance.choice(files)
             source = path.read_text(encoding="utf-8")
             if (mutant := mutate(source, chance)) is None:
                 continue
-            tried += 1
+            done += 1
             name, line, mutated = mutant
             file = path.relative_to(tree)
-            path.write_text(mutated, encoding="utf-8")
             tests = tests_of(tree, file)
-            if not are_killing(tree, tests):
-                alive.append({"file": str(file), "line": line, "mutation": name, "tests": str(tests)})
-            path.write_text(source, encoding="utf-8")
-    return {"commit": commit, "mutants": tried, "survivors": alive}
+            path.write_text(mutated, encoding="utf-8")
+            try:
+                killed_by = killer(tree, tests)
+            finally:
+                path.write_text(source, encoding="utf-8")
+            shown = source.splitlines()[line - 1].strip() if line else ""
+            yield {
+                "file": str(file), "line": line, "mutation": name, "source": shown,
+                "killed_by": killed_by, "tests": tests,
+            }  # fmt: skip
 
 
 def main() -> None:
-    """Print the survivors of each commit as JSON."""
+    """Print each mutant as it is tried, and the counts at the end."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
     parser.add_argument("--commit", action="append", help="may be given several times; HEAD without it")
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--package", action="append", help=f"of the server; without it {', '.join(PACKAGES)}")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the worktrees are removed
-    found = [survivors(commit, given.count, given.seed) for commit in given.commit or ["HEAD"]]
-    print(json.dumps(found, indent=1))
+    for commit in given.commit or ["HEAD"]:
+        alive = 0
+        for mutant in tried(commit, given.count, given.seed, given.package or PACKAGES):
+            alive += mutant["killed_by"] is None
+            print(json.dumps(mutant), flush=True)
+        print(json.dumps({"commit": commit, "mutants": given.count, "survivors": alive}), flush=True)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ def warm_calls() -> dict[str, Touched]:
 def _warm(counter: CallCounter, call: Callable[[], object]) -> Touched:
     for _ in range(5):
         call()
-    return min((counter.counted(call) for _ in range(5)), key=lambda touched: touched.calls)
+    # The server's own timers fall into some of them, and on a busy machine into most.
+    return min((counter.counted(call) for _ in range(20)), key=lambda touched: touched.calls)
 
 
 def main() -> None:

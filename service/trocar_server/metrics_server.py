@@ -30,7 +30,7 @@ class MetricsServer:
     def __init__(self, app: Callable[..., Iterable[bytes]], host: str, port: int) -> None:
         kind = _IPv6Server if ":" in host else _Server
         try:
-            self._http = make_server(host, port, app, kind, handler_class=_Handler)
+            self._http = make_server(host, port, app, kind, handler_class=_MetricsHandler)
         except OSError as error:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
@@ -63,7 +63,7 @@ class _IPv6Server(_Server):
     address_family = socket.AF_INET6
 
 
-class _Handler(WSGIRequestHandler):
+class _MetricsHandler(WSGIRequestHandler):
     timeout = 10
     """Seconds after which a connection that sends nothing is closed."""
 

@@ -31,8 +31,7 @@ from trocar_server.cluster.routing import Replica, ReplicaTable
 from trocar_server.errors import TRAINER_MOVED, ServiceError, busy, nearest
 from trocar_server.rpc.call.forwarded import caller_metadata, without_claims
 from trocar_server.rpc.call.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
-from trocar_server.rpc.transfer.messages import CallContext
-from trocar_server.rpc.transfer.sending import compress_if_asked
+from trocar_server.rpc.transfer.messages import CallContext, compress_if_asked
 
 _LIST_REPLICAS = "/trocar_api.v1.ModelService/ListReplicas"
 _LIST_MODELS = "/trocar_api.v1.ModelService/ListModels"

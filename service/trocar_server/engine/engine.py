@@ -1,6 +1,5 @@
 """Engine: runs plans on deployed models, for callers on one event loop."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -52,6 +51,7 @@ class Engine:
     Attributes:
         deployments: The models in memory.
         deployment: Returns one of them that the current caller may use; see `Deployments.find`.
+        run: Runs work on the owner thread; see `DeviceThread.run_guarded`.
         checks: Checks requests before anything is computed.
         preparation: Processes that turn texts, sound and images into tensors.
         compiled: Compiled variants of passes.
@@ -86,6 +86,7 @@ class Engine:
             self._begin,
         )
         self.deployment = self.deployments.find
+        self.run = owner.run_guarded
         self.checks = Checks(self.deployment, lambda: self.limits, self.run, self._run_later)
         self.replies = ReplyCache(limits.feature_cache_bytes)
         self.compiled = CompiledVariants(owner, config, self.limits, data_dir, kept_dir)
@@ -274,16 +275,6 @@ class Engine:
                 return extraction_of(checked.plan, resolved, result, maps, queue_s, copies)
 
             return await self.run(work, guard, deadline)
-
-    async def run(self, work: Callable[[], Result], guard: PassGuard, deadline: float | None) -> Result:
-        """Run work that checks the guard on the owner thread; cancellation and the deadline stop it."""
-        loop = asyncio.get_running_loop()  # its clock is that of deadlines: `time.monotonic`
-        timer = None if deadline is None else loop.call_at(deadline, guard.expire)
-        try:
-            return await self.owner.run(work, on_cancel=guard.cancel)
-        finally:
-            if timer is not None:
-                timer.cancel()
 
     def _begin(self, deployment: Deployment) -> Awaitable[None]:
         """Start to restore and build the compiled variants that a loaded model is to have at once."""

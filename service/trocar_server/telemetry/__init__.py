@@ -1,4 +1,4 @@
-"""Metrics, traces and the pass fields of a call's log line.
+"""Metrics, traces and the access log.
 
     telemetry = open_telemetry(config, engine, trainers, log)
     telemetry.observer          # the interceptor notifies it of every call
@@ -10,6 +10,7 @@ trainers do not depend on it; their counters are read. See `docs/observability.m
 from trocar_server.telemetry.call_observer import (
     NOBODY,
     UNKNOWN_METHOD,
+    CallLines,
     CallObserver,
     CallRecord,
     Observers,
@@ -27,6 +28,7 @@ from trocar_server.telemetry.tracing import trace_id_of
 __all__ = [
     "NOBODY",
     "UNKNOWN_METHOD",
+    "CallLines",
     "CallObserver",
     "CallRecord",
     "Observers",

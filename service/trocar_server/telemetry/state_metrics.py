@@ -6,7 +6,8 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from trocar_server.telemetry.snapshot import ServerState, Snapshot, disk_bytes, memory_limit_bytes
-from trocar_server.training.step.totals import TOTALS
+from trocar_server.training.step.core import STEPS
+from trocar_server.training.step.saved_tensors import SPOOLED
 
 _TRAINER_STATES = ("ready", "fitting", "paused", "broken")
 _MODEL_STATES = ("unloaded", "loading", "loaded", "failed")
@@ -81,7 +82,7 @@ class StateMetrics:
 
 
 def _totals() -> Iterator[Metric]:
-    written, read, waited_s = TOTALS.spooled()
+    written, read, waited_s = SPOOLED.sums()
     spooled = CounterMetricFamily(
         "trocar_spool_bytes", "Bytes of saved tensors written to and read from disk.", labels=("direction",)
     )
@@ -89,9 +90,9 @@ def _totals() -> Iterator[Metric]:
     spooled.add_metric(("read",), read)
     yield spooled
     yield _counter("trocar_spool_wait_seconds", "Time that steps waited for the disk, in seconds.", waited_s)
-    yield _counter("trocar_training_steps", "Batches processed by trainers.", TOTALS.step_count)
-    yield _counter("trocar_training_rows", "Samples processed by trainers.", TOTALS.row_count)
-    yield _counter("trocar_training_seconds", "Time to compute these batches, in seconds.", TOTALS.compute_s)
+    yield _counter("trocar_training_steps", "Batches processed by trainers.", STEPS.step_count)
+    yield _counter("trocar_training_rows", "Samples processed by trainers.", STEPS.row_count)
+    yield _counter("trocar_training_seconds", "Time to compute these batches, in seconds.", STEPS.compute_s)
 
 
 def _counter(name: str, what: str, value: float) -> Metric:

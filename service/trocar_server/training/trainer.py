@@ -15,7 +15,7 @@ import structlog
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.run.forward_pass import domain_errors
-from trocar_server.engine.schedule.pass_throughput import PassThroughput
+from trocar_server.engine.schedule.admission import PassThroughput
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
 from trocar_server.training.durable_steps import DurableSteps, results_from_json, results_to_json

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from trocar_server.rpc.call.access_log import CallLines
 from trocar_server.telemetry import CallRecord
+from trocar_server.telemetry.call_observer import CallLines
 
 TRACEBACKS: list[str] = []
 """Of the calls that were answered with INTERNAL since the last test ended."""

@@ -8,6 +8,7 @@ between callers by the seconds that their work takes.
 
 import asyncio
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,12 +21,16 @@ import torch
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.schedule.device_memory import give_back_cache
 from trocar_server.engine.schedule.fair_queue import FairQueue
-from trocar_server.engine.schedule.recent_use import RecentUse
 from trocar_server.engine.transfer import Transfers, transfers_of, using
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow
+from trocar_server.surgery import PassGuard
 
 Result = TypeVar("Result")
+
+WINDOW_S = 60
+"""How long recent use is, in seconds; it is counted in steps."""
+_STEP_S = 10
 
 
 @dataclass(eq=False)
@@ -133,6 +138,24 @@ class DeviceThread:
                 on_cancel()
             await _end_of(job)
             raise
+
+    async def run_guarded(
+        self, work: Callable[[], Result], guard: PassGuard, deadline: float | None
+    ) -> Result:
+        """Run work that checks a guard; cancellation and the deadline stop it.
+
+        Args:
+            work: Called without arguments on the thread.
+            guard: What the work checks.
+            deadline: A time of `time.monotonic()` in seconds, or None.
+        """
+        loop = asyncio.get_running_loop()  # its clock is that of deadlines: `time.monotonic`
+        timer = None if deadline is None else loop.call_at(deadline, guard.expire)
+        try:
+            return await self.run(work, on_cancel=guard.cancel)
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _queue(self, work: Callable[[], Any], shares: Mapping[str, float] | None = None) -> _Job:
         loop, flow = asyncio.get_running_loop(), current_flow()
@@ -259,3 +282,40 @@ def choose_device(name: str) -> torch.device:
 
 def _no_device(problem: str) -> ServiceError:
     return ServiceError(ErrorReason.INVALID_ARGUMENT, f"{problem}; use auto, cpu or cuda:0")
+
+
+class RecentUse:
+    """Counts seconds by flow, and forgets those that are older than a minute.
+
+        use = RecentUse()
+        use.add("alice", 0.3)
+        use.seconds()                    # {"alice": 0.3}
+
+    Counts are kept in steps of 10 s, so the window has between 50 and 60 s. Not thread-safe.
+
+    Args:
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._steps: deque[tuple[int, defaultdict[str, float]]] = deque(maxlen=WINDOW_S // _STEP_S)
+        """Start of each step, as a multiple of its length, and its seconds by flow."""
+
+    def add(self, flow: str, seconds: float) -> None:
+        """Count seconds of a flow."""
+        step = int(self._clock() // _STEP_S)
+        if not self._steps or self._steps[-1][0] != step:
+            self._steps.append((step, defaultdict(float)))
+        self._steps[-1][1][flow] += seconds
+
+    def seconds(self) -> Mapping[str, float]:
+        """Return the seconds of each flow."""
+        step = int(self._clock() // _STEP_S)
+        while self._steps and self._steps[0][0] <= step - WINDOW_S // _STEP_S:
+            self._steps.popleft()
+        found: defaultdict[str, float] = defaultdict(float)
+        for _, counts in self._steps:
+            for flow, seconds in counts.items():
+                found[flow] += seconds
+        return found

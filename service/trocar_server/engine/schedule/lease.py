@@ -11,8 +11,8 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.priority import Priority
+from trocar_server.engine.schedule.admission import PassThroughput
 from trocar_server.engine.schedule.fair_queue import FairQueue, Ticket
-from trocar_server.engine.schedule.pass_throughput import PassThroughput
 from trocar_server.errors import ServiceError, busy
 from trocar_server.models import current_flow
 

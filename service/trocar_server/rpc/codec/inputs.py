@@ -23,9 +23,8 @@ from trocar_server.errors import ServiceError
 from trocar_server.models.nested_names import nested
 from trocar_server.processing.inputs import ProcessorInput, check_characters
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, check_batch, invalid
-from trocar_server.rpc.codec.payloads import tensor_byte_count
 from trocar_server.rpc.codec.processor_inputs import PROCESSED_KINDS, to_processor_input
-from trocar_server.rpc.codec.wire_dtypes import from_wire
+from trocar_server.rpc.codec.wire_dtypes import from_wire, tensor_byte_count
 
 _MAX_ARGUMENTS = 64
 _MAX_SOURCES = 8

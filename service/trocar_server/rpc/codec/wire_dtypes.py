@@ -1,12 +1,17 @@
-"""Mapping between dtypes and tensor specifications on the wire and those of torch."""
+"""Mapping between dtypes and tensor specifications on the wire and those of torch.
+
+Sizes are Python integers, so nothing overflows.
+"""
+
+from collections.abc import Sequence
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import tensor_pb2 as pb
 from trocar_server.engine.request.dtypes import DTYPES, Dtype
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.codec.payloads import tensor_byte_count
 from trocar_server.tensors.reductions import OperandSpec
 
+MAX_RANK = 8
 _NAMES = (
     *("float32", "float64", "float16", "bfloat16"),
     *("uint8", "int8", "int16", "int32", "int64", "bool"),
@@ -37,6 +42,24 @@ def from_wire(field: str, dtype: pb.Dtype.ValueType) -> Dtype:
 def spec_to_wire(shape: tuple[int, ...], dtype: Dtype | None) -> pb.TensorSpec:
     """Describe a tensor."""
     return pb.TensorSpec(dtype=to_wire(dtype), shape=shape)
+
+
+def tensor_byte_count(field: str, shape: Sequence[int], itemsize: int) -> int:
+    """Return the bytes of a tensor of this shape.
+
+    Raises:
+        ServiceError: `INVALID_TENSOR` for a rank over 8 or a negative size.
+    """
+    if len(shape) > MAX_RANK:
+        raise ServiceError(
+            ErrorReason.INVALID_TENSOR, f"{field}: rank {len(shape)} is over {MAX_RANK}", field=field
+        )
+    count = itemsize
+    for size in shape:
+        if size < 0:
+            raise ServiceError(ErrorReason.INVALID_TENSOR, f"{field}: size {size} is negative", field=field)
+        count *= size
+    return count
 
 
 def tensor_operand_from_wire(field: str, spec: pb.TensorSpec) -> OperandSpec:

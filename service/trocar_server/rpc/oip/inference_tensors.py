@@ -17,7 +17,7 @@ from trocar_server.models.inputs import IMAGES
 from trocar_server.processing.inputs import TextInput, check_characters
 from trocar_server.rpc.codec.fields import check_batch, invalid
 from trocar_server.rpc.codec.inputs import check_argument_count, check_request_bytes
-from trocar_server.rpc.codec.payloads import tensor_byte_count
+from trocar_server.rpc.codec.wire_dtypes import tensor_byte_count
 from trocar_server.rpc.oip.argument_names import arranged
 from trocar_server.rpc.oip.datatypes import BYTES, Datatype, datatype_named
 from trocar_server.rpc.oip.inference_texts import check_texts, is_texts, text_input

@@ -23,9 +23,8 @@ from trocar_server.rpc.oip.counters import VERSION, Counters
 from trocar_server.rpc.oip.inference import Inference, Message, entry_of, read_infer_request
 from trocar_server.rpc.oip.inference_replies import stream_parts
 from trocar_server.rpc.oip.metadata import config, metadata
-from trocar_server.rpc.transfer.messages import CallContext, deadline_of
+from trocar_server.rpc.transfer.messages import CallContext, deadline_of, send
 from trocar_server.rpc.transfer.prefetch import prefetch
-from trocar_server.rpc.transfer.sending import send
 from trocar_server.telemetry import note_model, phase
 
 EXTENSIONS = ("model_repository", "model_configuration", "statistics", "parameters")

@@ -13,9 +13,8 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.codec.fields import invalid
-from trocar_server.rpc.codec.payloads import Arrivals
 from trocar_server.rpc.codec.text import sendable
-from trocar_server.rpc.transfer.messages import CallContext
+from trocar_server.rpc.transfer.messages import Arrivals, CallContext
 from trocar_server.training.datasets import (
     ArraySignature,
     DatasetInfo,

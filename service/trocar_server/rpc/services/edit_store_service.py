@@ -18,9 +18,8 @@ from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.codec.edits import edits_from_wire
 from trocar_server.rpc.codec.fields import invalid
-from trocar_server.rpc.codec.payloads import PayloadReceiver
 from trocar_server.rpc.codec.stored_lists import description_of, edits_of
-from trocar_server.rpc.transfer.messages import CallContext
+from trocar_server.rpc.transfer.messages import CallContext, PayloadReceiver
 
 MAX_TENSOR_BYTES = 8 << 20
 """Of one list."""

@@ -23,7 +23,6 @@ from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.codec.edits import NO_LISTS, StoredList, tensors_of
 from trocar_server.rpc.codec.extract_requests import chunk_bytes, to_plan
 from trocar_server.rpc.codec.fields import invalid
-from trocar_server.rpc.codec.payloads import Arrivals, are_whole, receive, whole_payloads
 from trocar_server.rpc.codec.replies import (
     Parts,
     join_parts,
@@ -34,10 +33,19 @@ from trocar_server.rpc.codec.replies import (
 from trocar_server.rpc.codec.stored_lists import StoredLists
 from trocar_server.rpc.listen.registration import Handler
 from trocar_server.rpc.services.adapters import with_adapter
-from trocar_server.rpc.transfer.messages import CallContext, deadline_of, read_message
+from trocar_server.rpc.transfer.messages import (
+    Arrivals,
+    CallContext,
+    are_whole,
+    compress_if_asked,
+    deadline_of,
+    read_message,
+    receive,
+    send,
+    whole_payloads,
+)
 from trocar_server.rpc.transfer.plan_cache import PlanCache, PlannedRequest
 from trocar_server.rpc.transfer.reply_lookup import kept_messages, kept_reply, question_of
-from trocar_server.rpc.transfer.sending import compress_if_asked, send
 from trocar_server.rpc.transfer.shared_payloads import NOT_SHARED, SharedPayloads, shared_payloads
 from trocar_server.shared_memory import Lender
 from trocar_server.telemetry import note_hit, note_model, note_pass, phase

@@ -7,8 +7,7 @@ from trocar_api.v1 import fit_pb2_grpc
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.codec.fields import invalid
 from trocar_server.rpc.codec.trainer_specs import fit_spec
-from trocar_server.rpc.transfer.messages import CallContext
-from trocar_server.rpc.transfer.sending import send
+from trocar_server.rpc.transfer.messages import CallContext, send
 from trocar_server.training.files.event_log import LoggedEvent
 from trocar_server.training.fit.fitting import Command, Fits
 

@@ -34,9 +34,8 @@ from trocar_server.rpc.codec.stored_lists import StoredLists
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.listen.registration import Handler
 from trocar_server.rpc.services.adapters import with_adapter
-from trocar_server.rpc.transfer.messages import CallContext
+from trocar_server.rpc.transfer.messages import CallContext, compress_if_asked, send
 from trocar_server.rpc.transfer.prefetch import prefetch
-from trocar_server.rpc.transfer.sending import compress_if_asked, send
 from trocar_server.rpc.transfer.stream_batches import Batch, StreamReader
 from trocar_server.telemetry import note_model, note_pass, phase
 from trocar_server.training.trainers import Trainers

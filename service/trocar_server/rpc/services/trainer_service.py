@@ -1,30 +1,30 @@
 """`TrainerService`: trainers of the caller, their steps, checkpoints, exports."""
 
 from collections.abc import AsyncIterator, Iterator
+from math import isnan
+from operator import itemgetter
 
 import grpc
 
 from trocar_api.v1 import trainer_pb2 as pb
 from trocar_api.v1 import trainer_pb2_grpc
+from trocar_api.v1.extraction_pb2 import ServerTiming
 from trocar_server.engine.schedule.admission import MethodClass
 from trocar_server.models import current_flow, current_principal
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.codec.fields import invalid
-from trocar_server.rpc.codec.trainer_messages import (
-    checkpoint_message,
-    eval_message,
-    result_message,
-    trainer_message,
-    unreadable_message,
-)
-from trocar_server.rpc.codec.trainer_specs import trainer_spec
+from trocar_server.rpc.codec.text import sendable
+from trocar_server.rpc.codec.trainer_specs import spec_message, trainer_spec
 from trocar_server.rpc.listen.registration import Handler
-from trocar_server.rpc.transfer.messages import CallContext, deadline_of
-from trocar_server.rpc.transfer.sending import send
+from trocar_server.rpc.transfer.messages import CallContext, deadline_of, send
 from trocar_server.rpc.transfer.train_requests import BatchPlans, TrainCall, receive_batch
 from trocar_server.telemetry import phase
+from trocar_server.training.files.checkpoint_files import Checkpoint
 from trocar_server.training.files.export import Export
+from trocar_server.training.files.trainer_store import UnreadableTrainer
+from trocar_server.training.model.description import TrainerDescription
 from trocar_server.training.trainer import Trainer
+from trocar_server.training.trainer_calls import Applied, Evaluated
 from trocar_server.training.trainers import Trainers
 
 _MAX_REQUEST_ID_CHARACTERS, _MAX_NOTE_CHARACTERS = 64, 256
@@ -59,7 +59,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """List the caller's trainers."""
         own, unreadable = await self._trainers.listed(principal_of(context))
         found = [await self._message(trainer) for trainer in own]
-        return pb.ListTrainersResponse(trainers=[*found, *map(unreadable_message, unreadable)])
+        return pb.ListTrainersResponse(trainers=[*found, *map(_unreadable_message, unreadable)])
 
     async def CloseTrainer(
         self, request: pb.CloseTrainerRequest, context: CallContext
@@ -75,7 +75,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         trainer = await self._get(request.trainer_id, context)
         number = request.number if request.HasField("number") else None
         applied = await trainer.optimizer_step(number, deadline_of(context))
-        return pb.StepOptimizerResponse(result=result_message(applied))
+        return pb.StepOptimizerResponse(result=_result_message(applied))
 
     async def SaveTrainer(
         self, request: pb.SaveTrainerRequest, context: CallContext
@@ -85,7 +85,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
             raise invalid("note", f"over {_MAX_NOTE_CHARACTERS} characters")
         trainer = await self._get(request.trainer_id, context)
         saved = await trainer.save(request.note)
-        return pb.SaveTrainerResponse(checkpoint=checkpoint_message(saved))
+        return pb.SaveTrainerResponse(checkpoint=_checkpoint_message(saved))
 
     async def RestoreTrainer(
         self, request: pb.RestoreTrainerRequest, context: CallContext
@@ -102,7 +102,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """List the checkpoints that can be restored."""
         trainer = await self._get(request.trainer_id, context)
         problems = dict(await trainer.damaged_checkpoints())
-        found = [checkpoint_message(saved) for saved in await trainer.checkpoints()]
+        found = [_checkpoint_message(saved) for saved in await trainer.checkpoints()]
         whole = [message for message in found if message.number not in problems]
         damaged = [pb.Checkpoint(number=number, problem=why) for number, why in problems.items()]
         return pb.ListCheckpointsResponse(checkpoints=sorted([*whole, *damaged], key=lambda one: one.number))
@@ -135,7 +135,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
             if trainer is None:
                 raise invalid("trainer_id", "the call has no message")
             saved = await trainer.load_adapter(bytes(data))
-        return pb.LoadAdapterResponse(checkpoint=checkpoint_message(saved))
+        return pb.LoadAdapterResponse(checkpoint=_checkpoint_message(saved))
 
     async def PublishTrainer(
         self, request: pb.PublishTrainerRequest, context: CallContext
@@ -171,11 +171,11 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         if call.kind == pb.TRAIN_KIND_EVALUATE:
             evaluated = await call.trainer.evaluate(call.make_batch, deadline)
             call.throughput.observe(call.rows, evaluated.result.compute_s)
-            return eval_message(evaluated)
+            return _eval_message(evaluated)
         is_step = call.kind == pb.TRAIN_KIND_STEP
         applied = await call.trainer.forward_backward(call.number, call.make_batch, deadline, is_step=is_step)
         call.throughput.observe(call.rows, applied.result.compute_s)
-        return result_message(applied)
+        return _result_message(applied)
 
     def own_handlers(self) -> dict[str, Handler]:
         """Handlers of the methods that carry tensors, with our own chunk codec."""
@@ -185,7 +185,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         return await self._trainers.find(principal_of(context), trainer_id)
 
     async def _message(self, trainer: Trainer) -> pb.Trainer:
-        return trainer_message(trainer, await trainer.describe())
+        return _trainer_message(trainer, await trainer.describe())
 
 
 async def _exported(trainer: Trainer, request: pb.ExportTrainerRequest) -> tuple[int, Export]:
@@ -208,3 +208,90 @@ def _export_messages(export: Export, update_count: int, offset: int) -> Iterator
                 message.adapter_config = export.adapter_config
             yield message
             is_first = False
+
+
+def _trainer_message(trainer: Trainer, facts: TrainerDescription) -> pb.Trainer:
+    """Describe a trainer's current state.
+
+    Args:
+        trainer: The trainer.
+        facts: Its composition, from `TrainerCore.describe`.
+    """
+    return pb.Trainer(
+        trainer_id=trainer.trainer_id,
+        spec=spec_message(trainer.spec),
+        created_at_s=trainer.created_at_s,
+        expires_at_s=trainer.expires_at_s,
+        next_number=trainer.numbering.next_number,
+        update_count=trainer.core.update_count,
+        accumulated_count=trainer.core.accumulated_count,
+        trainable=facts.trainable,
+        trainable_element_count=facts.trainable_count,
+        frozen_element_count=facts.frozen_count,
+        byte_count=facts.owned_bytes,
+        head_path=trainer.core.head_path,
+        train_mode=facts.train_mode,
+        state=trainer.state,
+        learning_rates=trainer.core.learning_rates,
+        checkpoint_number=trainer.checkpoint_number,
+        skipped_checkpoint_numbers=trainer.skipped_checkpoints,
+        notices=map(sendable, trainer.notices),
+    )
+
+
+def _unreadable_message(found: UnreadableTrainer) -> pb.Trainer:
+    """Describe a trainer that cannot be restored, as far as known."""
+    message = pb.Trainer(
+        trainer_id=found.trainer_id,
+        state="unreadable",
+        problem=sendable(found.error.message),
+        problem_reason=found.error.reason,
+    )
+    if found.record is not None:
+        message.created_at_s = found.record.created_at_s
+        message.spec.model_id = found.record.base_model_id
+    return message
+
+
+def _result_message(applied: Applied) -> pb.StepResult:
+    """Result of a numbered call."""
+    result = applied.result
+    return pb.StepResult(
+        number=applied.number,
+        loss=result.loss,
+        terms=result.terms,
+        sample_count=result.sample_count,
+        is_update=result.is_update,
+        is_skipped=result.is_skipped,
+        update_count=applied.update_count,
+        learning_rates=result.learning_rates,
+        gradient_norm=None if isnan(result.gradient_norm) else result.gradient_norm,
+        changed_counts=map(itemgetter(1), sorted(result.changed.items())),
+        saved_byte_count=result.saved_bytes,
+        written_byte_count=result.written_bytes,
+        timing=ServerTiming(compute_s=result.compute_s),
+    )
+
+
+def _eval_message(evaluated: Evaluated) -> pb.StepResult:
+    """Result of an evaluation."""
+    result = evaluated.result
+    return pb.StepResult(
+        loss=result.loss,
+        terms=result.terms,
+        sample_count=result.sample_count,
+        correct_count=evaluated.correct_count,
+        timing=ServerTiming(compute_s=result.compute_s),
+    )
+
+
+def _checkpoint_message(checkpoint: Checkpoint) -> pb.Checkpoint:
+    """Describe a checkpoint."""
+    return pb.Checkpoint(
+        number=checkpoint.number,
+        created_at_s=checkpoint.created_at_s,
+        update_count=checkpoint.update_count,
+        byte_count=checkpoint.byte_count,
+        sha256=checkpoint.sha256,
+        note=checkpoint.note,
+    )

@@ -16,8 +16,7 @@ from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.errors import ServiceError
 from trocar_server.processing.inputs import ProcessorInput
 from trocar_server.rpc.codec.inputs import to_inputs
-from trocar_server.rpc.codec.payloads import Arrivals, PayloadReceiver
-from trocar_server.rpc.transfer.messages import read_message
+from trocar_server.rpc.transfer.messages import Arrivals, PayloadReceiver, read_message
 
 _BUSY_PAUSE_S = 0.1
 _MOST_BUSY_S = 10.0

@@ -1,14 +1,13 @@
-"""Train requests: the messages of a batch, and its assembly on the thread that owns torch."""
+"""Train requests: the messages of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from weakref import WeakKeyDictionary
 
-import torch
 from google.protobuf.message import DecodeError
 from PIL import Image
 
@@ -18,35 +17,31 @@ from trocar_api.wire import Chunk
 from trocar_server.config import Limits
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.execute.arguments import (
-    build_arguments,
     check_images,
     check_tensors,
-    has_images,
-    tensor_of,
     with_named_images,
 )
 from trocar_server.engine.execute.image_texts import takes_image_texts
 from trocar_server.engine.request.plan import (
-    ArgumentInput,
     Payload,
     TensorInput,
-    row_count,
-    split_arguments,
 )
-from trocar_server.engine.schedule.admission import Reservation
-from trocar_server.engine.schedule.pass_throughput import PassThroughput
+from trocar_server.engine.schedule.admission import PassThroughput, Reservation
 from trocar_server.errors import ServiceError
-from trocar_server.models import HostedModel
 from trocar_server.processing.inputs import ProcessorInput
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.codec.inputs import check_request_bytes, tensor_input, to_inputs
-from trocar_server.rpc.codec.payloads import Arrivals, are_whole, receive, whole_payloads
-from trocar_server.rpc.transfer.messages import KnownMessages, read_message
-from trocar_server.surgery import PassGuard
+from trocar_server.rpc.transfer.messages import (
+    Arrivals,
+    KnownMessages,
+    are_whole,
+    read_message,
+    receive,
+    whole_payloads,
+)
 from trocar_server.telemetry import note_model
-from trocar_server.training.losses.batch import Batch
-from trocar_server.training.losses.token_targets import TokenLayout, token_layout, with_token_labels
-from trocar_server.training.spec.trainer_spec import LossSpec
+from trocar_server.training.losses.batch import BatchPlan, make_batch
+from trocar_server.training.losses.token_targets import token_layout
 from trocar_server.training.trainer import MakeBatch, Trainer
 from trocar_server.training.trainers import Trainers
 
@@ -67,68 +62,6 @@ class TrainCall:
     rows: int
     throughput: PassThroughput
     """Measured cost of the trainer's earlier work of this kind."""
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """A batch as described and checked, without its bytes.
-
-    Attributes:
-        key: The request as serialised, without its number.
-        hosted: The model that it was checked against.
-        limits: The limits that it was checked against.
-        losses: The terms of the trainer's loss.
-        inputs: The arguments of the forward.
-        targets: The values that outputs are compared with.
-        byte_counts: The size of each payload.
-        unprocessed: Further arguments: texts and sound, which the model's processor turns into tensors.
-        layout: The layout of tokens; None before texts were processed, and without texts.
-    """
-
-    key: bytes
-    hosted: HostedModel
-    limits: Limits
-    losses: tuple[LossSpec, ...]
-    inputs: tuple[ArgumentInput, ...]
-    targets: list[TensorInput]
-    byte_counts: list[int]
-    unprocessed: tuple[ProcessorInput, ...] = ()
-    layout: TokenLayout | None = None
-
-    @cached_property
-    def rows(self) -> int:
-        """Samples of the batch, at least 1."""
-        return self.unprocessed[0].row_count if self.unprocessed else row_count(self.inputs)
-
-    @cached_property
-    def needs_processing(self) -> bool:
-        """Whether the model's own processor has to make arguments of it."""
-        return bool(self.unprocessed) or takes_image_texts(self.hosted, self.inputs, ())
-
-    @cached_property
-    def names(self) -> list[str]:
-        """The name of each argument of the forward; empty for a positional one."""
-        return [entry.name for entry in self.inputs]
-
-    @cached_property
-    def is_positional(self) -> bool:
-        """Whether every argument of the forward is positional."""
-        return not any(self.names)
-
-    @cached_property
-    def has_images(self) -> bool:
-        """Whether any argument is images."""
-        return has_images(self.inputs)
-
-    @cached_property
-    def no_images(self) -> list[list[Image.Image]]:
-        """The images of each argument, where all are tensors."""
-        return [[] for _ in self.inputs]
-
-    @cached_property
-    def byte_count(self) -> int:
-        """Bytes of all payloads."""
-        return sum(self.byte_counts)
 
 
 @dataclass(frozen=True)
@@ -232,8 +165,8 @@ async def receive_batch(
         images = await decode(batch.hosted, batch.inputs, own, reservation.reserve)
     if number is not None and number < 0:
         raise invalid("number", f"{number} is negative")
-    make_batch = partial(_make_batch, batch, own, of_targets, images)
-    return TrainCall(trainer, request.kind, number, make_batch, batch.rows, throughput)
+    made = partial(make_batch, batch, own, of_targets, images)
+    return TrainCall(trainer, request.kind, number, made, batch.rows, throughput)
 
 
 def _batch_plan(head: BatchHead, trainer: Trainer, limits: Limits, plans: BatchPlans) -> BatchPlan:
@@ -275,28 +208,6 @@ async def _processed(
     check_tensors(hosted, made.inputs)
     layout = token_layout(made.made, batch.unprocessed)
     return replace(batch, inputs=made.inputs, unprocessed=(), layout=layout), made.payloads
-
-
-def _make_batch(
-    plan: BatchPlan,
-    own: Sequence[Payload],
-    of_targets: Sequence[Payload],
-    images: Sequence[list[Image.Image]],
-    guard: PassGuard,
-) -> Batch:
-    """Make the tensors of a batch. On the thread that owns torch."""
-    hosted = plan.hosted
-    arguments = build_arguments(hosted, plan.inputs, own, images, guard)
-    positional: Sequence[object] = arguments
-    keyword: dict[str, object] = {}
-    if not plan.is_positional:
-        positional, keyword = split_arguments(plan.names, arguments)
-    compared: dict[str, torch.Tensor] = {}
-    for target, payload in zip(plan.targets, of_targets, strict=True):
-        compared[target.name] = tensor_of(target.dtype, target.shape, payload).to(hosted.device)
-    if plan.layout is not None:
-        compared = with_token_labels(plan.losses, compared, keyword, plan.layout)
-    return Batch(tuple(positional), keyword, compared, plan.rows)
 
 
 def _chunks(message: bytes) -> list[Chunk]:

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from trocar_server.surgery.parameter_swaps import ParameterSwaps
-from trocar_server.surgery.sessions.hooks import Arguments, hook_calls, in_ports, with_ports
-from trocar_server.surgery.sessions.session import Session
+from trocar_server.surgery.sessions.hooks import Arguments, Session, hook_calls, in_ports, with_ports
 from trocar_server.surgery.sessions.taps import Collector, Target, ValueMissingError
 from trocar_server.surgery.structure import Picks, pick, put
 from trocar_server.tensors.edits import Edit, Skip, edit_value

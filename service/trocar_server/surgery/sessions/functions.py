@@ -35,8 +35,7 @@ from trocar_server.surgery.sessions.editing import (
     edits_by_path,
 )
 from trocar_server.surgery.sessions.function_calls import FunctionWatch
-from trocar_server.surgery.sessions.hooks import Arguments, in_ports, with_ports
-from trocar_server.surgery.sessions.session import Session
+from trocar_server.surgery.sessions.hooks import Arguments, Session, in_ports, with_ports
 from trocar_server.surgery.sessions.taps import Collector, StopForward, Target, by_call
 
 SCORES = "scores"

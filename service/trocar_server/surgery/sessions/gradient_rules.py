@@ -31,8 +31,7 @@ from torch import Tensor, nn
 from trocar_server.surgery.sessions.gradient_changes import Change
 from trocar_server.surgery.sessions.gradient_sets import SetChange
 from trocar_server.surgery.sessions.gradient_sites import Written, by_place, tensor_at
-from trocar_server.surgery.sessions.hooks import Arguments, hook_calls, in_ports, with_ports
-from trocar_server.surgery.sessions.session import Session
+from trocar_server.surgery.sessions.hooks import Arguments, Session, hook_calls, in_ports, with_ports
 from trocar_server.surgery.sessions.taps import Target
 from trocar_server.surgery.structure import put
 

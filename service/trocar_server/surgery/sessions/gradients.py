@@ -36,8 +36,7 @@ from trocar_server.surgery.sessions.gradient_sites import (
     by_place,
     tensor_at,
 )
-from trocar_server.surgery.sessions.hooks import Arguments, hook_calls, in_ports, with_ports
-from trocar_server.surgery.sessions.session import Session
+from trocar_server.surgery.sessions.hooks import Arguments, Session, hook_calls, in_ports, with_ports
 from trocar_server.surgery.sessions.taps import Collector, Target, ValueMissingError
 from trocar_server.surgery.structure import leaves, put
 

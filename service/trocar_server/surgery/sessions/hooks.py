@@ -1,13 +1,17 @@
-"""Module call hooks: observe every call of a module, and replace its inputs or outputs.
+"""Hooks of a pass: registered by a session, all or none, and removed at its end.
 
-with ExitStack() as handles:
-    hook_calls(module, handles, enter=..., leave=...)
-    model(batch)
+A session is a context manager. `hook_calls` observes every call of a module, and replaces inputs or outputs:
+
+    with ExitStack() as handles:
+        hook_calls(module, handles, enter=..., leave=...)
+        model(batch)
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, TypeAlias
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import nn
 
@@ -24,6 +28,43 @@ Leave: TypeAlias = Callable[[int, Any], Any]
 
 _CAPTURING = ("transformers.utils.output_capturing", "timm.models._hook")
 """Libraries whose models collect values for their own output with forward hooks, which only read."""
+
+
+class Session(ABC):
+    """Base class of the sessions of a pass.
+
+        class Counting(Session):
+            def _open(self) -> None:
+                self._handles.callback(module.register_forward_hook(count).remove)
+
+    Not thread-safe: hooks are state of the module, so the caller holds the replica's lease for as long as
+    the session is open.
+    """
+
+    _ends_with: ClassVar[tuple[type[BaseException], ...]] = ()
+    """Errors that end the context without an error."""
+
+    _handles: ExitStack
+    """Removals of the hooks; its own of each time that the context is entered."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Register the hooks; each with its removal in `_handles`."""
+
+    def __enter__(self) -> Self:
+        self._handles = ExitStack()
+        try:
+            self._open()
+        except BaseException:
+            self._handles.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        self._handles.close()
+        return isinstance(error, self._ends_with)
 
 
 def hook_calls(module: nn.Module, handles: ExitStack, enter: Enter | None, leave: Leave) -> None:

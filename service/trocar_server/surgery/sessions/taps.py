@@ -11,8 +11,7 @@ from torch import nn
 
 from trocar_server.surgery.recording.recording import own_tensors
 from trocar_server.surgery.selectors.naming import split_port
-from trocar_server.surgery.sessions.hooks import hook_calls, in_ports
-from trocar_server.surgery.sessions.session import Session
+from trocar_server.surgery.sessions.hooks import Session, hook_calls, in_ports
 from trocar_server.surgery.structure import Picks, pick
 
 

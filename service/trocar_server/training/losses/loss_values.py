@@ -6,7 +6,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Recording, Target, parse_selector, resolve
 from trocar_server.tensors.losses import LOSSES
-from trocar_server.training.losses.loss_targets import Shape
+from trocar_server.training.losses.loss_function import Shape
 from trocar_server.training.spec.trainer_spec import LossSpec
 
 

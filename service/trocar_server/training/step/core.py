@@ -17,7 +17,7 @@ The in-backward optimizer cannot have copies: an error in the middle of its pass
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -33,22 +33,26 @@ from trocar_server.training.losses.batch import Batch
 from trocar_server.training.model.description import TrainerDescription, describe
 from trocar_server.training.model.determinism import determinism
 from trocar_server.training.model.lora import adapter_config, peft_name, read_adapter
-from trocar_server.training.model.random_state import RandomStream
 from trocar_server.training.model.tree import hosted_view, make_tree
-from trocar_server.training.optim.updating import Updater
 from trocar_server.training.spec.trainer_spec import LoraSpec, TrainerSpec
 from trocar_server.training.step.in_backward import InBackwardOptimizer, NonFiniteError
-from trocar_server.training.step.rollback import BufferBackup, GradientAccumulator
+from trocar_server.training.step.rollback import (
+    BufferBackup,
+    GradientAccumulator,
+    RandomStream,
+    broken,
+    not_finite,
+    step_errors,
+)
 from trocar_server.training.step.saved_tensors import SavedTensors
-from trocar_server.training.step.step_errors import broken, not_finite, step_errors
 from trocar_server.training.step.step_result import EvalResult, StepResult
 from trocar_server.training.step.stored import StateParts, read_state, write_state
-from trocar_server.training.step.totals import TOTALS
 from trocar_server.training.step.trainer_state import TrainerState
 from trocar_server.training.step.training_pass import Scores, TrainingPass
 from trocar_server.training.step.update_rules import (
     Accumulating,
     SpreadPass,
+    Updater,
     UpdateRule,
     Updating,
     WithClosure,
@@ -362,7 +366,7 @@ class TrainerCore:
         self.update_count += self._update_rule.updates
         self.accumulated_count += not self._update_rule.updates
         now_saved, now_written = self._saved.counts() if self._saved.is_used else (0, 0)
-        TOTALS.stepped(batch.size, time.perf_counter() - started)
+        STEPS.add(batch.size, time.perf_counter() - started)
         return StepResult(
             loss=taken.scores.loss,
             terms=taken.scores.terms,
@@ -411,3 +415,28 @@ class TrainerCore:
     def _check_usable(self) -> None:
         if self._broken:
             raise broken(self._broken)
+
+
+@dataclass
+class StepTotals:
+    """Monotonic counters of a process for monitoring: batches of fits and calls, without skipped ones.
+
+    Attributes:
+        step_count: Batches processed.
+        row_count: Their samples.
+        compute_s: Seconds of computing them.
+    """
+
+    step_count: int = 0
+    row_count: int = 0
+    compute_s: float = 0.0
+
+    def add(self, row_count: int, compute_s: float) -> None:
+        """Count a batch."""
+        self.step_count += 1
+        self.row_count += row_count
+        self.compute_s += compute_s
+
+
+STEPS = StepTotals()
+"""Of this process, closed trainers included."""

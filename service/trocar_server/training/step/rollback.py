@@ -1,11 +1,12 @@
 """Rollback of failed steps: restores what a step changes before it succeeds.
 
 Weights and the optimizer's state are changed only after everything that can fail, so they are not copied.
-Earlier changes are to buffers (a forward pass in train mode updates batch norm's statistics) and gradients.
+Earlier changes are to buffers (a forward pass in train mode updates batch norm's statistics), random state
+and gradients. The caller gets a domain error.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 
@@ -14,8 +15,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.errors import ServiceError
+from trocar_server.engine.run.forward_pass import domain_errors
+from trocar_server.errors import ServiceError, first_line
+from trocar_server.models import HostedModel
+from trocar_server.spool import SpoolError, SpoolFullError
 from trocar_server.training.optim.foreach import add_all, copy_all
+from trocar_server.training.step.in_backward import NonFiniteError
 
 
 class BufferBackup:
@@ -74,6 +79,63 @@ class BufferBackup:
                 )
             tensor.copy_(found.detach())
             owner[name] = tensor
+
+
+class RandomStream:
+    """A trainer's own state of torch's generators, advanced by its steps.
+
+        stream = RandomStream(seed, device)
+        with stream.in_place():
+            step()
+
+    It starts like `torch.manual_seed(seed)`. Inside the context torch's own generators, of the CPU and of the
+    device, use this state; afterwards they are restored. After an error the stream has not advanced.
+
+    Args:
+        seed: The seed.
+        device: The model's.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._cpu = torch.Generator().manual_seed(seed).get_state()
+        self._gpu: Tensor | None = None
+        if self._device is not None:
+            self._gpu = torch.Generator(self._device).manual_seed(seed).get_state()
+
+    @contextmanager
+    def in_place(self, *, is_kept: bool = True) -> Iterator[None]:
+        """Let torch draw from the stream; it advances unless the context fails or `is_kept` is False."""
+        before = self._states()
+        self._put(self._cpu, self._gpu)
+        try:
+            yield
+            if is_kept:
+                self._cpu, self._gpu = self._states()
+        finally:
+            self._put(*before)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state as bytes, by kind of generator: `cpu` and `cuda`."""
+        states = {"cpu": self._cpu.clone()}
+        if self._gpu is not None:
+            states["cuda"] = self._gpu.clone()
+        return states
+
+    def load(self, states: Mapping[str, Tensor]) -> None:
+        """Restore a state; the part of a missing device is left unchanged."""
+        self._cpu = states["cpu"].clone()
+        if self._gpu is not None and "cuda" in states:
+            self._gpu = states["cuda"].clone()
+
+    def _states(self) -> tuple[Tensor, Tensor | None]:
+        gpu = None if self._device is None else torch.cuda.get_rng_state(self._device)
+        return torch.get_rng_state(), gpu
+
+    def _put(self, cpu: Tensor, gpu: Tensor | None) -> None:
+        torch.set_rng_state(cpu)
+        if self._device is not None and gpu is not None:
+            torch.cuda.set_rng_state(gpu, self._device)
 
 
 class GradientAccumulator:
@@ -154,3 +216,51 @@ class WeightBackup:
             self._optimizer.state.clear()
             self._optimizer.state.update(self._state)
             raise
+
+
+@contextmanager
+def step_errors(hosted: HostedModel) -> Iterator[None]:
+    """Convert errors of torch, the model, a guard or the spool to domain errors; see `domain_errors`.
+
+    Raises:
+        ServiceError: `STORAGE_FULL` or `SPOOL_FAILED`, and what `domain_errors` raises.
+        NonFiniteError: Passed through unchanged.
+    """
+    what = ""
+    with domain_errors(hosted):
+        problem: ServiceError | None = None
+        try:
+            yield
+            return
+        except NonFiniteError as error:
+            what = str(error)
+        except SpoolError as error:
+            problem = _spool_failed(error)
+        if problem is not None:  # raised here, without the frames of the failed pass
+            raise problem
+    raise NonFiniteError(what)
+
+
+def not_finite(what: str) -> ServiceError:
+    """Return the error for a loss or gradient that is not finite."""
+    return ServiceError(
+        ErrorReason.NON_FINITE_STEP,
+        f"{what} is not finite; the trainer is as before this step: use a smaller learning rate, "
+        "`clip_norm` or a gradient rule, or `on_nonfinite` 'skip'",
+    )
+
+
+def broken(why: str) -> ServiceError:
+    """Return the error for a trainer whose weights are half updated, or that is closed."""
+    return ServiceError(
+        ErrorReason.TRAINER_BROKEN, f"the trainer is broken: {why}; restore it from a checkpoint"
+    )
+
+
+def _spool_failed(error: SpoolError) -> ServiceError:
+    is_full = isinstance(error, SpoolFullError)
+    return ServiceError(
+        ErrorReason.STORAGE_FULL if is_full else ErrorReason.SPOOL_FAILED,
+        f"saved tensors: {first_line(error)}; the trainer is as before this step, "
+        + ("free space or use a larger budget" if is_full else "the step can be retried"),
+    )

@@ -7,6 +7,7 @@ returned to the system. So it is returned while any trainer has a spool; then th
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
@@ -16,10 +17,10 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from trocar_server.engine.schedule.allocator import is_kept, keep_freed_memory
 from trocar_server.spool import Spool
 from trocar_server.spool.allocator_settings import return_freed_memory
+from trocar_server.spool.report import Report
 from trocar_server.spool.saved.wrapping import Wrapped
 from trocar_server.training.model.trained_parameters import select_modules
 from trocar_server.training.spec.trainer_spec import SavedTensorsSpec
-from trocar_server.training.step.totals import TOTALS
 
 
 class AllocatorMode:
@@ -47,6 +48,44 @@ class AllocatorMode:
 
 
 SPOOLING = AllocatorMode()
+
+
+@dataclass
+class SpoolTotals:
+    """Monotonic counters of a process for monitoring: what all spools have written, read and waited for."""
+
+    _reports: list[Report] = field(default_factory=list)
+    _gone: Report = field(default_factory=Report)
+    _lock: Lock = field(default_factory=Lock)  # a scrape must count each spool exactly once
+
+    def begin(self, report: Report) -> None:
+        """Include the running report of a spool."""
+        with self._lock:
+            self._reports.append(report)
+
+    def end(self, report: Report) -> None:
+        """Keep the sums of a closed spool; has no effect for an unknown one."""
+        with self._lock:
+            if not any(known is report for known in self._reports):
+                return
+            self._gone.written_bytes += report.written_bytes
+            self._gone.read_bytes += report.read_bytes
+            self._gone.stall_s += report.stall_s
+            self._reports = [known for known in self._reports if known is not report]
+
+    def sums(self) -> tuple[int, int, float]:
+        """Return the bytes that all spools have written and read, and the seconds that steps waited."""
+        with self._lock:
+            reports = [self._gone, *self._reports]
+            return (
+                sum(report.written_bytes for report in reports),
+                sum(report.read_bytes for report in reports),
+                sum(report.stall_s for report in reports),
+            )
+
+
+SPOOLED = SpoolTotals()
+"""Of this process, closed trainers included."""
 
 
 class SavedTensors:
@@ -91,7 +130,7 @@ class SavedTensors:
                 store_dtype=spec.store_dtype or None,
             )
             SPOOLING.begin()
-            TOTALS.begin_spool(self._spool.counters)
+            SPOOLED.begin(self._spool.counters)
 
     def forward(self) -> AbstractContextManager[object]:
         """Return the context of one forward pass."""
@@ -112,7 +151,7 @@ class SavedTensors:
         """Stop the spool and remove its files."""
         if self._spool is not None:
             self._spool.close()
-            TOTALS.end_spool(self._spool.counters)
+            SPOOLED.end(self._spool.counters)
             self._spool = None
             SPOOLING.end()
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trocar_server.training.model.random_state import RandomStream
 from trocar_server.training.optim.schedules import Schedule
-from trocar_server.training.optim.updating import Updater
+from trocar_server.training.step.rollback import RandomStream
 from trocar_server.training.step.trainer_state import (
     TrainerState,
     check_tensors,
@@ -18,6 +17,7 @@ from trocar_server.training.step.trainer_state import (
     put_optimizer,
     unpack_optimizer,
 )
+from trocar_server.training.step.update_rules import Updater
 
 _VERSION = 1
 

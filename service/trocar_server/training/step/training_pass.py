@@ -1,7 +1,14 @@
-"""Training pass: one forward and backward pass of a trainer, from a batch to gradients."""
+"""Training pass: one forward and backward pass of a trainer, from a batch to gradients.
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+# Note: [Where the guard is checked]
+A guard's own hooks are on module calls, and no module is called in a backward pass. So it is checked when a
+weight's gradient is computed, and when the pass reaches the output of a frozen module. Hooks cost some
+microseconds each, so only modules with a weight of two dimensions or more have one: these take the time.
+After the first pass, frozen modules that got no gradient have none either.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -16,10 +23,10 @@ from trocar_server.models import HostedModel, stages_for
 from trocar_server.surgery import PassGuard, Recording
 from trocar_server.surgery.sessions.gradient_rules import GradientRule, GradientRuleSession
 from trocar_server.surgery.sessions.gradient_sets import SetChange, apply_to_sums
+from trocar_server.surgery.structure import leaves
 from trocar_server.training.losses.batch import Batch
-from trocar_server.training.losses.loss_function import LossFunction, main_output
+from trocar_server.training.losses.loss_function import LossFunction, Shape, main_output
 from trocar_server.training.losses.loss_taps import LossTaps
-from trocar_server.training.losses.loss_targets import Shape
 from trocar_server.training.losses.loss_values import known_shapes
 from trocar_server.training.losses.regularizers import Penalties
 from trocar_server.training.losses.teachers import make_teachers
@@ -27,7 +34,6 @@ from trocar_server.training.model.amp import autocasting
 from trocar_server.training.model.trained_parameters import select_modules
 from trocar_server.training.spec.trainer_spec import LossSpec, TrainerSpec
 from trocar_server.training.step.activation_checkpointing import activation_checkpointing
-from trocar_server.training.step.backward_guard import BackwardGuard
 from trocar_server.training.step.gradient_rule_targets import make_rules
 from trocar_server.training.step.in_backward import NonFiniteError
 from trocar_server.training.step.saved_tensors import SavedTensors
@@ -215,3 +221,54 @@ def _scores(total: Tensor, terms: Mapping[str, Tensor]) -> Scores:
     for name, term in terms.items():
         numbers[name] = float(term.detach())
     return Scores(float(total.detach()), numbers)
+
+
+class BackwardGuard:
+    """Lets a guard abort backward passes of a module tree. See Note: [Where the guard is checked].
+
+        watch = BackwardGuard(model)
+        with watch.asking(guard):
+            model(batch).sum().backward()
+
+    Args:
+        module: The trainer's module tree; its set of trained parameters must not change.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._weights: list[nn.Parameter] = []
+        frozen: list[nn.Module] = []
+        parts = [part for part in module.modules() if part._parameters]
+        heavy = [part for part in parts if any(p.ndim > 1 for p in part.parameters(recurse=False))]
+        for part in heavy or parts:
+            own = list(part.parameters(recurse=False))
+            trained = [parameter for parameter in own if parameter.requires_grad]
+            if trained:
+                self._weights.append(trained[0])
+            elif own:
+                frozen.append(part)
+        self._frozen: Sequence[nn.Module] = frozen
+        self._is_known = False
+
+    @contextmanager
+    def asking(self, guard: PassGuard) -> Iterator[None]:
+        """Check the guard in the backward pass of computations made inside the context."""
+        reached: list[nn.Module] = []
+
+        def check(_: Tensor) -> None:
+            guard.check()
+
+        def leave(part: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+            tensors = [output] if isinstance(output, Tensor) else [leaf for _picks, leaf in leaves(output)]
+            for tensor in tensors:
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(check)
+                    reached.append(part)
+
+        with ExitStack() as hooks:
+            for weight in self._weights:
+                hooks.callback(weight.register_hook(check).remove)
+            for part in self._frozen:
+                hooks.callback(part.register_forward_hook(leave).remove)
+            yield
+        if not self._is_known:
+            self._frozen, self._is_known = list(dict.fromkeys(reached)), True

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
-from trocar_server.engine.schedule.admission import Admission, MethodClass, host_memory, with_budgets
+from trocar_server.engine.schedule.admission import (
+    Admission,
+    MethodClass,
+    PassThroughput,
+    host_memory,
+    with_budgets,
+)
 from trocar_server.errors import ServiceError
 
 EXTRACT, STREAM, DATA = MethodClass.EXTRACT, MethodClass.STREAM, MethodClass.DATA
@@ -178,3 +184,36 @@ def test_the_memory_of_a_container_counts(tmp_path: Path, text: str | None, expe
     machine = host_memory(tmp_path / "nothing")
     assert host_memory(file) == (expected or machine)
     assert machine > 1 << 28
+
+
+def observed(*seconds: float, rows: int = 1) -> PassThroughput:
+    throughput = PassThroughput()
+    for each in seconds:
+        throughput.observe(rows, each)
+    return throughput
+
+
+def test_steady_work_is_known_exactly() -> None:
+    throughput = observed(0.5, 0.5, 0.5, rows=4)
+    assert throughput.is_known
+    assert throughput.seconds(16) == pytest.approx(2.0)
+
+
+def test_nothing_is_known_of_two_passes() -> None:
+    assert not observed(1.0, 1.0).is_known
+
+
+def test_slow_first_passes_are_soon_forgotten() -> None:
+    assert observed(10.0, *[0.1] * 10).seconds() < 0.12
+
+
+def test_one_slow_pass_changes_little() -> None:
+    assert observed(*[0.1] * 10, 1.0).seconds() == pytest.approx(0.19)
+
+
+def test_it_follows_in_both_directions() -> None:
+    assert observed(*[0.1] * 5, *[1.0] * 60).seconds() == pytest.approx(1.0, rel=0.01)
+
+
+def test_no_rows_count_as_one() -> None:
+    assert observed(2.0, rows=0).seconds(0) == 2.0

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.schedule.device import DeviceThread, choose_device
+from trocar_server.engine.schedule.device import WINDOW_S, DeviceThread, RecentUse, choose_device
 from trocar_server.errors import ServiceError
 from trocar_server.models import set_flow
 from trocar_server.surgery import PassAborted
@@ -328,3 +328,32 @@ async def test_it_says_whether_new_work_would_have_to_wait(owner: DeviceThread) 
     held.may_end.set()
     await task
     assert not owner.is_busy
+
+
+class Clock:
+    """A clock that is set."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_seconds_add_up_by_flow() -> None:
+    use = RecentUse(Clock())
+    for flow, seconds in (("alice", 0.5), ("bob", 1.0), ("alice", 0.25)):
+        use.add(flow, seconds)
+    assert use.seconds() == {"alice": 0.75, "bob": 1.0}
+
+
+def test_use_is_forgotten_after_a_minute_and_not_before_50_seconds() -> None:
+    clock = Clock()
+    use = RecentUse(clock)
+    use.add("alice", 1.0)
+    clock.now_s += WINDOW_S - 10.1
+    use.add("bob", 2.0)
+    assert use.seconds() == {"alice": 1.0, "bob": 2.0}
+    clock.now_s += 10.1
+    assert use.seconds() == {"bob": 2.0}
+    clock.now_s += WINDOW_S
+    assert use.seconds() == {}

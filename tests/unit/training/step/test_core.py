@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.support.oracles.plain_training import PlainTraining, cross_entropy, freeze_all_but, new_head
 from tests.unit.training.trainers import assert_same, batches, by_name, core_of, net, run, tiny
+from trocar_server.training.step.core import StepTotals
 
 
 def plain_of(module: nn.Module, trained: list[str], head: str = "fc", classes: int = 5) -> Any:
@@ -316,3 +317,10 @@ def test_terms_on_a_tap_and_against_a_teacher() -> None:
     assert_same(core.module, plain.run(data))
     assert [result.loss for result in results] == plain.losses
     assert len(results[0].terms) == 4
+
+
+def test_steps_add_up() -> None:
+    totals = StepTotals()
+    totals.add(4, 0.5)
+    totals.add(2, 0.25)
+    assert (totals.step_count, totals.row_count, totals.compute_s) == (2, 6, 0.75)

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from trocar_server.errors import ServiceError
+from trocar_server.spool.report import Report
 from trocar_server.training.spec.trainer_spec import SavedTensorsSpec
 from trocar_server.training.step import saved_tensors
-from trocar_server.training.step.saved_tensors import SavedTensors
+from trocar_server.training.step.saved_tensors import SavedTensors, SpoolTotals
 
 
 def model() -> nn.Sequential:
@@ -51,3 +52,34 @@ def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
     spec = SavedTensorsSpec(store="spool", modules=("layer9",))
     with pytest.raises(ServiceError, match=r"saved_tensors.modules\[0\]: 'layer9' matches no module"):
         SavedTensors(model(), spec, tmp_path, {})
+
+
+def test_spools_are_counted_as_they_go_on_and_when_they_are_gone() -> None:
+    totals, one, other = SpoolTotals(), Report(), Report(written_bytes=5)
+    totals.begin(one)
+    totals.begin(other)
+    one.written_bytes, one.read_bytes = 10, 3
+    one.stalled(0.5)
+    assert totals.sums() == (15, 3, 0.5)
+    totals.end(one)
+    assert totals.sums() == (15, 3, 0.5)
+    one.written_bytes = 100  # it is closed: whatever it counts now is nobody's
+    other.read_bytes = 1
+    assert totals.sums() == (15, 4, 0.5)
+
+
+def test_a_spool_that_ends_twice_counts_once() -> None:
+    totals, report = SpoolTotals(), Report(written_bytes=7)
+    totals.begin(report)
+    totals.end(report)
+    totals.end(report)
+    assert totals.sums() == (7, 0, 0.0)
+
+
+def test_equal_reports_are_not_mixed_up() -> None:
+    totals, one, other = SpoolTotals(), Report(), Report()
+    totals.begin(one)
+    totals.begin(other)
+    totals.end(other)
+    one.written_bytes = 9
+    assert totals.sums()[0] == 9

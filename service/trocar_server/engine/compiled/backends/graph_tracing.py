@@ -11,7 +11,7 @@ _MOST_ROWS = 65_536
 _EXAMPLE_ROWS = 2  # from one row torch.export infers a constant batch size of one
 
 
-class Tapped(nn.Module):
+class _TracedModule(nn.Module):
     """A model whose forward returns the values that a recipe wants.
 
     The pass runs to its end, as torch.export cannot stop early. The graph afterwards has only operations
@@ -55,5 +55,5 @@ def trace(model: nn.Module, recipe: Recipe) -> ExportedProgram:
     shapes = {"arguments": tuple({0: batch} for _ in arguments)}
     with torch.no_grad():
         return torch.export.export(
-            Tapped(model, recipe).eval(), arguments, dynamic_shapes=shapes, strict=False
+            _TracedModule(model, recipe).eval(), arguments, dynamic_shapes=shapes, strict=False
         )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trocar_server.surgery import PassAborted, PassGuard
-from trocar_server.training.step.backward_guard import BackwardGuard
+from trocar_server.training.step.training_pass import BackwardGuard
 
 
 def chain(trained: set[int]) -> nn.Sequential:

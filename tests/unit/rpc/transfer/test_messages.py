@@ -1,4 +1,4 @@
-"""Sizes in Python integers, and bytes that come in order or not at all."""
+"""Bytes that come in order or not at all."""
 
 from collections.abc import Iterable
 from itertools import cycle
@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from trocar_api.reasons import ErrorReason
 from trocar_api.wire import Chunk
 from trocar_server.errors import ServiceError
-from trocar_server.rpc.codec.payloads import (
+from trocar_server.rpc.transfer.messages import (
     PayloadReceiver,
     are_whole,
-    tensor_byte_count,
     whole_payloads,
 )
 
@@ -35,29 +34,6 @@ def refused(counts: list[int], *chunks: Chunk) -> ServiceError:
     assert caught.value.reason is ErrorReason.INVALID_TENSOR
     assert caught.value.details["field"] == "chunks"
     return caught.value
-
-
-@pytest.mark.parametrize(
-    ("shape", "itemsize", "expected"),
-    [
-        ((), 4, 4),
-        ((2, 3), 4, 24),
-        ((2, 0, 3), 8, 0),
-        ((2**62, 2**62, 0), 4, 0),
-        ((2**62, 4), 8, 2**67),
-        ((2**63 - 1,) * 8, 16, 16 * (2**63 - 1) ** 8),
-    ],
-)
-def test_bytes_are_counted_without_overflow(shape: tuple[int, ...], itemsize: int, expected: int) -> None:
-    assert tensor_byte_count("inputs[0]", shape, itemsize) == expected
-
-
-@pytest.mark.parametrize("shape", [(-1,), (2, -(2**63)), (-1, -1), (1,) * 9, (0,) * 200])
-def test_impossible_shapes_are_refused_with_the_field(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ServiceError) as caught:
-        tensor_byte_count("inputs[3].tensor", shape, 4)
-    assert caught.value.reason is ErrorReason.INVALID_TENSOR
-    assert caught.value.details["field"] == "inputs[3].tensor"
 
 
 @given(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trocar_server.training.model.random_state import RandomStream
+from trocar_server.training.step.rollback import RandomStream
 
 
 def test_it_is_what_torch_draws_after_the_seed() -> None:
