@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -33,8 +34,10 @@ SOURCES = Path("service/trocar_server")
 PACKAGES = ("engine", "surgery", "training", "spool")
 FAILED = (pytest.ExitCode.TESTS_FAILED.value, pytest.ExitCode.INTERRUPTED.value)
 """Exit codes of a failed test, and of a file that cannot be imported."""
-LIMIT_S = 300
-"""A mutant whose tests take longer has been noticed: it hangs."""
+LIMIT_CPU_S, LIMIT_S = 180, 1800
+"""A mutant whose tests take longer has been noticed: it hangs. On a busy machine only the first says so."""
+
+OPTIONS = ("-p", "no:cacheprovider", "-p", "no:rerunfailures", "-p", "no:xdist", "-o", f"timeout={LIMIT_S}")
 
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -119,7 +122,7 @@ class FirstFailure:
 
 
 def killer(tree: Path, tests: Sequence[str]) -> str | None:
-    """Run tests in a worktree; return the one that fails, or "timeout"; None if none does.
+    """Run tests in a worktree; return the one that fails, or the signal that ended them; None if none does.
 
     Raises:
         RuntimeError: No test ran, so nothing is known.
@@ -132,12 +135,11 @@ def killer(tree: Path, tests: Sequence[str]) -> str | None:
     os.close(writer)
     if not select.select([reader], [], [], LIMIT_S)[0]:
         os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(reader)
-        return "timeout"
     with os.fdopen(reader, encoding="utf-8") as pipe:
         code, _, name = pipe.read().partition(" ")
-    os.waitpid(child, 0)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        return signal.Signals(os.WTERMSIG(status)).name
     if code not in map(str, (pytest.ExitCode.OK.value, *FAILED)):
         raise RuntimeError(f"pytest ended with '{code}' for {tests}")
     return None if code == "0" else name or "pytest"
@@ -146,6 +148,8 @@ def killer(tree: Path, tests: Sequence[str]) -> str | None:
 def _run(tree: Path, tests: Sequence[str], writer: int) -> NoReturn:
     """Run pytest in a forked process, and write its exit code and the first failed test."""
     os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_CPU_S, LIMIT_CPU_S))
     os.chdir(tree)
     paths = [str(tree / part) for part in ("proto", "service", "client")]
     os.environ.update(PYTHONPATH=os.pathsep.join(paths), PYTHONDONTWRITEBYTECODE="1")
@@ -158,7 +162,7 @@ def _run(tree: Path, tests: Sequence[str], writer: int) -> NoReturn:
     os.dup2(log, 2)
     first = FirstFailure()
     try:
-        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-n", "0", *tests], plugins=[first])
+        code = pytest.main(["-q", "-x", *OPTIONS, *tests], plugins=[first])
         os.write(writer, f"{int(code)} {first.name}".encode())
     finally:
         os._exit(0)
