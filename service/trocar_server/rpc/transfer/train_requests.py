@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from google.protobuf.message import DecodeError
-from PIL import Image
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import trainer_pb2 as pb
@@ -26,6 +25,7 @@ from trocar_server.engine.execute.arguments import (
     with_named_images,
 )
 from trocar_server.engine.execute.image_texts import takes_image_texts
+from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.request.plan import (
     ArgumentInput,
     Payload,
@@ -121,7 +121,7 @@ class BatchPlan:
         return has_images(self.inputs)
 
     @cached_property
-    def no_images(self) -> list[list[Image.Image]]:
+    def no_images(self) -> list[DecodedImages]:
         """The images of each argument, where all are tensors."""
         return [[] for _ in self.inputs]
 
@@ -226,7 +226,7 @@ async def receive_batch(
     of_targets = payloads[len(own) :]
     if batch.needs_processing:
         batch, own = await _processed(batch, own, trainers.engine, reservation, deadline)
-    images: Sequence[list[Image.Image]] = batch.no_images
+    images: Sequence[DecodedImages] = batch.no_images
     if batch.has_images:
         decode = trainers.engine.preparation.decode
         images = await decode(batch.hosted, batch.inputs, own, reservation.reserve)
@@ -281,7 +281,7 @@ def _make_batch(
     plan: BatchPlan,
     own: Sequence[Payload],
     of_targets: Sequence[Payload],
-    images: Sequence[list[Image.Image]],
+    images: Sequence[DecodedImages],
     guard: PassGuard,
 ) -> Batch:
     """Make the tensors of a batch. On the thread that owns torch."""
