@@ -49,8 +49,8 @@ def run(effort: Effort) -> list[Table]:
     note = (
         f"Images per second of `trocar extract` over {bulk.count} photos in batches of {_BATCH}, against the "
         "smaller one of decoding alone (the same run with a model that computes nothing) and of the passes "
-        "alone. `elsewhere` is a model that waits as long as decoding takes, as one on another device. On the "
-        "same cores the best that is possible is both after one another, as the note says."
+        "alone. `elsewhere` is a model that waits as long as decoding takes, as one on another device. On "
+        "the same cores the best that is possible is both after one another, as the note says."
     )
     return [Table("Bulk", rows, note=note)]
 
@@ -121,7 +121,7 @@ def sample_photos() -> list[Image.Image]:
     from skimage import data
     from sklearn.datasets import load_sample_images
 
-    arrays: list[Array] = [*load_sample_images().images]
+    arrays: list[Array] = [*load_sample_images().images]  # type: ignore[no-untyped-call]  # scikit-learn's
     arrays += [load() for load in (data.astronaut, data.chelsea, data.coffee, data.rocket, data.retina)]
     photos = [Image.fromarray(array) for array in arrays]
     for photo in photos:
