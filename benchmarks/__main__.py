@@ -20,6 +20,7 @@ SECTIONS = (
         "start",
         "growth",
         "streams",
+        "bulk",
         "transport",
         "surgery",
         "training",

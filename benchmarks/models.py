@@ -1,4 +1,6 @@
-"""Models without computation, so that a benchmark measures the transport alone."""
+"""Models without computation, so that a benchmark measures what is around it."""
+
+import time
 
 import torch
 from torch import nn
@@ -22,3 +24,16 @@ class Blob(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.corner(x)
         return self.get_buffer("blob")
+
+
+class Waiting(nn.Module):
+    """Returns the first value of each image, after `seconds` for each; no core is busy meanwhile."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._seconds:
+            time.sleep(self._seconds * len(x))
+        return x[:, 0, 0, :1].clone()

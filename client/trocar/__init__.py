@@ -12,7 +12,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trocar import aio, errors
+from trocar import errors
 from trocar._analysis.cka import Cka
 from trocar._analysis.comparison import ClassChange, Comparison
 from trocar._analysis.dead_channels import DeadChannels, DeadRow
@@ -21,9 +21,6 @@ from trocar._analysis.fid import Fid, frechet_distance
 from trocar._analysis.health import Health, HealthRow, HealthThresholds
 from trocar._analysis.pca import Pca
 from trocar._analysis.prediction import ClassScore, Prediction, Predictions
-from trocar._async.client import AsyncClient
-from trocar._async.fits import AsyncTrainer
-from trocar._async.stream import AsyncExtractStream
 from trocar._attribution.attribution import Attribution
 from trocar._base.server_status import CacheStatus, CallerStatus, QueueStatus, ServerStatus
 from trocar._base.types import (
@@ -424,11 +421,21 @@ Spool: Any
 """The spool of saved tensors for your own training loop; of the server, imported when it is asked for."""
 
 _SERVER_SPOOL = "trocar_server.spool"
+_ASYNC = ("AsyncClient", "AsyncExtractStream", "AsyncTrainer")
+"""Classes of `trocar.aio`, which most programs do not use."""
+
+if TYPE_CHECKING:
+    from trocar import aio
+    from trocar.aio import AsyncClient, AsyncExtractStream, AsyncTrainer
 
 if not TYPE_CHECKING:  # for type checkers there is nothing beside the above
 
     def __getattr__(name):
-        """Import late what takes time: importlib.metadata costs 20 ms, torch seconds."""
+        """Import late what takes time: importlib.metadata and the asyncio client 20 ms, torch seconds."""
+        if name == "aio":
+            return import_module("trocar.aio")
+        if name in _ASYNC:
+            return getattr(import_module("trocar.aio"), name)
         if name == "__version__":
             from importlib.metadata import version
 
@@ -437,3 +444,7 @@ if not TYPE_CHECKING:  # for type checkers there is nothing beside the above
             need("trocar.Spool", "server", "torch", _SERVER_SPOOL)
             return import_module(_SERVER_SPOOL).Spool
         raise AttributeError(f"module 'trocar' has no attribute {name!r}")
+
+    def __dir__():
+        """List imported names and public ones."""
+        return sorted({*globals(), *__all__})

@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
@@ -230,6 +229,8 @@ def trace_headers() -> tuple[tuple[str, str], ...]:
 @cache
 def own_version() -> str:
     """Return the client's version; looked up with the first call: that takes 20 ms."""
+    from importlib.metadata import version
+
     return version("trocar")
 
 

@@ -5,7 +5,6 @@ It is found through the entry-point group `trocar.local`: the client never impor
 
 import asyncio
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeAlias
 from weakref import finalize
 
@@ -69,6 +68,8 @@ def stop(server: LocalServer) -> None:
 
 def _find_start() -> Callable[[LocalModels, Mapping[str, Any] | None], LocalServer]:
     missing = "trocar_server"
+    from importlib.metadata import entry_points  # late: it takes 20 ms
+
     for entry in entry_points(group=GROUP):
         try:
             start: Callable[[LocalModels, Mapping[str, Any] | None], LocalServer] = entry.load()

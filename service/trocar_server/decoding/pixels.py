@@ -5,6 +5,7 @@ Pillow, because it allows a size check before decoding: torchvision's own decode
 """
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -73,6 +74,25 @@ def decode_image(data: bytes, max_pixels: int, conversion: Conversion = DEFAULT_
         return to_rgb(image, conversion)
     except Exception as error:
         raise damaged(format_) from error
+
+
+def fitted(image: Image.Image, fits: Sequence[Sequence[int]]) -> Image.Image:
+    """Resize and crop a decoded image as the entry for its own size says.
+
+    Args:
+        image: The image, upright.
+        fits: Nine numbers for each size that it may have: its height and width; the height and width that it
+            is resized to; left, top, right and bottom of the crop; Pillow's filter.
+
+    Raises:
+        ServiceError: `INVALID_IMAGE`, it has none of these sizes.
+    """
+    for height, width, resized_height, resized_width, left, top, right, bottom, resampling in fits:
+        if (height, width) == (image.height, image.width):
+            if (resized_height, resized_width) != (height, width):
+                image = image.resize((resized_width, resized_height), Image.Resampling(resampling))
+            return image.crop((left, top, right, bottom))
+    raise damaged("encoded")
 
 
 def image_from_pixels(height: int, width: int, data: bytes | memoryview) -> Image.Image:

@@ -146,8 +146,17 @@ def decode(
     header: ImageHeader,
     max_pixels: int,
     conversion: Conversion,
+    fits: Sequence[Sequence[int]] = (),
 ) -> tuple[int, int, bytearray]:
     """Return width, height and the RGB values of an image, decoded by a process of `worker`.
+
+    Args:
+        process: The process.
+        data: The encoded image.
+        header: Its header.
+        max_pixels: The most pixels of one image.
+        conversion: How it is converted to RGB.
+        fits: How it is resized and cropped, see `pixels.fitted`; the whole image without any.
 
     Raises:
         ServiceError: As `decode_image`; `INVALID_IMAGE`, the process ended over it; `CANCELLED`, it was
@@ -157,10 +166,14 @@ def decode(
         "max_pixels": max_pixels,
         "orient": conversion.orient,
         "scale_16_bit": conversion.scale_16_bit,
+        "fits": fits,
     }
+    sizes = [(header.width, header.height), (header.height, header.width)]
+    if fits:
+        sizes = [(right - left, bottom - top) for *_, left, top, right, bottom, _ in fits]
 
     def size(answer: dict[str, Any]) -> int:
-        if {answer["width"], answer["height"]} != {header.width, header.height}:
+        if (answer["width"], answer["height"]) not in sizes:
             raise ValueError("the process answered another request")
         return int(answer["width"] * answer["height"] * 3)
 

@@ -1,7 +1,8 @@
 """Decoding worker, a process of its own: `python -m trocar_server.decoding.worker PARENT`.
 
 It reads one image after another from its standard input, each after a line of JSON, and answers with JSON,
-after its length in four bytes, and the pixels. It ends with its input, or with the process that started it.
+after its length in four bytes, and the pixels: of the whole image, or as resized and cropped for a model. It
+ends with its input, or with the process that started it.
 `serve` is that loop, for workers of other kinds too.
 """
 
@@ -18,7 +19,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from trocar_server.decoding.headers import damaged
-from trocar_server.decoding.pixels import Conversion, decode_image
+from trocar_server.decoding.pixels import Conversion, decode_image, fitted
 from trocar_server.errors import ServiceError
 
 _PR_SET_PDEATHSIG = 1
@@ -69,6 +70,8 @@ def _answer(answer: Answer, head: dict[str, Any], data: bytes, sink: BinaryIO) -
 def _decode(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
     try:
         image = decode_image(data, head["max_pixels"], Conversion(head["orient"], head["scale_16_bit"]))
+        if head["fits"]:
+            image = fitted(image, head["fits"])
         return {"width": image.width, "height": image.height}, image.tobytes()
     except MemoryError:
         raise damaged("encoded") from None

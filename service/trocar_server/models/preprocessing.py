@@ -20,16 +20,19 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, functional
+from torchvision.transforms._presets import ImageClassification
 from torchvision.transforms.functional import pil_modes_mapping
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.models.fitting import Fitting, table_of
 from trocar_server.models.image_rules import TORCHVISION, ImageRules, Size, rules_of, scaled
 from trocar_server.models.inputs import PATCH_MASK, PIXEL_MASK, SPATIAL_SHAPES
 from trocar_server.models.spec import PreprocessingSpec
@@ -142,6 +145,10 @@ class Preprocessor:
     Args:
         transform: A torchvision preset, as `weights.transforms()` returns it, or a `SpecTransform`.
         as_list: Whether the model takes a list of images of any size (detection), not one batch.
+
+    Attributes:
+        fitting: The same for images prepared without torch, on any thread; None where prepared images may
+            differ in size, or are padded or cut into patches.
     """
 
     def __init__(self, transform: Transform, *, as_list: bool = False) -> None:
@@ -152,6 +159,7 @@ class Preprocessor:
         self._resize: tuple[int, ...] = _numbers(transform, "resize_size")
         crop = _numbers(transform, "crop_size")
         self._crop: tuple[int, ...] = crop * 2 if len(crop) == 1 else crop
+        self.fitting = self._fitting()
 
     @property
     def made_names(self) -> tuple[str, ...]:
@@ -351,9 +359,29 @@ class Preprocessor:
         if not (self._crop and self._resize) or height * width <= self._whole_pixels():
             return transform(image)
         kept = self._rules.cropped(self._kept(image, height, width), (self._crop[0], self._crop[1]))
-        tensor = scaled(kept, self._rules.scale)
+        return self._finished(transform, kept)
+
+    def _finished(self, transform: Transform, image: Image.Image) -> Tensor:
+        """Scale and normalise an image that was resized and cropped."""
+        tensor = scaled(image, self._rules.scale)
         mean, std = _numbers(transform, "mean"), _numbers(transform, "std")
         return functional.normalize(tensor, list(mean), list(std)) if mean else tensor
+
+    def _fitting(self) -> Fitting | None:
+        transform: Any = self._transform
+        has_one_size = len(self._crop) == 2 or len(self._resize) == 2
+        if not (has_one_size and isinstance(transform, (ImageClassification, SpecTransform))):
+            return None
+        if self._as_list or self.made_names:
+            return None
+        return Fitting(
+            self._smallest(),
+            self._resize,
+            int(pil_modes_mapping[transform.interpolation]),
+            self._rules,
+            self._whole_pixels(),
+            table_of(partial(self._finished, transform)),
+        )
 
     def _kept(self, image: Image.Image, height: int, width: int) -> Image.Image:
         """Part of an image resized to (height, width) that the centre crop keeps, not yet padded."""

@@ -15,7 +15,7 @@ from trocar._wire.trainer_requests import TrainerOptions
 
 
 def test_importing_the_client_loads_nothing_heavy() -> None:
-    heavy = {"torch", "PIL", "matplotlib", "rich", "typer", "trocar_server"}
+    heavy = {"torch", "PIL", "matplotlib", "rich", "typer", "trocar_server", "trocar._async"}
     code = f"import sys, trocar; print(sorted({heavy!r} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

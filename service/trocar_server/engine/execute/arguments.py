@@ -1,11 +1,11 @@
 """Model arguments from the bytes of a call. Tensors are made on the owner thread."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -13,7 +13,8 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.decoding.headers import ImageHeader, read_header
 from trocar_server.decoding.pixels import image_from_pixels
-from trocar_server.engine.execute.image_decoder import ImageDecoder, in_order
+from trocar_server.engine.execute.image_decoder import ImageDecoder, in_order, naming_image
+from trocar_server.engine.execute.prepared_images import DecodedImages, prepared_images
 from trocar_server.engine.request.plan import (
     ArgumentInput,
     Flag,
@@ -196,10 +197,11 @@ async def decode_images(
     limits: Limits,
     decoder: ImageDecoder,
     reserve: Callable[[int, int], None],
-) -> list[list[Image.Image]]:
+) -> list[DecodedImages]:
     """Decode the images of each argument; tensors give an empty list. Needs no torch.
 
     Before any is decoded, all headers are read, and the bytes of decoded and prepared images are counted.
+    Where the model's preprocessing allows it, they are prepared as well: see `models.fitting`.
 
     Args:
         hosted: The model, for its preprocessing.
@@ -213,7 +215,7 @@ async def decode_images(
         ServiceError: `INVALID_IMAGE` or `IMAGE_TOO_LARGE`, naming the image's position; `SERVER_BUSY`,
             there is no memory for the decoded images.
     """
-    decoded: list[list[Image.Image]] = []
+    decoded: list[DecodedImages] = []
     remaining = iter(payloads)
     for entry in inputs:
         own = list(islice(remaining, payload_count(entry)))
@@ -227,7 +229,13 @@ async def decode_images(
             for image_spec, header in zip(image_specs, headers, strict=True)
         ]
         reserve(_made_bytes(hosted, sizes, limits.max_request_bytes), len(image_specs))
-        decoded.append(await decoded_images(headers, image_specs, own, limits.max_image_pixels, decoder))
+        assert hosted.preprocessing is not None  # refused before: see check_images
+        fitting, max_pixels = hosted.preprocessing.fitting, limits.max_image_pixels
+        batch = await prepared_images(fitting, headers, own, max_pixels, decoder)
+        if batch is not None:
+            decoded.append(batch)
+        else:
+            decoded.append(await decoded_images(headers, image_specs, own, max_pixels, decoder))
     return decoded
 
 
@@ -241,7 +249,7 @@ def image_headers(
     """
     headers: list[ImageHeader | None] = []
     for index, (image_spec, payload) in enumerate(zip(image_specs, payloads, strict=True)):
-        with _naming(index):
+        with naming_image(index):
             headers.append(None if image_spec.height else read_header(payload.tobytes(), max_pixels))
     return headers
 
@@ -291,7 +299,7 @@ async def decoded_images(
 
     async def one(index: int) -> Image.Image:
         header, image_spec, payload = headers[index], image_specs[index], payloads[index]
-        with _naming(index):
+        with naming_image(index):
             if header is not None:
                 return await decoder.decode(payload.data, header, max_pixels)
             return await decoder.aside(
@@ -301,21 +309,11 @@ async def decoded_images(
     return await in_order(one(index) for index in range(len(image_specs)))
 
 
-@contextmanager
-def _naming(index: int) -> Iterator[None]:
-    """Add the image's position to errors."""
-    try:
-        yield
-    except ServiceError as error:
-        details = {**error.details, "image": str(index)}
-        raise ServiceError(error.reason, f"image {index}: {error.message}", **details) from error
-
-
 def build_arguments(
     hosted: HostedModel,
     inputs: Sequence[ArgumentInput],
     payloads: Sequence[Payload],
-    images: Sequence[list[Image.Image]],
+    images: Sequence[DecodedImages],
     guard: PassGuard | None = None,
     *,
     is_start: bool = False,
@@ -326,7 +324,7 @@ def build_arguments(
         hosted: The model.
         inputs: The arguments.
         payloads: Their bytes.
-        images: The decoded images of each argument.
+        images: The decoded images of each argument, see `decode_images`.
         guard: Aborts between images.
         is_start: Whether they are a value within the model, which is not converted.
 
@@ -340,7 +338,7 @@ def build_arguments(
         if isinstance(entry, MadeInput):
             arguments.append(made[entry.name])
         elif isinstance(entry, ImageInput):
-            arguments.append(_image_argument(hosted, entry, remaining, _while_allowed(decoded, guard), made))
+            arguments.append(_image_argument(hosted, entry, remaining, decoded, guard, made))
         else:
             arguments.append(_argument(hosted, entry, position, remaining, is_start=is_start))
     return arguments
@@ -381,13 +379,17 @@ def _image_argument(
     hosted: HostedModel,
     entry: ImageInput,
     payloads: Iterator[Payload],
-    images: Iterator[Image.Image],
+    decoded: DecodedImages,
+    guard: PassGuard | None,
     made: dict[str, torch.Tensor],
 ) -> Argument:
     """Make the argument of images; `made` gets what is made beside them, which comes after them."""
     for _ in entry.images:
         next(payloads)
+    if isinstance(decoded, np.ndarray):
+        return _prepared(hosted, torch.from_numpy(decoded))
     assert hosted.preprocessing is not None  # refused before: see check_images
+    images = _while_allowed(decoded, guard)
     if hosted.preprocessing.made_names:
         prepared = hosted.preprocessing.with_made(images)
         made |= {

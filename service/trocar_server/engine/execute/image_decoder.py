@@ -9,8 +9,9 @@ of large ones delays the small ones of other callers. Callers get equal shares o
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from PIL import Image
@@ -22,6 +23,7 @@ from trocar_server.decoding.process import WorkerProcess, decode
 from trocar_server.engine.execute.worker_pool import WorkerPool
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow
+from trocar_server.models.fitting import Fitting, Values
 
 Result = TypeVar("Result")
 
@@ -78,13 +80,44 @@ class ImageDecoder:
             ServiceError: As `decode_image`; `IMAGE_TOO_LARGE`, it takes too long; `CANCELLED`, the server
                 is stopping.
         """
-        flow = current_flow() if flow is None else flow
-        cost = header.scanned_pixels
 
         def work(process: WorkerProcess) -> Image.Image:
             width, height, pixels = decode(process, data, header, max_pixels, self.conversion)
             return Image.frombytes("RGB", (width, height), pixels)
 
+        return await self._run(work, header, current_flow() if flow is None else flow)
+
+    async def prepare(
+        self,
+        data: bytes | memoryview,
+        header: ImageHeader,
+        max_pixels: int,
+        fitting: Fitting,
+        steps: Sequence[Sequence[int]],
+        row: Values,
+    ) -> None:
+        """Decode one image, and write the model's numbers for it.
+
+        Args:
+            data: The encoded image.
+            header: Its header, as `read_header` returns it.
+            max_pixels: The most pixels of one image.
+            fitting: Of the model's preprocessing.
+            steps: Its steps for the image as stored, and for the image turned.
+            row: (3, height, width), float32; overwritten, also some time after a cancellation.
+
+        Raises:
+            ServiceError: As `decode`.
+        """
+
+        def work(process: WorkerProcess) -> None:
+            _, _, pixels = decode(process, data, header, max_pixels, self.conversion, steps)
+            fitting.fill(pixels, row)
+
+        await self._run(work, header, current_flow())
+
+    async def _run(self, work: Callable[[WorkerProcess], Result], header: ImageHeader, flow: str) -> Result:
+        cost = header.scanned_pixels
         try:
             return await self._pool.run(work, cost, flow, MAX_DECODE_S, is_small=cost <= SMALL_PIXELS)
         except TimeoutError:
@@ -114,6 +147,16 @@ class ImageDecoder:
         """Kill every process; pending calls fail, and nothing is decoded afterwards."""
         self._pool.stop()
         self._aside.shutdown(wait=False)
+
+
+@contextmanager
+def naming_image(index: int) -> Iterator[None]:
+    """Add an image's position in its batch to errors."""
+    try:
+        yield
+    except ServiceError as error:
+        details = {**error.details, "image": str(index)}
+        raise ServiceError(error.reason, f"image {index}: {error.message}", **details) from error
 
 
 async def in_order(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:

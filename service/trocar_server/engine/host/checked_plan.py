@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from PIL import Image
-
 from trocar_server.config import Limits
 from trocar_server.engine.execute.arguments import has_images
 from trocar_server.engine.execute.collecting import PassSpec
+from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.host.gradient_meta_pass import make_pass_spec
 from trocar_server.engine.request.plan import Plan, Signature, row_count
@@ -67,7 +66,7 @@ class CheckedPlan:
         return any(map(has_images, (self.plan.inputs, *(source.inputs for source in self.plan.sources))))
 
     @cached_property
-    def no_images(self) -> tuple[list[list[Image.Image]], list[list[list[Image.Image]]]]:
+    def no_images(self) -> tuple[list[DecodedImages], list[list[DecodedImages]]]:
         """The images of its arguments and of those of its sources, where all are tensors."""
         return [[] for _ in self.plan.inputs], [[[] for _ in source.inputs] for source in self.plan.sources]
 

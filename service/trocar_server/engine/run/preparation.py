@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from PIL import Image
-
 from trocar_server.config import Limits
 from trocar_server.decoding.pixels import Conversion
 from trocar_server.engine.execute.arguments import decode_images, has_images
 from trocar_server.engine.execute.image_decoder import ImageDecoder
 from trocar_server.engine.execute.image_texts import ImageTextProcessor, takes_image_texts
+from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.execute.processor import Processed, Processor
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.request.plan import ArgumentInput, Payload, Payloads, Plan, SourceInputs
@@ -190,7 +189,7 @@ class Preparation:
         inputs: Sequence[ArgumentInput],
         payloads: Sequence[Payload],
         reserve: Callable[[int, int], None],
-    ) -> list[list[Image.Image]]:
+    ) -> list[DecodedImages]:
         """Decode the images of arguments; see `decode_images`."""
         if not has_images(inputs):
             return [[] for _ in inputs]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from PIL import Image
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
@@ -17,6 +16,7 @@ from trocar_server.engine.execute.arguments import (
     signature_of,
 )
 from trocar_server.engine.execute.collecting import CallsDifferError
+from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment, RecordedSources
 from trocar_server.engine.host.gradient_meta_pass import make_pass_spec
@@ -53,8 +53,8 @@ class Prepared:
 
     checked: CheckedPlan
     payloads: Payloads
-    images: Sequence[list[Image.Image]]
-    source_images: Sequence[Sequence[list[Image.Image]]] = ()
+    images: Sequence[DecodedImages]
+    source_images: Sequence[Sequence[DecodedImages]] = ()
     """The images of each source's arguments."""
     made_bytes: int = 0
     """Bytes reserved for images as decoded and as prepared."""

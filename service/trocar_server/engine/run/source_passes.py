@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from PIL import Image
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.arguments import build_arguments, signature_of
 from trocar_server.engine.execute.collecting import Arguments, PassSpec, collect
+from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.deployment import Deployment, RecordedSource
 from trocar_server.engine.host.recordings import MadeDataRefusedError
 from trocar_server.engine.request.plan import Payload, SourceInputs, split_arguments
@@ -33,7 +33,7 @@ class SourcePass:
         deployment: Deployment,
         source: SourceInputs,
         payloads: Sequence[Payload],
-        images: Sequence[list[Image.Image]],
+        images: Sequence[DecodedImages],
         guard: PassGuard,
     ) -> Self:
         """Make the arguments of a source and record a pass on them. Owner thread only."""

@@ -9,7 +9,6 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from google.protobuf.message import DecodeError
-from PIL import Image
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import trainer_pb2 as pb
@@ -22,6 +21,7 @@ from trocar_server.engine.execute.arguments import (
     with_named_images,
 )
 from trocar_server.engine.execute.image_texts import takes_image_texts
+from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.request.plan import (
     Payload,
     TensorInput,
@@ -159,7 +159,7 @@ async def receive_batch(
     of_targets = payloads[len(own) :]
     if batch.needs_processing:
         batch, own = await _processed(batch, own, trainers.engine, reservation, deadline)
-    images: Sequence[list[Image.Image]] = batch.no_images
+    images: Sequence[DecodedImages] = batch.no_images
     if batch.has_images:
         decode = trainers.engine.preparation.decode
         images = await decode(batch.hosted, batch.inputs, own, reservation.reserve)

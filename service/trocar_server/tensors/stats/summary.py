@@ -98,8 +98,10 @@ def summarize(
     """Summarise a real tensor of at least two dimensions, block by block.
 
     Splits the first dimension that can be split, so that blocks are views and no more than
-    `block_elements` are ever copied to float64 together.
+    `block_elements` are ever copied to float64 together. A count alone reads no element.
     """
+    if not parts:
+        return Summary(_counts(value, group_dim), {})
     if value.numel() <= block_elements:
         return _measure(value.to(torch.float64), group_dim, parts)
     dim = next(dim for dim, size in enumerate(value.shape) if size > 1)
@@ -109,9 +111,12 @@ def summarize(
 
 
 def _measure(block: torch.Tensor, group_dim: int, parts: tuple[Part, ...]) -> Summary:
-    groups = block.shape[group_dim]
-    count = block.new_full((groups,), block.numel() / max(groups, 1))
-    return Summary(count, {part: part.measure(block, group_dim) for part in parts})
+    return Summary(_counts(block, group_dim), {part: part.measure(block, group_dim) for part in parts})
+
+
+def _counts(value: torch.Tensor, group_dim: int) -> torch.Tensor:
+    groups = value.shape[group_dim]
+    return value.new_full((groups,), value.numel() / max(groups, 1), dtype=torch.float64)
 
 
 def _pack(accumulated: Summary) -> Mapping[str, torch.Tensor]:

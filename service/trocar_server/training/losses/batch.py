@@ -6,12 +6,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from trocar_server.config import Limits
 from trocar_server.engine.execute.arguments import build_arguments, has_images, tensor_of
 from trocar_server.engine.execute.image_texts import takes_image_texts
+from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.request.plan import (
     ArgumentInput,
     Payload,
@@ -121,7 +121,7 @@ class BatchPlan:
         return has_images(self.inputs)
 
     @cached_property
-    def no_images(self) -> list[list[Image.Image]]:
+    def no_images(self) -> list[DecodedImages]:
         """The images of each argument, where all are tensors."""
         return [[] for _ in self.inputs]
 
@@ -135,7 +135,7 @@ def make_batch(
     plan: BatchPlan,
     own: Sequence[Payload],
     of_targets: Sequence[Payload],
-    images: Sequence[list[Image.Image]],
+    images: Sequence[DecodedImages],
     guard: PassGuard,
 ) -> Batch:
     """Make the tensors of a batch. On the thread that owns torch.

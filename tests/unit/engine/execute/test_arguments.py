@@ -2,17 +2,20 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.models import ResNet18_Weights
 
 from tests.support.models.odd_models import Identity
 from tests.support.models.tiny_models import Half
 from tests.unit.engine.deployments import hosted, hosted_by_name
 from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
+from trocar_server.decoding.pixels import decode_image
 from trocar_server.engine.execute.arguments import (
     build_arguments,
     check_images,
@@ -21,8 +24,11 @@ from trocar_server.engine.execute.arguments import (
     signature_of,
 )
 from trocar_server.engine.execute.image_decoder import ImageDecoder
+from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.request.plan import ArgumentInput, ImageInput, ImageSpec, Payload, TensorInput
 from trocar_server.errors import ServiceError
+from trocar_server.models.preprocessing import Preprocessor, SpecTransform
+from trocar_server.models.spec import PreprocessingSpec
 
 DTYPES = [
     torch.float32,
@@ -101,8 +107,6 @@ def test_what_is_no_float_is_the_models_to_judge(dtype: torch.dtype) -> None:
 
 
 def test_images_are_prepared_as_torchvisions_weights_say() -> None:
-    from torchvision.models import ResNet18_Weights
-
     model, images = hosted_by_name("resnet18"), [photo(), photo(300, 200)]
     entry = ImageInput("", tuple(ImageSpec(1) for _ in images))
     (batch,) = build_arguments(model, [entry], [np.empty(1, np.uint8)] * 2, [images])
@@ -137,8 +141,8 @@ def decoder() -> Iterator[ImageDecoder]:
 
 async def decoded(
     decoder: ImageDecoder, image_specs: list[ImageSpec], payloads: list[Payload], **limits: int
-) -> tuple[list[Image.Image], list[int]]:
-    """Return the images, and the bytes that were reserved for them."""
+) -> tuple[DecodedImages, list[int]]:
+    """Return the images or their batch, and the bytes that were reserved for them."""
     reserved: list[int] = []
     entry = ImageInput("", tuple(image_specs))
     (images,) = await decode_images(
@@ -157,12 +161,46 @@ async def test_encoded_and_raw_images_may_be_mixed(decoder: ImageDecoder) -> Non
     pixels = np.asarray(image)
     image_specs = [ImageSpec(100), ImageSpec(pixels.nbytes, *pixels.shape[:2])]
     images, _ = await decoded(decoder, image_specs, [png(image), pixels.reshape(-1).copy()])
+    assert isinstance(images, list)
     assert [np.array_equal(np.asarray(found), pixels) for found in images] == [True, True]
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+async def test_encoded_images_are_prepared_before_torch_sees_them(
+    decoder: ImageDecoder, orientation: int
+) -> None:
+    """With the bits and the strides of torchvision's transforms, also of a photo that its EXIF data turns."""
+    model, exif = hosted_by_name("resnet18"), Image.Exif()
+    exif[0x0112] = orientation
+    jpeg = io.BytesIO()
+    photo(300, 410).save(jpeg, "JPEG", exif=exif)
+    payloads = [np.frombuffer(jpeg.getvalue(), np.uint8), png(photo(333, 257))]
+    specs = [ImageSpec(payload.size) for payload in payloads]
+    batch, _ = await decoded(decoder, specs, payloads)
+    assert isinstance(batch, np.ndarray)
+    (argument,) = build_arguments(model, [ImageInput("", tuple(specs))], payloads, [batch])
+    assert isinstance(argument, torch.Tensor)
+    transform = ResNet18_Weights.DEFAULT.transforms()
+    upright = [decode_image(payload.tobytes(), 1 << 20) for payload in payloads]
+    expected = torch.stack([transform(image) for image in upright])
+    assert torch.equal(argument, expected)
+    assert argument.stride() == expected.stride()
+
+
+async def test_images_smaller_than_the_crop_are_left_to_torch(decoder: ImageDecoder) -> None:
+    """A preset that only crops pads them with black, by rules of its own."""
+    preprocessing = PreprocessingSpec(crop=(224,))
+    model = replace(hosted_by_name("resnet18"), preprocessing=Preprocessor(SpecTransform(preprocessing)))
+    small = png(photo(100, 300))
+    entry = ImageInput("", (ImageSpec(1),))
+    (images,) = await decode_images(model, [entry], [small], Limits(), decoder, lambda count, rows: None)
+    assert isinstance(images, list)
+
+
 async def test_what_images_become_is_reserved_before_they_are_decoded(decoder: ImageDecoder) -> None:
-    images, reserved = await decoded(decoder, [ImageSpec(1)] * 2, [png(photo())] * 2)
-    pixels = sum(image.width * image.height for image in images)
+    image = photo()
+    _, reserved = await decoded(decoder, [ImageSpec(1)] * 2, [png(image)] * 2)
+    pixels = 2 * image.width * image.height
     batch = 2 * 3 * 224 * 224 * 4
     assert sum(reserved) >= 4 * pixels + 2 * batch
 

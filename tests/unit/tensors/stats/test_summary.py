@@ -1,10 +1,13 @@
 """Splitting into blocks must not show in the numbers, and must keep memory small."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.tensors.stats.oracle import PLAIN
 from trocar_server.tensors.stats import Statistic
@@ -64,3 +67,27 @@ def test_the_largest_absolute_value_of_negative_zeros_is_zero() -> None:
     value = torch.tensor([[-0.0, -0.0], [0.0, -0.0]])
     found = summarize(value, 0, needed_parts([Statistic.ABSMAX])).finish(Statistic.ABSMAX)
     assert not found.signbit().any()
+
+
+class Operations(TorchDispatchMode):
+    """The names of torch's operations inside the context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 5), (0, 3), (3, 0)])
+@pytest.mark.parametrize("group_dim", [0, 1])
+def test_a_count_alone_reads_no_element(shape: tuple[int, ...], group_dim: int) -> None:
+    value = torch.randn(shape)
+    expected = summarize(value, group_dim, (Part.ZEROS,), 2).count
+    with Operations() as operations:
+        count = summarize(value, group_dim, needed_parts([Statistic.COUNT]), 2).count
+    assert torch.equal(count, expected)
+    assert count.dtype == torch.float64
+    assert operations.names == ["new_full.default"]
