@@ -13,6 +13,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 # its first failure is shown all the same; a run in which that happens more than three times fails.
 PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder --reruns 1
 PYTEST_ARGS ?=
+# Tests start hundreds of processes: without bytecode files each compiles what it imports of our 100,000 lines.
+unexport PYTHONDONTWRITEBYTECODE
 BENCH_ARGS ?=
 # The wheel is the same, byte for byte, wherever a commit is built.
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1580601600)

@@ -59,7 +59,7 @@ class Local:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._helper.close()
+        self._helper.__exit__(kind, error, traceback)
 
     def measure(self, job: LocalJob) -> list[float]:
         """Return the seconds of each pass.

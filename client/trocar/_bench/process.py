@@ -58,6 +58,8 @@ class Helper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._process.kill()  # it may import torch for seconds before it sees that its pipe is closed
         self.close()
 
     @property

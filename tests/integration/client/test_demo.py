@@ -1,6 +1,5 @@
 """`trocar demo` as `make demo` runs it: a process of its own, a real server, a real pretrained model."""
 
-import os
 import re
 import signal
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,11 @@ from torchvision.transforms import InterpolationMode, functional
 
 import trocar
 from tests.support.files.markdown import blocks
-from trocar._cli.demo import command, demo_sources
+from tests.support.servers import warm_python
+from tests.support.wire.pictures import colour_count
+from trocar._cli.demo import command, demo_sources, hosting
 from trocar._cli.demo.demo_sources import find_sources
-from trocar._cli.demo.hosting import MODEL_ID, serving
+from trocar._cli.demo.hosting import MODEL_ID, WEIGHTS_FILE, serving
 
 README = Path(__file__).parents[3] / "README.md"
 COMMAND = [sys.executable, "-m", "trocar", "demo", "--out"]
@@ -101,18 +103,18 @@ def test_model_names_the_photographs_in_this_process_too(expected_logits: torch.
 
 
 def test_picture_is_a_png_with_something_on_it(demo: Run) -> None:
-    pixels = np.asarray(Image.open(demo.folder / "feature-maps.png").convert("RGB"))
-    assert pixels.shape[0] > 400
-    assert pixels.shape[1] > 1200
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10_000
+    with Image.open(demo.folder / "feature-maps.png") as picture:
+        assert picture.height > 400
+        assert picture.width > 1200
+        assert colour_count(picture) > 10_000
 
 
 def test_the_cam_picture_is_of_what_the_photographs_show(demo: Run) -> None:
     assert "(2, 7, 7) of Egyptian cat (285): 8.97" in demo.text
     assert "; espresso (967): 10.9" in demo.text
-    pixels = np.asarray(Image.open(demo.folder / "cam.png").convert("RGB"))
-    assert pixels.shape[1] > pixels.shape[0] > 300
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10_000
+    with Image.open(demo.folder / "cam.png") as picture:
+        assert picture.width > picture.height > 300
+        assert colour_count(picture) > 10_000
 
 
 def test_demo_says_what_it_wrote(demo: Run) -> None:
@@ -135,11 +137,24 @@ def _without_digits(line: str) -> str:
     return " ".join(re.sub(r"[\d.─-]+", "#", line).split())
 
 
-def test_demo_stops_its_server_when_it_is_terminated(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        [*COMMAND, tmp_path], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+CONVERTED = """
+import shutil, sys
+from pathlib import Path
+from trocar._cli.demo import command
+
+def convert(checkpoint, target):
+    sys.stdout.reconfigure(line_buffering=True)
+    return str(shutil.copy(sys.argv[2], target))
+
+command.convert = convert
+command.demo(Path(sys.argv[1]))
+"""
+"""The demo with weights that were converted before."""
+
+
+def test_demo_stops_its_server_when_it_is_terminated(demo: Run, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", CONVERTED, tmp_path, demo.folder / WEIGHTS_FILE]
+    with warm_python.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = next(address_of(line) for line in process.stdout if line.startswith("ready on"))
         process.send_signal(signal.SIGTERM)
@@ -148,6 +163,14 @@ def test_demo_stops_its_server_when_it_is_terminated(tmp_path: Path) -> None:
     assert_nobody_listens(address)
 
 
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server of `serving` begin with its modules imported."""
+    quick = SimpleNamespace(**{**vars(subprocess), "Popen": warm_python.Popen})
+    monkeypatch.setattr(hosting, "subprocess", quick)
+
+
+@pytest.mark.usefixtures("warm")
 def test_server_is_gone_when_the_tour_fails(tmp_path: Path) -> None:
     config = tmp_path / "server.toml"
     config.write_text('[models.resnet18]\nweights = "random:0"\n')
@@ -163,6 +186,7 @@ def test_server_is_gone_when_the_tour_fails(tmp_path: Path) -> None:
     assert_nobody_listens(addresses[0])
 
 
+@pytest.mark.usefixtures("warm")
 def test_server_that_does_not_start_shows_the_end_of_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

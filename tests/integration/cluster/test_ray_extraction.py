@@ -15,7 +15,7 @@ from tests.support.servers.serving import tiny_models_config
 from trocar.errors import SourceError
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'trocar[ray]'")
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 TAPS = ["conv", "fc"]
 CHOICES: dict[str, Any] = {"batch": 4, "shard_size": 24, "numerics": "exact"}

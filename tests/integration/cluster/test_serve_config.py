@@ -15,7 +15,7 @@ from trocar_server.auth import Scope, TokenFile
 from trocar_server.config import read_config
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'trocar[ray]'")
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 MODELS = {"resnet50": {"architecture": "squeezenet1_1", "weights": "random:0"}}
 

@@ -9,6 +9,7 @@ from torchvision.models import get_model_builder
 
 from trocar_server.models import Family, family_of, make_meta_replica
 from trocar_server.models.stages import stages_of
+from trocar_server.models.weights.initial_values import no_initial_values
 from trocar_server.surgery import Leaf, Recording, parse_selector, record_calls, resolve
 
 SIDE = 224
@@ -48,7 +49,7 @@ def stage_leaves(recording: Recording) -> dict[str, Leaf]:
 
 def _on_meta(builder: Any, arguments: dict[str, Any]) -> torch.nn.Module:
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), no_initial_values():
             return builder(**arguments).eval()  # type: ignore[no-any-return]
     except NotImplementedError:  # RegNet computes its widths with tensors
         return make_meta_replica(builder(**arguments).eval())

@@ -24,7 +24,7 @@ def ray_nodes(count: int) -> Iterator[str]:
 
     from trocar_server.cluster.session import open_session
 
-    head = {"include_dashboard": False, **_NODE}
+    head = {"include_dashboard": False, "include_log_monitor": False, **_NODE}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(count - 1):
@@ -39,7 +39,7 @@ def ray_nodes(count: int) -> Iterator[str]:
 def command(*words: str) -> "subprocess.CompletedProcess[str]":
     """Run `trocar serve ...` or `trocar cluster ...` in a process of its own."""
     line = [sys.executable, "-m", "trocar", *words]
-    return subprocess.run(line, capture_output=True, text=True, timeout=150, check=False)
+    return subprocess.run(line, capture_output=True, text=True, timeout=500, check=False)
 
 
 def write_config(

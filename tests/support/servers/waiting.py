@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_LIMIT_S = 60.0
+_LIMIT_S = 180.0
 _STEP_S = 0.01
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Return as soon as it is so; fail when it is not so after a minute."""
+    """Return as soon as it is so; fail when it is not so after three minutes."""
     never = threading.Event()
     for _ in range(int(_LIMIT_S / _STEP_S)):
         if is_so():

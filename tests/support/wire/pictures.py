@@ -21,6 +21,12 @@ def encoded(image: Image.Image, kind: str, **options: int | bool) -> bytes:
     return buffer.getvalue()
 
 
+def colour_count(picture: Image.Image) -> int:
+    """Return how many colours a picture has."""
+    pixels = np.asarray(picture.convert("RGBA"))
+    return len(np.unique(pixels.view(np.uint32)))
+
+
 def png_bomb(width: int, height: int) -> bytes:
     """Return a PNG of a few hundred bytes whose header promises this size."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

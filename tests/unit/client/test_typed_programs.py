@@ -51,17 +51,26 @@ MISSPELT = {
 }
 
 
+CONFIG = """\
+[mypy]
+strict = true
+[mypy-matplotlib.*,pyarrow.*,ray.*,zarr.*]
+follow_imports = skip
+"""
+"""Ray alone brings 2,300 modules, torch's among them, in which no name of ours is declared."""
+
+
 def findings(program: str, folder: Path) -> dict[int, str]:
     """Return what mypy says of a program, by line."""
-    file = folder / "program.py"
+    file, config = folder / "program.py", folder / "mypy.ini"
     file.write_text(program, encoding="utf-8")
+    config.write_text(CONFIG, encoding="utf-8")
     command = [
         sys.executable,
         "-m",
         "mypy",
-        "--strict",
         "--config-file",
-        "",
+        str(config),
         "--cache-dir",
         str(folder),
         str(file),

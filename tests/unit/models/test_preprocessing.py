@@ -139,7 +139,7 @@ def test_what_the_crop_keeps_is_what_the_whole_resize_gives(
     """Where it would become too large; Pillow's box is of single precision, so a few values differ by 1."""
     spec = SpecTransform(PreprocessingSpec(resize=(256,), crop=crop, interpolation=interpolation))
     monkeypatch.setattr(Preprocessor, "_whole_pixels", lambda self: 0)
-    for image in pictures((300, 500), (640, 200), (7, 1000), (1000, 7), (2500, 31), (50, 1), (256, 256)):
+    for image in pictures((300, 500), (640, 200), (7, 1000), (300, 7), (700, 31), (50, 1), (256, 256)):
         (ours,) = Preprocessor(spec, as_list=True)([image])
         difference = ((ours - spec(image)) * 255).abs()
         assert difference.max() < 1.01

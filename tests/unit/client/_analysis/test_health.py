@@ -259,7 +259,7 @@ def test_unknown_names_show_the_nearest(report: Report) -> None:
         report(healthy())["conb"]
 
 
-def test_the_plot_shows_every_row_and_names_150_modules(report: Report, tmp_path: Path) -> None:
+def test_the_plot_shows_every_row_and_names_150_modules(report: Report) -> None:
     pytest.importorskip("matplotlib")
     special = [np.zeros(3), np.full(3, np.nan), np.array([np.inf]), np.full(3, 1e-9), np.full(3, 1e9)]
     arrays = [*special, *(random(3, scale=10.0**-k, seed=k) for k in range(5))] * 15
@@ -267,8 +267,7 @@ def test_the_plot_shows_every_row_and_names_150_modules(report: Report, tmp_path
         {f"features.{index}.conv": array for index, array in enumerate(arrays)},
         {f"features.{index}.conv.weight": (np.ones(1), np.full(1, 0.1)) for index in range(0, 150, 2)},
     )
-    figure = report(fake).plot(tmp_path / "health.png", all_rows=True)
-    assert (tmp_path / "health.png").read_bytes().startswith(b"\x89PNG")
+    figure = report(fake).plot(all_rows=True)
     left, right = figure.axes
     assert left.get_xscale() == right.get_xscale() == "log"
     assert sum(len(np.asarray(points.get_offsets())) for points in left.collections) == 150 + 75
@@ -279,14 +278,15 @@ def test_the_plot_shows_every_row_and_names_150_modules(report: Report, tmp_path
     assert labels[0].get_color() != "black"
 
 
-def test_of_many_rows_the_flagged_and_largest_are_drawn() -> None:
+def test_of_many_rows_the_flagged_and_largest_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [
         HealthRow(f"m{k}", f"m{k}", "M", float(k + 1), 0.0, 0, 0, None, None, None, ()) for k in range(40)
     ]
     rows[3] = replace(rows[3], gradient_norm=1e-9, flags=("vanishing",))
     health = trocar.Health(tuple(rows), None, trocar.HealthThresholds(), "m")
-    some, every = health.plot(), health.plot(all_rows=True)
+    some, every = health.plot(tmp_path / "health.png"), health.plot(all_rows=True)
+    assert (tmp_path / "health.png").read_bytes().startswith(b"\x89PNG")
     names = [label.get_text() for label in some.axes[0].get_yticklabels()]
     assert names == ["m3", *(f"m{k}" for k in range(39, 10, -1))]
     assert "30 of 40 modules, flagged ones first" in some.get_suptitle()

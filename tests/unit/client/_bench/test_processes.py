@@ -5,9 +5,10 @@ import torch
 
 from tests.support.models.tiny_models import Plain
 from tests.unit.client._bench.targets import Broken, Named
+from trocar._bench import process
 from trocar._bench.load import Load
 from trocar._bench.local_passes import Local, LocalJob, Passes
-from trocar._bench.process import HelperError
+from trocar._bench.process import Helper, HelperError
 
 
 @pytest.mark.parametrize(("clients", "processes"), [(1, 1), (5, 2), (2, 9)])
@@ -59,3 +60,9 @@ def test_a_local_pass_that_fails_says_so_and_the_next_one_is_made() -> None:
         with pytest.raises(HelperError, match="layer9"):
             local.measure(LocalJob("resnet18", ("layer9",), (1, 3, 32, 32), 0.0))
         assert local.measure(LocalJob("resnet18", ("layer1",), (1, 3, 32, 32), 0.0, most_passes=1))
+
+
+def test_a_process_that_is_busy_ends_with_the_failure_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_CLOSE_LIMIT_S", 1000)
+    with pytest.raises(ZeroDivisionError), Helper("tests.unit.client._bench.silent"):
+        raise ZeroDivisionError

@@ -11,6 +11,7 @@ from torch import nn
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.models import make_meta_replica
+from trocar_server.models.weights.initial_values import no_initial_values
 from trocar_server.surgery import Recording, record_calls
 from trocar_server.training.losses.loss_function import main_output
 from trocar_server.training.model.head import find_head, replace_head
@@ -46,7 +47,7 @@ def _on_meta(name: str) -> nn.Module:
         plain(self, key, parameter if parameter is None else nn.Parameter(parameter.to("meta")))
 
     options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    with patch.object(nn.Module, "register_parameter", register):
+    with patch.object(nn.Module, "register_parameter", register), no_initial_values():
         model: nn.Module = torchvision.models.get_model(name, **options)
     return model.to("meta").eval()
 
@@ -63,7 +64,16 @@ def _record(model: nn.Module, *shape: int) -> Recording:
 @pytest.mark.parametrize("name", ALL)
 def test_every_classifier_of_torchvision_can_be_replaced(name: str) -> None:
     model = _on_meta(name)
-    assert model.get_parameter(f"{find_head(model)}.weight").shape[0] == 1000
+    path = find_head(model)
+    shape = model.get_parameter(f"{path}.weight").shape
+    assert shape[0] == 1000
+    assert replace_head(model, HeadSpec(classes=7), 0) == path
+    assert model.get_parameter(f"{path}.weight").shape == (7, *shape[1:])
+
+
+@pytest.mark.parametrize("name", ["densenet121", "googlenet", "squeezenet1_0", "vit_b_32"])
+def test_a_replaced_classifier_gives_the_output_of_eval_mode(name: str) -> None:
+    model = _on_meta(name)
     replace_head(model, HeadSpec(classes=7), 0)
     assert main_output(model(_images(name, 2))).shape == (2, 7)
 
