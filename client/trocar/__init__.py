@@ -23,6 +23,7 @@ from trocar._analysis.pca import Pca
 from trocar._analysis.prediction import ClassScore, Prediction, Predictions
 from trocar._async.client import AsyncClient
 from trocar._async.fits import AsyncTrainer
+from trocar._async.prepared import AsyncPreparedExtraction
 from trocar._async.stream import AsyncExtractStream
 from trocar._attribution.attribution import Attribution
 from trocar._base.server_status import CacheStatus, CallerStatus, QueueStatus, ServerStatus
@@ -87,6 +88,7 @@ from trocar._result.statistics import Histogram, Statistics
 from trocar._result.trainer_types import Checkpoint, Evaluation, StepResult, TrainerInfo
 from trocar._sync.client import Client, connect
 from trocar._sync.fits import Trainer
+from trocar._sync.prepared import PreparedExtraction
 from trocar._sync.stream import ExtractStream
 from trocar._transport.channel import TlsOptions
 from trocar._uploads.upload_plan import UploadProgress
@@ -195,6 +197,7 @@ __all__ = [
     "AmbiguousCallError",
     "AsyncClient",
     "AsyncExtractStream",
+    "AsyncPreparedExtraction",
     "AsyncTrainer",
     "Attribution",
     "Audio",
@@ -292,6 +295,7 @@ __all__ = [
     "PermissionDeniedError",
     "Prediction",
     "Predictions",
+    "PreparedExtraction",
     "Preprocessing",
     "ProcessedInput",
     "ProcessedSample",
