@@ -21,6 +21,7 @@ SECTIONS = (
         "growth",
         "streams",
         "transport",
+        "prepared",
         "surgery",
         "training",
     ),

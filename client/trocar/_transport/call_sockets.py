@@ -162,6 +162,13 @@ def _mapped(prepared: pb.PreparedCalls, descriptors: list[int]) -> SlotMemory:
     return SlotMemory(mmap.mmap(descriptors[0], byte_count, flags), layout, prepared.slot_count)
 
 
+def _begun(method: Any, request: pb.PrepareCallsRequest, metadata: tuple[tuple[str, str], ...]) -> Any:
+    try:
+        return method(request, metadata=metadata)
+    except ValueError as error:  # gRPC's own for a closed channel
+        raise NotPreparedError from error
+
+
 def _prepared(answer: object) -> pb.PreparedCalls:
     if not (isinstance(answer, pb.PrepareCallsResponse) and answer.HasField("prepared")):
         raise NotPreparedError
@@ -261,7 +268,7 @@ class AsyncCallSocket(_Slots):
         Raises:
             NotPreparedError: It is not.
         """
-        lease = method(request, metadata=metadata)
+        lease = _begun(method, request, metadata)
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 prepared = _prepared(await lease.read())
@@ -342,7 +349,7 @@ class CallSocket(_Slots):
         Raises:
             NotPreparedError: It is not.
         """
-        lease = method(request, metadata=metadata)
+        lease = _begun(method, request, metadata)
         timer = threading.Timer(ANSWER_WITHIN_S, lease.cancel)
         timer.start()
         try:
