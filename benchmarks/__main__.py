@@ -22,6 +22,7 @@ SECTIONS = (
         "streams",
         "bulk",
         "transport",
+        "prepared",
         "surgery",
         "training",
     ),

@@ -84,6 +84,7 @@ from trocar._result.statistics import Histogram, Statistics
 from trocar._result.trainer_types import Checkpoint, Evaluation, StepResult, TrainerInfo
 from trocar._sync.client import Client, connect
 from trocar._sync.fits import Trainer
+from trocar._sync.prepared import PreparedExtraction
 from trocar._sync.stream import ExtractStream
 from trocar._transport.channel import TlsOptions
 from trocar._uploads.upload_plan import UploadProgress
@@ -192,6 +193,7 @@ __all__ = [
     "AmbiguousCallError",
     "AsyncClient",
     "AsyncExtractStream",
+    "AsyncPreparedExtraction",
     "AsyncTrainer",
     "Attribution",
     "Audio",
@@ -289,6 +291,7 @@ __all__ = [
     "PermissionDeniedError",
     "Prediction",
     "Predictions",
+    "PreparedExtraction",
     "Preprocessing",
     "ProcessedInput",
     "ProcessedSample",
@@ -421,12 +424,12 @@ Spool: Any
 """The spool of saved tensors for your own training loop; of the server, imported when it is asked for."""
 
 _SERVER_SPOOL = "trocar_server.spool"
-_ASYNC = ("AsyncClient", "AsyncExtractStream", "AsyncTrainer")
+_ASYNC = ("AsyncClient", "AsyncExtractStream", "AsyncPreparedExtraction", "AsyncTrainer")
 """Classes of `trocar.aio`, which most programs do not use."""
 
 if TYPE_CHECKING:
     from trocar import aio
-    from trocar.aio import AsyncClient, AsyncExtractStream, AsyncTrainer
+    from trocar.aio import AsyncClient, AsyncExtractStream, AsyncPreparedExtraction, AsyncTrainer
 
 if not TYPE_CHECKING:  # for type checkers there is nothing beside the above
 

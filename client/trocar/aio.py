@@ -9,6 +9,7 @@ Call `connect` inside a coroutine: the client belongs to the running event loop.
 
 from trocar._async.client import AsyncClient, connect
 from trocar._async.fits import AsyncTrainer
+from trocar._async.prepared import AsyncPreparedExtraction
 from trocar._async.stream import AsyncExtractStream
 
-__all__ = ["AsyncClient", "AsyncExtractStream", "AsyncTrainer", "connect"]
+__all__ = ["AsyncClient", "AsyncExtractStream", "AsyncPreparedExtraction", "AsyncTrainer", "connect"]

@@ -14,6 +14,7 @@ from trocar._async.edit_store import AsyncEditStore
 from trocar._async.extraction import AsyncExtraction
 from trocar._async.gradients import AsyncGradients
 from trocar._async.models import AsyncModels
+from trocar._async.prepared import AsyncPreparing
 from trocar._async.server import AsyncServer
 from trocar._async.trainers import AsyncTrainers
 from trocar._base.delegation import delegate
@@ -120,6 +121,7 @@ class AsyncClient:
         self._models = AsyncModels(connection)
         self._server = AsyncServer(connection, self._models)
         self._extraction = AsyncExtraction(connection)
+        self._preparing = AsyncPreparing(connection, self._extraction)
         self._gradients = AsyncGradients(connection, self._extraction)
         self._edit_store = AsyncEditStore(connection)
         self._analyses = AsyncAnalyses(self._extraction, self._gradients)
@@ -164,6 +166,8 @@ class AsyncClient:
     extract_stream = delegate("_extraction", AsyncExtraction.extract_stream)
     plan = delegate("_extraction", AsyncExtraction.plan)
     shared_array = delegate("_extraction", AsyncExtraction.shared_array)
+
+    prepare = delegate("_preparing", AsyncPreparing.prepare)
 
     gradients = delegate("_gradients", AsyncGradients.gradients)
 

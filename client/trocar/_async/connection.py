@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
 
 import grpc
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
@@ -14,6 +15,7 @@ from trocar._async.replicas import AsyncReplicas
 from trocar._async.sharing import AsyncSharing
 from trocar._base.concurrency import async_pause
 from trocar._transport.attempts import Attempts
+from trocar._transport.call_sockets import AsyncCallSocket
 from trocar._transport.channel import (
     UNIX,
     AsyncChannel,
@@ -33,6 +35,7 @@ from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.fit_pb2_grpc import FitServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
+from trocar_api.v1.prepared_pb2_grpc import PreparedCallServiceStub
 from trocar_api.v1.server_pb2_grpc import ServerServiceStub
 from trocar_api.v1.shared_memory_pb2_grpc import SharedMemoryServiceStub
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     )
     from trocar._transport.local import LocalServer
     from trocar._wire.requests import ExtractCall
+    from trocar_api.v1.prepared_pb2 import PrepareCallsRequest
 
 _EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
 _EXTRACT_STREAM = "/trocar_api.v1.StreamService/ExtractStream"
@@ -105,6 +109,8 @@ class AsyncConnection:
         share = SharedMemoryServiceStub(self._channel).ShareMemory
         opened = partial(AsyncExchange, share, options.metadata(new_request_id()))
         self.sharing = AsyncSharing(opened if options.shares_memory else None)
+        self._prepare = PreparedCallServiceStub(self._channel).PrepareCalls
+        self._call_sockets: WeakSet[AsyncCallSocket] = WeakSet()
         self._members = AsyncMembers(options, AsyncConnection) if options.addresses else None
         calls_direct = options.direct and local is None and not options.target.startswith(UNIX)
         self.replicas = AsyncReplicas(self, AsyncConnection) if calls_direct else None
@@ -118,6 +124,8 @@ class AsyncConnection:
         """Close the connection; running calls are cancelled. A local server is stopped."""
         self._is_closed = True
         self.sharing.reset()
+        for calls in tuple(self._call_sockets):
+            calls.close()
         if self._members is not None:
             await self._members.close()
         if self.replicas is not None:
@@ -125,6 +133,16 @@ class AsyncConnection:
         await self._channel.close()
         if self._local is not None:
             await async_stop(self._local)
+
+    async def prepare_calls(self, request: PrepareCallsRequest) -> AsyncCallSocket:
+        """Have a request prepared by a server on this host.
+
+        Raises:
+            NotPreparedError: It is not.
+        """
+        calls = await AsyncCallSocket.open(self._prepare, request, self.options.metadata(new_request_id()))
+        self._call_sockets.add(calls)
+        return calls
 
     async def home(self) -> AsyncConnection:
         """Return the connection to the server that stores new objects."""

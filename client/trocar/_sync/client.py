@@ -15,6 +15,7 @@ from trocar._sync.edit_store import EditStore
 from trocar._sync.extraction import Extraction
 from trocar._sync.gradients import Gradients
 from trocar._sync.models import Models
+from trocar._sync.prepared import Preparing
 from trocar._sync.server import Server
 from trocar._sync.trainers import Trainers
 from trocar._transport.channel import LOCAL, ConnectOptions, TlsOptions
@@ -120,6 +121,7 @@ class Client:
         self._models = Models(connection)
         self._server = Server(connection, self._models)
         self._extraction = Extraction(connection)
+        self._preparing = Preparing(connection, self._extraction)
         self._gradients = Gradients(connection, self._extraction)
         self._edit_store = EditStore(connection)
         self._analyses = Analyses(self._extraction, self._gradients)
@@ -164,6 +166,8 @@ class Client:
     extract_stream = delegate("_extraction", Extraction.extract_stream)
     plan = delegate("_extraction", Extraction.plan)
     shared_array = delegate("_extraction", Extraction.shared_array)
+
+    prepare = delegate("_preparing", Preparing.prepare)
 
     gradients = delegate("_gradients", Gradients.gradients)
 

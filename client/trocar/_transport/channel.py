@@ -320,6 +320,7 @@ def _method_config(retries: int) -> list[dict[str, object]]:
         ("DatasetService", "UploadShard"),
         ("TrainerService", "Train"),
         ("SharedMemoryService", "ShareMemory"),
+        ("PreparedCallService", "PrepareCalls"),
     )
     unretried: dict[str, object] = {
         "name": [{"service": f"trocar_api.v1.{service}", "method": name} for service, name in own_retries]

@@ -35,7 +35,7 @@ class ClientClosedError(ServerUnavailableError, ValueError):
     """A call on a closed client; gRPC itself raises a `ValueError`."""
 
 
-_DETAILS_KEY = "grpc-status-details-bin"
+DETAILS_KEY = "grpc-status-details-bin"
 _TOO_LARGE = re.compile(r"message larger than max|message too large", re.IGNORECASE)
 _BY_CLIENT = re.compile(r"\bCLIENT: Received")  # first in the text up to grpcio 1.81, within it in 1.85
 
@@ -148,7 +148,7 @@ def _from_code(
 def _error_info(metadata: Iterable[Any] | None) -> _ErrorInfo:
     """Read our `ErrorInfo` from the trailing metadata; empty when there is none."""
     for key, value in metadata or ():
-        if key != _DETAILS_KEY or not isinstance(value, bytes):
+        if key != DETAILS_KEY or not isinstance(value, bytes):
             continue
         try:
             return _parsed(status_pb2.Status.FromString(value).details)

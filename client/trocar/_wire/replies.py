@@ -77,6 +77,8 @@ class _Known:
     expansions: Mapping[str, tuple[str, ...]]
     execution: ExecutionInfo
     byte_counts: list[int]
+    starts: list[int]
+    """Where each value is, if they are in memory."""
 
 
 class LastReply:
@@ -136,6 +138,7 @@ class ReplyAssembler:
         self._info: dict[str, FeatureMapInfo] = {}
         self._current = 0
         self._offered: Callable[[], Bytes | None] | None = None
+        self._is_placed = False
         self._more = list(starmap(_bytes_destination, more))
 
     def offer(self, memory: "Callable[[], Bytes | None] | None") -> None:
@@ -150,11 +153,17 @@ class ReplyAssembler:
         """Drop received data: the call is retried."""
         self._head, self._destinations, self._current, self._offered = None, [], 0, None
         self._first_message, self._maps, self.byte_counts = b"", None, []
+        self._is_placed = False
 
     @property
     def is_shared(self) -> bool:
         """Whether the values were in the offered memory."""
         return self._head is not None and self._head.is_shared
+
+    @property
+    def head_byte_count(self) -> int:
+        """Bytes of the description of the reply; 0 before it has come."""
+        return 0 if self._head is None else self._head.ByteSize()
 
     def own_bytes(self) -> Bytes | None:
         """Return the bytes of the array of `out`, if that is one and contiguous."""
@@ -184,6 +193,28 @@ class ReplyAssembler:
             raise BadReplyError(f"a message of the reply cannot be decoded: {error}") from error
         for chunk in chunks:
             self.place(chunk)
+
+    def feed_placed(self, message: bytes, memory: Bytes) -> None:
+        """Parse a reply of one message, whose values are in memory that is about to be reused.
+
+        Args:
+            message: Everything but the values.
+            memory: The values, each aligned to 64 bytes.
+
+        Raises:
+            BadReplyError: The reply breaks the contract.
+            ValueError: An array of `out` does not fit the feature map of its name.
+        """
+        known = None if self._last is None else self._last.known
+        if known is not None and known.layout.chunks(message) is not None:
+            chunks = []
+            for index, (start, count) in enumerate(zip(known.starts, known.byte_counts, strict=True)):
+                chunks.append(Chunk(index, 0, memory[start : start + count].data))
+            self._maps = self._known_maps(known, message, chunks)
+            return
+        self._is_placed = True
+        self.offer(memory.copy)
+        self.feed(message)
 
     @property
     def is_complete(self) -> bool:
@@ -241,12 +272,20 @@ class ReplyAssembler:
 
     def _as_known(self, head: pb.ExtractResponse, maps: FeatureMaps) -> _Known | None:
         """Return this reply for the next one; None where it has more than values, or several messages."""
-        if head.is_shared or head.edit_expansions or head.processed or head.HasField("objective_value"):
+        if (
+            (head.is_shared and not self._is_placed)
+            or head.edit_expansions
+            or head.processed
+            or head.HasField("objective_value")
+        ):
             return None
         if any(entry.statistics for entry in head.feature_maps):
             return None
         layout = Layout.of(self._first_message, pb.ExtractResponse.TIMING_FIELD_NUMBER)
-        if layout is None or layout.varying is None or layout.sizes != self.byte_counts:
+        if layout is None or layout.varying is None:
+            return None
+        *starts, _ = placed(self.byte_counts)
+        if layout.sizes != ([] if head.is_shared else self.byte_counts):
             return None
         if layout.fixed_byte_count > _MOST_FIXED_BYTES:
             return None
@@ -263,6 +302,7 @@ class ReplyAssembler:
             maps.expansions,
             maps.execution,
             self.byte_counts,
+            starts,
         )
 
     def begin(self, head: pb.ExtractResponse) -> None:

@@ -1,5 +1,6 @@
 """The gRPC server: services, options, health, start and stop."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from trocar_server.rpc.services.extraction_service import ExtractionService
 from trocar_server.rpc.services.fit_service import FitService
 from trocar_server.rpc.services.model_service import ModelService
 from trocar_server.rpc.services.operator import Operator
+from trocar_server.rpc.services.prepared_call_service import PreparedCallService
 from trocar_server.rpc.services.server_service import ServerService
 from trocar_server.rpc.services.shared_memory_service import SharedMemoryService
 from trocar_server.rpc.services.stream_service import StreamService
@@ -80,6 +82,7 @@ class RpcServer:
     _server: grpc.aio.Server
     _health: HealthService
     _sharing: SharedMemoryService
+    _prepared: PreparedCallService
     _log: Any = None
     health_port: int = 0
     _health_server: grpc.aio.Server | None = None
@@ -106,6 +109,7 @@ class RpcServer:
         """Report NOT_SERVING, let calls finish for `grace_s` seconds, then end."""
         await self._health.enter_graceful_shutdown()
         self._sharing.stop()
+        self._prepared.stop()
         await self._server.stop(grace_s)
         if self._health_server is not None:
             await self._health_server.stop(None)
@@ -146,23 +150,22 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
     """
     engine, authorizer = parts.engine, authorizer or OpenAuthorizer()
     calls = RunningCalls(authorizer)
-    server = grpc.aio.server(
-        interceptors=[
-            CallInterceptor(
-                log,
-                authorizer,
-                observer,
-                parts.drain_switch,
-                calls,
-                engine.limits.stall_timeout_s,
-                gateway.key,
-            )
-        ],
-        options=server_options(engine.limits, max_message_bytes),
+    interceptor = CallInterceptor(
+        log, authorizer, observer, parts.drain_switch, calls, engine.limits.stall_timeout_s, gateway.key
     )
+    options = server_options(engine.limits, max_message_bytes)
+    server = grpc.aio.server(interceptors=[interceptor], options=options)
     lender = None if socket_path(host) is None else open_lender(engine.limits.max_shared_memory_bytes)
+    lists = StoredLists(engine, parts.edit_store)
+    extraction = ExtractionService(engine, lists, lender, parts.trainers)
     sharing, health_service = SharedMemoryService(lender), HealthService()
-    _register_all(server, parts, lender, sharing, health_service)
+    prepared = PreparedCallService(extraction, interceptor, lender)
+    servicers = {
+        "ExtractionService": extraction,
+        "SharedMemoryService": sharing,
+        "PreparedCallService": prepared,
+    }
+    _register_all(server, parts, lists, lender, health_service, servicers)
     for name in ("", *service_names()):
         await health_service.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
     await health_service.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
@@ -175,22 +178,24 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
         _listen(server, target_of(own_socket), 0, None)
     plain_address = _listen(server, gateway.host, 0, None)[0] if gateway.host else ""
     await server.start()
-    return RpcServer(address, bound, calls, server, health_service, sharing, log, plain_address=plain_address)
+    return RpcServer(
+        address, bound, calls, server, health_service, sharing, prepared, log, plain_address=plain_address
+    )
 
 
 def _register_all(
     server: grpc.aio.Server,
     parts: Parts,
+    lists: StoredLists,
     lender: Lender | None,
-    sharing: SharedMemoryService,
     health_service: HealthService,
+    made: Mapping[str, object],
 ) -> None:
-    """Register the services, each with its descriptor."""
-    engine, lists = parts.engine, StoredLists(parts.engine, parts.edit_store)
+    """Register the services, those that were made before and the others, each with its descriptor."""
+    engine = parts.engine
     servicers = {
-        "ExtractionService": ExtractionService(engine, lists, lender, parts.trainers),
+        **made,
         "StreamService": StreamService(engine, lists, parts.trainers),
-        "SharedMemoryService": sharing,
         "ModelService": ModelService(engine),
         "ServerService": ServerService(engine, parts.operator, 0 if lender is None else lender.limit_bytes),
         "EditStoreService": EditStoreService(engine, parts.edit_store),

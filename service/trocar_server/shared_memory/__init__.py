@@ -16,8 +16,10 @@ Note: [Concurrent writes to shared memory]
     piece of 4 MiB; to slip in between takes a process of the server's own user, which could as well kill it.
 """
 
+from trocar_server.shared_memory.call_socket import CallSocket
 from trocar_server.shared_memory.folder import FOLDER, remove_dead
 from trocar_server.shared_memory.lender import Lender, Loan, open_lender
 from trocar_server.shared_memory.segment import Segment
+from trocar_server.shared_memory.slot import Slot
 
-__all__ = ["FOLDER", "Lender", "Loan", "Segment", "open_lender", "remove_dead"]
+__all__ = ["FOLDER", "CallSocket", "Lender", "Loan", "Segment", "Slot", "open_lender", "remove_dead"]

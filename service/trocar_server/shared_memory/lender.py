@@ -11,6 +11,7 @@ from typing import Self
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.shared_memory.call_socket import remove_dead_sockets
 from trocar_server.shared_memory.folder import FOLDER, remove_dead
 from trocar_server.shared_memory.segment import Segment, rounded
 
@@ -40,6 +41,7 @@ def open_lender(limit_bytes: int, folder: Path = FOLDER) -> "Lender | None":
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         return None
     remove_dead(folder)
+    remove_dead_sockets(folder)
     return Lender(limit_bytes, folder)
 
 
@@ -61,6 +63,11 @@ class Lender:
         self._lock = Lock()
         self._segments: dict[tuple[str, str], Segment] = {}
         self._reserved: dict[str, list[int]] = {}
+
+    @property
+    def folder(self) -> Path:
+        """The folder of shared memory."""
+        return self._folder
 
     @property
     def byte_count(self) -> int:

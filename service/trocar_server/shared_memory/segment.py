@@ -52,6 +52,11 @@ class Segment:
         self._is_written = Lock()
 
     @property
+    def descriptor(self) -> int:
+        """The descriptor of its file; open as long as the segment has a user."""
+        return self._descriptor
+
+    @property
     def is_borrowed(self) -> bool:
         """Whether a call uses it, beside its stream."""
         with self._lock:

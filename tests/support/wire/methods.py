@@ -76,7 +76,13 @@ GUARDED = [*OWN, *REFLECTION, *OPEN_INFERENCE]
 """Every one that needs a scope."""
 
 
-RUNS = ("ExtractionService", "StreamService", "EditStoreService", "SharedMemoryService")
+RUNS = (
+    "ExtractionService",
+    "StreamService",
+    "EditStoreService",
+    "SharedMemoryService",
+    "PreparedCallService",
+)
 
 
 def needed_scope(method: Method) -> str:

@@ -23,6 +23,11 @@ _LEADS_OUT = frozenset(
 )
 """Methods that a draining server still accepts, besides read-only ones."""
 
+_LEASES = frozenset(
+    ("/trocar_api.v1.SharedMemoryService/ShareMemory", "/trocar_api.v1.PreparedCallService/PrepareCalls")
+)
+"""Methods whose calls last as long as their client, and only lend something to its other calls."""
+
 
 @dataclass
 class DrainSwitch:
@@ -52,6 +57,11 @@ def is_work(method: str) -> bool:
     """Whether a method is work that a draining server refuses."""
     is_looking = METHOD_SCOPES.get(method, Scope.READ) is Scope.READ
     return not (is_looking or method.startswith(_SERVER) or method in _LEADS_OUT)
+
+
+def is_pending_work(method: str) -> bool:
+    """Whether a running call of a method is work that a draining server waits for."""
+    return is_work(method) and method not in _LEASES
 
 
 def refused_unknown(authorizer: Authorizer, method: str, metadata: Metadata) -> ServiceError:

@@ -9,12 +9,13 @@ import inspect
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from trocar_api.descriptors import DESCRIPTOR_BYTES
 from trocar_api.reasons import ErrorReason
 from trocar_api.versions import VERSION_KEY
 from trocar_server import __version__
@@ -31,7 +32,9 @@ from trocar_server.rpc.transfer.compression import MAGIC, unpacked
 from trocar_server.rpc.transfer.messages import CallContext, check_size, only_message
 from trocar_server.telemetry import NOBODY, UNKNOWN_METHOD, CallLines, CallObserver, CallRecord, trace_id_of
 
-_REQUEST_ID_KEY = "x-request-id"
+Result = TypeVar("Result")
+
+REQUEST_ID_KEY = "x-request-id"
 _MAX_REQUEST_ID_CHARACTERS = 64
 _CLOCKS_APART_S = 0.05
 _GONE = grpc.aio.BaseError
@@ -114,6 +117,27 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 return call.refusal(error)
         return call.wrapped(method)
 
+    async def beside(
+        self,
+        method: str,
+        context: CallContext,
+        headers: Mapping[str, str],
+        work: Callable[[], Awaitable[Result]],
+    ) -> Result:
+        """Run a call that came beside gRPC, for the caller of a call that is open, as if gRPC had brought it.
+
+        Args:
+            method: The method that it is a call of, which takes and returns streams.
+            context: Context of the open call.
+            headers: Request id and trace context of this call.
+            work: Computes the result, in the current task.
+
+        Raises:
+            ServiceError: Why it failed; whatever was raised.
+        """
+        call = self._call(method, KINDS[True, True], headers)
+        return await call.beside(context, self._drain_switch, work)
+
     def _call(
         self, method: str, kind: str, headers: Mapping[str, Any], *, is_open: bool = False, called: str = ""
     ) -> "_Call":
@@ -121,7 +145,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         record = CallRecord(
             method,
             kind,
-            _request_id(headers.get(_REQUEST_ID_KEY, "")),
+            _request_id(headers.get(REQUEST_ID_KEY, "")),
             self._observer,
             traceparent,
             headers.get("tracestate", ""),
@@ -315,6 +339,42 @@ class _Call:
             return grpc.stream_stream_rpc_method_handler(call)
         return grpc.stream_unary_rpc_method_handler(call)
 
+    async def beside(
+        self, context: CallContext, drain_switch: DrainSwitch, work: Callable[[], Awaitable[Result]]
+    ) -> Result:
+        """Run this call; see `CallInterceptor.beside`."""
+        record = self.record
+        record.begin()
+        record.messages_in = record.messages_out = 1
+        record.bytes_in = record.bytes_out = DESCRIPTOR_BYTES
+        running = RunningCall(record.method, context, asyncio.current_task(), is_open=False)
+        self.running.calls.add(running)
+        try:
+            if drain_switch.is_draining:
+                drain_switch.check(record.method, context.invocation_metadata() or ())
+            principal = self.authorizer.admit(record.method, context)
+            set_principal(principal)
+            set_flow(flow_of(principal, context.peer()))
+            record.principal = log_name(principal)
+            result = await work()
+        except BaseException as error:  # noqa: BLE001 - told to the caller
+            raise self._known(running.problem or error) from None
+        finally:
+            self.running.calls.discard(running)
+        self._end("OK")
+        return result
+
+    def _known(self, error: BaseException) -> ServiceError:
+        """End the call with an error, and return what its caller is told."""
+        if isinstance(error, asyncio.CancelledError):
+            self._end("CANCELLED")
+            return ServiceError(ErrorReason.CANCELLED, "the call was cancelled")
+        known = error if isinstance(error, ServiceError) else self._internal(error)
+        known.__traceback__ = None  # its frames keep the request alive until garbage collection
+        self.record.principal = known.details.get("principal") or log_name(current_principal())
+        self._end(STATUS_CODES[known.reason].name, known.reason)
+        return known
+
     def refusal(self, error: ServiceError) -> Any:
         """Handler that refuses before it reads a byte; on the wire all four kinds are streams."""
 
@@ -335,11 +395,8 @@ class _Call:
         if isinstance(error, _GONE):
             self._end("CANCELLED")
             raise asyncio.CancelledError from None
-        known = error if isinstance(error, ServiceError) else self._internal(error)
-        known.__traceback__ = None  # its frames keep the request alive until garbage collection
+        known = self._known(error)
         code = STATUS_CODES[known.reason]
-        self.record.principal = known.details.get("principal") or log_name(current_principal())
-        self._end(code.name, known.reason)
         details = ((DETAILS_KEY, status_details(known, self.record.request_id)),)
         try:
             await context.abort(code, status_message(known), trailing_metadata=details)

@@ -13,6 +13,7 @@ METHOD_SCOPES: dict[str, Scope] = {
         "trocar_api.v1.ExtractionService": {"Extract": Scope.RUN, "Plan": Scope.READ},
         "trocar_api.v1.StreamService": {"ExtractStream": Scope.RUN},
         "trocar_api.v1.SharedMemoryService": {"ShareMemory": Scope.RUN},
+        "trocar_api.v1.PreparedCallService": {"PrepareCalls": Scope.RUN},
         "trocar_api.v1.ModelService": {
             "ListModels": Scope.READ,
             "GetModel": Scope.READ,

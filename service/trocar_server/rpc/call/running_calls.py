@@ -13,7 +13,7 @@ from typing import Any
 from trocar_server.errors import ServiceError, busy
 from trocar_server.models import ANONYMOUS
 from trocar_server.rpc.call.authorization import Authorizer
-from trocar_server.rpc.call.drain import is_work
+from trocar_server.rpc.call.drain import is_pending_work
 from trocar_server.rpc.call.principal import flow_of
 from trocar_server.rpc.transfer.messages import CallContext
 
@@ -55,7 +55,7 @@ class RunningCalls:
     @property
     def work_count(self) -> int:
         """Number of running calls that a draining server waits for."""
-        return sum(is_work(call.method) for call in self.calls)
+        return sum(is_pending_work(call.method) for call in self.calls)
 
     def let_out(self, call: RunningCall) -> None:
         """Remove an unauthenticated call that has ended."""

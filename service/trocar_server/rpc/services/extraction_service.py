@@ -4,12 +4,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import grpc
 
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.wire import HEAD_KEY, Chunk
+from trocar_server.caller import ANONYMOUS
+from trocar_server.config import Limits
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.reply_cache import KeptReply
 from trocar_server.engine.request.payload_layout import split_payloads
@@ -54,6 +57,15 @@ from trocar_server.training.trainers import Trainers
 _ALL_SENT = nullcontext(NOT_SHARED)
 
 
+async def _no_messages() -> AsyncIterator[bytes]:
+    """Yield nothing: a prepared call has no messages."""
+    return
+    yield
+
+
+_NO_ARRIVALS = Arrivals(_no_messages(), Limits(), len)
+
+
 @dataclass(frozen=True)
 class _Asked:
     """A call whose first message was read."""
@@ -65,6 +77,8 @@ class _Asked:
     arrivals: Arrivals[bytes]
     principal: str
     deadline: float | None
+    lent: SharedPayloads | None = None
+    """Memory of a prepared call, instead of what its message names."""
 
 
 class ExtractionService:
@@ -126,16 +140,57 @@ class ExtractionService:
         planned, chunks, sizes = self._plans.read(first)
         principal = current_principal() or principal_of(context)
         if planned.message.adapter:
-            adapted = await with_adapter(self._trainers, planned.message, principal)
-            planned = PlannedRequest(adapted, planned.key)
+            planned = await self._adapted(planned, principal)
         note_model(planned.message.model_id)
         return _Asked(planned, chunks, sizes, arrivals, principal, deadline)
+
+    async def _adapted(self, planned: PlannedRequest, principal: str) -> PlannedRequest:
+        """Return a request with the adapter that it names."""
+        return PlannedRequest(await with_adapter(self._trainers, planned.message, principal), planned.key)
+
+    async def prepared(self, head: bytes, principal: str) -> tuple[PlannedRequest, int]:
+        """Check a request whose payloads come later, and return it with the bytes of these.
+
+        Raises:
+            ServiceError: `INVALID_ARGUMENT`, and whatever is wrong with the request.
+        """
+        planned, chunks, _ = self._plans.read(head)
+        message = planned.message
+        if chunks or planned.shares_memory or message.payload_digest:
+            raise invalid("request", "has payloads, or the place of payloads")
+        adapted = await self._adapted(planned, principal) if message.adapter else planned
+        stored = await self._lists.find(principal, message.model_id, message.edits)
+        plan, byte_counts = adapted.plan(self._engine.limits, stored)
+        self._engine.deployment(plan.model_id)
+        return planned, sum(byte_counts)
+
+    async def answer_prepared(
+        self, planned: PlannedRequest, lent: SharedPayloads, deadline: float
+    ) -> bytes | None:
+        """Run a prepared call; return its reply but for the values in shared memory, None if these lack room.
+
+        Args:
+            planned: The request.
+            lent: Where its payloads are, and where the values of its reply belong.
+            deadline: A time of `time.monotonic()` in seconds.
+        """
+        principal = current_principal() or ANONYMOUS
+        note_model(planned.message.model_id)
+        if planned.message.adapter:
+            planned = await self._adapted(planned, principal)
+        asked = _Asked(planned, (), None, _NO_ARRIVALS, principal, deadline, lent)
+        with self._engine.admission.admit(planned.kind, current_flow()) as reservation:
+            messages = await self._answer(asked, reservation)
+        only = list(islice(messages, 2))
+        return bytes(only[0][0]) if len(only) == 1 == len(only[0]) else None
 
     async def _answer(self, asked: _Asked, reservation: Reservation) -> Iterable[Parts]:
         """Run a call, and return the messages of its reply."""
         engine, planned, principal = self._engine, asked.planned, asked.principal
         request, stored = planned.message, NO_LISTS
         borrowed = shared_payloads(self._lender, principal, request) if planned.shares_memory else _ALL_SENT
+        if asked.lent is not None:
+            borrowed = nullcontext(asked.lent)
         with borrowed as shared:
             if request.edits:
                 stored = await self._lists.find(principal, request.model_id, request.edits)

@@ -16,7 +16,7 @@ from trocar_api.wire import Chunk
 from trocar_server.engine.request.plan import Payload
 from trocar_server.engine.schedule.admission import Reservation
 from trocar_server.rpc.codec.fields import invalid
-from trocar_server.shared_memory import Lender, Segment
+from trocar_server.shared_memory import Lender, Segment, Slot
 from trocar_server.shared_memory.lender import unknown_segment
 
 Result = TypeVar("Result")
@@ -33,8 +33,8 @@ class SharedPayloads:
 
     def __init__(
         self,
-        payload: tuple[Segment, SegmentRange] | None = None,
-        reply: tuple[Segment, SegmentRange] | None = None,
+        payload: tuple[Segment | Slot, SegmentRange] | None = None,
+        reply: tuple[Segment | Slot, SegmentRange] | None = None,
     ) -> None:
         self._payload = payload
         self._reply = reply
@@ -145,7 +145,7 @@ async def _copied(byte_count: int, copy: Callable[[], Result]) -> Result:
     return copy() if byte_count < _LARGE_BYTES else await asyncio.to_thread(copy)
 
 
-def _copy_out(segment: Segment, offset: int, byte_counts: Sequence[int]) -> list[Payload]:
+def _copy_out(segment: Segment | Slot, offset: int, byte_counts: Sequence[int]) -> list[Payload]:
     payloads: list[Payload] = [np.empty(count, np.uint8) for count in byte_counts]
     starts = accumulate(byte_counts, initial=offset)
     if segment.retain():  # a cancelled call ends before its thread does
@@ -157,7 +157,7 @@ def _copy_out(segment: Segment, offset: int, byte_counts: Sequence[int]) -> list
     return payloads
 
 
-def _copy_in(segment: Segment, offset: int, values: Sequence[memoryview]) -> bool:
+def _copy_in(segment: Segment | Slot, offset: int, values: Sequence[memoryview]) -> bool:
     """Write values unless another call, such as an unfinished attempt of this one, is writing."""
     if not segment.retain():
         return False
