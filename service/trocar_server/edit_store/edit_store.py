@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 
 import structlog
 
@@ -21,6 +20,7 @@ from trocar_server.edit_store.files import SUFFIX, Head, StoredEntry, decoded, e
 from trocar_server.errors import ServiceError, unknown
 from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import DamagedError, remove_partial, sync_folder, write_durably
+from trocar_server.storage.shared_lock import SharedLock
 
 MAX_LISTS = 256
 """Of one principal."""
@@ -55,7 +55,7 @@ class EditStore:
         store.put("alice", "resnet18", "ablate-3", description, tensors)
 
     Every method may block on the disk: not for the event loop. All are safe to call from several threads.
-    Two servers may share a folder; only the limits then hold for each of them alone.
+    Several servers may share a folder.
 
     Args:
         folder: The folder.
@@ -65,7 +65,7 @@ class EditStore:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
         self._clock = clock
-        self._lock = Lock()  # for check-then-write
+        self._lock = SharedLock(folder)  # for check-then-write, also of other servers
 
     def put(
         self,
@@ -85,7 +85,9 @@ class EditStore:
         """
         entry = StoredEntry(principal, model_id, name, self._clock(), description, tensors)
         content, path = encoded(entry), self._path(principal, model_id, name)
-        with self._lock, disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
+        with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE), self._lock:
             if path.exists() and not is_replacing:
                 raise ServiceError(
                     ErrorReason.EDITS_EXIST,
@@ -166,7 +168,7 @@ class EditStore:
             ServiceError: `UNKNOWN_EDITS` or `EDITS_UNAVAILABLE`.
         """
         path = self._path(principal, model_id, name)
-        with self._lock, disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE):
+        with disk_errors("list of edits", ErrorReason.EDITS_UNAVAILABLE), self._lock:
             try:
                 path.unlink()
             except FileNotFoundError:
@@ -218,7 +220,6 @@ class EditStore:
     def _make_folder(self, folder: Path, principal: str) -> None:
         if folder.is_dir():
             return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _UNPROVEN.fullmatch(principal) and self._unproven_count() >= MAX_UNPROVEN:
             raise ServiceError(
                 ErrorReason.EDITS_UNAVAILABLE,

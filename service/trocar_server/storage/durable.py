@@ -48,9 +48,10 @@ def write_durably(path: Path, content: bytes | Iterable[bytes | memoryview]) -> 
             for piece in (content,) if isinstance(content, bytes) else content:
                 _write_all(descriptor, piece)
             os.fsync(descriptor)
+            # Before it is closed, which unlocks it: another server could take it for a leftover.
+            os.replace(partial, path)  # noqa: PTH105 - one place for all operations, for tests to break each
         finally:
             os.close(descriptor)
-        os.replace(partial, path)  # noqa: PTH105 - one place for all operations, so that tests can break each
     except BaseException:
         remove_quietly(partial)
         raise

@@ -20,7 +20,7 @@ _KNOWN = [
     re.compile(pattern)
     for pattern in (
         r"server\.id",
-        r"trainers/lock",
+        r"(trainers|edits|datasets)/lock",
         rf"trainers/{_HEX32}/trainer\.json",
         rf"trainers/{_HEX32}/checkpoint-\d{{8,}}\.(json|safetensors)",
         rf"published/[a-z0-9._-]+/(model\.json|weights-{_HEX32}\.safetensors)",
@@ -38,19 +38,26 @@ Mark = tuple[int, int]
 
 def torn(data_dir: Path) -> list[str]:
     """Return what is wrong with files that have their final names; none may ever be."""
-    problems = []
-    for path in sorted((data_dir / "trainers").glob("*/checkpoint-*.json")):
-        problems += _problems_of_tensors(path, ("checkpoint",), path.with_suffix(".safetensors"))
+    problems = _torn_trainers(data_dir / "trainers")
     for path in sorted((data_dir / "published").glob("*/model.json")):
         problems += _problems_of_tensors(path, (), path.parent / str(_sealed(path).get("weights_file")))
-    sealed = [*data_dir.glob("trainers/*/trainer.json"), *data_dir.glob("datasets/owners/*/*.dataset")]
-    for path in [*sealed, *data_dir.glob("edits/*/*.edits")]:
+    for path in [*data_dir.glob("datasets/owners/*/*.dataset"), *data_dir.glob("edits/*/*.edits")]:
         problems += [] if _seal_holds(path) else [f"{_name(data_dir, path)}: its seal is broken"]
     for path in [*data_dir.glob("datasets/pool/*"), *data_dir.glob("datasets/owners/*/shards/*")]:
         is_whole = path.suffix or _sha256(path) == path.name
         problems += [] if is_whole else [f"{_name(data_dir, path)}: its sha256 does not match"]
     for path in data_dir.glob("datasets/owners/*/*.dataset"):
         problems += _missing_shards(path)
+    return problems
+
+
+def torn_on_cluster(data_dir: Path) -> list[str]:
+    """Return the same of the data directory that the replicas of a cluster share."""
+    problems = torn(data_dir)
+    for replica in data_dir.glob("replicas/*/[0-9]*"):
+        problems += torn(replica)
+    for owner in data_dir.glob("replicas/*/trainers/*"):
+        problems += _torn_trainers(owner)
     return problems
 
 
@@ -81,6 +88,15 @@ def leftovers(data_dir: Path, temporary: Path) -> dict[Path, Mark]:
 def remaining(dead: dict[Path, Mark]) -> list[Path]:
     """Return which leftovers are still there."""
     return sorted(path for path, mark in dead.items() if _mark_or_none(path) == mark)
+
+
+def _torn_trainers(folder: Path) -> list[str]:
+    problems = []
+    for path in sorted(folder.glob("*/checkpoint-*.json")):
+        problems += _problems_of_tensors(path, ("checkpoint",), path.with_suffix(".safetensors"))
+    for path in sorted(folder.glob("*/trainer.json")):
+        problems += [] if _seal_holds(path) else [f"{_name(folder, path)}: its seal is broken"]
+    return problems
 
 
 def _problems_of_tensors(manifest: Path, inside: tuple[str, ...], data: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """Stored lists: durable, each its principal's own, limited, and never half a list."""
 
+import fcntl
 import hashlib
 import sys
 import threading
@@ -15,6 +16,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.edit_store import EditStore, StoredEntry, edit_store
 from trocar_server.errors import ServiceError
 from trocar_server.models import ANONYMOUS
+from trocar_server.storage.durable import write_durably
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def reason(call: Callable[[], object]) -> ErrorReason:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / "lock")
 
 
 def names(kept: EditStore, principal: str, model_id: str = "") -> list[tuple[str, str]]:
@@ -108,7 +110,7 @@ def test_no_text_of_a_client_becomes_part_of_a_path(kept: EditStore, folder: Pat
     kept.put(text, text, text, b"mine")
     assert kept.get(text, text, text).description == b"mine"
     (path,) = files(folder)
-    (parent,) = folder.iterdir()
+    (parent,) = (found for found in folder.iterdir() if found.is_dir())
     assert path.parent == parent
     assert {len(parent.name), len(path.stem)} == {64}
     assert set(parent.name + path.stem) <= set("0123456789abcdef")
@@ -122,7 +124,21 @@ def test_two_pairs_that_read_alike_are_two_files(kept: EditStore) -> None:
 
 def test_only_its_owner_can_enter_the_folder(kept: EditStore, folder: Path) -> None:
     kept.put("alice", "net", "one", b"")
-    assert [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())] == [0o700, 0o700]
+    folders = [folder, *(path for path in folder.iterdir() if path.is_dir())]
+    assert [path.stat().st_mode & 0o777 for path in folders] == [0o700, 0o700]
+
+
+def test_servers_that_share_the_folder_store_one_at_a_time(
+    kept: EditStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, content: bytes) -> None:
+        with (folder / "lock").open("r+") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        write_durably(path, content)
+
+    monkeypatch.setattr(edit_store, "write_durably", write)
+    kept.put("alice", "net", "one", b"")
+    assert names(kept, "alice") == [("net", "one")]
 
 
 def damage(folder: Path, bent: Callable[[bytes], bytes]) -> None:

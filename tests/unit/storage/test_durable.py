@@ -98,6 +98,20 @@ def test_what_is_being_written_stays_and_what_nobody_writes_any_more_goes(tmp_pa
     assert [found.name for found in tmp_path.iterdir()] == ["x.json"]
 
 
+def test_a_whole_file_without_its_final_name_is_no_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def late(source: Path, target: Path) -> None:
+        remove_partial(tmp_path)  # of another server, which starts meanwhile
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", late)
+    write_durably(tmp_path / "x.json", b"abc")
+    assert (tmp_path / "x.json").read_bytes() == b"abc"
+
+
 def test_a_file_that_is_taken_for_a_leftover_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -12,7 +13,8 @@ from threading import Lock
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.storage.disk_errors import disk_errors
-from trocar_server.storage.durable import sync_folder
+from trocar_server.storage.durable import make_folder, sync_folder
+from trocar_server.storage.shared_lock import SharedLock
 from trocar_server.training.datasets import dataset_janitor
 from trocar_server.training.datasets.dataset_records import Record, write_record
 from trocar_server.training.datasets.dataset_schema import DatasetInfo, Manifest, SampleSignature, Shard
@@ -67,7 +69,8 @@ class DatasetStore:
         self._layout = Layout(folder)
         self._max_pixels = max_pixels
         self._clock = clock
-        self._lock = Lock()  # guards check-then-write sequences
+        self._lock = SharedLock(folder)  # guards check-then-write sequences, also of other servers
+        self._counting = Lock()
         self._incoming: Counter[str] = Counter()
 
     def set_limits(self, max_bytes: int, max_pixels: int) -> None:
@@ -81,7 +84,9 @@ class DatasetStore:
             ServiceError: `DATASET_INVALID`, `QUOTA_EXCEEDED`, `STORAGE_FULL` or `STORAGE_UNAVAILABLE`.
         """
         check_manifest(manifest)
-        with self._lock, disk_errors("data set"):
+        with disk_errors("data set"):
+            make_folder(self._layout.folder)
+        with disk_errors("data set"), self._lock:
             now_s = self._clock()
             dataset_janitor.end_old_uploads(self._layout, principal, now_s)
             records = self._layout.records(principal)
@@ -221,7 +226,7 @@ class DatasetStore:
         Raises:
             ServiceError: `UNKNOWN_DATASET` or `STORAGE_UNAVAILABLE`.
         """
-        with self._lock, disk_errors("data set"):
+        with disk_errors("data set"), self._lock:
             path = self._layout.path(principal, dataset_id)
             try:
                 path.unlink()
@@ -233,7 +238,7 @@ class DatasetStore:
 
     def clean(self) -> None:
         """Remove leftovers of killed servers; called at server start."""
-        with self._lock:
+        with suppress(OSError), self._lock:
             dataset_janitor.clean(self._layout, self._clock)
 
     def _check_room(self, records: list[Record], manifest: Manifest) -> None:
@@ -267,7 +272,7 @@ class DatasetStore:
             return inspect(file.fileno())[1]
 
     def _enter(self, principal: str) -> None:
-        with self._lock:
+        with self._counting:
             if self._incoming[principal] >= MAX_INCOMING:
                 raise ServiceError(
                     ErrorReason.SERVER_BUSY,
@@ -277,7 +282,7 @@ class DatasetStore:
             self._incoming[principal] += 1
 
     def _leave(self, principal: str) -> None:
-        with self._lock:
+        with self._counting:
             self._incoming[principal] -= 1
             if not self._incoming[principal]:
                 del self._incoming[principal]

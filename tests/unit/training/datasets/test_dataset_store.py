@@ -1,6 +1,7 @@
 """Stored data sets: durable, each its principal's own, limited, every content once, never half a shard."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -57,7 +58,8 @@ def reason(call: Callable[[], object]) -> ErrorReason:
 
 
 def files(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return found - {"lock"}
 
 
 def digest(data: bytes) -> str:
@@ -149,6 +151,24 @@ def test_deleting_removes_what_nothing_else_uses(kept: DatasetStore, folder: Pat
     assert files(folder) == set()
     assert list((folder / "owners").iterdir()) == []
     assert reason(lambda: kept.delete("alice", mine)) is ErrorReason.UNKNOWN_DATASET
+
+
+def test_servers_that_share_the_folder_change_it_one_at_a_time(
+    kept: DatasetStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one that starts would take the folder of a caller's first upload for an empty one."""
+    write = store_module.write_record
+    seen = []
+
+    def late(path: Path, record: Any) -> None:
+        with (folder / "lock").open("r+") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(path)
+        write(path, record)
+
+    monkeypatch.setattr(store_module, "write_record", late)
+    upload(kept, "alice", *BOTH)
+    assert len(seen) == 2
 
 
 def test_the_limit_counts_uploads_and_equal_bytes_once(folder: Path) -> None:
