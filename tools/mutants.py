@@ -26,8 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-import hypothesis  # noqa: F401 - imported once, before the forks: see `killer`
-import pydantic_settings  # noqa: F401
+import pydantic_settings  # noqa: F401 - imported once, before the forks: see `killer`
 import pytest
 import torchvision  # noqa: F401
 
@@ -166,6 +165,8 @@ def _run(tree: Path, tests: Sequence[str], writer: int) -> NoReturn:
     try:
         code = pytest.main(["-q", "-x", *OPTIONS, *tests], plugins=[first])
         os.write(writer, f"{int(code)} {first.name}".encode())
+    except BaseException as error:  # noqa: BLE001 - `killer` raises it
+        os.write(writer, repr(error).encode())
     finally:
         os._exit(0)
 
