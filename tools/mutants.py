@@ -26,8 +26,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pydantic_settings  # noqa: F401 - imported once, before the forks: see `killer`
 import pytest
-import torch  # noqa: F401 - before the forks, see `killer`
+import torchvision  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 SOURCES = Path("service/trocar_server")
@@ -128,7 +129,7 @@ def killer(tree: Path, tests: Sequence[str]) -> str | None:
         RuntimeError: No test ran, so nothing is known.
     """
     reader, writer = os.pipe()
-    child = os.fork()  # torch is imported once, here: its start costs more than most tests
+    child = os.fork()  # torch is imported before: that costs more than most tests
     if child == 0:
         os.close(reader)
         _run(tree, tests, writer)
@@ -164,6 +165,8 @@ def _run(tree: Path, tests: Sequence[str], writer: int) -> NoReturn:
     try:
         code = pytest.main(["-q", "-x", *OPTIONS, *tests], plugins=[first])
         os.write(writer, f"{int(code)} {first.name}".encode())
+    except BaseException as error:  # noqa: BLE001 - `killer` raises it
+        os.write(writer, repr(error).encode())
     finally:
         os._exit(0)
 

@@ -315,3 +315,14 @@ def test_a_negative_pick_counts_within_its_own_structure() -> None:
     assert names("/out[0][-1]", recording) == ["/out[0][2]"]
     assert names("/out[-1]", recording) == ["/out[1]"]
     assert names("/out[-2][-3]", recording) == ["/out[0][0]"]
+
+
+@pytest.mark.parametrize(("count", "ending"), [(10, ", Tanh"), (11, ", ...")])
+def test_at_most_ten_classes_of_a_path_are_named(count: int, ending: str) -> None:
+    kinds: list[type[nn.Module]] = [nn.ReLU, nn.Tanh, nn.GELU, nn.ELU, nn.SELU, nn.CELU, nn.SiLU, nn.Mish]
+    kinds += [nn.Softplus, nn.Sigmoid, nn.Hardswish]
+    recording = recorded(lambda: nn.Sequential(*(kind() for kind in kinds[:count])), (2, 3))
+    _, _, named = refused("*:Linear", recording).message.partition("the modules of that path are ")
+    first_ten = sorted(kind.__name__ for kind in kinds[:count])[:10]
+    assert named == ", ".join(first_ten) + ("" if count == 10 else ending)
+    assert named.endswith(ending)
