@@ -121,8 +121,9 @@ def sample_photos() -> list[Image.Image]:
     from skimage import data
     from sklearn.datasets import load_sample_images
 
-    arrays: list[Array] = [*load_sample_images().images]  # type: ignore[no-untyped-call]  # scikit-learn's
-    arrays += [load() for load in (data.astronaut, data.chelsea, data.coffee, data.rocket, data.retina)]
+    arrays: list[Array] = [*load_sample_images().images]
+    names = ("astronaut", "chelsea", "coffee", "rocket", "retina")
+    arrays += [getattr(data, name)() for name in names]
     photos = [Image.fromarray(array) for array in arrays]
     for photo in photos:
         photo.thumbnail((640, 640))

@@ -213,9 +213,10 @@ class PlainRequests:
 
     Each has the last reply to it, without its values: an equal reply is not read again.
 
-    A plain request has one array that is sent as it is, selectors, and options that are strings, numbers or
-    None. Of the array its head has dtype and shape alone. Requests with edits or reductions are not plain:
-    0.0 and -0.0 are equal, and make different requests.
+    A plain request has one array that is sent as it is, selectors or taps with statistics given by name, and
+    options that are strings, numbers or None. Of the array its head has dtype and shape alone. Requests with
+    edits or reductions, or with shares of quantiles or edges of histograms, are not plain: 0.0 and -0.0 are
+    equal, and make different requests.
     """
 
     def __init__(self) -> None:
@@ -231,7 +232,7 @@ class PlainRequests:
         if type(inputs) is not np.ndarray or not (inputs.flags.c_contiguous and inputs.dtype.isnative):
             return None, None, None
         selectors = tuple(taps) if isinstance(taps, (list, tuple)) else (taps,)
-        if set(map(type, selectors)) != {str}:
+        if not selectors or not all(map(_is_plain, selectors)):
             return None, None, None
         key = (selectors, inputs.dtype, inputs.shape, options)
         try:
@@ -251,6 +252,13 @@ class PlainRequests:
             if len(self._kept) >= _MAX_HEADS:
                 self._kept.clear()
             self._kept[key] = request.head, LastReply()
+
+
+def _is_plain(tap: object) -> bool:
+    """Whether equal taps are equal messages."""
+    if type(tap) is str:
+        return True
+    return type(tap) is Tap and not tap.reduce and all(type(stat) is str for stat in tap.stats)
 
 
 def _described(inputs: object) -> list[pb.Input]:

@@ -231,7 +231,7 @@ async def decode_images(
         reserve(_made_bytes(hosted, sizes, limits.max_request_bytes), len(image_specs))
         assert hosted.preprocessing is not None  # refused before: see check_images
         fitting, max_pixels = hosted.preprocessing.fitting, limits.max_image_pixels
-        batch = await prepared_images(fitting, headers, own, max_pixels, decoder)
+        batch = await prepared_images(fitting, headers, image_specs, own, max_pixels, decoder)
         if batch is not None:
             decoded.append(batch)
         else:

@@ -29,7 +29,16 @@ def kept(inputs: Any, taps: Any) -> PlainRequests:
     ],
     ids=["floats", "integers", "scalar", "pixels"],
 )
-@pytest.mark.parametrize("taps", ["layer4", ["layer4", "fc/in"]], ids=["text", "list"])
+@pytest.mark.parametrize(
+    "taps",
+    [
+        "layer4",
+        ["layer4", "fc/in"],
+        trocar.tap("layer4", stats=["mean", "quantiles"], values=False, over="channel", channel_dim=1),
+        ["layer4", trocar.tap("fc", alias="head", cast="float16")],
+    ],
+    ids=["text", "list", "tap", "taps"],
+)
 def test_an_equal_request_is_the_one_that_would_be_built(inputs: Any, taps: Any) -> None:
     other = np.ones_like(inputs)
     _, request, _ = kept(inputs, taps).find(other, taps, OPTIONS)
@@ -43,9 +52,10 @@ def test_an_equal_request_is_the_one_that_would_be_built(inputs: Any, taps: Any)
         (np.zeros((2, 3), np.float32), "layer4", OPTIONS),
         (np.zeros((1, 3), np.float64), "layer4", OPTIONS),
         (np.zeros((1, 3), np.float32), "layer3", OPTIONS),
+        (np.zeros((1, 3), np.float32), trocar.tap("layer4"), OPTIONS),
         (np.zeros((1, 3), np.float32), "layer4", ("n", *OPTIONS[1:])),
     ],
-    ids=["shape", "dtype", "tap", "model"],
+    ids=["shape", "dtype", "selector", "tap", "model"],
 )
 def test_another_request_is_built_anew(inputs: Any, taps: Any, options: Any) -> None:
     requests = kept(np.zeros((1, 3), np.float32), "layer4")
@@ -59,12 +69,16 @@ def test_another_request_is_built_anew(inputs: Any, taps: Any, options: Any) -> 
         (np.zeros(3, ">f4"), "layer4"),
         (np.ma.masked_array(np.zeros(3, np.float32)), "layer4"),
         ([np.zeros(3, np.float32)], "layer4"),
-        (np.zeros(3, np.float32), trocar.tap("layer4", stats="mean")),
-        (np.zeros(3, np.float32), ["layer4", trocar.tap("fc")]),
+        (np.zeros(3, np.float32), trocar.tap("layer4", stats=trocar.quantiles(0.0, 0.5))),
+        (np.zeros(3, np.float32), ["layer4", trocar.tap("fc", stats=trocar.histogram(edges=[0.0, 1.0]))]),
+        (np.zeros(3, np.float32), trocar.tap("layer4", channels=[0, 1])),
         (np.zeros(3, np.float32), []),
         (np.zeros(3, np.float32), [["layer4"]]),
     ],
-    ids=["strided", "big endian", "masked", "list", "tap", "taps", "none", "nested"],
+    ids=[
+        *("strided", "big endian", "masked", "list"),
+        *("quantiles", "histogram", "reduction", "none", "nested"),
+    ],
 )
 def test_what_is_not_plain_has_no_key(inputs: Any, taps: Any) -> None:
     assert PlainRequests().find(inputs, taps, OPTIONS) == (None, None, None)

@@ -160,9 +160,10 @@ async def test_encoded_and_raw_images_may_be_mixed(decoder: ImageDecoder) -> Non
     image = photo()
     pixels = np.asarray(image)
     image_specs = [ImageSpec(100), ImageSpec(pixels.nbytes, *pixels.shape[:2])]
-    images, _ = await decoded(decoder, image_specs, [png(image), pixels.reshape(-1).copy()])
-    assert isinstance(images, list)
-    assert [np.array_equal(np.asarray(found), pixels) for found in images] == [True, True]
+    batch, _ = await decoded(decoder, image_specs, [png(image), pixels.reshape(-1).copy()])
+    assert isinstance(batch, np.ndarray)
+    expected = ResNet18_Weights.DEFAULT.transforms()(image)
+    assert [torch.equal(torch.from_numpy(row), expected) for row in batch] == [True, True]
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
