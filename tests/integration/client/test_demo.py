@@ -44,7 +44,7 @@ class Run:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("demo") / "made" / "by the demo"
-    done = subprocess.run([*COMMAND, folder], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([*COMMAND, folder], capture_output=True, text=True, timeout=500, check=False)
     return Run(done.returncode, done.stdout + done.stderr, folder)
 
 

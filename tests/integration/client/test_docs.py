@@ -50,10 +50,7 @@ FILES = (".npy", ".pth", ".toml", ".pem", ".jpg", ".png", ".json")
 """What the commands of the pages are given; such files are made before."""
 
 MODELS = {
-    # A quarter as wide inside of its blocks: names and outer shapes are the same, passes a fifth of the work.
-    "resnet50": ModelConfig(
-        weights="random:0", categories="torchvision:resnet50", options={"width_per_group": 16}
-    ),
+    "resnet50": ModelConfig(weights="random:0", categories="torchvision:resnet50"),
     "vit_b_16": ModelConfig(weights="random:0"),
     "fcn_resnet50": ModelConfig(weights="random:0", options={"aux_loss": True}),  # as with its own weights
     "minilm": ModelConfig(source=f"hf:{text_models.minilm_folder()}"),
