@@ -153,7 +153,7 @@ command.demo(Path(sys.argv[1]))
 
 
 def test_demo_stops_its_server_when_it_is_terminated(demo: Run, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", CONVERTED, tmp_path, demo.folder / WEIGHTS_FILE]
+    words = [sys.executable, "-c", CONVERTED, str(tmp_path), str(demo.folder / WEIGHTS_FILE)]
     with warm_python.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = next(address_of(line) for line in process.stdout if line.startswith("ready on"))

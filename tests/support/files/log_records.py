@@ -12,15 +12,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class _Keeper(logging.Handler):
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 @contextmanager
 def log_records(level: int = logging.WARNING) -> Iterator[list[logging.LogRecord]]:
     """Collect what is logged at this level or above inside the context, by any logger that propagates."""
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler(level)
-    handler.emit = records.append  # type: ignore[method-assign]
-    root = logging.getLogger()
-    root.addHandler(handler)
+    keeper, root = _Keeper(level), logging.getLogger()
+    root.addHandler(keeper)
     try:
-        yield records
+        yield keeper.records
     finally:
-        root.removeHandler(handler)
+        root.removeHandler(keeper)

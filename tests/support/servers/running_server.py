@@ -59,8 +59,8 @@ def running_server(
     with ExitStack() as folders:
         if "data_dir" not in settings:  # nothing of the machine's own
             settings["data_dir"] = folders.enter_context(TemporaryDirectory())
-        limits = {"max_processing_s": PATIENCE_S, **settings.pop("limits", {})}
-        config = ServerConfig(port=0, grace_s=1.0, limits=limits, **settings)
+        settings["limits"] = {"max_processing_s": PATIENCE_S, **settings.get("limits", {})}
+        config = ServerConfig(port=0, grace_s=1.0, **settings)
         with _running(config, gateway or GatewayAccess(), owners, own_dir) as server:
             yield server
 
