@@ -17,8 +17,6 @@ from trocar_server.rpc.call.forwarded import GatewayAccess
 from trocar_server.training.files.owner_folders import OwnerFolders
 
 Result = TypeVar("Result")
-PATIENCE_S = 300.0
-"""For a tokenizer or feature extractor, whose start takes more than the usual 30 s on a busy machine."""
 
 
 class RunningServer:
@@ -59,7 +57,6 @@ def running_server(
     with ExitStack() as folders:
         if "data_dir" not in settings:  # nothing of the machine's own
             settings["data_dir"] = folders.enter_context(TemporaryDirectory())
-        settings["limits"] = {"max_processing_s": PATIENCE_S, **settings.get("limits", {})}
         config = ServerConfig(port=0, grace_s=1.0, **settings)
         with _running(config, gateway or GatewayAccess(), owners, own_dir) as server:
             yield server
