@@ -131,7 +131,7 @@ def test_others_are_served_while_eight_callers_send_work_for_seconds(server: Ser
             client.extract("resnet18", [LONG] * 24, taps="fc")
 
     callers = [threading.Thread(target=bomb) for _ in range(8)]
-    with trocar.connect(server.address, timeout_s=20) as client:
+    with trocar.connect(server.address, timeout_s=120) as client:
         expected = client.extract("resnet18", encoded(photo(), "JPEG"), taps="fc")["fc"]
         for caller in callers:
             caller.start()

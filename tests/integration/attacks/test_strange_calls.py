@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from structlog.testing import capture_logs
 
+from tests.support.files.log_records import log_records
 from tests.support.models.gated_models import WAIT_S
 from tests.support.models.odd_models import Identity
 from tests.support.servers.running_server import RunningServer, running_server
@@ -85,18 +86,16 @@ def socket_never() -> bytes:
 
 
 @pytest.mark.parametrize("is_guarded", [False, True])
-def test_no_call_of_a_stranger_leaves_a_traceback(
-    serve: Serve, is_guarded: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_call_of_a_stranger_leaves_a_traceback(serve: Serve, is_guarded: bool) -> None:
     """On the main port and on that for health, with and without a wrong token; also when it is cancelled."""
-    with capture_logs() as lines, caplog.at_level(logging.WARNING):
+    with capture_logs() as lines, log_records(logging.ERROR) as records:
         running = serve(models=MODELS, tokens=is_guarded, health_port=0, reflection=True, metrics_port=0)
         for address in (running.address, f"127.0.0.1:{running.app.rpc.health_port}"):
             with raw_channel(address) as channel:
                 _strange_calls(channel)
                 assert status(channel, CHECK, b"") is grpc.StatusCode.OK
     assert not [line for line in lines if line["log_level"] in ("error", "critical")]
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert records == []
 
 
 def _strange_calls(channel: grpc.Channel) -> None:

@@ -44,7 +44,7 @@ class Run:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("demo") / "made" / "by the demo"
-    done = subprocess.run([*COMMAND, folder], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([*COMMAND, folder], capture_output=True, text=True, timeout=500, check=False)
     return Run(done.returncode, done.stdout + done.stderr, folder)
 
 
@@ -153,7 +153,7 @@ command.demo(Path(sys.argv[1]))
 
 
 def test_demo_stops_its_server_when_it_is_terminated(demo: Run, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", CONVERTED, tmp_path, demo.folder / WEIGHTS_FILE]
+    words = [sys.executable, "-c", CONVERTED, str(tmp_path), str(demo.folder / WEIGHTS_FILE)]
     with warm_python.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = next(address_of(line) for line in process.stdout if line.startswith("ready on"))

@@ -19,7 +19,7 @@ from trocar._cli.demo.text import LAST_LAYER, RESULTS, SENTENCES, VECTORS, contr
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("demo")
     command = [sys.executable, "-m", "trocar", "demo-text", "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, folder
 

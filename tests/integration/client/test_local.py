@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import importlib.metadata
-import logging
 import os
 import signal
 import stat
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 
 import trocar
+from tests.support.files.log_records import log_records
 from tests.support.models.tiny_models import Plain
 from tests.support.oracles.oracle import hooked_outputs, noise, rebuilt_by_name, same_bits
 from tests.support.servers import warm_python
@@ -296,16 +296,16 @@ def test_two_at_once_do_not_know_each_other() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-async def test_both_kinds_of_client_work_side_by_side(caplog: pytest.LogCaptureFixture) -> None:
+async def test_both_kinds_of_client_work_side_by_side() -> None:
     """Two event loops and the sync client's threads share what gRPC has for the process."""
     expected = hooked_outputs(rebuilt(Plain), [IMAGES], ["fc"])["fc", 0, ""]
-    with caplog.at_level(logging.WARNING), connect(PLAIN) as sync, ThreadPoolExecutor(4) as pool:
+    with log_records() as records, connect(PLAIN) as sync, ThreadPoolExecutor(4) as pool:
         async with trocar.aio.connect("local", models=PLAIN, options=CPU) as local:
             blocking = [pool.submit(sync.extract, "plain", IMAGES, "fc") for _ in range(40)]
             found = await asyncio.gather(*(local.extract("plain", IMAGES, "fc") for _ in range(40)))
             found += await asyncio.gather(*map(asyncio.wrap_future, blocking))
     assert all(same_bits(maps["fc"], expected) for maps in found)
-    assert caplog.records == []
+    assert records == []
 
 
 def test_twenty_in_a_row_leave_no_thread_and_no_file() -> None:

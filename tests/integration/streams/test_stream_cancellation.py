@@ -204,7 +204,7 @@ def test_a_reader_that_does_not_read_holds_no_replica_and_little_memory(
     call = method(messages, timeout=WAIT_S)
     next(call)  # and no more
     for index in range(50):
-        found = near.extract("gated", ROW + index, "last", timeout_s=10)["last"]
+        found = near.extract("gated", ROW + index, "last", timeout_s=WAIT_S)["last"]
         assert found.shape == (1, 3)
     passes = GATE.pass_count - 50
     assert 1 <= passes < count // 2

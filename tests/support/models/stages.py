@@ -3,8 +3,10 @@
 import inspect
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.nn import functional
 from torchvision.models import get_model_builder
 
 from trocar_server.models import Family, family_of, make_meta_replica
@@ -28,7 +30,10 @@ def recorded_by_name(architecture: str) -> Recording:
         recording = record_calls(builder(**arguments).eval(), [[torch.rand(3, 64, 64)]], is_symbolic=False)
     else:
         shape = (1, 3, 16, SIDE, SIDE) if family is Family.VIDEO else (1, 3, SIDE, SIDE)
-        recording = record_calls(_on_meta(builder, arguments), [torch.zeros(shape, device="meta")])
+        model, image = _on_meta(builder, arguments), torch.zeros(shape, device="meta")
+        # Batch normalization keeps the shape, and is half of a pass on the meta device.
+        with patch.object(functional, "batch_norm", lambda values, *_, **__: values.clone()):
+            recording = record_calls(model, [image])
     return replace(recording, stages=stages_of(architecture))
 
 

@@ -24,7 +24,7 @@ def ray_nodes(count: int) -> Iterator[str]:
 
     from trocar_server.cluster.session import open_session
 
-    head = {"include_dashboard": False, "include_log_monitor": False, **_NODE}
+    head = {"include_dashboard": False, **_NODE}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(count - 1):

@@ -129,7 +129,7 @@ def test_wait_ready_waits_for_a_server_that_starts_later(connect: Connect) -> No
     timer = threading.Timer(0.3, server.start)
     timer.start()
     try:
-        assert connect(server.target).wait_ready(timeout_s=20).version == "0.1.0"
+        assert connect(server.target).wait_ready(timeout_s=120).version == "0.1.0"
     finally:
         timer.join()
         server.stop()

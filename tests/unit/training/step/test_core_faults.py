@@ -180,7 +180,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "fault"), CASES, ids=[f"{n}-{f.__name__}" for n, f in CASES])
 def test_a_failed_step_never_ran(name: str, fault: Any) -> None:
-    base, data = tiny(Faulty), batches(8)
+    base, data = tiny(Faulty), batches(4)
     unbroken, core = core_of(base, **VARIANTS[name]), core_of(base, **VARIANTS[name])
     expected = [result.loss for result in run(unbroken, data)]
     found = []
