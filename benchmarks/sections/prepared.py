@@ -1,7 +1,7 @@
 """Prepared calls: the time around a pass, against `extract` over TCP and over a Unix socket, in one run.
 
-One float32 image of 602 KB up, and `layer4` of resnet18 down, 100 KB. Of each call the time of the pass itself,
-as the server reports it, is subtracted. All variants take turns, call by call, at two servers that are equal but
+One float32 image of 602 KB up, and `layer4` of resnet18 down, 100 KB. Of each call the time of the pass is
+subtracted, as the server reports it. All variants take turns, call by call, at two servers that are equal but
 for their address.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -147,8 +147,8 @@ class PreparedExtraction:
         self._arguments = arguments
         self._input_bytes = sum(payload.nbytes for payload in payloads)
         self._others = call.payloads[len(payloads) :]
-        is_plain = type(example) is np.ndarray and len(arguments) == 1 and arguments[0].HasField("tensor")
-        self._plain = (example.dtype, example.shape) if is_plain and wire is None else None
+        is_tensor = len(arguments) == 1 and arguments[0].HasField("tensor") and wire is None
+        self._plain = _signature(example) if is_tensor else None
         self._last, self._last_placed = LastReply(), LastReply()
         self._reply_bytes, self._head_bytes = placed(reply.byte_counts)[-1], reply.head_byte_count
         self._sockets = connection.options.shares_memory
@@ -201,8 +201,7 @@ class PreparedExtraction:
 
     def _payloads(self, inputs: Inputs | None) -> list[memoryview]:
         """Return the bytes of inputs that are like the example."""
-        is_array = type(inputs) is np.ndarray and self._plain == (inputs.dtype, inputs.shape)
-        if is_array and inputs.flags.c_contiguous:
+        if type(inputs) is np.ndarray and self._plain == _signature(inputs) is not None:
             return [inputs.reshape(-1).view(np.uint8).data]
         arguments, payloads = wire_inputs(inputs, self._wire)
         if arguments != self._arguments:
@@ -312,3 +311,10 @@ class PreparedExtraction:
         """Ask for twice the room with the next call: a reply was larger than the first one."""
         self._reply_bytes, self._head_bytes = max(64, 2 * self._reply_bytes), 2 * self._head_bytes
         calls.close()
+
+
+def _signature(inputs: object) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Return dtype and shape of an array that is sent as its memory is; None for everything else."""
+    if type(inputs) is not np.ndarray or not (inputs.flags.c_contiguous and inputs.dtype.isnative):
+        return None
+    return inputs.dtype, inputs.shape

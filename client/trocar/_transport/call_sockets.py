@@ -49,8 +49,6 @@ from trocar_api.descriptors import (
 from trocar_api.v1 import prepared_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from trocar._base.tensors import Bytes
 
 ANSWER_WITHIN_S = 10.0
@@ -88,7 +86,7 @@ class PreparedCallError(grpc.RpcError):
         """Return the status message."""
         return self._details
 
-    def trailing_metadata(self) -> Iterable[tuple[str, bytes]]:
+    def trailing_metadata(self) -> tuple[Any, ...]:
         """Return the status with its reason as gRPC would bring it."""
         return ((DETAILS_KEY, self._serialized),) if self._serialized else ()
 
