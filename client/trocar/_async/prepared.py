@@ -141,7 +141,8 @@ class AsyncPreparedExtraction:
         cache: bool | None,
     ) -> None:
         self._connection, self._extraction = connection, extraction
-        self._call, self._wire, self._cache = call, wire, cache
+        self._wire: Wire | None = wire
+        self._call, self._cache = call, cache
         self._model_id, self._objective_offset = reply.model_id, objective_offset
         arguments, payloads = wire_inputs(example, wire)
         self._arguments = arguments
@@ -250,9 +251,9 @@ class AsyncPreparedExtraction:
     async def _write(self, payloads: list[memoryview], calls: AsyncCallSocket, slot: int) -> None:
         try:
             if self._input_bytes < _LARGE_BYTES:
-                copy_payloads(payloads, calls.memory.payload(slot))
+                copy_payloads(payloads, calls.memory.payloads[slot])
             else:
-                await async_compute(copy_payloads, payloads, calls.memory.payload(slot))
+                await async_compute(copy_payloads, payloads, calls.memory.payloads[slot])
         except BaseException:  # it was cancelled, and another thread still writes there
             calls.close()
             raise
@@ -262,7 +263,7 @@ class AsyncPreparedExtraction:
         message: bytes, reply: ReplyAssembler, calls: AsyncCallSocket, slot: int, began_at: float
     ) -> FeatureMaps:
         try:
-            reply.feed_placed(message, calls.memory.values(slot))
+            reply.feed_placed(message, calls.memory.values[slot])
             maps = reply.finish()
         finally:
             calls.give_back(slot)
@@ -286,7 +287,7 @@ class AsyncPreparedExtraction:
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
                 return None
             for slot in range(self._calls.memory.slot_count):
-                copy_payloads(self._others, self._calls.memory.payload(slot)[self._input_bytes :])
+                copy_payloads(self._others, self._calls.memory.payloads[slot][self._input_bytes :])
             self._pause_s = _FIRST_PAUSE_S
             return self._calls
 
