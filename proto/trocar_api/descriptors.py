@@ -10,6 +10,7 @@ chunks, or the `google.rpc.Status` of a call that failed. Descriptors have no of
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from struct import Struct
 
 DESCRIPTOR_BYTES = 64
@@ -139,17 +140,17 @@ class SlotLayout:
     reply_bytes: int
     head_bytes: int
 
-    @property
+    @cached_property
     def reply_offset(self) -> int:
         """Where the values of a reply begin."""
         return _rounded(self.payload_bytes, _ALIGNMENT_BYTES)
 
-    @property
+    @cached_property
     def head_offset(self) -> int:
         """Where the head of a reply begins."""
         return self.reply_offset + _rounded(self.reply_bytes, _ALIGNMENT_BYTES)
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         """Bytes of a slot: whole pages."""
         return _rounded(self.head_offset + self.head_bytes, _PAGE_BYTES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -141,14 +141,15 @@ class AsyncPreparedExtraction:
         cache: bool | None,
     ) -> None:
         self._connection, self._extraction = connection, extraction
-        self._call, self._wire, self._cache = call, wire, cache
+        self._wire: Wire | None = wire
+        self._call, self._cache = call, cache
         self._model_id, self._objective_offset = reply.model_id, objective_offset
         arguments, payloads = wire_inputs(example, wire)
         self._arguments = arguments
         self._input_bytes = sum(payload.nbytes for payload in payloads)
         self._others = call.payloads[len(payloads) :]
-        is_plain = type(example) is np.ndarray and len(arguments) == 1 and arguments[0].HasField("tensor")
-        self._plain = (example.dtype, example.shape) if is_plain and wire is None else None
+        is_tensor = len(arguments) == 1 and arguments[0].HasField("tensor") and wire is None
+        self._plain = _signature(example) if is_tensor else None
         self._last, self._last_placed = LastReply(), LastReply()
         self._reply_bytes, self._head_bytes = placed(reply.byte_counts)[-1], reply.head_byte_count
         self._sockets = connection.options.shares_memory
@@ -201,8 +202,7 @@ class AsyncPreparedExtraction:
 
     def _payloads(self, inputs: Inputs | None) -> list[memoryview]:
         """Return the bytes of inputs that are like the example."""
-        is_array = type(inputs) is np.ndarray and self._plain == (inputs.dtype, inputs.shape)
-        if is_array and inputs.flags.c_contiguous:
+        if type(inputs) is np.ndarray and self._plain == _signature(inputs) is not None:
             return [inputs.reshape(-1).view(np.uint8).data]
         arguments, payloads = wire_inputs(inputs, self._wire)
         if arguments != self._arguments:
@@ -251,9 +251,9 @@ class AsyncPreparedExtraction:
     async def _write(self, payloads: list[memoryview], calls: AsyncCallSocket, slot: int) -> None:
         try:
             if self._input_bytes < _LARGE_BYTES:
-                copy_payloads(payloads, calls.memory.payload(slot))
+                copy_payloads(payloads, calls.memory.payloads[slot])
             else:
-                await async_compute(copy_payloads, payloads, calls.memory.payload(slot))
+                await async_compute(copy_payloads, payloads, calls.memory.payloads[slot])
         except BaseException:  # it was cancelled, and another thread still writes there
             calls.close()
             raise
@@ -263,7 +263,7 @@ class AsyncPreparedExtraction:
         message: bytes, reply: ReplyAssembler, calls: AsyncCallSocket, slot: int, began_at: float
     ) -> FeatureMaps:
         try:
-            reply.feed_placed(message, calls.memory.values(slot))
+            reply.feed_placed(message, calls.memory.values[slot])
             maps = reply.finish()
         finally:
             calls.give_back(slot)
@@ -287,7 +287,7 @@ class AsyncPreparedExtraction:
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
                 return None
             for slot in range(self._calls.memory.slot_count):
-                copy_payloads(self._others, self._calls.memory.payload(slot)[self._input_bytes :])
+                copy_payloads(self._others, self._calls.memory.payloads[slot][self._input_bytes :])
             self._pause_s = _FIRST_PAUSE_S
             return self._calls
 
@@ -312,3 +312,10 @@ class AsyncPreparedExtraction:
         """Ask for twice the room with the next call: a reply was larger than the first one."""
         self._reply_bytes, self._head_bytes = max(64, 2 * self._reply_bytes), 2 * self._head_bytes
         calls.close()
+
+
+def _signature(inputs: object) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Return dtype and shape of an array that is sent as its memory is; None for everything else."""
+    if type(inputs) is not np.ndarray or not (inputs.flags.c_contiguous and inputs.dtype.isnative):
+        return None
+    return inputs.dtype, inputs.shape

@@ -2,8 +2,8 @@
 
     calls = await AsyncCallSocket.open(method, request, metadata)
     slot = calls.take()                      # None: every slot has a call
-    calls.memory.payload(slot)[:] = payload
-    reply = await calls.call(slot, request_id, timeout_s)    # its values: calls.memory.values(slot)
+    calls.memory.payloads[slot][:] = payload
+    reply = await calls.call(slot, request_id, timeout_s)    # its values: calls.memory.values[slot]
     calls.give_back(slot)                    # only after a call that has returned a reply
 
 A slot whose call was given up is free once the server has answered: until then it may still write there.
@@ -49,8 +49,6 @@ from trocar_api.descriptors import (
 from trocar_api.v1 import prepared_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from trocar._base.tensors import Bytes
 
 ANSWER_WITHIN_S = 10.0
@@ -88,7 +86,7 @@ class PreparedCallError(grpc.RpcError):
         """Return the status message."""
         return self._details
 
-    def trailing_metadata(self) -> Iterable[tuple[str, bytes]]:
+    def trailing_metadata(self) -> tuple[Any, ...]:
         """Return the status with its reason as gRPC would bring it."""
         return ((DETAILS_KEY, self._serialized),) if self._serialized else ()
 
@@ -100,27 +98,24 @@ class SlotMemory:
         memory: The mapping; it lives as long as an array on it.
         layout: Of each slot.
         slot_count: Number of slots.
+
+    Attributes:
+        slot_count: As given.
+        payloads: Of each slot, where the payloads of a call belong, one after the other.
+        values: Where the values of a reply are, each aligned to 64 bytes.
+        heads: Where the rest of a reply is.
     """
 
     def __init__(self, memory: mmap.mmap, layout: SlotLayout, slot_count: int) -> None:
-        self.layout = layout
         self.slot_count = slot_count
-        self._bytes = np.frombuffer(memory, np.uint8)
+        starts = range(0, slot_count * layout.slot_bytes, layout.slot_bytes)
+        self.payloads = [_part(memory, start, layout.payload_bytes) for start in starts]
+        self.values = [_part(memory, start + layout.reply_offset, layout.reply_bytes) for start in starts]
+        self.heads = [_part(memory, start + layout.head_offset, layout.head_bytes) for start in starts]
 
-    def payload(self, slot: int) -> Bytes:
-        """Return where the payloads of a call belong, one after the other."""
-        start = slot * self.layout.slot_bytes
-        return self._bytes[start : start + self.layout.payload_bytes]
 
-    def values(self, slot: int) -> Bytes:
-        """Return where the values of a reply are, each aligned to 64 bytes."""
-        start = slot * self.layout.slot_bytes + self.layout.reply_offset
-        return self._bytes[start : start + self.layout.reply_bytes]
-
-    def head(self, slot: int, byte_count: int) -> bytes:
-        """Return the rest of a reply."""
-        start = slot * self.layout.slot_bytes + self.layout.head_offset
-        return self._bytes[start : start + min(byte_count, self.layout.head_bytes)].tobytes()
+def _part(memory: mmap.mmap, start: int, byte_count: int) -> Bytes:
+    return np.frombuffer(memory, np.uint8)[start : start + byte_count]
 
 
 def connect_socket(prepared: pb.PreparedCalls, folder: Path = FOLDER) -> tuple[socket.socket, SlotMemory]:
@@ -238,11 +233,12 @@ class _Slots:
             NoRoomError: It is larger than the slot.
             PreparedCallError: The call has failed.
         """
+        head = self.memory.heads[answer.slot][: answer.head_byte_count]
         if answer.kind == DONE:
-            return self.memory.head(answer.slot, answer.head_byte_count)
-        status = self.memory.head(answer.slot, answer.head_byte_count)
+            return head.tobytes()
+        problem = NoRoomError() if answer.kind == NO_ROOM else _failure(head.tobytes())
         self.give_back(answer.slot)
-        raise NoRoomError if answer.kind == NO_ROOM else _failure(status)
+        raise problem
 
     def _break(self) -> None:
         """Note that the connection has ended."""

@@ -19,7 +19,7 @@ from tests.support.models.odd_models import Identity
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import custom
 from tests.support.servers.waiting import wait_until
-from tests.support.wire.prepared import PreparedByHand, prepared_by_hand
+from tests.support.wire.prepared import PreparedByHand, prepare, prepared_by_hand
 from tests.support.wire.sharing import FOLDER, row_request
 from tests.support.wire.wire import chunk, raw_channel, request, tensor
 from trocar._transport.call_sockets import connect_socket
@@ -213,9 +213,7 @@ def test_unknown_models_are_refused(channel: grpc.Channel) -> None:
 
 
 def test_impossible_amounts_are_refused_with_a_reason(channel: grpc.Channel) -> None:
-    method: Any = channel.unary_stream("/trocar_api.v1.PreparedCallService/PrepareCalls", None, None)
-    call = method(prepare_request(reply_byte_count=(1 << 63) - 1).SerializeToString(), timeout=60)
-    (message,) = list(call)
+    (message,) = list(prepare(channel, prepare_request(reply_byte_count=(1 << 63) - 1)))
     assert "shared memory" in pb.PrepareCallsResponse.FromString(message).refused
 
 
@@ -223,8 +221,7 @@ def test_who_does_not_connect_in_time_gets_nothing(
     channel: grpc.Channel, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trocar_server.rpc.services.prepared_call_service.CONNECT_WITHIN_S", 0.01)
-    method: Any = channel.unary_stream("/trocar_api.v1.PreparedCallService/PrepareCalls", None, None)
-    (message,) = list(method(prepare_request().SerializeToString(), timeout=60))
+    (message,) = list(prepare(channel, prepare_request()))
     name = pb.PrepareCallsResponse.FromString(message).prepared.socket_name
     wait_until(lambda: not (FOLDER / name).exists())
     monkeypatch.undo()
@@ -293,8 +290,8 @@ def test_every_caller_has_an_allowance_of_its_own(tmp_path: Path) -> None:
         prepared_by_hand(channel, prepare_request(), "alice"),
         prepared_by_hand(channel, prepare_request(), "alice"),
     ):
-        with pytest.raises((OSError, ValueError)):
-            PreparedByHand(channel, prepare_request(), "alice")
+        (message,) = list(prepare(channel, prepare_request(), "alice"))
+        assert "exceed the limit" in pb.PrepareCallsResponse.FromString(message).refused
         with prepared_by_hand(channel, prepare_request(), "bob") as made:
             assert called(made, ROW) == ROW.tobytes()
 

@@ -93,6 +93,7 @@ REQUESTS: dict[str, tuple[str, Array, Any, dict[str, Any]]] = {
     "start": ("plain", noise(2, 4, 8, 8), "fc", {"start_at": "conv2/in"}),
     "structure": ("structured", ROW, ["both", "split", "/out"], {}),
     "float16 on the wire": ("plain", IMAGES, ["conv", "fc"], {"wire": "float16"}),
+    "another byte order": ("plain", IMAGES.astype(">f4"), "fc", {}),
     "strided": ("plain", noise(2, 3, 8, 16)[..., ::2], "fc", {}),
 }
 

@@ -17,20 +17,30 @@ from trocar_api.v1 import prepared_pb2 as pb
 PREPARE = "/trocar_api.v1.PreparedCallService/PrepareCalls"
 
 
+def prepare(channel: grpc.Channel, request: pb.PrepareCallsRequest, token: str = "") -> Any:
+    """Begin a call of `PrepareCalls`; its replies are bytes."""
+    method: Any = channel.unary_stream(PREPARE, None, None)
+    return method(request.SerializeToString(), timeout=CALL_TIMEOUT_S, metadata=bearer(token))
+
+
 class PreparedByHand:
     """A call of `PrepareCalls`, and the socket and memory that it leads to."""
 
     def __init__(self, channel: grpc.Channel, request: pb.PrepareCallsRequest, token: str = "") -> None:
-        method: Any = channel.unary_stream(PREPARE, None, None)
-        self.call = method(request.SerializeToString(), timeout=CALL_TIMEOUT_S, metadata=bearer(token))
+        self.call = prepare(channel, request, token)
         self.prepared = pb.PrepareCallsResponse.FromString(next(self.call)).prepared
         self.layout = SlotLayout(
             self.prepared.payload_byte_count, self.prepared.reply_byte_count, self.prepared.head_byte_count
         )
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(CALL_TIMEOUT_S)
-        self.socket.connect(os.fspath(FOLDER / self.prepared.socket_name))
-        _, (self.file,), _, _ = socket.recv_fds(self.socket, 64, 4)
+        try:
+            self.socket.settimeout(CALL_TIMEOUT_S)
+            self.socket.connect(os.fspath(FOLDER / self.prepared.socket_name))
+            _, (self.file,), _, _ = socket.recv_fds(self.socket, 64, 4)
+        except BaseException:
+            self.socket.close()
+            self.call.cancel()
+            raise
         self.memory = mmap.mmap(self.file, self.layout.slot_bytes * self.prepared.slot_count)
 
     def ask(self, slot: int = 0, number: int = 1, kind: int = CALL, timeout_s: float = 60.0) -> None:

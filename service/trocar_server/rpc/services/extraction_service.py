@@ -199,6 +199,7 @@ class ExtractionService:
             arrived = None
             if shared.has_payload:
                 receiving = partial(shared.receive, byte_counts, asked.chunks)
+                arrived = None if asked.chunks else shared.arrived(byte_counts)
             else:
                 receiving = partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks)
                 if asked.sizes == byte_counts or are_whole(byte_counts, asked.chunks):

@@ -66,6 +66,18 @@ class SharedPayloads:
             raise invalid("shared_payload.byte_count", problem, ErrorReason.INVALID_TENSOR)
         return await _copied(place.byte_count, partial(_copy_out, segment, place.offset, byte_counts))
 
+    def arrived(self, byte_counts: Sequence[int]) -> Callable[[], list[Payload]] | None:
+        """Return what copies the payloads out; None if that takes long, or they are not as announced.
+
+        Args:
+            byte_counts: The size of each payload.
+        """
+        assert self._payload is not None  # asked before
+        segment, place = self._payload
+        if place.byte_count >= _LARGE_BYTES or place.byte_count != sum(byte_counts):
+            return None
+        return partial(_copy_out, segment, place.offset, byte_counts)
+
     async def place(self, values: Sequence[memoryview]) -> bool:
         """Write the values of a reply; False if they must be sent in chunks.
 
