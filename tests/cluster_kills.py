@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.support.killing.audit import torn_on_cluster
 from tests.support.killing.looking import SHAPE, Extracting, Streaming
 from tests.support.killing.moments import Moments, random_delay_s
@@ -49,7 +51,7 @@ _WAIT_S, _LONGEST_DELAY_S = 2.0, 0.5
 _SECOND, _LONGEST_BETWEEN_S = 0.2, 3.0
 _NODES, _CPUS, _TRAINERS = 2, 2, 4
 BACK_WITHIN_S = 30.0
-_SETTLED_WITHIN_S = 240.0
+_SETTLED_WITHIN_S = 600.0
 
 
 @dataclass
@@ -99,6 +101,7 @@ class ClusterKilling:
         self._back_within_s = back_within_s
         self._nodes, self._data_dir = nodes, folder / "data"
         self._chance, self.outcome = random.Random(seed), Outcome()
+        torch.set_num_threads(1)  # as each replica has; with others the bits of a step differ
         self._moments = moments = Moments()
         for name in ("steps", "fits"):
             (folder / name).mkdir()

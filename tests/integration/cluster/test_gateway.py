@@ -185,7 +185,7 @@ def test_a_change_waits_though_a_dead_replica_is_still_listed(serve: Serve) -> N
             call = thread.submit(client.store_edits, "plain", "doubled", edit)
             gateway.serve(dead)
             gateway.serve(serve(models=models))
-            assert call.result(WAIT_S)
+            assert call.result(WAIT_S).name == "doubled"
     finally:
         gateway.stop()
 

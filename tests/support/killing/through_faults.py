@@ -21,7 +21,7 @@ from tests.support.oracles.tiny_training import PlainTrainer, make_trainer, samp
 CALL_S = 120.0
 """The deadline of each call, in seconds. A gateway holds calls for a replica that is being started."""
 _LOOK_S = 300.0
-_TAKEN_OVER_S = 90.0
+_TAKEN_OVER_S = 30.0
 _PAUSE_S = 0.3
 """Between two pieces of work of a caller: what is killed needs the CPUs to come back."""
 
@@ -87,6 +87,7 @@ class ThroughFaults:
             what = "look" if shall_look else "work"
             at = time.strftime("%H:%M:%S")
             self.wrong.append(f"{at} {caller.name}, {what}: {type(error).__name__}: {error}")
+            print(self.wrong[-1], flush=True)
         self.done[caller.name] += 1
         if shall_look:
             with self._changed:
