@@ -164,6 +164,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
         takeover = None if owners is None else Takeover(owners, trainers)
         if takeover is not None:
             trainers.check_elsewhere = takeover.check_elsewhere
+            trainers.trainers_elsewhere = takeover.trainers_elsewhere
         used = config.model_copy(update={"data_dir": data_dir})
         telemetry = open_telemetry(used, engine, trainers, log)
         cleanup.push_async_callback(asyncio.to_thread, telemetry.stop)

@@ -31,6 +31,9 @@ class ChildProcess:
         on_end: Called on that thread when it has ended.
     """
 
+    starts: Callable[..., "subprocess.Popen[str]"] = staticmethod(subprocess.Popen)
+    """Starts processes; tests replace it."""
+
     def __init__(
         self,
         module: str,
@@ -43,7 +46,7 @@ class ChildProcess:
         self._address = ""
         self._problem = ""
         self._writing = Lock()
-        self._process = subprocess.Popen(
+        self._process = self.starts(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

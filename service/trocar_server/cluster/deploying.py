@@ -26,6 +26,8 @@ from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import make_folder
 
 _POLL_S = 0.2
+_OWN_ERRORS = ("ChildFailedError: ", "trocar_server.errors.ServiceError: ")
+"""Of a child process, and of its supervisor."""
 _DIED = "health check failed"
 """What Ray Serve (2.60) says of a replica that served and died; its application then stays failed."""
 
@@ -285,8 +287,8 @@ def _check_failures(status: ServeStatus) -> None:
 
 
 def cause_of(message: str) -> str:
-    """Return the child's own words from a message of Ray Serve, which ends with a traceback."""
-    marker = "ChildFailedError: "
-    if marker in message:
-        return message.rpartition(marker)[2].strip().splitlines()[0]
+    """Return our own words from a message of Ray Serve, which ends with a traceback."""
+    for marker in _OWN_ERRORS:
+        if marker in message:
+            return message.rpartition(marker)[2].strip().splitlines()[0]
     return message.strip().splitlines()[-1] if message.strip() else "see the logs of Ray"

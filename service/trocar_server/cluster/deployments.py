@@ -8,6 +8,7 @@ import torch.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -91,7 +92,7 @@ class ReplicaSupervisor:
     def _tell(self) -> None:
         """Tell the server which replicas of its model there are: it takes over trainers of lost ones.
 
-        Without the directory nothing is told, and so nobody counts as lost.
+        Without the directory, or while it is new, nothing is told, and so nobody counts as lost.
         """
         while not self._stopping.wait(_TELL_EVERY_S):
             try:
@@ -104,7 +105,7 @@ class ReplicaSupervisor:
                 for report in state["replicas"]
                 if report["model_id"] == model_id
             }
-            if own_id in replicas:  # a directory that has just been restarted knows nobody
+            if own_id in replicas and not state["is_new"]:
                 self._child.send({"replicas": replicas})
 
     def _take(self, line: Line) -> None:
@@ -134,9 +135,8 @@ class GatewaySupervisor:
         context = ray.get_runtime_context()
         gateway_id = context.get_actor_id()
         state: Any = ray.get(self._directory.state.remote())
-        others = state["gateways"]
         node_address = own_address()
-        taken = [other["bound"] for other in others if other["node_address"] == node_address]
+        taken = taken_addresses(state["gateways"], node_address, context.get_node_id())
         self._child = ChildProcess(
             "trocar_server.cluster.gateway_server",
             {"config": config, "taken": taken, "key": cluster_key(Path(config["data_dir"]))},
@@ -170,14 +170,32 @@ class GatewaySupervisor:
             self._child.stop(_GATEWAY_STOP_S)
 
     def _push(self) -> None:
-        """Send the routing table four times a second. Without the directory, the last one stays in use."""
+        """Send the routing table four times a second.
+
+        Without the directory, or while it is new, the last one stays in use.
+        """
         while not self._stopping.wait(_PUSH_EVERY_S):
             try:
                 self._directory.report_gateway.remote(self._report)
                 state: Any = ray.get(self._directory.state.remote(), timeout=_HEALTH_TIMEOUT_S)
             except RayError:
                 continue
-            self._child.send({"replicas": state["replicas"], "wanted": state["wanted"]})
+            if not state["is_new"]:
+                self._child.send({"replicas": state["replicas"], "wanted": state["wanted"]})
+
+
+def taken_addresses(gateways: Sequence[Line], node_address: str, node_id: str) -> list[str]:
+    """Return the addresses that other gateways of this machine use: those of other, simulated nodes.
+
+    A gateway of the node itself has ended, though its report may still be there: its address is free.
+
+    Args:
+        gateways: The reports of all gateways.
+        node_address: The address of this machine.
+        node_id: The id of the node.
+    """
+    others = [one for one in gateways if one["node_address"] == node_address and one["node_id"] != node_id]
+    return [str(other["bound"]) for other in others]
 
 
 def _at(node_address: str, config: Line) -> Line:

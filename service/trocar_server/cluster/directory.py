@@ -4,8 +4,8 @@
     directory.report_replica.remote(report)
     state = ray.get(directory.state.remote())
 
-Reports come four times a second, so an actor that Ray has restarted knows everything again at once; what is
-deployed, which nobody reports, is kept in a file of the data directory.
+Reports come four times a second, so an actor that Ray has restarted soon knows everything again, and says
+that it is new until then; what is deployed, which nobody reports, is kept in a file of the data directory.
 """
 
 import json
@@ -19,6 +19,8 @@ import ray
 NAME, NAMESPACE = "trocar-directory", "trocar"
 SPEC_FILE = "cluster.json"
 _FORGOTTEN_AFTER_S = 5.0
+_NEW_FOR_S = 2.0
+"""So long after its start it may not have had the reports of all."""
 
 
 class Directory:
@@ -30,6 +32,7 @@ class Directory:
 
     def __init__(self, data_dir: str) -> None:
         self._path = Path(data_dir) / SPEC_FILE
+        self._began_at = time.monotonic()
         self._replicas: dict[str, tuple[float, dict[str, Any]]] = {}
         self._gateways: dict[str, tuple[float, dict[str, Any]]] = {}
         self._spec: dict[str, Any] = {}
@@ -62,12 +65,13 @@ class Directory:
         self._gateways.pop(own_id, None)
 
     def state(self) -> dict[str, Any]:
-        """Return the last reports, and the least number of replicas by model id."""
+        """Return the last reports, whether some may be missing, and the least number of replicas by model."""
         placements = self._spec.get("placements", {})
         return {
             "replicas": _fresh(self._replicas),
             "gateways": _fresh(self._gateways),
             "wanted": {model_id: placement["min_replicas"] for model_id, placement in placements.items()},
+            "is_new": time.monotonic() - self._began_at < _NEW_FOR_S,
         }
 
 

@@ -5,7 +5,8 @@ directions, trailing metadata and status pass through; tokens are checked by the
 
 # Note: [Calls that are sent again]
 A call may be sent to another replica if no byte of a reply has gone to its caller, every message of the
-caller is still kept, and either the method changes nothing or the replica refused the call because it drains.
+caller is still kept, and the method changes nothing, or the replica refused the call because it drains, or
+there was no connection to send it on: of a node that is lost the reports stay for some seconds.
 Everything else fails with `UNAVAILABLE`, as with a server that dies; the client repeats its steps itself,
 with their numbers.
 """
@@ -51,8 +52,9 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", 64 << 10),
     ("grpc.absolute_max_metadata_size", 64 << 10),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # A node that loses its power closes no connection. Servers allow pings every 10 s.
+    ("grpc.keepalive_time_ms", 11_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -267,7 +269,7 @@ class _Call:
             replica.suspect()
         else:
             return False
-        is_allowed = is_refused or self.route.is_repeatable
+        is_allowed = is_refused or self.route.is_repeatable or _is_unsent(problem)
         can_repeat = self.messages.can_repeat and not self.has_replied
         return is_allowed and can_repeat
 
@@ -297,14 +299,22 @@ class _Call:
         """Return a replica that may answer; None if there is none now."""
         table, subject = self.gateway.table, self.route.subject
         if self.method == _CREATE_TRAINER and name in table.model_ids:
-            # One that is asked for twice, with the same request, must be made once.
-            serving = table.serving(name)
-            return serving[zlib.crc32(message) % len(serving)] if serving else None
+            return self._maker(table.serving(name), message)
         if subject is Subject.ANY or not name or name in table.model_ids:
-            now = time.monotonic()
-            broken = [replica for replica in self.tried if now < replica.suspect_until]
+            broken = [replica for replica in self.tried if replica.is_suspect]
             return table.least_waiting(name if subject is Subject.MODEL else "", broken)
         return await self._owner(subject, name)
+
+    def _maker(self, serving: list[Replica], message: bytes) -> Replica | None:
+        """Return the replica that makes a trainer: the same one if it is asked for twice.
+
+        One that says that another replica has made the trainer is followed by the others in turn.
+        """
+        left = [replica for replica in serving if replica not in self.tried and not replica.is_suspect]
+        if not left:
+            self.tried.clear()
+            return None
+        return max(left, key=lambda replica: zlib.crc32(replica.replica_id.encode() + message))
 
     async def _owner(self, subject: Subject, name: str) -> Replica | None:
         """Return the replica that has a trainer or a published model; any if none has it."""
@@ -312,7 +322,8 @@ class _Call:
         if home is not None:
             found = table.at(home)
             if found is not None:  # one that drains still answers calls that only look
-                return None if found.is_draining and found in self.tried else found
+                is_no_use = found in self.tried and (found.is_draining or found.is_suspect)
+                return None if is_no_use else found
             self.gateway.forget(subject, name)
         if subject is Subject.TRAINER:
             method, message = _GET_TRAINER, GetTrainerRequest(trainer_id=name).SerializeToString()
@@ -414,6 +425,11 @@ def _is_broken(problem: grpc.aio.AioRpcError) -> bool:
     # gRPC (1.81) reports for a stream that it can no longer write to: INTERNAL, "from Core".
     is_from_core = problem.code() is grpc.StatusCode.INTERNAL and "from Core" in (problem.details() or "")
     return is_from_core or problem.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def _is_unsent(problem: grpc.aio.AioRpcError) -> bool:
+    """Whether there was no connection to a replica, so that it has nothing of the call."""
+    return _is_broken(problem) and (problem.details() or "").startswith("failed to connect to all addresses")
 
 
 def _details(problem: grpc.aio.AioRpcError) -> bytes:

@@ -112,9 +112,13 @@ class _Serving:
             await asyncio.sleep(REPORT_EVERY_S)
 
     async def _wait_for_end(self, running: Any) -> None:
-        """Take lists of replicas; drain and stop when the parent closes our input, or has died."""
+        """Take lists of replicas; drain and stop when the parent closes our input, or has died.
+
+        The replicas that accept work share the limits of a caller.
+        """
         while (line := await asyncio.to_thread(self._lines.read)) is not None:
             running.takeover.tell(line["replicas"])
+            running.engine.admission.sharers = max(1, sum(line["replicas"].values()))
         await running.lifecycle.drain(True)
         self._lines.write(is_draining=True)
         try:

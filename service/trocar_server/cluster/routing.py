@@ -48,11 +48,16 @@ class Replica:
     """Calls of this gateway that run."""
     suspect_until: float = 0.0
 
-    def cost(self, now: float) -> tuple[bool, float, int]:
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it broke a call a moment ago."""
+        return time.monotonic() < self.suspect_until
+
+    def cost(self) -> tuple[bool, float, int]:
         """Sort key: the replica with the least is chosen."""
         call_s = max(_CALL_S, self.waiting_s / self.call_count if self.call_count else 0.0)
         waiting_s = self.waiting_s + self.sent_count * call_s
-        return now < self.suspect_until, max(waiting_s, self.open_count * _CALL_S), self.open_count
+        return self.is_suspect, max(waiting_s, self.open_count * _CALL_S), self.open_count
 
     def suspect(self) -> None:
         """Prefer other replicas for a second: it broke a call."""
@@ -122,8 +127,7 @@ class ReplicaTable:
             excluded: Replicas that are not chosen.
         """
         found = [replica for replica in self.serving(model_id) if replica not in excluded]
-        now = time.monotonic()
-        return min(found, key=lambda replica: replica.cost(now), default=None)
+        return min(found, key=Replica.cost, default=None)
 
     def at(self, replica_id: str) -> Replica | None:
         """Return a replica, draining or not; None if it is gone."""

@@ -35,6 +35,8 @@ def open_session(address: str) -> Iterator[None]:
         # Ray (2.60) listens on every interface and runs what its clients send. It makes the token itself, in
         # the home folder, where `trocar cluster` of the same user finds it.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+        # Ray (2.60) gives workers a niceness of 15: beside other programs replicas would hardly run.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray
         from ray.exceptions import AuthenticationError

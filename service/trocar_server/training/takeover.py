@@ -82,6 +82,23 @@ class Takeover:
         elif owner is not None:
             raise moved()
 
+    async def trainers_elsewhere(self, principal: str, request_id: str) -> int:
+        """Return the number of a principal's trainers at other servers.
+
+        Args:
+            principal: The caller.
+            request_id: Of the request for a new trainer; any when empty.
+
+        Raises:
+            ServiceError: `UNKNOWN_TRAINER`, with a detail: the request has made a trainer at another server,
+                gone or not. Or `STORAGE_UNAVAILABLE`.
+        """
+        records = await asyncio.to_thread(self._folders.records_elsewhere)
+        own = [record for record in records if record.principal == principal]
+        if request_id and any(record.facts.get("request_id") == request_id for record in own):
+            raise moved()
+        return len(own)
+
     async def look(self) -> None:
         """Drop own trainers that others have taken, and take those that are this server's to take."""
         await self._trainers.drop_moved()

@@ -63,6 +63,7 @@ class Trainers:
         self.on_moved: Callable[[str], Awaitable[None]] | None = None
         self.on_taken: Callable[[Trainer], Awaitable[None]] | None = None
         self.check_elsewhere: Callable[[str], Awaitable[None]] | None = None
+        self.trainers_elsewhere: Callable[[str, str], Awaitable[int]] | None = None
         self._janitor: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
         self._unreadable: dict[str, UnreadableTrainer] = {}
@@ -406,7 +407,10 @@ class Trainers:
             for trainer in self.of(principal):
                 if request_id and trainer.request_id == request_id:
                     return trainer
-            self._check_room(principal)
+            elsewhere = 0
+            if self.trainers_elsewhere is not None:
+                elsewhere = await self.trainers_elsewhere(principal, request_id)
+            self._check_room(principal, elsewhere)
             self._check_name(principal, spec)
             return self._add(await self._builder.new(principal, spec, request_id))
 
@@ -450,9 +454,9 @@ class Trainers:
                 "model; close it, or choose another name",
             )
 
-    def _check_room(self, principal: str) -> None:
+    def _check_room(self, principal: str, elsewhere: int) -> None:
         most = self.engine.limits.max_trainers
-        if len(self.of(principal)) >= most:
+        if len(self.of(principal)) + elsewhere >= most:
             raise ServiceError(
                 ErrorReason.QUOTA_EXCEEDED, f"you have {most} trainers, the maximum; close one"
             )

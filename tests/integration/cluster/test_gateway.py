@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 import trocar
 from tests.support.models.gated_models import WAIT_S, Gate
 from tests.support.models.odd_models import Identity
+from tests.support.models.tiny_models import Plain
 from tests.support.servers.gateway import MODELS, Gateway, is_serving
 from tests.support.servers.running_server import RunningServer, running_server
-from tests.support.servers.serving import Serve, custom, tiny_models_config
+from tests.support.servers.serving import Serve, custom, rebuilt, tiny_models_config
 from tests.support.servers.waiting import wait_until
 from trocar.errors import DeadlineExceededError, ServerBusyError, UnknownModuleError
 
@@ -166,6 +168,53 @@ def test_a_call_of_a_dead_server_is_answered_by_another(serve: Serve, tmp_path: 
                 assert client.extract("plain", IMAGES, ["fc"])
     finally:
         gateway.stop()
+
+
+def test_a_change_waits_though_a_dead_replica_is_still_listed(serve: Serve) -> None:
+    """The reports of a lost node stay for some seconds; a call that reached nobody waits for what follows."""
+    models = {"plain": tiny_models_config()["plain"]}
+    with running_server(models=models, device="cpu") as dead:
+        gateway = Gateway(dead, models=("plain",))
+        wait_until(lambda: is_serving(gateway))
+    try:
+        with (
+            trocar.connect(gateway.address, retries=0, direct=False) as client,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            edit = trocar.edit("conv", "scale", 2.0)
+            call = thread.submit(client.store_edits, "plain", "doubled", edit)
+            gateway.serve(dead)
+            gateway.serve(serve(models=models))
+            assert call.result(WAIT_S).name == "doubled"
+    finally:
+        gateway.stop()
+
+
+def test_rows_of_callers_never_mix(
+    gateway: Gateway, servers: tuple[RunningServer, RunningServer], client: trocar.Client
+) -> None:
+    """4,000 rows with the marks of 8 callers, through two gateways and directly: each gets its own, only."""
+    other, model = Gateway(*servers), rebuilt(Plain)
+
+    def foreign_rows(mark: int) -> int:
+        address, count = (gateway, other)[mark % 2].address, 0
+        with trocar.connect(address, token=f"caller {mark}", direct=mark % 4 < 2) as own:
+            for number in range(25):
+                rows = np.random.default_rng([mark, number]).normal(mark, size=(20, 3, 8, 8))
+                images = rows.astype(np.float32)
+                found = own.extract("plain", images, ["/in", "fc"])
+                with torch.no_grad():
+                    expected = model(torch.from_numpy(images)).numpy()
+                same = (found["/in"] == images).reshape(20, -1).all(1) & (found["fc"] == expected).all(1)
+                count += int((~same).sum())
+        return count
+
+    try:
+        wait_until(lambda: is_serving(other))
+        with ThreadPoolExecutor(8) as threads:
+            assert list(threads.map(foreign_rows, range(8))) == [0] * 8
+    finally:
+        other.stop()
 
 
 def test_metrics_of_all_replicas_are_one_page(serve: Serve) -> None:

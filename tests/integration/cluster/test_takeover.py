@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import trocar
@@ -22,7 +23,10 @@ from tests.support.oracles.tiny_training import (
 from tests.support.servers.gateway import Gateway, is_serving
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.waiting import wait_until
-from trocar.errors import NonFiniteStepError, UnknownTrainerError
+from tests.support.wire.wire import raw_channel, unary_call
+from trocar._wire.trainer_requests import TrainerOptions, trainer_spec
+from trocar.errors import NonFiniteStepError, QuotaExceededError, UnknownTrainerError
+from trocar_api.v1.trainer_pb2 import CreateTrainerRequest, CreateTrainerResponse
 from trocar_server.training.files.owner_folders import OwnerFolders
 
 WAIT_S = 60.0
@@ -35,9 +39,10 @@ class Replicas:
         self.root, self._folder, self._stack = folder / "trainers", folder, stack
         self._names: dict[RunningServer, str] = {}
 
-    def start(self) -> RunningServer:
+    def start(self, **options: Any) -> RunningServer:
         name = f"replica-{len(self._names)}"
         settings: dict[str, Any] = {"models": MODELS, "device": "cpu", "data_dir": self._folder / "data"}
+        settings |= options
         own_dir, owners = self._folder / name, OwnerFolders(self.root, name)
         server = self._stack.enter_context(running_server(owners=owners, own_dir=own_dir, **settings))
         self._names[server] = name
@@ -225,6 +230,45 @@ def test_a_closed_trainer_leaves_nothing(replicas: Replicas, clients: Any) -> No
     trainer.step(*samples(4))
     trainer.close()
     assert [path for path in replicas.root.glob("*/*") if path.name != "lock"] == []
+
+
+def test_the_limit_of_trainers_is_that_of_all_replicas(replicas: Replicas, clients: Any) -> None:
+    first, second = (replicas.start(limits={"max_trainers": 2}) for _ in range(2))
+    made = make_trainer(clients(first))
+    make_trainer(clients(second))
+    with pytest.raises(QuotaExceededError, match="you have 2 trainers"):
+        make_trainer(clients(second))
+    made.close()
+    make_trainer(clients(second))
+    with trocar.connect(first.address, token="somebody else") as other:
+        make_trainer(other)
+
+
+def test_a_request_makes_one_trainer_whichever_replica_gets_it(replicas: Replicas, clients: Any) -> None:
+    first, second = replicas.start(), replicas.start()
+    requests = [
+        CreateTrainerRequest(spec=trainer_spec(TrainerOptions("tiny")), request_id=f"request-{number}")
+        for number in range(4)
+    ]
+    servers = (first, second, first, second)
+    expected = [created(server, request) for server, request in zip(servers, requests, strict=True)]
+    with pytest.raises(grpc.RpcError, match="another replica"):
+        created(second, requests[0])
+    gateway = Gateway(first, second, models=("tiny",))
+    try:
+        wait_until(lambda: is_serving(gateway))
+        assert [created(gateway, request) for request in requests] == expected
+    finally:
+        gateway.stop()
+    replicas.lose(by=second)
+    assert [created(second, request) for request in requests] == expected
+    assert len(clients(second).trainers()) == len(requests)
+
+
+def created(server: RunningServer | Gateway, request: CreateTrainerRequest) -> str:
+    with raw_channel(server.address) as channel:
+        reply = unary_call(channel, "TrainerService/CreateTrainer", request.SerializeToString())
+    return str(CreateTrainerResponse.FromString(reply).trainer.trainer_id)
 
 
 def test_a_gateway_finds_it_again(replicas: Replicas, clients: Any, tmp_path: Path) -> None:

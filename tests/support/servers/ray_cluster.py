@@ -1,5 +1,6 @@
 """A Ray cluster of simulated nodes, and the commands of Trocar on it."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ def ray_nodes(count: int) -> Iterator[str]:
 
     from trocar_server.cluster.session import open_session
 
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in `session`
     head = {"include_dashboard": False, **_NODE}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+ALSO = "TROCAR_TEST_IMPORTS"
+"""Variable with the names of more modules that are imported before all programs."""
 _MESSAGE_BYTES = 1 << 17
 _ROOT = Path(__file__).parents[3]
 _CLEAN = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS", "PYTHONHOME")
@@ -169,6 +171,8 @@ def _imports() -> None:
     with without_dynamo():
         for name in ("trocar_server.app.app", "trocar_server.__main__", "trocar._cli.app", "trocar.aio"):
             import_module(name)
+    for name in os.environ.get(ALSO, "").split():
+        import_module(name)
     gc.collect()
     gc.freeze()  # or a program's end takes 1 s: it looks for garbage in what it shares with the others
 

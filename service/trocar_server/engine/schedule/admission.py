@@ -175,6 +175,8 @@ class Admission:
     limits: Limits
     is_idle: bool = True
     """Whether no call is admitted."""
+    sharers: int = 1
+    """Servers that share the calls of each caller; each admits an equal part of `max_principal_s`."""
     _total: _Budget = field(default_factory=_Budget)
     _flows: dict[str, _Budget] = field(default_factory=dict)
     _classes: dict[MethodClass, _Budget] = field(
@@ -252,8 +254,9 @@ class Admission:
     def check_seconds(self, reservation: Reservation, seconds: float) -> None:
         """Refuse work that would have to wait too long; a caller without waiting work is admitted."""
         own, total = self._flows[reservation.flow], self._total
-        if own.seconds and own.seconds + seconds > self.limits.max_principal_s:
-            taken, limit, whose = own.seconds, self.limits.max_principal_s, "your admitted calls"
+        own_limit = self.limits.max_principal_s / self.sharers
+        if own.seconds and own.seconds + seconds > own_limit:
+            taken, limit, whose = own.seconds, own_limit, "your admitted calls"
         elif own.seconds and total.seconds + seconds > self.limits.max_pending_s:
             taken, limit, whose = total.seconds, self.limits.max_pending_s, "all admitted calls"
         else:

@@ -23,10 +23,11 @@ import errno
 import os
 from pathlib import Path
 
+from trocar_server.errors import ServiceError
 from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import make_folder, sync_folder
 from trocar_server.training.files.trainer_janitor import RECORD_NAME
-from trocar_server.training.files.trainer_store import TRAINER_ID
+from trocar_server.training.files.trainer_store import TRAINER_ID, TrainerRecord, TrainerStore
 
 _FROM = "from"
 _GONE = (errno.ENOENT, errno.ESTALE)
@@ -66,6 +67,20 @@ class OwnerFolders:
         with disk_errors("shared folder of trainers"):
             entries = _folders(self._root / owner)
             return sorted(entry.name for entry in entries if TRAINER_ID.fullmatch(entry.name))
+
+    def records_elsewhere(self) -> list[TrainerRecord]:
+        """Return the readable records of all trainers of other owners, gone or not.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`.
+        """
+        found = []
+        for owner in self.others():
+            store = TrainerStore(self._root / owner, is_shared=True)
+            for trainer_id in self.trainer_ids(owner):
+                with contextlib.suppress(ServiceError):  # it is damaged, or being moved
+                    found.append(store.get(trainer_id))
+        return found
 
     def owner_of(self, trainer_id: str) -> str | None:
         """Return the owner that has a trainer; None if there is none.

@@ -139,6 +139,19 @@ STEP = st.tuples(
 )
 
 
+def test_servers_that_share_the_calls_of_a_caller_share_its_seconds() -> None:
+    gates = [admission(own_s=10.0) for _ in range(2)]
+    for gate in gates:
+        gate.sharers = len(gates)
+        with gate.admit(EXTRACT, "alice") as one, gate.admit(EXTRACT, "alice") as other:
+            one.expect(4.0)
+            other.expect(1.0)
+            with pytest.raises(ServiceError, match="more than the limit of 5 s"):
+                other.expect(0.1)
+            gate.sharers = 1  # the other one has gone
+            other.expect(5.0)
+
+
 @given(st.lists(STEP, max_size=40))
 def test_no_budget_is_passed_and_nothing_is_lost(steps: list[tuple[int, str, int]]) -> None:
     gate = admission()
