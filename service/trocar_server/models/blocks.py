@@ -9,11 +9,15 @@ add to the residual stream, before it is added (BERT's and T5's too, where a mod
 output of block k - 1, and the last one that after the final norm, where there is one; but before it in those
 that transformers marks with `tie_last_hidden_states=False`: ViT, DINOv2, CLIP, SigLIP, wav2vec2.
 Encoder-decoders and models of two towers have the names with `encoder.`, `decoder.`, `text.`, `vision.` in
-front. A negative number counts from the last. `image_features` and `text_features` are the vectors that
-`get_image_features` and `get_text_features` of CLIP and SigLIP return, before they are normalised.
+front. Blocks in several lists, one for each size of an image, are numbered through and have no `hidden[k]`;
+nor have families whose states are other values: Longformer cuts off padding of its own. A negative number
+counts from the last. `image_features` and `text_features` are the vectors that `get_image_features` and
+`get_text_features` of CLIP and SigLIP return, before they are normalised.
 """
 
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from inspect import getclosurevars
 from typing import Any
 
@@ -27,7 +31,10 @@ _ATTENTION = (
     "self_attention",
     "attention",
     "attn",
+    "multi_head_attention",
 )
+_MIXERS = ("mixer", "mamba", "linear_attn", "temporal_block", "fourier")
+"""What mixes tokens where a block has no attention."""
 _FEED_FORWARD = (
     "layer.2.DenseReluDense",
     "layer.1.DenseReluDense",
@@ -38,8 +45,49 @@ _FEED_FORWARD = (
     "fc2",
     "output.dense",
 )
-_FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "layer_norm", "layernorm", "post_layernorm")
-_EMBEDDINGS = ("embeddings", "embed_tokens", "wte", "patch_embed", "shared", "feature_projection")
+_FINAL_NORMS = (
+    "norm",
+    "ln_f",
+    "norm_f",
+    "final_norm",
+    "final_layer_norm",
+    "final_layernorm",
+    "layer_norm",
+    "layernorm",
+    "post_layernorm",
+    "embedding_norm",
+    "emb_layer_norm_after",
+    "ln",
+)
+"""The last three are those of LFM2, ESM and Megatron-BERT."""
+_NORM_FIRST = ("data2vec-audio", "sew", "sew-d", "speecht5")
+"""Families with a norm beside the blocks that comes before them."""
+_OTHER_STATES = (
+    "canine",
+    "falcon_mamba",
+    "funnel",
+    "led",
+    "longformer",
+    "mamba",
+    "mamba2",
+    "patchtst",
+    "prophetnet",
+    "rt_detr",
+    "rwkv",
+    "squeezebert",
+)
+"""Families whose hidden states are outputs of no module, or are numbered otherwise, as Mamba's are."""
+_EMBEDDINGS = (
+    "embeddings",
+    "embed_tokens",
+    "tokens_embed",
+    "embed_in",
+    "wte",
+    "word_embeddings",
+    "patch_embed",
+    "shared",
+    "feature_projection",
+)
 _HEADS = ("lm_head", "classifier", "score", "cls", "qa_outputs", "proj_out", "head", "projector")
 _FEATURES = {
     "image_features": ("visual_projection", "vision_model.head"),
@@ -54,11 +102,11 @@ _TOWERS = {"text_model": "text.", "vision_model": "vision.", "encoder": "encoder
 
 def block_stages(model: nn.Module) -> dict[str, str]:
     """Return the selectors of a model's blocks by stage name; empty for a model without blocks."""
-    towers = list(_towers(model))
+    towers = _towers(model)
     stages: dict[str, str] = {}
-    for path in towers:
-        prefix = _tower_name(path) if len(towers) > 1 else ""
-        stages |= {f"{prefix}{name}": selector for name, selector in _tower_stages(model, path).items()}
+    for name, paths in towers.items():
+        prefix = name if len(towers) > 1 else ""
+        stages |= {f"{prefix}{stage}": selector for stage, selector in _tower_stages(model, paths).items()}
     if towers:
         head = next((name for name in _HEADS if isinstance(getattr(model, name, None), nn.Module)), "")
         stages |= {"head": head, "penultimate": f"{head}/in"} if head else {}
@@ -82,15 +130,27 @@ def _features(model: Any) -> dict[str, str]:
     return found
 
 
-def _towers(model: nn.Module) -> Iterator[str]:
-    """Yield the paths of the lists of blocks: modules with an attention part, outside any other block."""
+def _towers(model: nn.Module) -> dict[str, list[str]]:
+    """Return the paths of the lists of blocks by the name of their tower; the most of one kind for each."""
+    kinds: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path in _block_lists(model):
+        kinds[_tower_name(path)][re.sub(r"\d+", "#", path)].append(path)
+
+    def block_count(paths: Sequence[str]) -> int:
+        return sum(len(list(model.get_submodule(path).children())) for path in paths)
+
+    return {name: max(found.values(), key=block_count) for name, found in kinds.items()}
+
+
+def _block_lists(model: nn.Module) -> Iterator[str]:
+    """Yield the paths of lists of modules with an attention part or a mixer, outside any other block."""
     found: list[str] = []
     for path, part in model.named_modules():
         if not isinstance(part, nn.ModuleList | nn.Sequential) or path.rpartition(".")[2] not in _LISTS:
             continue
         if not len(part) or any(path.startswith(f"{other}.") for other in found):
             continue
-        if _child(part[0], _ATTENTION):
+        if any(_child(block, _ATTENTION) for block in part) or _child(part[0], _MIXERS):
             found.append(path)
             yield path
 
@@ -99,26 +159,38 @@ def _tower_name(path: str) -> str:
     return next((name for part in path.split(".") if (name := _TOWERS.get(part))), "")
 
 
-def _tower_stages(model: nn.Module, path: str) -> dict[str, str]:
-    blocks = model.get_submodule(path)
-    last = len(list(blocks.children())) - 1
+def _tower_stages(model: nn.Module, paths: Sequence[str]) -> dict[str, str]:
+    blocks = [f"{path}.{name}" for path in paths for name, _ in model.get_submodule(path).named_children()]
     stages: dict[str, str] = {}
-    if embed := _beside(model, path, _EMBEDDINGS):
+    if embed := _beside(model, paths[0], _EMBEDDINGS):
         stages["embed"] = embed
-    for index, block in enumerate(blocks.children()):
-        layer = f"{path}.{index}"
+    for index, layer in enumerate(blocks):
+        block = model.get_submodule(layer)
         attention, feed_forward = _child(block, _ATTENTION), _child(block, _FEED_FORWARD)
-        stages |= {
-            f"layer[{index}]": layer,
-            f"hidden[{index}]": f"{path}.{index - 1}" if index else f"{layer}/in[0]",
-        }
+        stages[f"layer[{index}]"] = layer
         stages |= {f"attn[{index}]": f"{layer}.{attention}"} if attention else {}
         stages |= {f"mlp[{index}]": f"{layer}.{feed_forward}"} if feed_forward else {}
-    norm = _norm_after(model, path)
+    norm = _norm_after(model, paths[-1])
     stages |= {"norm": norm} if norm else {}
-    is_normed = norm and _ties_last(model, path)
-    stages[f"hidden[{last + 1}]"] = norm if is_normed else f"{path}.{last}"
-    return stages
+    return stages | (_hidden_states(model, paths[0], blocks, norm) if len(paths) == 1 else {})
+
+
+def _hidden_states(model: Any, path: str, blocks: Sequence[str], norm: str) -> dict[str, str]:
+    """Return the selectors of the states of one list of blocks, as transformers numbers them."""
+    config = getattr(model, "config", None)
+    if getattr(config, "model_type", "") in _OTHER_STATES:
+        return {}
+    states = [f"{blocks[0]}/in[0]", *blocks]
+    if norm and _ties_last(model, path, norm):
+        states[-1] = norm
+    if getattr(config, "conv_kernel_size", 0) and isinstance(_convolution(model, path), nn.Module):
+        states[1] = f"{path.rpartition('.')[0]}.conv"
+    return {f"hidden[{index}]": selector for index, selector in enumerate(states)}
+
+
+def _convolution(model: nn.Module, path: str) -> object:
+    """Return the convolution that DeBERTa-v2 has beside its blocks, and applies after the first."""
+    return getattr(model.get_submodule(path.rpartition(".")[0]), "conv", None)
 
 
 def _child(block: nn.Module, names: tuple[str, ...]) -> str:
@@ -139,9 +211,13 @@ def _beside(model: nn.Module, path: str, names: tuple[str, ...]) -> str:
     return ""
 
 
-def _norm_after(model: nn.Module, path: str) -> str:
+def _norm_after(model: Any, path: str) -> str:
     """Return the norm behind the last block; a list's neighbour with that role, or its parent's."""
     norm = _beside(model, path, _FINAL_NORMS)
+    config = getattr(model, "config", None)
+    is_first = getattr(config, "model_type", "") in _NORM_FIRST
+    if is_first or getattr(config, "do_stable_layer_norm", None) is False:  # of wav2vec2 and its kind
+        return ""
     tower = path.rpartition(".")[0].partition(".")[0]
     return (
         norm
@@ -150,8 +226,11 @@ def _norm_after(model: nn.Module, path: str) -> str:
     )
 
 
-def _ties_last(model: nn.Module, path: str) -> bool:
-    """Whether transformers replaces the last hidden state with the value after the norm; see the Note."""
+def _ties_last(model: nn.Module, path: str, norm: str) -> bool:
+    """Whether transformers replaces the last hidden state with the value after the norm; see the Note.
+
+    Families that collect states themselves do so beside their blocks: a norm further out comes later.
+    """
     parts = path.split(".")[:-1]
     for length in range(len(parts), -1, -1):
         forward: Any = type(model.get_submodule(".".join(parts[:length]))).forward
@@ -160,4 +239,4 @@ def _ties_last(model: nn.Module, path: str) -> bool:
             if "tie_last_hidden_states" in given:
                 return bool(given["tie_last_hidden_states"])
             forward = getattr(forward, "__wrapped__", None)
-    return True
+    return norm.rpartition(".")[0] == path.rpartition(".")[0]

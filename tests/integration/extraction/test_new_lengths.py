@@ -1,6 +1,7 @@
 """New lengths, batch sizes and image sizes: planned and served without another recorded pass."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 
 import trocar
 from tests.support.models.sized_models import T5, Bert, Gpt, Halves
+from tests.support.models.transformers_folders import save_family
 from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom, rebuilt
 
-_REQUESTS = 125
+_REQUESTS, _PADDED_REQUESTS = 125, 20
 
 _KINDS: dict[str, tuple[Any, tuple[int, ...], str]] = {
     "bert": (Bert, (8,), "model.encoder"),
@@ -58,6 +60,41 @@ def test_random_sizes_are_served_without_another_recording(serve: Serve, model_i
             }
             assert plan.reply_bytes == sum(found.nbytes for found in maps.values())
         assert host.recorded_count == before
+
+
+@pytest.mark.parametrize(("family", "path"), [("bert", "encoder.layer.1"), ("llama", "model.layers.1")])
+def test_masks_with_padding_are_served_without_another_recording(
+    serve: Serve, family: str, path: str, tmp_path: Path
+) -> None:
+    model: Any = save_family(family, tmp_path).requires_grad_(False)
+    server, rng = serve(models={family: {"source": f"hf:{tmp_path}"}}), random.Random(5)
+    with trocar.connect(server.address) as client:
+        for _ in range(2):
+            client.extract(family, padded(rng), path)
+        server.on_owner(lambda: None)
+        before = server.engine.deployment(family).recorded_count
+        for _ in range(_PADDED_REQUESTS):
+            inputs = padded(rng)
+            plan, maps = client.plan(family, inputs, path), client.extract(family, inputs, path)
+            assert plan.reply_bytes == maps[path].nbytes
+            assert np.array_equal(maps[path], hooked(model, path, inputs))
+        assert server.engine.deployment(family).recorded_count == before
+
+
+def padded(rng: random.Random) -> dict[str, np.ndarray[Any, Any]]:
+    """Return token ids of random lengths, padded, and their mask."""
+    lengths = [rng.randint(2, 60) for _ in range(rng.randint(2, 5))]
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    return {"input_ids": mask * rng.randint(4, 29), "attention_mask": mask}
+
+
+def hooked(model: Any, path: str, inputs: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Return what a module of a model in this process returns."""
+    seen: list[torch.Tensor] = []
+    handle = model.get_submodule(path).register_forward_hook(lambda _, __, output: seen.append(output))
+    with handle, torch.inference_mode():
+        model(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+    return seen[0].numpy()
 
 
 def test_values_of_a_predicted_size_are_those_of_a_hook(serve: Serve) -> None:

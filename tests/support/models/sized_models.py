@@ -31,6 +31,13 @@ class Bert(_Text):
         super().__init__(BertModel(BertConfig(vocab_size=15, max_position_embeddings=64, **sizes)))
 
 
+class MaskedBert(Bert):
+    """The same, with a mask, which transformers reads."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Any:
+        return self.model(input_ids, attention_mask=attention_mask).last_hidden_state
+
+
 class Gpt(_Text):
     """A GPT-2 of two layers."""
 

@@ -205,7 +205,7 @@ class Deployment:
         signature, self._to_extend = self._to_extend, None
         recording = None if signature is None else self.recorded(signature)
         if signature is not None and recording is not None:
-            self.predictions.extend(signature, recording)
+            self.predictions.extend(signature, recording, self.max_pass_bytes())
 
     def pass_differed(self, signature: Signature) -> None:
         """Forget what was predicted for inputs like these: a pass had other shapes."""

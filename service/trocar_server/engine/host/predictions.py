@@ -1,27 +1,36 @@
 """Predicted recordings of a model: for sizes that no pass was recorded on.
 
 A model that is recorded on a second signature of one kind gets a symbolic recording for that kind, which
-predicts the recordings of further sizes. See Note: [Symbolic recording].
+predicts the recordings of further sizes. See Note: [Symbolic recording], and Note: [Masks without data] for
+models that are recorded on data.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from trocar_server.engine.host.recordings import Recorder, made_arguments
 from trocar_server.engine.request.plan import Signature, TensorSignature
-from trocar_server.models import make_meta_replica
+from trocar_server.models import make_meta_replica, make_replica
 from trocar_server.surgery import PassAborted, PassGuard, Recording
+from trocar_server.surgery.recording.recording import ModuleRecord
 from trocar_server.surgery.recording.symbolic import Shapes, SymbolicRecording, record_symbolic
 
 _ATTEMPTS = (2, 4, 16, 64)
 """Recordings of one kind of signature after which a symbolic one is tried: a model may have several paths."""
+_ATTEMPTS_ON_DATA = 2
+"""Failed symbolic recordings of a model that reads its data, for example a detector, before none is tried."""
 _KINDS_KEPT = 32
 _LIMIT_S = 5.0
 """The most time of a symbolic recording: other passes wait for it."""
 _CHANGES: tuple[Callable[[int], int], ...] = (lambda size: 2 * size + 1, lambda size: size + 1)
+_CHANGES_OF_DATA: tuple[Callable[[int], int], ...] = (
+    lambda size: size // 2 if size > 4 else size + 1,
+    lambda size: size - 1 if size > 2 else size + 2,
+)
+"""Where neighbours are real passes: most are smaller, so cheaper, than the pass that was just recorded."""
 
 _Kind = tuple[object, ...]
 
@@ -40,6 +49,7 @@ class Predictions:
     attempt_count: int = 0
     symbolic: dict[_Kind, tuple[SymbolicRecording, ...]] = field(default_factory=dict)
     _recorded: Counter[_Kind] = field(default_factory=Counter)
+    _failed_on_data: int = 0
 
     def find(self, signature: Signature) -> Recording | None:
         """Return the predicted recording of a signature; None where none is certain."""
@@ -58,12 +68,14 @@ class Predictions:
             Whether it is time for `extend`.
         """
         kind = _kind(signature)
-        if not recording.is_symbolic or (kind not in self._recorded and len(self._recorded) >= _KINDS_KEPT):
+        if kind not in self._recorded and len(self._recorded) >= _KINDS_KEPT:
+            return False
+        if not recording.is_symbolic and self._failed_on_data >= _ATTEMPTS_ON_DATA:
             return False
         self._recorded[kind] += 1
         return self._recorded[kind] in _ATTEMPTS
 
-    def extend(self, signature: Signature, recording: Recording) -> None:
+    def extend(self, signature: Signature, recording: Recording, max_bytes: int) -> None:
         """Make a symbolic recording of the path that a signature takes. Owner thread only; takes seconds.
 
         It is kept if it predicts this recording and those of two neighbours.
@@ -71,19 +83,19 @@ class Predictions:
         Args:
             signature: Of a recorded pass.
             recording: Its recording, with the model's stages.
+            max_bytes: The most memory that a pass on data may use.
         """
         if self.find(signature) is not None:
             return
         self.attempt_count += 1
         with suppress(Exception, PassAborted):  # anything, or too slow: passes are then recorded as before
-            called = made_arguments(signature, "meta", 0)
-            module = make_meta_replica(self.recorder.hosted.module)
-            with PassGuard(time.monotonic() + _LIMIT_S).watching(module):
-                symbolic = record_symbolic(module, *called)
-            if self._is_right(symbolic, signature, recording):
+            symbolic = self._recorded_symbolically(signature, recording)
+            if self._is_right(symbolic, signature, recording, max_bytes):
                 named = replace(symbolic, template=replace(symbolic.template, stages=recording.stages))
                 kind = _kind(signature)
                 self.symbolic = {**self.symbolic, kind: (*self.symbolic.get(kind, ()), named)}
+                return
+        self._failed_on_data += not recording.is_symbolic
 
     def drop(self, signature: Signature) -> None:
         """Stop predicting signatures of one kind: a pass differed from its prediction."""
@@ -91,28 +103,58 @@ class Predictions:
         self.symbolic = {known: found for known, found in self.symbolic.items() if known != kind}
         self._recorded[kind] = _ATTEMPTS[-1]
 
-    def _is_right(self, symbolic: SymbolicRecording, signature: Signature, recording: Recording) -> bool:
+    def _recorded_symbolically(self, signature: Signature, recording: Recording) -> SymbolicRecording:
+        hosted, on_data = self.recorder.hosted, None if recording.is_symbolic else recording
+        device = "meta" if on_data is None else hosted.device
+        module = (make_replica if on_data else make_meta_replica)(hosted.module)
+        with PassGuard(time.monotonic() + _LIMIT_S).watching(module):
+            return record_symbolic(module, *made_arguments(signature, device, 1), on_data=on_data)
+
+    def _is_right(
+        self, symbolic: SymbolicRecording, signature: Signature, recording: Recording, max_bytes: int
+    ) -> bool:
         if not _is_same(symbolic.recording(_shapes(signature)), recording):
             return False
-        neighbours = list(_neighbours(symbolic, signature))
+        changes = _CHANGES if recording.is_symbolic else _CHANGES_OF_DATA
+        neighbours = list(_neighbours(symbolic, signature, changes))
         for near in neighbours:
-            if not _is_same(symbolic.recording(_shapes(near)), self.recorder.record(near, (), PassGuard())):
+            recorded = self._recorded_near(near, recording, max_bytes)
+            if not _is_same(symbolic.recording(_shapes(near)), recorded):
                 return False
         return bool(neighbours)
 
+    def _recorded_near(self, near: Signature, recording: Recording, max_bytes: int) -> Recording:
+        if recording.is_symbolic:
+            return self.recorder.record(near, (), PassGuard())
+        return self.recorder.record_made(near, (), PassGuard(time.monotonic() + _LIMIT_S), max_bytes)
+
 
 def _is_same(predicted: Recording | None, recorded: Recording) -> bool:
-    """Whether a prediction equals a recorded pass: order, calls, shapes, strides, writes and bytes."""
-    return predicted is not None and (
-        predicted.peak_bytes == recorded.peak_bytes
-        and predicted.is_symbolic == recorded.is_symbolic
-        and list(predicted.modules.items()) == list(recorded.modules.items())
+    """Whether a prediction equals a recorded pass: order, calls, shapes, strides, writes and bytes.
+
+    Of a pass on data the bytes may be fewer: its mask masks nothing.
+    """
+    if predicted is None or predicted.is_symbolic != recorded.is_symbolic:
+        return False
+    if recorded.is_symbolic:
+        is_equal = list(predicted.modules.items()) == list(recorded.modules.items())
+        return is_equal and predicted.peak_bytes == recorded.peak_bytes
+    return predicted.peak_bytes >= recorded.peak_bytes and (
+        list(_without_peaks(predicted)) == list(_without_peaks(recorded))
     )
 
 
-def _neighbours(symbolic: SymbolicRecording, signature: Signature) -> Iterator[Signature]:
+def _without_peaks(recording: Recording) -> Iterator[ModuleRecord]:
+    for record in recording.modules.values():
+        calls = [replace(call, peak_bytes_before=0, peak_bytes=0) for call in record.calls]
+        yield replace(record, calls=calls)
+
+
+def _neighbours(
+    symbolic: SymbolicRecording, signature: Signature, changes: Sequence[Callable[[int], int]]
+) -> Iterator[Signature]:
     """Yield signatures of the same path with other sizes, each of which varies where it may."""
-    for change in _CHANGES:
+    for change in changes:
         near = _moved(symbolic, signature, change)
         if near != signature:
             yield near

@@ -6,14 +6,14 @@ The transformer stays the root, so that module paths are those of transformers; 
 `normalize` are modules beside its own. The arithmetic is that of sentence-transformers 5.
 """
 
-import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from trocar_server.models.huggingface.folder import ModelFolder
+from trocar_server.models.huggingface.folder import ModelFolder, read_configuration
 from trocar_server.models.source import invalid
 
 OUTPUT = "sentence_embedding"
@@ -100,7 +100,7 @@ def add_pooling(module: nn.Module, folder: ModelFolder, weights: bool) -> None:
         if not path.is_relative_to(root.resolve()):
             raise invalid(f"'{root.name}': modules.json names a path outside of the folder")
         if kind == "Pooling":
-            module.pooling = Pooling(_modes(json.loads((path / "config.json").read_text(encoding="utf-8"))))
+            module.pooling = Pooling(_modes(read_configuration(path / "config.json")))
         elif kind == "Normalize":
             _add(module, "normalize", Normalize(), steps)
         elif kind == "Dense":
@@ -133,14 +133,20 @@ def _modes(config: dict[str, Any]) -> tuple[str, ...]:
     return modes
 
 
-def _dense(path: Any, weights: bool) -> Dense:
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+def _dense(path: Path, weights: bool) -> Dense:
+    config = read_configuration(path / "config.json")
     name = str(config.get("activation_function", "")).rpartition(".")[2]
     if name not in _ACTIVATIONS:
         raise invalid(f"the activation {name[:60]!r} of a dense layer is not known")
     linear = nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
     if weights:
-        state = load_file(path / "model.safetensors")
+        file = path / "model.safetensors"
+        if not file.is_file():
+            raise invalid(
+                f"the dense layer '{path.name}' has no model.safetensors: run `trocar convert "
+                "pytorch_model.bin model.safetensors` in its folder first"
+            )
+        state = load_file(file)
         linear.load_state_dict({key.removeprefix("linear."): value for key, value in state.items()})
     return Dense(linear, _ACTIVATIONS[name]())
 

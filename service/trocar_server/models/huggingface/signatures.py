@@ -4,8 +4,10 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
+from trocar_server.models.huggingface.family_inputs import Described, family_inputs, family_requires
 from trocar_server.models.inputs import (
     BATCH,
     FLATTENED,
@@ -17,9 +19,22 @@ from trocar_server.models.inputs import (
     InputSpec,
 )
 
-_SELF_SHIFTING = ("bart", "mbart", "pegasus", "led", "plbart", "mvp", "bigbird_pegasus", "blenderbot")
+_SELF_SHIFTING = ("bart", "mbart", "led", "plbart", "mvp", "bigbird_pegasus")
 """Encoder-decoders that make the decoder's ids of the encoder's."""
-_TWO_TOWERS = ("clip", "siglip", "siglip2", "chinese_clip", "altclip", "align", "metaclip_2", "groupvit")
+_TWO_TOWERS = (
+    "align",
+    "altclip",
+    "chinese_clip",
+    "clap",
+    "clip",
+    "groupvit",
+    "metaclip_2",
+    "owlv2",
+    "owlvit",
+    "siglip",
+    "siglip2",
+    "vision-text-dual-encoder",
+)
 """Models whose own forward takes text and images at once."""
 _SEVERAL_IMAGES = ("idefics2", "idefics3", "smolvlm")
 """Models that take several images, or parts of one, with each text."""
@@ -28,7 +43,7 @@ _IMAGE_SIDE = 224
 """Of the example image of a model that takes any size, such as SegFormer and ResNet."""
 _FLAG_TYPES = {bool: "flag:bool", int: "flag:int", str: "flag:str"}
 _OUTPUTS = ("output_attentions", "output_hidden_states")
-_GRIDS: dict[str, tuple[str, tuple[int | str, ...], int]] = {
+_GRIDS: Described = {
     "pixel_values": ("float32", ("patches", "patch_values"), 0),
     IMAGE_GRID: ("int64", ("images", 3), 0),
     "pixel_values_videos": ("float32", ("video_patches", "patch_values"), 0),
@@ -36,7 +51,15 @@ _GRIDS: dict[str, tuple[str, tuple[int | str, ...], int]] = {
     "mm_token_type_ids": ("int64", (BATCH, "tokens"), 3),
 }
 """Inputs of models that take patches with their grids, in place of images."""
-_NOT_SENT = ("past_key_values", "encoder_outputs", "return_dict", "use_cache")
+_NOT_SENT = ("past_key_values", "encoder_outputs", "return_dict", "use_cache", "cache_position")
+_TENSOR_TYPES: dict[type, str] = {
+    torch.FloatTensor: "float32",
+    torch.LongTensor: "int64",
+    torch.IntTensor: "int64",
+    torch.BoolTensor: "bool",
+}
+_WHOLE_NUMBERS = ("bbox", "ids", "labels", "positions", "shapes", "sizes")
+"""Last words of names of tensors of whole numbers."""
 
 
 def transformers_signature(module: Any) -> InputSignature:
@@ -48,8 +71,9 @@ def transformers_signature(module: Any) -> InputSignature:
     config = module.config
     inputs = tuple(_specs(module))
     tower = getattr(config, "vision_config", None) or config
-    sizes = {"samples": _SAMPLES, "mel_frames": 2 * getattr(config, "max_source_positions", 64)}
-    side = getattr(tower, "image_size", None) or _IMAGE_SIDE
+    sizes = {"samples": _SAMPLES, "mel_frames": 2 * getattr(config, "max_source_positions", 64), "clips": 1}
+    encoder = getattr(config, "encoder", None)  # of an encoder-decoder of images and texts
+    side = getattr(tower, "image_size", None) or getattr(encoder, "image_size", None) or _IMAGE_SIDE
     height, width = side if isinstance(side, (list, tuple)) else (side, side)
     sizes |= {"height": int(height), "width": int(width)}
     if _takes_patches(module):
@@ -62,7 +86,7 @@ def _specs(module: Any) -> Iterator[InputSpec]:
     known = _known(config, module.main_input_name)
     if _takes_patches(module):
         known |= _patches(config)
-    known |= _other_patches(module)
+    known |= _other_patches(module) | family_inputs(module)
     required = _required(module)
     for parameter in inspect.signature(_forward_of(module)).parameters.values():
         name = parameter.name
@@ -78,8 +102,19 @@ def _specs(module: Any) -> Iterator[InputSpec]:
             yield InputSpec(name, flag, None, is_optional=True)
         elif name.endswith(("embeds", "states")):
             yield InputSpec(name, "float32", None, is_optional=True)
-        elif name == "labels":
-            yield InputSpec(name, "int64", None, is_optional=True)
+        elif dtype := _tensor_dtype(name, parameter.annotation):
+            yield InputSpec(name, dtype, None, is_optional=True)
+
+
+def _tensor_dtype(name: str, annotation: Any) -> str:
+    """Return the dtype of a tensor of any shape, by annotation and name; empty for what is none."""
+    if name == "labels":
+        return "int64"
+    options = [kind for kind in getattr(annotation, "__args__", (annotation,)) if kind is not type(None)]
+    if options == [torch.Tensor]:
+        is_whole = name.endswith((*_WHOLE_NUMBERS, "mask"))
+        return "int64" if is_whole else "float32"
+    return _TENSOR_TYPES.get(options[0], "") if len(options) == 1 and isinstance(options[0], type) else ""
 
 
 def _outputs(annotation: Any) -> Iterator[InputSpec]:
@@ -100,19 +135,20 @@ def _forward_of(module: Any) -> Any:
     return vars(own)["forward"]
 
 
-def _known(config: Any, main: str) -> dict[str, tuple[str, tuple[int | str, ...], int]]:
+def _known(config: Any, main: str) -> Described:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     vocabulary = int(getattr(text, "vocab_size", 0) or 0)
+    encoded = int(getattr(getattr(config, "encoder", None), "vocab_size", 0) or 0) or vocabulary
     vision = getattr(config, "vision_config", None) or config
     channels = int(getattr(vision, "num_channels", 3) or 3)
-    images = IMAGE_BATCH if _is_contrastive(config) else BATCH
+    images = IMAGE_BATCH if _is_contrastive(config) or _has_image_tokens(config) else BATCH
     mask_of = {"input_values": "samples", "input_features": "mel_frames", "pixel_values": "patches"}
     tokens = (BATCH, "tokens")
     targets = (BATCH, "target_tokens")
     mel_bins = getattr(config, "num_mel_bins", 0)
     mel_frames = 2 * getattr(config, "max_source_positions", 0) or "mel_frames"
     return {
-        "input_ids": ("int64", tokens, vocabulary),
+        "input_ids": ("int64", tokens, encoded),
         "attention_mask": ("int64", (BATCH, mask_of.get(main, "tokens")), 2),
         "token_type_ids": ("int64", tokens, int(getattr(text, "type_vocab_size", 0) or 0)),
         "position_ids": ("int64", tokens, 0),
@@ -131,7 +167,7 @@ def _known(config: Any, main: str) -> dict[str, tuple[str, tuple[int | str, ...]
     }
 
 
-def _other_patches(module: Any) -> dict[str, tuple[str, tuple[int | str, ...], int]]:
+def _other_patches(module: Any) -> Described:
     """Return images in the forms that processors make which the server does not run."""
     config, names = module.config, inspect.signature(_forward_of(module)).parameters
     vision = getattr(config, "vision_config", None) or config
@@ -157,7 +193,7 @@ def _takes_patches(module: Any) -> bool:
     )
 
 
-def _patches(config: Any) -> dict[str, tuple[str, tuple[int | str, ...], int]]:
+def _patches(config: Any) -> Described:
     vision = getattr(config, "vision_config", None) or config
     images = IMAGE_BATCH if _is_contrastive(config) else BATCH
     width = vision.num_channels * vision.patch_size**2
@@ -171,15 +207,24 @@ def _patches(config: Any) -> dict[str, tuple[str, tuple[int | str, ...], int]]:
 def _required(module: Any) -> set[str]:
     """Return the names of what a pass cannot do without."""
     config = module.config
-    names = {module.main_input_name}
     parameters = inspect.signature(_forward_of(module)).parameters
+    plain = [each for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    names = {module.main_input_name} | {each.name for each in plain[1:] if each.default is each.empty}
+    names |= family_requires(module)
     if "decoder_input_ids" in parameters and config.model_type not in _SELF_SHIFTING:
         names.add("decoder_input_ids")
     if _is_contrastive(config) and {"input_ids", "pixel_values"} <= set(parameters):
         names |= {"input_ids", "pixel_values"}
+    if config.model_type == "clap" and {"input_ids", "input_features"} <= set(parameters):
+        names |= {"input_ids", "input_features"}
     if _takes_patches(module):
         names |= {PATCH_MASK, SPATIAL_SHAPES}
     return names
+
+
+def _has_image_tokens(config: Any) -> bool:
+    """Whether tokens of the texts stand for images, so that a text may have none or several."""
+    return any(getattr(config, f"image_token_{word}", None) is not None for word in ("id", "index"))
 
 
 def _is_contrastive(config: Any) -> bool:

@@ -11,6 +11,12 @@ included, and cost microseconds, where a meta pass of BERT-base takes hundreds o
 don't, nothing is predicted. Sizes of 0 and 1 are part of the path, as they broadcast. Torch's
 engine for that (`ShapeEnv`, of `torch.export`) is not public: the caller compares a few predictions with
 meta passes before it relies on them.
+
+# Note: [Masks without data]
+Most models of transformers read their mask: one that masks nothing becomes None, and attention computes
+without. On fake tensors they cannot look and keep the mask, as with padding. So the pass on fake tensors
+differs from a recorded one in these inputs, which are taken as recorded, and in its peak, which is that of a
+padded batch. A model that needs an answer from its data has no symbolic recording.
 """
 
 import logging
@@ -185,14 +191,21 @@ def is_tried(torch_version: str) -> bool:
 
 
 def record_symbolic(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    on_data: Recording | None = None,
 ) -> SymbolicRecording:
-    """Run a meta pass on symbolic sizes.
+    """Run a pass without data on symbolic sizes.
 
     Args:
-        module: The model on the meta device; its parameters and buffers are replaced.
-        args: Positional inputs on the meta device: their shapes choose the path.
+        module: The model on the meta device, with `on_data` on its own; its parameters and buffers are
+            replaced.
+        args: Positional inputs on the same device: their shapes choose the path.
         kwargs: Keyword inputs.
+        on_data: A recorded pass on data of these shapes, for a model that reads its data. See Note: [Masks
+            without data].
 
     Raises:
         NotSymbolicError: Sizes depend on more than those of the inputs; or this torch was not tried.
@@ -214,9 +227,34 @@ def record_symbolic(
         contexts.enter_context(_one_at_a_time)  # of several servers in a process
         contexts.enter_context(_quiet())
         contexts.enter_context(mode)
-        recording = record_calls(module, *called, live=tape)
+        recording = record_calls(module, *called, is_symbolic=on_data is None, live=tape)
+    if on_data is not None:
+        recording = replace(recording, modules=_with_inputs_of(recording.modules, on_data.modules))
     tensors = [leaf for value in made for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
     return _Expressions(env, tensors).recording(recording, tape)
+
+
+def _with_inputs_of(
+    found: Mapping[str, ModuleRecord], recorded: Mapping[str, ModuleRecord]
+) -> dict[str, ModuleRecord]:
+    """Return records with the inputs that are no tensors in a recorded pass as they are there.
+
+    Raises:
+        NotSymbolicError: The passes have other modules, calls or inputs.
+    """
+
+    def call_of(call: Call, known: Call) -> Call:
+        pairs = zip(call.inputs, known.inputs, strict=True)
+        return replace(call, inputs=[other if other.shape is None else leaf for leaf, other in pairs])
+
+    def record_of(record: ModuleRecord, known: ModuleRecord) -> ModuleRecord:
+        calls = zip(record.calls, known.calls, strict=True)
+        return replace(record, calls=[call_of(*pair) for pair in calls])
+
+    try:
+        return {path: record_of(record, recorded[path]) for path, record in found.items()}
+    except (KeyError, ValueError):
+        raise NotSymbolicError("a pass on data calls other modules, or with other inputs") from None
 
 
 @contextmanager

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.models.sized_models import Bert, Halves, Loop
+from tests.support.models.sized_models import Bert, Halves, Loop, MaskedBert
 from tests.support.models.tiny_models import DataDependent
 from tests.unit.engine.deployments import deployment
 from trocar_server.engine.host import predictions
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.plan import Signature, TensorSignature
 from trocar_server.errors import ServiceError
+from trocar_server.surgery import Recording
+from trocar_server.surgery.recording.recording import ModuleRecord
 from trocar_server.surgery.recording.symbolic import record_symbolic
 
 _IMAGES = [(2, 3, 40, 56), (3, 3, 48, 48)]
@@ -82,9 +84,43 @@ def test_a_pass_that_differs_ends_the_predictions_of_its_kind() -> None:
     assert not model.record(signature(6, 3, 91, 60)).is_predicted
 
 
-def test_what_reads_its_data_is_never_predicted() -> None:
-    model = prepared(deployment(DataDependent), [(2, 3), (3, 3), (4, 3), (5, 3)])
-    assert model.predictions.attempt_count == 0
+def test_what_needs_an_answer_from_its_data_is_not_predicted_and_no_longer_tried() -> None:
+    model = deployment(DataDependent)
+    for name in ("x", "", "x"):  # of two kinds
+        for rows in range(2, 20):
+            model.record((TensorSignature(name, torch.float32, ((rows, 3),)),))
+            if model.may_extend:
+                model.extend_predictions()
+    assert not model.predictions.symbolic
+    assert model.predictions.attempt_count == 2
+
+
+def test_a_model_that_reads_its_mask_is_predicted_as_it_is_recorded() -> None:
+    model = deployment(MaskedBert, (8,))
+    for shape in ((2, 9), (3, 12)):
+        assert not model.record(masked(*shape)).is_symbolic
+        if model.may_extend:
+            model.extend_predictions()
+    found, recorded = model.record(masked(4, 31)), deployment(MaskedBert, (8,)).record(masked(4, 31))
+    assert found.is_predicted
+    assert not found.is_symbolic  # another mask takes another path
+    assert without_peaks(found) == without_peaks(recorded)
+    assert (
+        recorded.peak_bytes <= found.peak_bytes <= recorded.peak_bytes + 8 * 4 * 31 * 31
+    )  # masks of padding
+    assert model.recorded_count == 2
+
+
+def masked(*shape: int) -> Signature:
+    """Return the signature of token ids and their mask."""
+    return tuple(TensorSignature(name, torch.int64, (shape,)) for name in ("", "attention_mask"))
+
+
+def without_peaks(recording: Recording) -> list[ModuleRecord]:
+    return [
+        replace(record, calls=[replace(call, peak_bytes=0, peak_bytes_before=0) for call in record.calls])
+        for record in recording.modules.values()
+    ]
 
 
 def test_nodes_and_functions_are_recorded() -> None:
