@@ -202,6 +202,8 @@ def tried(commit: str, count: int, seed: int, packages: Sequence[str]) -> Iterat
                 killed_by = killer(tree, tests)
             finally:
                 path.write_text(source, encoding="utf-8")
+            if killed_by is not None and "::" in killed_by and killer(tree, [killed_by]) is not None:
+                killed_by = f"{killed_by}, which fails without the mutation, too"
             shown = source.splitlines()[line - 1].strip() if line else ""
             yield {
                 "file": str(file), "line": line, "mutation": name, "source": shown,
