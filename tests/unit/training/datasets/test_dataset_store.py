@@ -157,14 +157,13 @@ def test_servers_that_share_the_folder_change_it_one_at_a_time(
     kept: DatasetStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one that starts would take the folder of a caller's first upload for an empty one."""
-    write = store_module.write_record
     seen = []
 
     def late(path: Path, record: Any) -> None:
         with (folder / "lock").open("r+") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         seen.append(path)
-        write(path, record)
+        dataset_records.write_record(path, record)
 
     monkeypatch.setattr(store_module, "write_record", late)
     upload(kept, "alice", *BOTH)
