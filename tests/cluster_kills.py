@@ -117,7 +117,7 @@ class ClusterKilling:
             Editing(moments, seed),
         )
         self._gateways = ""
-        self._callers = ThroughFaults(callers, lambda: self._gateways)
+        self._callers = ThroughFaults(callers, self._live_gateways)
 
     def run(self, kills: int, kinds: Sequence[str], longest_s: float) -> Outcome:
         """Kill so often, or for so many seconds, what is of these kinds; then stop."""
@@ -181,10 +181,15 @@ class ClusterKilling:
                 return
             threading.Event().wait(0.25)
 
+    def _live_gateways(self) -> str:
+        """Return the addresses of the gateways; the last ones if none is known."""
+        found = sorted(report["address"] for report in self._nodes.state()["gateways"])
+        self._gateways = ",".join(found) or self._gateways
+        return self._gateways
+
     def _is_settled(self) -> bool:
         state: dict[str, Any] = self._nodes.state()
         gateways = [report for report in state["gateways"] if Path(f"/proc/{report['process_id']}").exists()]
-        self._gateways = ",".join(sorted(report["address"] for report in gateways)) or self._gateways
         serving = Counter(report["model_id"] for report in state["replicas"] if not report["is_draining"])
         return len(gateways) == _NODES + 1 and min(serving["tiny"], serving["plain"]) >= 2
 

@@ -1,5 +1,6 @@
 """Trainers of the tiny net on a server, and the same steps in plain torch."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ def make_trainer(client: trocar.Client, **options: Any) -> trocar.Trainer:
 
 
 class PlainTrainer:
-    """What a trainer of the tiny net does, as plain torch."""
+    """What a trainer of the tiny net does, as plain torch; several threads may step, each its own."""
+
+    _alone = threading.Lock()
+    """The generator of dropout belongs to the process."""
 
     def __init__(self) -> None:
         self.model = rebuilt(TinyNet).train()
@@ -42,7 +46,7 @@ class PlainTrainer:
         self._random = torch.Generator().manual_seed(SEED).get_state()
 
     def step(self, batch: Arrays) -> float:
-        with torch.random.fork_rng():
+        with self._alone, torch.random.fork_rng():
             torch.set_rng_state(self._random)
             self._optimizer.zero_grad()
             loss = cross_entropy(self.model(torch.from_numpy(batch[0])), torch.from_numpy(batch[1]))
