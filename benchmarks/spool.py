@@ -1,18 +1,19 @@
 """Spool: a training step against alternatives, each in its own process: `make bench-spool`.
 
-    python -m benchmarks.spool                          # the table of docs/performance.md
+    python -m benchmarks.spool                          # the tables of docs/performance.md
     python -m benchmarks.spool resnet50 16 256 64       # a model, a batch, budgets in MiB
     python -m benchmarks.spool svd_chain 24 32          # a chain of matrix decompositions of that many sites
 
-Time is the median of the steps after the first two, as a ratio to a plain step; the ways take turns, round by
-round, because the machine drifts. Peak is the most memory of the process over the model with the gradients of
-the step before, which go at the begin of a step, as the kernel counts it, with an allocator that returns what
-is freed and takes huge pages. Times wander by 10 to 20 %.
+`plain` is a loop with the C library's default settings, as most programs run; `spool` is one as the guide
+recommends it, with `limit_freed_memory`; `spool, default allocator` is one without. Time is the median of
+the steps after the first two, each as a ratio to the plain step of its round; the ways take turns, round by
+round, because the machine drifts. Processor time is user and system time of the process. Peak is the most
+memory of the process over what it had before its first step, as the kernel counts it: with gradients, which
+come with the step, but without the optimizer's state.
 """
 
-import ctypes
 import multiprocessing
-import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -29,60 +30,90 @@ _STEPS = 7
 _WARM_UP = 2
 _MIB = 1 << 20
 _SAMPLE_S = 0.01
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 @dataclass(frozen=True)
 class Way:
-    """Storage of saved tensors: `plain`, `tutorial`, `checkpoint`, or `spool` with a budget in MiB.
-
-    `default` is plain with glibc's own settings, as most programs run.
-    """
+    """Storage of saved tensors: `plain`, `tutorial`, `checkpoint`, or `spool` with a budget in MiB."""
 
     kind: str
     budget_mib: int = 0
+    has_limit: bool = True
+    """Whether a spool limits freed memory."""
 
     def __str__(self) -> str:
-        return f"{self.kind}, {self.budget_mib} MiB" if self.budget_mib else self.kind
+        budget = f", {self.budget_mib} MiB" if self.budget_mib else ""
+        return self.kind + budget + ("" if self.has_limit else ", default allocator")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Measurements of one step, in seconds and bytes; bytes and files written are sums so far."""
+
+    wall_s: float
+    processor_s: float
+    peak_bytes: int
+    written_bytes: int
+    file_count: int
 
 
 @dataclass(frozen=True)
 class Figures:
     """Measurements of one variant."""
 
-    seconds: list[float]
+    steps: list[Step]
     peak_bytes: int
     written_bytes: int = 0
     file_count: int = 0
     trace: list[tuple[float, int]] = field(default_factory=list)
-    """Memory over a step: seconds, and bytes over the model with its gradients."""
+    """Memory over a step: seconds, and bytes over those before the first step."""
 
 
 def _serve(pipe: Connection, model_name: str, batch: int, way: Way, folder: str) -> None:
-    """Run a step on request; reply with its seconds, its peak, and the bytes written."""
-    if way.kind != "default":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
+    """Run a step on request; reply with its measurements."""
     import torch
 
+    if way.kind == "spool" and way.has_limit:
+        from trocar_server.spool import limit_freed_memory
+
+        limit_freed_memory()
     torch.manual_seed(0)
     model, forward = _svd_chain(batch) if model_name == "svd_chain" else _classifier(model_name, batch)
     if way.kind == "checkpoint":
         _checkpoint_blocks(model)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+    before = _status("VmRSS") + sum(parameter.nbytes for parameter in model.parameters())  # SGD's state
+    optimizer = _optimizer(model)
     context, written = _context(way, folder, model)
     while request := pipe.recv():
-        with _traced(request == "trace") as trace, _peak() as peak:
-            model.zero_grad()
-            started = time.perf_counter()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        with _traced(request == "trace", before) as trace:
+            started, used = time.perf_counter(), _processor_s()
+            optimizer.zero_grad()
             with context():
                 loss = forward()
             loss.backward()
-            seconds = time.perf_counter() - started
+            optimizer.step()
+            seconds = time.perf_counter() - started, _processor_s() - used
         del loss
-        pipe.send(trace if request == "trace" else (seconds, peak[0], *written()))
+        step = Step(*seconds, _status("VmHWM") - before, *written())
+        pipe.send(trace if request == "trace" else step)
+
+
+def _optimizer(model: Any) -> Any:
+    """Return an optimizer that has its state already; the gradients that this takes are gone."""
+    import torch
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def _processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def _classifier(name: str, batch: int) -> tuple[Any, Callable[[], Any]]:
@@ -106,11 +137,11 @@ def _svd_chain(count: int) -> tuple[Any, Callable[[], Any]]:
 
 
 @contextmanager
-def _traced(is_wanted: bool) -> Iterator[list[tuple[float, int]]]:
-    """Collect the process's memory over time, in seconds and bytes over that at the begin."""
+def _traced(is_wanted: bool, before: int) -> Iterator[list[tuple[float, int]]]:
+    """Collect the process's memory over time, in seconds and bytes over those before."""
     found: list[tuple[float, int]] = []
     ended = threading.Event()
-    started, before = time.perf_counter(), _status("VmRSS")
+    started = time.perf_counter()
 
     def sample() -> None:
         while not ended.wait(_SAMPLE_S):
@@ -174,15 +205,6 @@ def _checkpoint_blocks(model: Any) -> None:
             module.forward = again
 
 
-@contextmanager
-def _peak() -> Iterator[list[int]]:
-    """Yield the list that gets the peak memory above the present one, in bytes, as the kernel counts it."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    before, found = _status("VmRSS"), [0]
-    yield found
-    found[0] = _status("VmHWM") - before
-
-
 def _status(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
@@ -191,15 +213,13 @@ def _status(field: str) -> int:
 def measure(model: str, batch: int, ways: list[Way]) -> dict[Way, Figures]:
     """Run the variants in turn, round by round."""
     context = multiprocessing.get_context("spawn")
-    found: dict[Way, list[tuple[float, int, int, int]]] = {way: [] for way in ways}
+    found: dict[Way, list[Step]] = {way: [] for way in ways}
     pipes: dict[Way, Connection] = {}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as parent:
         for number, way in enumerate(ways):
             folder = Path(parent) / str(number)
             folder.mkdir()
             pipes[way], child = context.Pipe()
-            # Of the process that starts now.
-            os.environ["GLIBC_TUNABLES"] = "" if way.kind == "default" else "glibc.malloc.hugetlb=1"
             arguments = (child, model, batch, way, str(folder))
             context.Process(target=_serve, args=arguments, daemon=True).start()
             child.close()
@@ -216,22 +236,27 @@ def measure(model: str, batch: int, ways: list[Way]) -> dict[Way, Figures]:
     return {way: replace(_figures(steps), trace=traces[way]) for way, steps in found.items()}
 
 
-def _figures(steps: list[tuple[float, int, int, int]]) -> Figures:
+def _figures(steps: list[Step]) -> Figures:
     warm = steps[_WARM_UP:]
-    written = (steps[-1][2] - steps[_WARM_UP - 1][2]) // len(warm)
-    return Figures([s for s, *_ in warm], max(peak for _, peak, *_ in warm), written, steps[-1][3])
+    written = (steps[-1].written_bytes - steps[_WARM_UP - 1].written_bytes) // len(warm)
+    return Figures(warm, max(step.peak_bytes for step in warm), written, steps[-1].file_count)
 
 
 def print_table(model: str, batch: int, figures: dict[Way, Figures]) -> None:
     """Print a Markdown table."""
-    plain = statistics.median(figures[Way("plain")].seconds)
+    plain = figures[Way("plain")]
+    print(f"\n### {model}, batch {batch}\n")
     print(
-        f"\n### {model}, batch {batch}\n\n| | time | peak, MiB | written, MB | files |\n|---|---|---|---|---|"
+        "| | time | processor time | peak, MB | saved | written, MB | files |\n|---|---|---|---|---|---|---|"
     )
     for way, found in figures.items():
-        ratio = statistics.median(found.seconds) / plain
-        peak, written = found.peak_bytes / _MIB, found.written_bytes / 1e6
-        print(f"| {way} | {ratio:.2f} | {peak:,.0f} | {written:,.0f} | {found.file_count} |", flush=True)
+        pairs = list(zip(found.steps, plain.steps, strict=True))
+        wall = statistics.median(step.wall_s / base.wall_s for step, base in pairs)
+        processor = statistics.median(step.processor_s / base.processor_s for step, base in pairs)
+        saved = 1 - found.peak_bytes / plain.peak_bytes
+        cells = (f"{wall:.2f}", f"{processor:.2f}", f"{found.peak_bytes / 1e6:,.0f}", f"{saved:.0%}")
+        written = f"{found.written_bytes / 1e6:,.0f}"
+        print(f"| {way} | {' | '.join(cells)} | {written} | {found.file_count} |", flush=True)
 
 
 def plot(model: str, batch: int, figures: dict[Way, Figures], path: Path) -> None:
@@ -244,7 +269,7 @@ def plot(model: str, batch: int, figures: dict[Way, Figures], path: Path) -> Non
         if found.trace:
             axes.plot([t for t, _ in found.trace], [b / _MIB for _, b in found.trace], label=str(way), lw=1.2)
     axes.set_xlabel("seconds of a training step")
-    axes.set_ylabel("MiB over the model with its gradients")
+    axes.set_ylabel("MiB over the process before its first step")
     axes.set_title(f"{model}, batch {batch}")
     axes.legend()
     figure.savefig(path, dpi=110)
@@ -259,8 +284,9 @@ def main() -> None:
         cases += [(name, 16, [256]) for name in ("vit_b_16", "swin_t", "densenet121")]
         cases += [("resnet18", 64, [256]), ("svd_chain", 24, [32])]
     for model, batch, budgets in cases:
-        ways = [Way(kind) for kind in ("plain", "default", "tutorial", "checkpoint")]
+        ways = [Way(kind) for kind in ("plain", "tutorial", "checkpoint")]
         ways += [Way("spool", mib) for mib in budgets]
+        ways += [Way("spool", budgets[0], has_limit=False)]
         figures = measure(model, batch, ways)
         print_table(model, batch, figures)
         if model == "resnet50":

@@ -10,6 +10,7 @@ spool.report()
 """
 
 from trocar_server.spool.allocator_settings import return_freed_memory
+from trocar_server.spool.freed_memory import limit_freed_memory
 from trocar_server.spool.report import Report
 from trocar_server.spool.saved.codec import Codec
 from trocar_server.spool.spool import Spool
@@ -30,5 +31,6 @@ __all__ = [
     "SpoolError",
     "SpoolFullError",
     "SpoolReadError",
+    "limit_freed_memory",
     "return_freed_memory",
 ]

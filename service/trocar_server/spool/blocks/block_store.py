@@ -23,8 +23,12 @@ from trocar_server.spool.files.directory import remove_leftovers
 from trocar_server.spool.files.entries import Block, Label, State
 from trocar_server.spool.files.file_pool import close_pools, forget_pools
 from trocar_server.spool.files.options import DiskOptions
+from trocar_server.spool.freed_memory import freed_memory
 from trocar_server.spool.report import Report
 from trocar_server.spool.spool_errors import SpoolError, SpoolReadError
+
+_CHECKED_BYTES = 1 << 20
+"""Of blocks whose coming and going may change what the process keeps of freed memory."""
 
 _STORES: "weakref.WeakSet[BlockStore]" = weakref.WeakSet()
 
@@ -71,6 +75,9 @@ class BlockStore:
             self.report.step_count += 1
         self.traffic.leave_files()
         self.disk.buffers.clear()
+        limit = freed_memory()
+        if limit is not None:
+            limit.begin_step()
 
     def find(self, key: Hashable) -> Block | None:
         """Return the block of a key, with one more reference, or None."""
@@ -101,6 +108,7 @@ class BlockStore:
         Raises:
             SpoolError: The writer has failed since, or the spool is closed.
         """
+        _check_freed_memory(byte_count)
         with self.blocks:
             self.blocks.collect()
             known = self.blocks.find(key)
@@ -129,6 +137,7 @@ class BlockStore:
         """
         if block.generation != self._generation:
             return _of_parent(block)
+        _check_freed_memory(block.byte_count)
         with self.blocks:
             self.blocks.collect()
             self.ledger.ask(block)
@@ -204,6 +213,12 @@ class BlockStore:
         self._finalizer.detach()
         self._generation += 1
         self._reset()
+
+
+def _check_freed_memory(byte_count: int) -> None:
+    limit = freed_memory() if byte_count >= _CHECKED_BYTES else None
+    if limit is not None:
+        limit.check()
 
 
 def _of_parent(block: Block) -> torch.UntypedStorage:

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trocar_server.spool.freed_memory import freed_memory
+
 PAGE_BYTES = 4096
 _HUGE_BYTES = 2 << 20
 _SLAB_BYTES = 4 << 20
@@ -68,6 +70,8 @@ class BufferPool:
         The pages are in use for as long as these bytes are referenced. Their content is undefined.
         """
         page_bytes = padded(phase + byte_count)
+        if freed_memory() is not None:  # whose heap has huge pages, and uses them again for any tensor
+            return _from_heap(page_bytes, phase, byte_count)
         size = -(-max(page_bytes, 1) // _STEP_BYTES) * _STEP_BYTES
         with self._lock:
             self._sort()
@@ -111,6 +115,12 @@ class BufferPool:
         for slot in slots:
             self._free.setdefault(slot.nbytes, []).append(slot)
             self._free_bytes += slot.nbytes
+
+
+def _from_heap(page_bytes: int, phase: int, byte_count: int) -> tuple[memoryview, Bytes]:
+    raw = np.empty(page_bytes + PAGE_BYTES, np.uint8)
+    pages = raw[-raw.ctypes.data % PAGE_BYTES :][:page_bytes]
+    return pages.data, pages[phase : phase + byte_count]
 
 
 def _slab(size: int) -> list[Bytes]:
