@@ -129,6 +129,7 @@ def _no_width() -> Iterator[None]:
     """Keep tables and help texts independent of the width of this terminal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("COLUMNS", raising=False)
+        os.unsetenv("COLUMNS")  # readline sets it beside `os.environ`, for processes that are started here
         yield
 
 

@@ -236,7 +236,7 @@ def test_without_the_server_the_error_says_what_to_install(
             raise ModuleNotFoundError(f"No module named '{missing}'", name=missing)
 
     found = [Entry("start", "nowhere:start", local.GROUP)] if missing == "torch" else []
-    monkeypatch.setattr(local, "entry_points", lambda group: found)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found)
     with pytest.raises(
         trocar.ServerUnavailableError, match=rf"'{missing}'.*pip install \"trocar\[server\]\""
     ):

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -40,6 +41,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     host = f"unix:{tmp_path_factory.mktemp('s')}/s"
     with running_server(models=MODELS, device="cpu", host=host) as running:
         yield running
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose sockets have names within the 107 bytes of an address."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +254,7 @@ def test_the_client_connects_to_names_of_servers_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("handed", ["nothing", "too little", "no file"])
-def test_the_client_maps_what_was_announced_only(handed: str, tmp_path: Path) -> None:
+def test_the_client_maps_what_was_announced_only(handed: str, short_path: Path) -> None:
     """A server of this user that hands over something else."""
     name = "trocar-" + "0" * 32 + ".calls"
     announced = pb.PreparedCalls(socket_name=name, slot_count=1, payload_byte_count=1)
@@ -254,11 +262,11 @@ def test_the_client_maps_what_was_announced_only(handed: str, tmp_path: Path) ->
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
         ThreadPoolExecutor(1) as threads,
     ):
-        listening.bind(os.fspath(tmp_path / name))
+        listening.bind(os.fspath(short_path / name))
         listening.listen(1)
-        client = threads.submit(connect_socket, announced, tmp_path)
+        client = threads.submit(connect_socket, announced, short_path)
         connection, _ = listening.accept()
-        small = os.open(tmp_path / "small", os.O_RDWR | os.O_CREAT)
+        small = os.open(short_path / "small", os.O_RDWR | os.O_CREAT)
         files = {"nothing": [], "too little": [small], "no file": [listening.fileno()]}[handed]
         socket.send_fds(connection, [b"x"], files)
         with pytest.raises(ValueError, match="not handed over"):
@@ -267,19 +275,19 @@ def test_the_client_maps_what_was_announced_only(handed: str, tmp_path: Path) ->
         os.close(small)
 
 
-def test_names_of_killed_servers_are_removed(tmp_path: Path) -> None:
+def test_names_of_killed_servers_are_removed(short_path: Path) -> None:
     names = [f"trocar-{digit * 32}.calls" for digit in "01"]
     for name in names:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
-            left.bind(os.fspath(tmp_path / name))
-    (tmp_path / f"trocar-{'2' * 32}.calls").write_text("no socket")
-    (tmp_path / "other.calls").write_text("")
-    os.utime(tmp_path / names[0], (0, 0))
-    os.utime(tmp_path / f"trocar-{'2' * 32}.calls", (0, 0))
-    assert remove_dead_sockets(tmp_path) == 1
-    assert not (tmp_path / names[0]).exists()
-    assert len(list(tmp_path.iterdir())) == 3
-    assert remove_dead_sockets(tmp_path / "missing") == 0
+            left.bind(os.fspath(short_path / name))
+    (short_path / f"trocar-{'2' * 32}.calls").write_text("no socket")
+    (short_path / "other.calls").write_text("")
+    os.utime(short_path / names[0], (0, 0))
+    os.utime(short_path / f"trocar-{'2' * 32}.calls", (0, 0))
+    assert remove_dead_sockets(short_path) == 1
+    assert not (short_path / names[0]).exists()
+    assert len(list(short_path.iterdir())) == 3
+    assert remove_dead_sockets(short_path / "missing") == 0
 
 
 def test_every_caller_has_an_allowance_of_its_own(tmp_path: Path) -> None:
