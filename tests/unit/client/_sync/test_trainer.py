@@ -73,7 +73,7 @@ def test_a_busy_server_gets_the_batch_again_when_it_says(
     fail_once(
         server, "Train", RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER_BUSY", retry_after_s=0.3)
     )
-    assert trainer.step(IMAGES, LABELS, timeout_s=60).loss == 1.0
+    assert trainer.step(IMAGES, LABELS, timeout_s=5).loss == 1.0
     before, after = server.left_s[-2:]
     assert before - after >= 0.25  # gRPC rounds what it sends
 
@@ -86,7 +86,7 @@ def test_all_attempts_at_a_batch_share_one_deadline(trainer: trocar.Trainer, ser
             raise pending.pop()
 
     server.failing = failing
-    trainer.step(IMAGES, LABELS, timeout_s=60)
+    trainer.step(IMAGES, LABELS, timeout_s=5)
     first, _, third = server.left_s[-3:]
     assert first - third >= 0.2  # after pauses of 0.1 and 0.2 s; gRPC rounds what it sends
 
