@@ -82,12 +82,13 @@ class SimulatedNodes:
     def state(self) -> dict[str, Any]:
         """Return what the directory knows; nothing while it does not answer."""
         import ray
+        from ray.exceptions import RayError
 
         from trocar_server.cluster.directory import open_directory
 
         try:
             state: dict[str, Any] = ray.get(open_directory().state.remote(), timeout=20.0)
-        except (ray.exceptions.RayError, ValueError):
+        except (RayError, ValueError):
             return {"replicas": [], "gateways": [], "wanted": {}}
         return state
 
