@@ -15,7 +15,7 @@ PACKAGE = ROOT / "client" / "trocar" / "__init__.py"
 
 GROUPS = {
     "client": ("Client", ("_sync",)),
-    "aio": ("Client for asyncio", ("_async",)),
+    "aio": ("Client for asyncio", ("aio",)),
     "requests": ("Requests", ("_request",)),
     "training": ("Training", ("_request.training",)),
     "results": ("Results", ("_result",)),
@@ -32,15 +32,15 @@ _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 def public_names() -> dict[str, str]:
     """Return each name of `trocar.__all__` that is imported there, with its module below `trocar`."""
-    body = ast.parse(PACKAGE.read_text(encoding="utf-8")).body
+    nodes = list(ast.walk(ast.parse(PACKAGE.read_text(encoding="utf-8"))))  # also what is imported late
     listed = next(
         ast.literal_eval(node.value)
-        for node in body
+        for node in nodes
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
     modules = {
         name.asname or name.name: node.module.removeprefix("trocar.")
-        for node in body
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("trocar.")
         for name in node.names
     }

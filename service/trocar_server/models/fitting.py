@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -77,5 +78,6 @@ def table_of(finish: Callable[[Image.Image], Tensor]) -> Values:
         finish: Scales and normalises a resized and cropped image.
     """
     ramp = np.repeat(np.arange(_LEVELS, dtype=np.uint8)[np.newaxis, :, np.newaxis], 3, axis=2)
-    table: Values = finish(Image.fromarray(ramp)).numpy().reshape(3, _LEVELS)
+    with torch.device("cpu"):  # also where a model is built on "meta"
+        table: Values = finish(Image.fromarray(ramp)).numpy().reshape(3, _LEVELS)
     return np.ascontiguousarray(table)
