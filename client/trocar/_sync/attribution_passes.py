@@ -9,11 +9,16 @@ import numpy as np
 
 from trocar._attribution import cam, methods
 from trocar._attribution.attribution import Attribution
-from trocar._attribution.attribution_inputs import array_input, baseline_array, check_input
+from trocar._attribution.attribution_inputs import array_input, baseline_array, check_float, check_input
 from trocar._attribution.attribution_objectives import INPUT, OUTPUT, classes_of, predicted
-from trocar._attribution.occlusion import OccludedBatches, windows
+from trocar._attribution.noise import NoisyBatches
+from trocar._attribution.occlusion import OccludedBatches, OcclusionSum, windows
 from trocar._attribution.path import (
+    Conductance,
+    Interpolants,
+    PathIntegral,
     convergence_delta,
+    gauss_legendre,
     joined,
 )
 from trocar._attribution.place import KnownPlaces, default_place
@@ -22,21 +27,13 @@ from trocar._base.concurrency import compute
 from trocar._request.edits import edit
 from trocar._request.taps import tap
 from trocar._sync.analysis_passes import executed
-from trocar._sync.pass_streams import (
-    GRADIENT,
-    VALUE,
-    combined,
-    conducted,
-    integrated,
-    occlusion_sum,
-    smoothed,
-    taps_at,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from trocar._attribution.path import Rule
     from trocar._attribution.scaling import Floats
+    from trocar._base.tensors import Array
     from trocar._base.types import Model
     from trocar._request.edits import Edit
     from trocar._request.inputs import Inputs
@@ -44,6 +41,9 @@ if TYPE_CHECKING:
     from trocar._request.taps import Tap
     from trocar._result.feature_maps import FeatureMaps
     from trocar._sync.extraction import Extraction
+
+VALUE, GRADIENT = "value", "gradient"
+"""What the feature map and its gradient are called in a reply."""
 
 
 def attribute(  # noqa: PLR0913, PLR0917 - one caller, which passes all of them
@@ -249,3 +249,124 @@ def _names(categories: Sequence[str], classes: tuple[int, ...] | None) -> tuple[
     if not categories or classes is None:
         return ()
     return tuple(categories[number] if 0 <= number < len(categories) else "" for number in classes)
+
+
+def integrated(extraction: Extraction, question: Question, options: methods.IntegratedGradients) -> Array:
+    """Return the integrated gradients of every sample."""
+    inputs = check_float(question.inputs, "integrated_gradients")
+    baseline, rule = baseline_array(options.baseline, inputs), gauss_legendre(options.steps)
+    parts = [_integral(extraction, question, group, baseline, rule) for group in question.groups()]
+    return ((inputs - baseline) * joined(parts)).astype(inputs.dtype)
+
+
+def _integral(
+    extraction: Extraction, question: Question, group: slice, baseline: Array, rule: Rule
+) -> Floats:
+    per_batch = question.copies_per_batch(len(rule.alphas), group)
+    path = Interpolants(question.inputs[group], baseline[group], rule.alphas, per_batch)
+    integral = PathIntegral(rule.weights)
+
+    def add(index: int, maps: FeatureMaps) -> None:
+        integral.add(path.points(maps[GRADIENT], index))
+
+    _each(extraction, question.model_id, path, taps_at(INPUT), question.objective(group, per_batch), add)
+    return integral.value
+
+
+def conducted(
+    extraction: Extraction, question: Question, options: methods.LayerConductance, at: str
+) -> Array:
+    """Return the conductance of every element of a feature map, for every sample."""
+    inputs = check_float(question.inputs, "layer_conductance")
+    baseline, rule = baseline_array(options.baseline, inputs), gauss_legendre(options.steps + 1)
+    parts = [_conductance(extraction, question, group, baseline, rule, at) for group in question.groups()]
+    return joined(parts).astype(np.float32)
+
+
+def _conductance(
+    extraction: Extraction, question: Question, group: slice, baseline: Array, rule: Rule, at: str
+) -> Floats:
+    per_batch = question.copies_per_batch(len(rule.alphas), group)
+    path = Interpolants(question.inputs[group], baseline[group], rule.alphas, per_batch)
+    total = Conductance()
+
+    def add(index: int, maps: FeatureMaps) -> None:
+        total.add(path.points(maps[VALUE], index), path.points(maps[GRADIENT], index))
+
+    of = question.objective(group, per_batch)
+    _each(extraction, question.model_id, path, taps_at(at, True), of, add)
+    return total.value
+
+
+def smoothed(extraction: Extraction, question: Question, options: methods.SmoothGrad, at: str) -> Array:
+    """Return the mean of a method over noisy copies."""
+    inputs = check_float(question.inputs, "smoothgrad")
+    over = options.over
+    if isinstance(over, methods.IntegratedGradients):
+        noisy = NoisyBatches(inputs, options.samples, options.sigma, options.seed, 0, 1)
+        total = np.zeros(inputs.shape)
+        for copy in noisy:
+            total += integrated(extraction, replace(question, inputs=copy), over)
+        return (total / options.samples).astype(inputs.dtype)
+    parts = [_mean_of_copies(extraction, question, options, at, group) for group in question.groups()]
+    return joined(parts).astype(np.float32)
+
+
+def _mean_of_copies(
+    extraction: Extraction, question: Question, options: methods.SmoothGrad, at: str, group: slice
+) -> Floats:
+    per_batch = question.copies_per_batch(options.samples, group)
+    noisy = NoisyBatches(
+        question.inputs[group], options.samples, options.sigma, options.seed, group.start, per_batch
+    )
+    mean = PathIntegral(np.full(options.samples, 1 / options.samples))
+
+    def add(index: int, maps: FeatureMaps) -> None:
+        mean.add(noisy.rows(combined(maps, options.over), index))
+
+    taps = taps_at(at, isinstance(options.over, methods.InputXGradient))
+    _each(extraction, question.model_id, noisy, taps, question.objective(group, per_batch), add)
+    return mean.value
+
+
+def occlusion_sum(
+    extraction: Extraction, question: Question, group: slice, batches: OccludedBatches, scores: Floats
+) -> Floats:
+    total = OcclusionSum(batches.inputs.shape, scores)
+    places = batches.places()
+
+    def add(index: int, maps: FeatureMaps) -> None:
+        chosen = next(places)
+        found = question.scores(maps, group, len(chosen))
+        assert found is not None  # since the scores of the inputs exist
+        total.add(chosen, found)
+
+    _each(extraction, question.model_id, batches, question.score_taps(), None, add)
+    return total.value
+
+
+def _each(
+    extraction: Extraction,
+    model_id: str,
+    batches: Iterable[Array],
+    taps: Sequence[Tap],
+    of: Objective | None,
+    add: Callable[[int, FeatureMaps], None],
+) -> None:
+    """Run a pass for each batch, several in flight, and pass the result of each to `add`, in order."""
+    with extraction.extract_stream(model_id, batches, taps, of=of) as stream:
+        for result in stream:
+            compute(add, result.index, result.unwrap())
+
+
+def taps_at(at: str, has_value: bool = False) -> list[Tap]:
+    gradient = tap(at, alias=GRADIENT, gradient=True)
+    return [tap(at, alias=VALUE), gradient] if has_value else [gradient]
+
+
+def combined(maps: FeatureMaps, options: methods.Options) -> Array:
+    """Return the attributions of a gradient method from one pass."""
+    gradient = maps[GRADIENT]
+    if isinstance(options, methods.InputXGradient):
+        return maps[VALUE] * gradient
+    return np.abs(gradient) if isinstance(options, methods.Saliency) and options.abs else gradient
