@@ -36,6 +36,7 @@ from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
 from trocar_api.v1.fit_pb2_grpc import FitServiceStub
 from trocar_api.v1.model_pb2_grpc import ModelServiceStub
 from trocar_api.v1.prepared_pb2_grpc import PreparedCallServiceStub
+from trocar_api.v1.server_pb2 import GetServerInfoRequest
 from trocar_api.v1.server_pb2_grpc import ServerServiceStub
 from trocar_api.v1.shared_memory_pb2_grpc import SharedMemoryServiceStub
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
@@ -184,6 +185,10 @@ class Connection:
         )
         reply = self.call(check, StringValue(value=service), timeout_s)
         return reply.value == _SERVING
+
+    def server_id(self) -> str:
+        """Return the id of the server: of its data directory, which the members of a cluster share."""
+        return (self.call(self.server_service.GetServerInfo, GetServerInfoRequest())).server_id
 
     def is_replica(self, replica_id: str, timeout_s: float) -> bool:
         """Whether the server is this replica of a cluster and serves; the token is not sent."""

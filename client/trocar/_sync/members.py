@@ -55,18 +55,25 @@ class Members:
         raise unavailable or unknown or ServerUnavailableError("the list of servers is empty")
 
     def everywhere(self, ask: Callable[[Connection], Result]) -> list[Result]:
-        """Call all servers that answer, and return their replies.
+        """Call all servers that answer, and return their replies; one of those that share their storage.
+
+        The gateways of a cluster are one server: they have one id, and what one stores all have.
 
         Raises:
             ServerUnavailableError: None answers.
         """
         said: list[Result] = []
+        asked: set[str] = set()
         unavailable: ServerUnavailableError | None = None
         for connection in list(self._connections):
             try:
-                said.append(ask(connection))
+                server_id = connection.server_id()
+                if server_id not in asked:
+                    said.append(ask(connection))
             except ServerUnavailableError as error:
                 unavailable = error
+            else:
+                asked.add(server_id)
         if unavailable is not None and not said:
             raise unavailable
         return said

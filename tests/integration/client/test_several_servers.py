@@ -134,6 +134,17 @@ def test_stored_edits_are_at_every_server(pair: Pair) -> None:
     assert pair.client.stored_edits() == []
 
 
+def test_two_addresses_of_one_server_are_one_server(serve: Serve) -> None:
+    """As the gateways of a cluster are: what one stores, the other one has."""
+    server = serve(models=MODELS)
+    port = server.address.rpartition(":")[2]
+    with trocar.connect(f"127.0.0.1:{port},localhost:{port}") as client:
+        stored = client.store_edits("identity", "zeros", trocar.edit("identity", "zero"))
+        assert [one.name for one in client.stored_edits()] == [stored.name] == ["zeros"]
+        client.delete_edits("identity", "zeros")
+        assert client.stored_edits() == []
+
+
 def test_models_are_loaded_and_unloaded_everywhere(pair: Pair) -> None:
     pair.client.unload("identity")
     for server in pair.servers:
