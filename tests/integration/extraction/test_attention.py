@@ -52,6 +52,10 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "gpt2": (T.GPT2LMHeadModel, T.GPT2Config(n_embd=16, n_layer=2, n_head=4, vocab_size=30)),
     "llama": (T.LlamaForCausalLM, T.LlamaConfig(**GROUPED)),
     "gemma2": (T.Gemma2ForCausalLM, T.Gemma2Config(**GROUPED, attn_logit_softcapping=0.05, sliding_window=3)),
+    "falcon": (
+        T.FalconForCausalLM,
+        T.FalconConfig(**TEXT, alibi=True, multi_query=False, new_decoder_architecture=False),
+    ),
     "mistral": (T.MistralForCausalLM, T.MistralConfig(**GROUPED, sliding_window=3)),
     "vit": (T.ViTModel, T.ViTConfig(**SIZES, image_size=8, patch_size=4)),
     "t5": (T.T5ForConditionalGeneration, T.T5Config(**T5, pad_token_id=0, decoder_start_token_id=0)),
@@ -149,6 +153,27 @@ def test_the_pattern_of_a_single_token_has_all_heads(client: trocar.Client, fami
         found = client.extract(family, inputs, [f"{path}/pattern"])[f"{path}/pattern"]
         assert found.shape == (2, 4, 1, 1)
         np.testing.assert_array_equal(found[0], np.ones((4, 1, 1), np.float32))
+
+
+def test_alibi_is_added_once_as_in_the_models_own_kernel(
+    client: trocar.Client, models: dict[str, Path]
+) -> None:
+    """Falcon in eager mode adds it twice: it is in the mask that both modes get, and eager adds it again."""
+
+    def without(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, {**kwargs, "alibi": torch.zeros_like(kwargs["alibi"])}
+
+    model = T.FalconForCausalLM.from_pretrained(models["falcon"], attn_implementation="eager").eval()
+    inputs = {name: torch.from_numpy(value) for name, value in PADDED.items()}
+    path = "transformer.h.1.self_attention"
+    with torch.inference_mode():
+        twice = model(**inputs, output_attentions=True).attentions[1].numpy()
+        for block in model.transformer.h:
+            block.self_attention.register_forward_pre_hook(without, with_kwargs=True)
+        once = model(**inputs, output_attentions=True).attentions[1].numpy()
+    found = client.extract("falcon", PADDED, f"{path}/pattern")[f"{path}/pattern"]
+    np.testing.assert_allclose(queries(found, PADDED), queries(once, PADDED), rtol=1e-4, atol=1e-6)
+    assert np.abs(queries(once, PADDED) - queries(twice, PADDED)).max() > 1e-3
 
 
 def test_other_values_are_those_of_a_pass_without_patterns(client: trocar.Client) -> None:
