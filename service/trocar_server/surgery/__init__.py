@@ -18,18 +18,32 @@ from trocar_server.surgery.selectors.parsing import parse_selector
 from trocar_server.surgery.selectors.selectors import Selector
 from trocar_server.surgery.sessions.call_order import Skips, call_order, place
 from trocar_server.surgery.sessions.editing import CallInput, EditSession, EditTarget
-from trocar_server.surgery.sessions.functions import FunctionSession, record_functions
+from trocar_server.surgery.sessions.functions import (
+    ATTENTION_FUNCTIONS,
+    FunctionSession,
+    attention_in,
+    record_functions,
+)
 from trocar_server.surgery.sessions.gradient_errors import differentiable, independent, no_gradient_of
 from trocar_server.surgery.sessions.gradient_sites import GradientPoint
 from trocar_server.surgery.sessions.gradients import GradientSession
 from trocar_server.surgery.sessions.nodes import NodeSession, record_nodes
 from trocar_server.surgery.sessions.operating import Surgery, operate
 from trocar_server.surgery.sessions.starting import StartMixedError, StartSession, laid_out
-from trocar_server.surgery.sessions.taps import Collector, TapGroups, TapSession, Target, ValueMissingError
+from trocar_server.surgery.sessions.taps import (
+    CallsDifferError,
+    Collector,
+    TapGroups,
+    TapSession,
+    Target,
+    ValueMissingError,
+)
 
 __all__ = [
+    "ATTENTION_FUNCTIONS",
     "Call",
     "CallInput",
+    "CallsDifferError",
     "Collector",
     "EditSession",
     "EditTarget",
@@ -52,6 +66,7 @@ __all__ = [
     "Target",
     "TracedGraph",
     "ValueMissingError",
+    "attention_in",
     "call_order",
     "differentiable",
     "graphs_end_here",

@@ -16,6 +16,7 @@ from packaging.version import Version
 
 import trocar
 from tests.support.servers.running_server import running_server
+from trocar.errors import EditNotPossibleError
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
 TEXT = {**SIZES, "vocab_size": 30}
@@ -153,6 +154,21 @@ def test_the_pattern_of_a_single_token_has_all_heads(client: trocar.Client, fami
         found = client.extract(family, inputs, [f"{path}/pattern"])[f"{path}/pattern"]
         assert found.shape == (2, 4, 1, 1)
         np.testing.assert_array_equal(found[0], np.ones((4, 1, 1), np.float32))
+
+
+def test_packed_heads_are_not_taken_for_others_by_an_edit(client: trocar.Client) -> None:
+    """Which of two shapes a single token's pattern has depends on the mask, so not on the recorded pass."""
+    tap, edit = "lm_head", trocar.edit("model.layers.1.self_attn/pattern", "zero", channels=1)
+    whole, padded = (
+        {"input_ids": IDS[:, :1], "attention_mask": np.array(m)} for m in ([[1], [1]], [[1], [0]])
+    )
+    plain, edited = (
+        client.extract("llama", whole, tap)[tap],
+        client.extract("llama", whole, tap, edits=edit)[tap],
+    )
+    assert not np.array_equal(plain, edited)
+    with pytest.raises(EditNotPossibleError, match="packs the heads"):
+        client.extract("llama", padded, tap, edits=edit)
 
 
 def test_alibi_is_added_once_as_in_the_models_own_kernel(

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import trocar
 from tests.support.models.sized_models import T5, Bert, Gpt, Halves
 from tests.support.models.transformers_folders import save_family
 from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom, rebuilt
+from trocar_server.engine.host import predictions
+from trocar_server.engine.host.recordings import Recorder
 
 _REQUESTS, _PADDED_REQUESTS = 125, 20
 
@@ -22,6 +25,12 @@ _KINDS: dict[str, tuple[Any, tuple[int, ...], str]] = {
     "t5": (T5, (8,), "model.encoder.block.1"),
     "halves": (Halves, (3, 64, 48), "pool"),
 }
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no symbolic recording be given up for its time, on a machine with other work."""
+    monkeypatch.setattr(predictions, "_LIMIT_S", 60.0)
 
 
 def drawn(model_id: str, rng: random.Random) -> np.ndarray[Any, Any]:
@@ -79,6 +88,42 @@ def test_masks_with_padding_are_served_without_another_recording(
             assert plan.reply_bytes == maps[path].nbytes
             assert np.array_equal(maps[path], hooked(model, path, inputs))
         assert server.engine.deployment(family).recorded_count == before
+
+
+@pytest.mark.parametrize(("family", "path"), [("bert", "encoder.layer.1"), ("llama", "model.layers.1")])
+def test_attention_of_new_lengths_is_served_without_another_recording(
+    serve: Serve, family: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of patterns on padded batches, too, whose masks the models read."""
+    recorded: list[str] = []
+    for method in ("record", "record_data"):
+        own = getattr(Recorder, method)
+        monkeypatch.setattr(Recorder, method, lambda *given, own=own: recorded.append("") or own(*given))
+    save_family(family, tmp_path)
+    server, rng, tap = (
+        serve(models={family: {"source": f"hf:{tmp_path}"}}),
+        random.Random(5),
+        f"{path}/pattern",
+    )
+    kind: Any = {"bert": transformers.BertModel, "llama": transformers.LlamaForCausalLM}[family]
+    eager = kind.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with trocar.connect(server.address) as client:
+        for _ in range(2):
+            client.extract(family, padded(rng), tap)
+        server.on_owner(lambda: None)
+        assert recorded
+        recorded.clear()
+        for _ in range(_PADDED_REQUESTS):
+            inputs = padded(rng)
+            plan, maps = client.plan(family, inputs, tap), client.extract(family, inputs, tap)
+            assert plan.reply_bytes == maps[tap].nbytes
+            with torch.inference_mode():
+                given = {name: torch.from_numpy(array) for name, array in inputs.items()}
+                expected = eager(**given, output_attentions=True).attentions[1].numpy()
+            rows = inputs["attention_mask"].astype(bool)  # kernels fill those of padding as they like
+            found = maps[tap].transpose(0, 2, 1, 3)[rows]
+            np.testing.assert_allclose(found, expected.transpose(0, 2, 1, 3)[rows], rtol=1e-4, atol=1e-6)
+        assert not recorded
 
 
 def padded(rng: random.Random) -> dict[str, np.ndarray[Any, Any]]:

@@ -15,6 +15,7 @@ from trocar_server.engine.execute.scoring import objective_value
 from trocar_server.engine.request.objective import Objective
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import (
+    CallsDifferError,
     Collector,
     FunctionSession,
     GradientSession,
@@ -32,6 +33,9 @@ from trocar_server.surgery import (
     independent,
     operate,
 )
+
+CallCounts = Mapping[tuple[str, str], int]
+"""Numbers of calls in a pass, by kind (`module` or `fn`) and path or name."""
 
 Arguments = tuple[Sequence[object], Mapping[str, object]]
 """Positional and keyword arguments of a forward."""
@@ -58,7 +62,7 @@ class PassSpec:
         start: Where the pass starts, if not at the arguments, which then have no data.
         graph: The model's traced graph, when its nodes are wanted: it runs separately, beside the pass.
         due: The names of the edited values that the pass must reach.
-        calls: Required number of calls by module; the pass then runs to its end.
+        calls: Required number of calls by module or function; the pass then runs to its end.
         due_gradients: The names of edited gradients; one of each set must be computed.
     """
 
@@ -69,7 +73,7 @@ class PassSpec:
     graph: TracedGraph | None = None
     due: frozenset[str] = frozenset()
     due_gradients: tuple[frozenset[str], ...] = ()
-    calls: Mapping[str, int] = field(default_factory=dict)
+    calls: CallCounts = field(default_factory=dict)
 
     def of_kind(self, kind: str) -> list[Target]:
         """Return the targets of one kind."""
@@ -117,7 +121,7 @@ def collect(module: nn.Module, arguments: Arguments, pass_spec: PassSpec, guard:
 
     Raises:
         StartMixedError: A module after the start needs a value from before it.
-        CallsDifferError: Modules were called more or less often than `PassSpec.calls` requires.
+        CallsDifferError: The calls of a module or function are not as many as `PassSpec.calls` requires.
         ServiceError: `NOT_DIFFERENTIABLE`, and errors of the objective; `MODULE_NOT_CALLED`, an
             edit's module was not called: the model's control flow depends on its data.
         Exception: Any error of the model; see `domain_errors`.
@@ -137,6 +141,7 @@ def collect(module: nn.Module, arguments: Arguments, pass_spec: PassSpec, guard:
             )
             contexts.enter_context(operate(module, pass_spec.surgery, pass_spec.of_modules, collector))
             contexts.enter_context(calls)
+            contexts.enter_context(_counting_functions(calls, pass_spec.calls))
         elif pass_spec.collects_only:
             contexts.enter_context(TapSession(module, pass_spec.of_modules, collector))
         else:
@@ -166,7 +171,8 @@ def _with_gradients(
         operation = operate(module, pass_spec.surgery, targets, collector, guard)
         calls = FunctionSession(pass_spec.of_kind("fn"), collector, guard, *pass_spec.surgery.of_kind("fn"))
         counting = _counting(module, pass_spec.calls)
-        with counting, guard.watching(module), operation as gradients, calls, differentiable():
+        of_functions = _counting_functions(calls, pass_spec.calls)
+        with counting, guard.watching(module), operation as gradients, calls, of_functions, differentiable():
             module(*arguments[0], **arguments[1])
         assert gradients is not None  # an objective comes with gradients
         _check_edits(pass_spec, collector)
@@ -181,12 +187,21 @@ def _with_gradients(
     return Collected({**values, **gradients.values}, collector.stopped_at, number)
 
 
-class CallsDifferError(Exception):
-    """A module was called more or less often than in the recorded pass: the argument is its path."""
+@contextmanager
+def _counting_functions(session: FunctionSession, expected: CallCounts) -> Iterator[None]:
+    """Compare the number of calls of functions inside the context with the expected ones.
+
+    Raises:
+        CallsDifferError: They differ, and the context ended without another error.
+    """
+    yield
+    for (kind, name), count in expected.items():
+        if kind == "fn" and session.call_counts[name] != count:
+            raise CallsDifferError(f"fn:{name}")
 
 
 @contextmanager
-def _counting(module: nn.Module, expected: Mapping[str, int]) -> Iterator[None]:
+def _counting(module: nn.Module, expected: CallCounts) -> Iterator[None]:
     """Compare the number of calls of modules inside the context with the expected ones.
 
     Raises:
@@ -194,12 +209,13 @@ def _counting(module: nn.Module, expected: Mapping[str, int]) -> Iterator[None]:
     """
     counts: Counter[str] = Counter()
     with ExitStack() as hooks:
-        for path in expected:
-            handle = module.get_submodule(path).register_forward_pre_hook(partial(_count, counts, path))
-            hooks.callback(handle.remove)
+        for kind, path in expected:
+            if kind == "module":
+                handle = module.get_submodule(path).register_forward_pre_hook(partial(_count, counts, path))
+                hooks.callback(handle.remove)
         yield
-    for path, count in expected.items():
-        if counts[path] != count:
+    for (kind, path), count in expected.items():
+        if kind == "module" and counts[path] != count:
             raise CallsDifferError(path)
 
 

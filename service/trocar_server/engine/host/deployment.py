@@ -54,8 +54,8 @@ _DEPENDS_ON_DATA = frozenset(
     }
 )
 
-KINDS = frozenset({"fx", "fn"})
-"""Recorded beside modules only on request: nodes and functions."""
+KINDS = frozenset({"fx", "fn", "attention"})
+"""Recorded beside modules only on request: nodes, functions, and those of these that compute attention."""
 
 Check = Callable[[Recording], None]
 
@@ -138,7 +138,7 @@ class Deployment:
         return signature_of_batch(self.hosted, 1, self.example_dtype)
 
     def kinds(self, taps: Sequence[TapRequest], edits: Sequence[EditRequest] = ()) -> frozenset[str]:
-        """Return the kinds to record beside modules: `fx` nodes, `fn` functions."""
+        """Return the kinds to record beside modules."""
         selectors: list[Selector] = [*(tap.selector for tap in taps), *(edit.selector for edit in edits)]
         stages = [
             parse_selector(self.example.stages[s.path]) for s in selectors if s.path in self.example.stages
@@ -151,11 +151,11 @@ class Deployment:
             found = self._recordings.pop(signature, None)
             if found is not None:
                 self._recordings[signature] = found  # now the most recently used
-        if found is None:
-            found = self.predictions.find(signature)
+        if found is None or kinds - found.kinds:
+            found = self.predictions.find(signature, kinds)
             if found is not None:
                 self._keep_recording(signature, found)
-        return None if found is None or kinds - _kinds_of(found) else found
+        return found
 
     def record(
         self,
@@ -234,7 +234,7 @@ class Deployment:
             if check is not None and not kinds:  # nodes and functions are recorded later
                 check(_staged(self.hosted, recording))
 
-        wanted = kinds | (_kinds_of(before) if before else frozenset())
+        wanted = kinds | (before.kinds if before else frozenset())
         try:
             if self.needs_data(signature):
                 raise DataNeededError
@@ -414,11 +414,6 @@ def _first_pick(recording: Recording, path: str) -> str:
     record = recording.modules.get(path)
     outputs = record.calls[0].outputs if record and record.calls else []
     return next((format_picks(leaf.picks) for leaf in outputs if leaf.shape is not None), "")
-
-
-def _kinds_of(recording: Recording) -> frozenset[str]:
-    kinds = {"fx": recording.nodes, "fn": recording.functions}
-    return frozenset(kind for kind, records in kinds.items() if records is not None)
 
 
 def _check_stage(deployment: Deployment, stage: str, text: str) -> None:

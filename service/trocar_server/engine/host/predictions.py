@@ -14,9 +14,14 @@ from dataclasses import dataclass, field, replace
 from trocar_server.engine.host.recordings import Recorder, made_arguments
 from trocar_server.engine.request.plan import Signature, TensorSignature
 from trocar_server.models import make_meta_replica, make_replica
-from trocar_server.surgery import PassAborted, PassGuard, Recording
+from trocar_server.surgery import PassAborted, PassGuard, Recording, attention_in, record_functions
 from trocar_server.surgery.recording.recording import ModuleRecord
-from trocar_server.surgery.recording.symbolic import Shapes, SymbolicRecording, record_symbolic
+from trocar_server.surgery.recording.symbolic import (
+    RecordFunctions,
+    Shapes,
+    SymbolicRecording,
+    record_symbolic,
+)
 
 _ATTEMPTS = (2, 4, 16, 64)
 """Recordings of one kind of signature after which a symbolic one is tried: a model may have several paths."""
@@ -31,6 +36,9 @@ _CHANGES_OF_DATA: tuple[Callable[[int], int], ...] = (
     lambda size: size - 1 if size > 2 else size + 2,
 )
 """Where neighbours are real passes: most are smaller, so cheaper, than the pass that was just recorded."""
+
+_PREDICTED = frozenset({"attention"})
+"""What is predicted beside modules."""
 
 _Kind = tuple[object, ...]
 
@@ -48,13 +56,20 @@ class Predictions:
     recorder: Recorder
     attempt_count: int = 0
     symbolic: dict[_Kind, tuple[SymbolicRecording, ...]] = field(default_factory=dict)
-    _recorded: Counter[_Kind] = field(default_factory=Counter)
+    _recorded: Counter[tuple[_Kind, frozenset[str]]] = field(default_factory=Counter)
     _failed_on_data: int = 0
 
-    def find(self, signature: Signature) -> Recording | None:
-        """Return the predicted recording of a signature; None where none is certain."""
+    def find(self, signature: Signature, kinds: frozenset[str] = frozenset()) -> Recording | None:
+        """Return the predicted recording of a signature; None where none is certain.
+
+        Args:
+            signature: Of the inputs.
+            kinds: What the recording must have beside modules.
+        """
         known = self.symbolic.get(_kind(signature), ()) if self.symbolic else ()
-        found = (symbolic.recording(_shapes(signature)) for symbolic in known)
+        found = (
+            symbolic.recording(_shapes(signature)) for symbolic in known if kinds <= symbolic.template.kinds
+        )
         return next((recording for recording in found if recording is not None), None)
 
     def has(self, signature: Signature) -> bool:
@@ -67,7 +82,7 @@ class Predictions:
         Returns:
             Whether it is time for `extend`.
         """
-        kind = _kind(signature)
+        kind = (_kind(signature), recording.kinds & _PREDICTED)
         if kind not in self._recorded and len(self._recorded) >= _KINDS_KEPT:
             return False
         if not recording.is_symbolic and self._failed_on_data >= _ATTEMPTS_ON_DATA:
@@ -85,7 +100,8 @@ class Predictions:
             recording: Its recording, with the model's stages.
             max_bytes: The most memory that a pass on data may use.
         """
-        if self.find(signature) is not None:
+        kinds = recording.kinds & _PREDICTED
+        if self.find(signature, kinds) is not None:
             return
         self.attempt_count += 1
         with suppress(Exception, PassAborted):  # anything, or too slow: passes are then recorded as before
@@ -93,7 +109,7 @@ class Predictions:
             if self._is_right(symbolic, signature, recording, max_bytes):
                 named = replace(symbolic, template=replace(symbolic.template, stages=recording.stages))
                 kind = _kind(signature)
-                self.symbolic = {**self.symbolic, kind: (*self.symbolic.get(kind, ()), named)}
+                self.symbolic = {**self.symbolic, kind: (named, *self.symbolic.get(kind, ()))}
                 return
         self._failed_on_data += not recording.is_symbolic
 
@@ -101,14 +117,19 @@ class Predictions:
         """Stop predicting signatures of one kind: a pass differed from its prediction."""
         kind = _kind(signature)
         self.symbolic = {known: found for known, found in self.symbolic.items() if known != kind}
-        self._recorded[kind] = _ATTEMPTS[-1]
+        self._recorded.update({(kind, some): _ATTEMPTS[-1] for some in (frozenset[str](), _PREDICTED)})
 
     def _recorded_symbolically(self, signature: Signature, recording: Recording) -> SymbolicRecording:
         hosted, on_data = self.recorder.hosted, None if recording.is_symbolic else recording
         device = "meta" if on_data is None else hosted.device
         module = (make_replica if on_data else make_meta_replica)(hosted.module)
         with PassGuard(time.monotonic() + _LIMIT_S).watching(module):
-            return record_symbolic(module, *made_arguments(signature, device, 1), on_data=on_data)
+            return record_symbolic(
+                module,
+                *made_arguments(signature, device, 1),
+                on_data=on_data,
+                record_attention=_attention(on_data is None) if recording.attention is not None else None,
+            )
 
     def _is_right(
         self, symbolic: SymbolicRecording, signature: Signature, recording: Recording, max_bytes: int
@@ -124,9 +145,10 @@ class Predictions:
         return bool(neighbours)
 
     def _recorded_near(self, near: Signature, recording: Recording, max_bytes: int) -> Recording:
+        kinds = recording.kinds & _PREDICTED
         if recording.is_symbolic:
-            return self.recorder.record(near, (), PassGuard())
-        return self.recorder.record_made(near, (), PassGuard(time.monotonic() + _LIMIT_S), max_bytes)
+            return self.recorder.record(near, kinds, PassGuard())
+        return self.recorder.record_made(near, kinds, PassGuard(time.monotonic() + _LIMIT_S), max_bytes)
 
 
 def _is_same(predicted: Recording | None, recorded: Recording) -> bool:
@@ -138,9 +160,15 @@ def _is_same(predicted: Recording | None, recorded: Recording) -> bool:
         return False
     if recorded.is_symbolic:
         is_equal = list(predicted.modules.items()) == list(recorded.modules.items())
-        return is_equal and predicted.peak_bytes == recorded.peak_bytes
-    return predicted.peak_bytes >= recorded.peak_bytes and (
-        list(_without_peaks(predicted)) == list(_without_peaks(recorded))
+        return (
+            is_equal
+            and predicted.peak_bytes == recorded.peak_bytes
+            and _has_same_attention(predicted, recorded)
+        )
+    return (
+        predicted.peak_bytes >= recorded.peak_bytes
+        and list(_without_peaks(predicted)) == list(_without_peaks(recorded))
+        and _has_same_attention(predicted, recorded)
     )
 
 
@@ -148,6 +176,25 @@ def _without_peaks(recording: Recording) -> Iterator[ModuleRecord]:
     for record in recording.modules.values():
         calls = [replace(call, peak_bytes_before=0, peak_bytes=0) for call in record.calls]
         yield replace(record, calls=calls)
+
+
+def _has_same_attention(predicted: Recording, recorded: Recording) -> bool:
+    """Whether attention is computed by the same calls; their steps among other functions don't matter."""
+
+    def records_of(recording: Recording) -> list[ModuleRecord]:
+        found = recording.attention if "attention" in predicted.kinds else None
+        return [
+            replace(record, calls=[replace(call, started=0, ended=0) for call in record.calls])
+            for record in (found or {}).values()
+        ]
+
+    return records_of(predicted) == records_of(recorded)
+
+
+def _attention(is_symbolic: bool) -> RecordFunctions:
+    return lambda module, args, kwargs: attention_in(
+        record_functions(module, args, kwargs, is_symbolic=is_symbolic)
+    )
 
 
 def _neighbours(

@@ -20,7 +20,14 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.plan import Flag, Signature, TensorSignature, split_arguments
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_meta_replica, make_replica
-from trocar_server.surgery import PassGuard, Recording, record_calls, record_functions, record_nodes
+from trocar_server.surgery import (
+    PassGuard,
+    Recording,
+    attention_in,
+    record_calls,
+    record_functions,
+    record_nodes,
+)
 from trocar_server.surgery.recording.graph import TracedGraph, trace_graph
 from trocar_server.surgery.recording.liveness import LiveBytes
 
@@ -59,7 +66,7 @@ class Recorder:
         guard: PassGuard,
         check: Callable[[Recording], None] | None = None,
     ) -> Recording:
-        """Record a meta pass, and the nodes (`fx`) and functions (`fn`) requested.
+        """Record a meta pass, and the nodes (`fx`) and functions (`fn`) requested, or attention alone.
 
         See `record_calls` for `check`.
 
@@ -148,9 +155,9 @@ class Recorder:
             graph = self.graph()
             nodes = record_nodes(module, graph, *called, is_symbolic=is_symbolic, guard=guard)
             recording = replace(recording, nodes=nodes)
-        if "fn" in kinds:
+        if not {"fn", "attention"}.isdisjoint(kinds):
             functions = record_functions(module, *called, is_symbolic=is_symbolic)
-            recording = replace(recording, functions=functions)
+            recording = replace(recording, functions=functions, attention=attention_in(functions))
         return recording
 
 

@@ -163,7 +163,7 @@ def place_problems(request: EditRequest) -> Iterator[str]:
         yield "nodes of a traced graph cannot be edited; select the module"
     if isinstance(operation, AddInput | Skip) and not (is_value and selector.port == "out"):
         yield "it is for the output of a module; leave the port out"
-    if isinstance(operation, AddInput | Skip) and selector.records == "fn":
+    if isinstance(operation, AddInput | Skip) and selector.is_of_function:
         yield "it is for modules; select one"
     if isinstance(operation, Skip) and selector.picks:
         yield "it is for the whole call; leave the pick out"

@@ -1,10 +1,11 @@
 """Planner: checks a request against a model before anything is computed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.execute.collecting import CallCounts
 from trocar_server.engine.request.plan import SENDABLE, WIDE_UNSIGNED, Signature, TapRequest
 from trocar_server.engine.resolve.differentiable import with_gradients
 from trocar_server.engine.resolve.pass_memory import input_bytes, pass_bytes, reducing_bytes
@@ -14,6 +15,7 @@ from trocar_server.engine.resolve.surgery_plan import NO_SURGERY, SurgeryPlan, t
 from trocar_server.engine.resolve.tap_outputs import TapTarget
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import (
+    ATTENTION_FUNCTIONS,
     Recording,
     Selector,
     Target,
@@ -44,9 +46,9 @@ class Resolved:
         surgery: Its resolved edits and objective.
         meta_pass: Result of the gradient meta pass; None where there was none.
         due: The names of the edited values that the pass reaches before its end.
-        calls: The number of calls of modules in the recorded pass, where the request depends on it and other
-            data may change it: the pass then runs to its end, and is compared.
-        is_counted: Whether comparing these counts is enough; functions are not counted.
+        calls: The number of calls of modules and functions in the recorded pass, where the request depends on
+            it and other data may change it: the pass then runs to its end, and is compared.
+        is_counted: Whether comparing these counts is enough: not for patterns of functions.
         depth: The share of a full pass's calls that have begun when the last value is computed; None where
             nodes or functions are wanted, which have a separate call order.
     """
@@ -59,7 +61,7 @@ class Resolved:
     meta_pass: "MetaPassResult | None" = None
     due: frozenset[str] = frozenset()
     depth: float | None = None
-    calls: Mapping[str, int] = field(default_factory=dict)
+    calls: CallCounts = field(default_factory=dict)
     is_counted: bool = True
 
     @cached_property
@@ -161,7 +163,7 @@ def resolve_taps(
         due=edits_due(surgery),
         depth=_depth([entry.target for entry in targets], surgery, recording),
         calls=_calls_of(uncertain, recording),
-        is_counted=not any(selector.records == "fn" for selector in uncertain),
+        is_counted=not any(selector.kind == "fn" and selector.is_pattern for selector in uncertain),
     )
 
 
@@ -181,12 +183,18 @@ def _uncertain(taps: Sequence[TapRequest], surgery: SurgeryPlan, recording: Reco
     return [selector for selector in selectors if selector.depends_on_calls]
 
 
-def _calls_of(selectors: Sequence[Selector], recording: Recording) -> dict[str, int]:
-    return {
-        path: len(record.calls)
+def _calls_of(selectors: Sequence[Selector], recording: Recording) -> CallCounts:
+    functions = {selector.path for selector in selectors if selector.kind == "fn"}
+    if any(selector.is_attention for selector in selectors):
+        functions |= ATTENTION_FUNCTIONS
+    records = recording.of_kind("fn")
+    of_functions = {("fn", name): len(records[name].calls) if name in records else 0 for name in functions}
+    of_modules = {
+        ("module", path): len(record.calls)
         for path, record in structure_of(recording.modules).items()
         if any(s.order is not None or s.matches(path, record.type_name) for s in selectors if s.kind != "fn")
     }
+    return of_modules | of_functions
 
 
 def _depth(targets: Sequence[Target], surgery: SurgeryPlan, recording: Recording) -> float | None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.execute.collecting import Arguments, CallsDifferError, Collected, PassSpec, collect
+from trocar_server.engine.execute.collecting import Arguments, Collected, PassSpec, collect
 from trocar_server.engine.host.deployment import input_rejected
 from trocar_server.engine.request.plan import Payload
 from trocar_server.engine.resolve.tap_outputs import COVARIANCE, Output, TapTarget, companion_output
@@ -18,6 +18,7 @@ from trocar_server.engine.transfer import this_thread
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
 from trocar_server.surgery import (
+    CallsDifferError,
     PassAborted,
     PassGuard,
     StartMixedError,

@@ -15,7 +15,6 @@ from trocar_server.engine.execute.arguments import (
     predicted_signature,
     signature_of,
 )
-from trocar_server.engine.execute.collecting import CallsDifferError
 from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment, RecordedSources
@@ -41,7 +40,14 @@ from trocar_server.engine.schedule.device_memory import give_back_cache, keeps_m
 from trocar_server.engine.schedule.lease import Replica
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import make_replica
-from trocar_server.surgery import PassGuard, Recording, StartMixedError, StartSession, laid_out
+from trocar_server.surgery import (
+    CallsDifferError,
+    PassGuard,
+    Recording,
+    StartMixedError,
+    StartSession,
+    laid_out,
+)
 
 NO_SOURCES: RecordedSources = {}
 _NOT_WATCHED = nullcontext()

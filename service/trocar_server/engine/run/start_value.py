@@ -56,7 +56,7 @@ def find_start(plan: Plan, start: StartAt, signature: Signature, recording: Reco
         ServiceError: A selector's error, `INVALID_ARGUMENT` for a selector of several values, or
             `START_NOT_POSSIBLE`, the given value has another shape or dtype.
     """
-    if start.selector.records in ("fx", "fn"):  # these may not be recorded
+    if start.selector.records != "module":  # these may not be recorded
         raise _impossible(start, _WHERE)
     ((target, leaf), *more) = resolve([start.selector], recording)[0]
     if more:

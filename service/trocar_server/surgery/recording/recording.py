@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -115,6 +116,7 @@ class Recording:
         stages: Selectors by stage name, for example `layer1` for `stage1`.
         nodes: The nodes of the traced graph by name, in execution order; None when not recorded.
         functions: The functions of torch that the pass called, by name; None when not recorded.
+        attention: Those of `functions` that compute attention; None when not recorded.
         peak_bytes: Peak memory of the pass in bytes, beyond inputs, parameters, buffers and collected
         values; 0 where it was not counted. See Note: [Workspaces of a pass].
         is_predicted: Whether no such pass ran. See Note: [Symbolic recording].
@@ -125,12 +127,20 @@ class Recording:
     stages: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, ModuleRecord] | None = None
     functions: Mapping[str, ModuleRecord] | None = None
+    attention: Mapping[str, ModuleRecord] | None = None
     peak_bytes: int = 0
     is_predicted: bool = False
 
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """What was recorded beside modules: `fx`, `fn`, `attention`."""
+        kinds = {"fx": self.nodes, "fn": self.functions, "attention": self.attention}
+        return frozenset(kind for kind, records in kinds.items() if records is not None)
+
     def of_kind(self, kind: str) -> Mapping[str, ModuleRecord]:
         """Return the records of one kind of target: `module`, `fx` or `fn`."""
-        return {"module": self.modules, "fx": self.nodes, "fn": self.functions}[kind] or {}
+        functions = self.attention if self.functions is None else self.functions
+        return {"module": self.modules, "fx": self.nodes, "fn": functions}[kind] or {}
 
 
 # Note: [Clone before in-place]

@@ -42,6 +42,10 @@ Shapes = Sequence[Sequence[int]]
 """Shapes of all input tensors: positional arguments, then keyword arguments, lists flattened."""
 
 
+RecordFunctions = Callable[[nn.Module, Sequence[Any], Mapping[str, Any]], Mapping[str, ModuleRecord]]
+"""Records functions that a pass calls, from the model and its arguments."""
+
+
 class NotSymbolicError(Exception):
     """A recording cannot be expressed by the sizes of the inputs."""
 
@@ -103,6 +107,7 @@ class SymbolicRecording:
         return replace(
             template,
             modules=PredictedRecords(template.modules, values),
+            attention=None if template.attention is None else PredictedRecords(template.attention, values),
             peak_bytes=values.peaks[template.peak_bytes],
             is_predicted=True,
         )
@@ -196,6 +201,7 @@ def record_symbolic(
     kwargs: Mapping[str, Any] | None = None,
     *,
     on_data: Recording | None = None,
+    record_attention: RecordFunctions | None = None,
 ) -> SymbolicRecording:
     """Run a pass without data on symbolic sizes.
 
@@ -206,6 +212,7 @@ def record_symbolic(
         kwargs: Keyword inputs.
         on_data: A recorded pass on data of these shapes, for a model that reads its data. See Note: [Masks
             without data].
+        record_attention: Records the functions of another pass that compute attention, if wanted.
 
     Raises:
         NotSymbolicError: Sizes depend on more than those of the inputs; or this torch was not tried.
@@ -228,16 +235,16 @@ def record_symbolic(
         contexts.enter_context(_quiet())
         contexts.enter_context(mode)
         recording = record_calls(module, *called, is_symbolic=on_data is None, live=tape)
+        if record_attention is not None:
+            recording = replace(recording, attention=record_attention(module, *called))
     if on_data is not None:
-        recording = replace(recording, modules=_with_inputs_of(recording.modules, on_data.modules))
+        recording = _with_inputs_of(recording, on_data)
     tensors = [leaf for value in made for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
     return _Expressions(env, tensors).recording(recording, tape)
 
 
-def _with_inputs_of(
-    found: Mapping[str, ModuleRecord], recorded: Mapping[str, ModuleRecord]
-) -> dict[str, ModuleRecord]:
-    """Return records with the inputs that are no tensors in a recorded pass as they are there.
+def _with_inputs_of(found: Recording, recorded: Recording) -> Recording:
+    """Return a recording with the inputs that are no tensors in a recorded pass as they are there.
 
     Raises:
         NotSymbolicError: The passes have other modules, calls or inputs.
@@ -251,8 +258,15 @@ def _with_inputs_of(
         calls = zip(record.calls, known.calls, strict=True)
         return replace(record, calls=[call_of(*pair) for pair in calls])
 
+    def records_of(
+        some: Mapping[str, ModuleRecord], known: Mapping[str, ModuleRecord]
+    ) -> dict[str, ModuleRecord]:
+        return {path: record_of(record, known[path]) for path, record in some.items()}
+
     try:
-        return {path: record_of(record, recorded[path]) for path, record in found.items()}
+        modules = records_of(found.modules, recorded.modules)
+        attention = found.attention and records_of(found.attention, recorded.attention or {})
+        return replace(found, modules=modules, attention=attention)
     except (KeyError, ValueError):
         raise NotSymbolicError("a pass on data calls other modules, or with other inputs") from None
 
@@ -284,7 +298,8 @@ class _Expressions:
         }
 
     def recording(self, recording: Recording, tape: SizeTape) -> SymbolicRecording:
-        template = replace(recording, modules=self._records(recording.modules))
+        attention = None if recording.attention is None else self._records(recording.attention)
+        template = replace(recording, modules=self._records(recording.modules), attention=attention)
         changes = np.array([self._position(size) for _, size in tape.changes], np.int64)
         return SymbolicRecording(
             tuple(self._symbols.values()),

@@ -44,7 +44,7 @@ def attention_of(selector: Selector, recording: Recording) -> list[Value]:
             computes several; a selector's other errors.
     """
     records = modules_of(recording)
-    held = _held(selector, records, recording.functions or {})
+    held = _held(selector, records, recording.attention or {})
     attentions = {place: found[0] for place, found in held.items()}
     ported = dict(records.by_path)
     for path in {path for path, _ in attentions}:
@@ -117,7 +117,16 @@ def _of_function(target: Target, attention: _Attention, call: Call) -> Value:
     """Return the function's value under the module's name."""
     (path, index), leaf = attention.place, attention.leaf
     view = _unpacked(leaf.shape or (), call) if path == ATTENTION else ()
-    own = replace(target, path=path, call=index, port=leaf.port, picks=leaf.picks, kind="fn", view=view)
+    own = replace(
+        target,
+        path=path,
+        call=index,
+        port=leaf.port,
+        picks=leaf.picks,
+        kind="fn",
+        shape=leaf.shape,
+        view=view,
+    )
     return own, replace(leaf, shape=view) if view else leaf
 
 

@@ -94,8 +94,13 @@ class Selector:
 
     @property
     def records(self) -> str:
-        """The kind of records that it is looked up in: `module`, `fx` or `fn`."""
-        return "fn" if self.is_attention else "module" if self.kind == "regex" else self.kind
+        """The kind of records that it is looked up in: `module`, `fx`, `fn` or `attention`."""
+        return "attention" if self.is_attention else "module" if self.kind == "regex" else self.kind
+
+    @property
+    def is_of_function(self) -> bool:
+        """Whether its values are those of functions that modules call."""
+        return self.kind == "fn" or self.is_attention
 
     @property
     def is_plural(self) -> bool:

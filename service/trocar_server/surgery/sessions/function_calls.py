@@ -49,13 +49,16 @@ class FunctionWatch(TorchFunctionMode):
     Args:
         listener: Receives the calls.
         is_paused: Whether present calls are not the model's.
+
+    Attributes:
+        counts: Calls by name.
     """
 
     def __init__(self, listener: CallListener, is_paused: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
         self._listener = listener
         self._is_paused = is_paused
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def __torch_function__(
         self,
@@ -69,8 +72,8 @@ class FunctionWatch(TorchFunctionMode):
         name = function_name(func.__name__)
         if not name or self._is_paused():
             return func(*args, **kwargs)
-        index = self._counts[name]
-        self._counts[name] += 1
+        index = self.counts[name]
+        self.counts[name] += 1
         args, kwargs = self._listener.enter(name, index, args, kwargs) or (args, kwargs)
         try:
             result = self._call(func, args, kwargs)

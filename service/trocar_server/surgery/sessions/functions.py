@@ -9,6 +9,7 @@
 Functions are named by `function_calls.function_name`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -36,10 +37,14 @@ from trocar_server.surgery.sessions.editing import (
 )
 from trocar_server.surgery.sessions.function_calls import FunctionWatch
 from trocar_server.surgery.sessions.hooks import Arguments, Session, in_ports, with_ports
-from trocar_server.surgery.sessions.taps import Collector, StopForward, Target, by_call
+from trocar_server.surgery.sessions.taps import CallsDifferError, Collector, StopForward, Target, by_call
+from trocar_server.surgery.structure import pick
 
 SCORES = "scores"
 """The port of an attention function's scores."""
+
+ATTENTION_FUNCTIONS = frozenset({ATTENTION, "softmax"})
+"""Functions that compute attention."""
 
 _ATTENTION_PORTS = {SCORES: attention_scores, LOGITS: attention_logits}
 
@@ -78,6 +83,7 @@ class FunctionSession(Session):
         self._collector = collector or Collector()
         self._collector.pending += sum(map(len, self._wanted.values()))
         self._guard = guard or PassGuard()
+        self._watch = FunctionWatch(self, lambda: self._collector.is_busy)
 
     @property
     def values(self) -> dict[str, torch.Tensor]:
@@ -89,9 +95,14 @@ class FunctionSession(Session):
         """Where the pass ended because everything was collected, or None."""
         return self._collector.stopped_at
 
+    @property
+    def call_counts(self) -> Counter[str]:
+        """How often each function was called; nothing if no value of functions is wanted."""
+        return self._watch.counts
+
     def _open(self) -> None:
         if self._wanted or self._before or self._after:
-            self._handles.enter_context(FunctionWatch(self, lambda: self._collector.is_busy))
+            self._handles.enter_context(self._watch)
 
     def enter(
         self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -104,6 +115,7 @@ class FunctionSession(Session):
         if not (wanted or before or after):
             return None
         ports = in_ports(args, kwargs)
+        _check_shapes(ports, wanted, before, after)
         self._edit(before, ports)
         if wanted:
             self._collector.collect(name, wanted, ports)
@@ -124,6 +136,7 @@ class FunctionSession(Session):
             for port in {target.port for target in (*(wanted or ()), *_targets(before, after))} - {"out"}:
                 with self._collector.busy():
                     ports[port] = _ATTENTION_PORTS[port](*args, **kwargs)
+        _check_shapes(ports, wanted, before, after)
         self._edit(before, ports, lambda scores: attention_output(scores, *args, **kwargs))
         if wanted:
             self._collector.collect(name, wanted, ports)
@@ -152,6 +165,20 @@ class FunctionSession(Session):
 
 def _by_name(edits: Sequence[EditTarget]) -> dict[str, EditsByCall]:
     return {name: edits_by_call(entries) for name, entries in edits_by_path(edits).items()}
+
+
+def _check_shapes(
+    ports: Mapping[str, Any], wanted: Sequence[Target] | None, *edits: Sequence[EditTarget]
+) -> None:
+    """Check that values have their recorded shapes, where a target has one. See Note: [Packed heads].
+
+    Raises:
+        CallsDifferError: One has another shape.
+    """
+    for target in (*(wanted or ()), *_targets(*edits)):
+        value = None if target.shape is None else pick(ports.get(target.port), target.picks)
+        if isinstance(value, torch.Tensor) and tuple(value.shape) != target.shape:
+            raise CallsDifferError(target.name)
 
 
 def _targets(*edits: Sequence[EditTarget]) -> Iterator[Target]:
@@ -191,6 +218,11 @@ def record_functions(
         for name, calls in listener.recorder.calls.items()
         if any(leaf.shape is not None for call in calls for leaf in call.outputs)
     }
+
+
+def attention_in(functions: Mapping[str, ModuleRecord]) -> dict[str, ModuleRecord]:
+    """Return the records of functions that compute attention."""
+    return {name: record for name, record in functions.items() if name in ATTENTION_FUNCTIONS}
 
 
 class _RecordingListener:

@@ -28,6 +28,7 @@ class Target:
         clone: Whether to copy the value when it is collected. See Note: [Clone before in-place].
         kind: Kind of the path: `module`, `fx` or `fn`.
         is_gradient: Whether the target is the gradient with respect to that value.
+        shape: The recorded shape, if a pass may have another one, which is an error; None to take any.
         view: The shape that the collected value gets; its own when empty. See Note: [Packed heads].
     """
 
@@ -39,6 +40,7 @@ class Target:
     clone: bool = True
     kind: str = "module"
     is_gradient: bool = False
+    shape: tuple[int, ...] | None = None
     view: tuple[int, ...] = ()
 
     @property
@@ -54,6 +56,10 @@ TargetsByCall = dict[tuple[int, bool], list[Target]]
 
 class ValueMissingError(KeyError):
     """A called module has no input or output element that a target names; the argument is that name."""
+
+
+class CallsDifferError(Exception):
+    """A pass has not the recorded calls of a module or function, or one of them other sizes: its selector."""
 
 
 class StopForward(BaseException):
