@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import grpc
@@ -126,12 +126,20 @@ class PreparedCallService:
             stopping.cancel()
 
     async def _serve(
-        self, planned: PlannedRequest, context: CallContext, ask: Ask, lent: SharedPayloads
-    ) -> bytes | None:
+        self,
+        planned: PlannedRequest,
+        context: CallContext,
+        ask: Ask,
+        lent: SharedPayloads,
+        answer: Callable[[bytes | None], None],
+    ) -> None:
         """Make the call of a descriptor as one of `Extract`."""
         deadline = time.monotonic() + ask.timeout_s
-        work = partial(self._extraction.answer_prepared, planned, lent, deadline)
-        return await self._interceptor.beside(_EXTRACT, context, _headers(ask), work)
+
+        async def work() -> None:
+            answer(await self._extraction.answer_prepared(planned, lent, deadline))
+
+        await self._interceptor.beside(_EXTRACT, context, _headers(ask), work)
 
     def own_handlers(self) -> dict[str, Handler]:
         """Handlers on bytes: messages are parsed within the call, so that an error carries a reason."""

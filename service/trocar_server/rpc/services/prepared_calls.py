@@ -26,10 +26,10 @@ from trocar_server.rpc.call.status import status_details
 from trocar_server.rpc.transfer.shared_payloads import SharedPayloads
 from trocar_server.shared_memory import Segment, Slot
 
-Serve = Callable[[Ask, SharedPayloads], Awaitable[bytes | None]]
-"""Makes the call of a descriptor; returns the reply but for its values, None if these lack room.
+Serve = Callable[[Ask, SharedPayloads, Callable[[bytes | None], None]], Awaitable[None]]
+"""Makes the call of a descriptor; hands over the reply but for its values, None if these lack room.
 
-Raises `ServiceError` for a call that failed.
+What is recorded about a call is done after that. Raises `ServiceError` for a call that failed.
 """
 
 
@@ -135,20 +135,18 @@ class PreparedCalls:
 
     async def _run(self, ask: Ask) -> None:
         try:
-            head = await self._serve(ask, self._lent[ask.slot])
-            kind = DONE
+            await self._serve(ask, self._lent[ask.slot], partial(self._answer, ask, DONE))
         except ServiceError as error:
-            head, kind = status_details(error, ask.request_id.hex()), FAILED
-        self._answer(ask, kind, head)
+            self._answer(ask, FAILED, status_details(error, ask.request_id.hex()))
 
     def _answer(self, ask: Ask, kind: int, head: bytes | None) -> None:
         """Write a reply or a status into the slot of a call, and tell its client."""
-        del self._running[ask.slot]  # first: the client may use the slot as soon as it is told
         if head is None or len(head) > self._layout.head_bytes:
             answer = Answer(NO_ROOM, ask.slot, ask.number)
         else:
             self._slots[ask.slot].write(self._layout.head_offset, np.frombuffer(head, np.uint8))
             answer = Answer(kind, ask.slot, ask.number, len(head))
+        del self._running[ask.slot]  # first: the client may use the slot as soon as it is told
         try:
             self._connection.send(answer.to_bytes(), socket.MSG_DONTWAIT)
         except OSError:  # it has gone, or does not read its answers
@@ -161,6 +159,7 @@ class PreparedCalls:
             error = ServiceError(ErrorReason.CANCELLED, "the call was cancelled")
             self._answer(ask, FAILED, status_details(error, ask.request_id.hex()))
         elif not task.cancelled() and (failure := task.exception()) is not None:  # its memory was truncated
+            self._running.pop(ask.slot, None)
             self._end(str(failure))
         if self._is_closed and not self._running:
             self._release()

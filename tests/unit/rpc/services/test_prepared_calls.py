@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,8 +32,11 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     assert ours.fileno() == -1
 
 
-async def at_once(_ask: Ask, _lent: SharedPayloads) -> bytes:
-    return b"head"
+Answering = Callable[[bytes | None], None]
+
+
+async def at_once(_ask: Ask, _lent: SharedPayloads, answer: Answering) -> None:
+    answer(b"head")
 
 
 async def turns(count: int = 5) -> None:
@@ -81,13 +84,13 @@ async def test_memory_is_kept_until_the_last_call_has_ended(
     ours, theirs = ends
     has_begun, may_end = asyncio.Event(), asyncio.Event()
 
-    async def stubborn(_ask: Ask, _lent: SharedPayloads) -> bytes:
+    async def stubborn(_ask: Ask, _lent: SharedPayloads, answer: Answering) -> None:
         has_begun.set()
         try:
             await may_end.wait()
         except asyncio.CancelledError:
             await may_end.wait()  # as work does that must not be abandoned
-        return b"head"
+        answer(b"head")
 
     calls = PreparedCalls(ours, segment, LAYOUT, 1, stubborn)
     theirs.send(Ask(CALL, 0, 1).to_bytes())
@@ -107,11 +110,11 @@ async def test_finishing_waits_for_running_calls_and_takes_no_more(
     ours, theirs = ends
     has_begun, may_end, count = asyncio.Event(), asyncio.Event(), []
 
-    async def held(ask: Ask, _lent: SharedPayloads) -> bytes:
+    async def held(ask: Ask, _lent: SharedPayloads, answer: Answering) -> None:
         count.append(ask.number)
         has_begun.set()
         await may_end.wait()
-        return b"head"
+        answer(b"head")
 
     calls = PreparedCalls(ours, segment, LAYOUT, 1, held)
     theirs.send(Ask(CALL, 0, 1).to_bytes())
