@@ -155,11 +155,13 @@ class PreparedCalls:
     def _forget(self, ask: Ask, task: asyncio.Task[None]) -> None:
         """Answer a call that was cancelled before it began; release everything after the last one."""
         self._used_at = time.monotonic()
-        if task.cancelled() and self._running.get(ask.slot, (0, None))[1] is task:
+        is_unanswered = self._running.get(ask.slot, (0, None))[1] is task
+        if task.cancelled() and is_unanswered:
             error = ServiceError(ErrorReason.CANCELLED, "the call was cancelled")
             self._answer(ask, FAILED, status_details(error, ask.request_id.hex()))
         elif not task.cancelled() and (failure := task.exception()) is not None:  # its memory was truncated
-            self._running.pop(ask.slot, None)
+            if is_unanswered:
+                del self._running[ask.slot]
             self._end(str(failure))
         if self._is_closed and not self._running:
             self._release()
