@@ -23,7 +23,7 @@ from benchmarks.report import Row, Table, row
 from benchmarks.served import served
 from trocar._base.tensors import Array
 
-_ROUNDS, _PHOTOS, _BATCH = 5, 384, 32
+_ROUNDS, _PHOTOS, _BATCH = 3, 192, 32
 _TARGET = 0.95
 _NOTHING, _ELSEWHERE = "nothing", "elsewhere"
 _PREPROCESSING = """preprocessing = { resize = [256], crop = [224], mean = [0.485, 0.456, 0.406], \

@@ -9,7 +9,9 @@ import gc
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from trocar_server.app.log_format import set_up_logging
 from trocar_server.app.quick_imports import without_dynamo
@@ -19,9 +21,16 @@ from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.forwarded import GatewayAccess
 from trocar_server.storage.data_lock import FolderLock, lock_folder
+from trocar_server.storage.disk_errors import disk_errors
+
+if TYPE_CHECKING:
+    from trocar_server.training.publishing import Publishing
 
 REPORT_EVERY_S = 0.25
 _MOST_SLOTS = 4096
+_TAKE_EVERY_S = 2.0
+"""How often a replica looks for published models of others that have ended."""
+_log = structlog.get_logger("trocar")
 
 
 def main() -> None:
@@ -47,8 +56,7 @@ def main() -> None:
 def take_slot(folder: Path) -> tuple[Path, FolderLock]:
     """Lock the first free state folder of a model's replicas: `FOLDER/0`, `FOLDER/1`, ...
 
-    A replica that is started in place of a dead one thus finds its trainers and fits. The lock of a process
-    ends with it, however it ends.
+    The lock of a process ends with it, however it ends.
 
     Raises:
         ServiceError: `STORAGE_UNAVAILABLE`, the folder cannot be written.
@@ -60,6 +68,36 @@ def take_slot(folder: Path) -> tuple[Path, FolderLock]:
             if "process" not in error.details or number == _MOST_SLOTS - 1:
                 raise
     raise AssertionError
+
+
+async def take_published(slot: Path, publishing: "Publishing") -> None:
+    """Take the models that replicas published whose processes have ended, and host them.
+
+    The lock of a folder tells that its process has. A replica that starts meanwhile takes another folder.
+
+    Args:
+        slot: This replica's state folder.
+        publishing: This replica's.
+
+    Raises:
+        ServiceError: `STORAGE_UNAVAILABLE`.
+    """
+    for other in await asyncio.to_thread(_with_published, slot):
+        try:
+            lock = await asyncio.to_thread(lock_folder, other)
+        except ServiceError:  # it runs, or another replica does this
+            continue
+        try:
+            await publishing.take(other / "published")
+        finally:
+            lock.release()
+
+
+def _with_published(slot: Path) -> list[Path]:
+    """Return the state folders of other replicas that have published models."""
+    with disk_errors("published models of other replicas"):
+        others = [path for path in slot.parent.iterdir() if path.name.isdecimal() and path != slot]
+        return [path for path in sorted(others) if any(path.glob("published/*/model.json"))]
 
 
 class _Serving:
@@ -96,6 +134,7 @@ class _Serving:
         self._tasks = [
             asyncio.create_task(rpc.identify(self._replica_id)),
             asyncio.create_task(self._report(running)),
+            asyncio.create_task(self._take_published(running)),
             asyncio.create_task(self._wait_for_end(running)),
         ]
 
@@ -110,6 +149,16 @@ class _Serving:
             draining = running.lifecycle.drain_switch.is_draining
             self._lines.write(waiting_s=waiting_s, call_count=call_count, is_draining=draining)
             await asyncio.sleep(REPORT_EVERY_S)
+
+    async def _take_published(self, running: Any) -> None:
+        while True:
+            await asyncio.sleep(_TAKE_EVERY_S)
+            if running.lifecycle.drain_switch.is_draining:
+                continue
+            try:
+                await take_published(self._slot, running.trainers.publishing)
+            except ServiceError as error:
+                _log.warning("published models not taken over", why=error.message)
 
     async def _wait_for_end(self, running: Any) -> None:
         """Take lists of replicas; drain and stop when the parent closes our input, or has died.

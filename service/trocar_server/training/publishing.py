@@ -14,6 +14,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.models.spec import check_model_id
 from trocar_server.training.files.published import PublishedStore
+from trocar_server.training.files.published_records import PublishedModel
 from trocar_server.training.files.snapshots import snapshot_state_dict
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.files.trainer_store import TRAINER_ID
@@ -42,6 +43,21 @@ class Publishing:
             with suppress(ServiceError):  # a foreign folder, whose name is not a model id
                 check_model_id(model_id)
                 self._engine.catalogue.add_failed(model_id, error)
+        await self._host(store, models)
+
+    async def take(self, folder: Path) -> None:
+        """Take and host the models that another server published, which has gone; see `PublishedStore.take`.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`.
+        """
+        store = (await asyncio.to_thread(self._storage.get)).published
+        models = await asyncio.to_thread(store.take, folder)
+        await self._host(store, models)
+        for model in models:
+            _log.info("published model taken over", model_id=model.model_id)
+
+    async def _host(self, store: PublishedStore, models: Sequence[PublishedModel]) -> None:
         for model in models:
             try:
                 self._engine.catalogue.add(store.model_spec(model, replace_head)).begin()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 import trocar
@@ -27,6 +28,7 @@ from tests.support.wire.wire import raw_channel, unary_call
 from trocar._wire.trainer_requests import TrainerOptions, trainer_spec
 from trocar.errors import NonFiniteStepError, QuotaExceededError, UnknownTrainerError
 from trocar_api.v1.trainer_pb2 import CreateTrainerRequest, CreateTrainerResponse
+from trocar_server.cluster.replica_server import take_published, take_slot
 from trocar_server.training.files.owner_folders import OwnerFolders
 
 WAIT_S = 60.0
@@ -291,3 +293,35 @@ def test_a_gateway_finds_it_again(replicas: Replicas, clients: Any, tmp_path: Pa
             assert_weights(trainer, plain_steps(3).model, tmp_path)
     finally:
         gateway.stop()
+
+
+def test_published_models_of_a_replica_that_has_ended_are_hosted_by_another(tmp_path: Path) -> None:
+    """Not those of one that runs, nor one whose id is taken; each moves once."""
+    slots, locks, settings = [], [], {"models": MODELS, "device": "cpu", "data_dir": tmp_path / "data"}
+    for _ in range(2):
+        slot, lock = take_slot(tmp_path / "replicas")
+        slots.append(slot)
+        locks.append(lock)
+    inputs = samples(4, 0)[0]
+    with running_server(own_dir=slots[1], **settings) as other, trocar.connect(other.address) as client:
+        own = make_trainer(client)
+        own.publish("both")
+        with running_server(own_dir=slots[0], **settings) as lost, trocar.connect(lost.address) as first:
+            trainer = make_trainer(first)
+            trainer.step(*samples(4, 1))
+            for name in ("tuned", "both"):
+                trainer.publish(name)
+            expected = first.extract("tuned", inputs, "/out")["/out"]
+            other.run(lambda: take_published(slots[1], other.app.trainers.publishing))
+            assert "tuned" not in {model.model_id for model in client.models()}
+        before = client.extract("both", inputs, "/out")["/out"]
+        locks[0].release()
+        for _ in range(2):
+            other.run(lambda: take_published(slots[1], other.app.trainers.publishing))
+        assert np.array_equal(client.extract("tuned", inputs, "/out")["/out"], expected)
+        assert np.array_equal(client.extract("both", inputs, "/out")["/out"], before)
+        assert not np.array_equal(before, expected)
+        take_slot(tmp_path / "replicas")[1].release()  # nothing holds the lost one's
+    with running_server(own_dir=slots[1], **settings) as again, trocar.connect(again.address) as client:
+        assert np.array_equal(client.extract("tuned", inputs, "/out")["/out"], expected)
+    locks[1].release()

@@ -185,6 +185,28 @@ class PublishedStore:
                 os.rmdir(folder)  # noqa: PTH106 - as in `durable`
                 sync_folder(self._folder)
 
+    def take(self, folder: Path) -> list[PublishedModel]:
+        """Move the models of another store here, whose server has gone; return those that can be read.
+
+        A model whose id is taken here stays where it is.
+
+        Args:
+            folder: The other store's; its lock is the caller's.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`.
+        """
+        taken = []
+        with self._lock, disk_errors("published model"):
+            make_folder(self._folder)
+            for path in sorted(folder.iterdir()):
+                if (path / MODEL_NAME).is_file() and not (self._folder / path.name).exists():
+                    path.rename(self._folder / path.name)
+                    taken.append(path.name)
+            sync_folder(self._folder)
+            sync_folder(folder)
+        return [model for model in self.entries() if model.model_id in taken]
+
     def clean(self) -> int:
         """Remove half-written leftovers of killed servers; return the number of files and folders."""
         return clean_published(
