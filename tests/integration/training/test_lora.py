@@ -270,3 +270,89 @@ def test_a_named_adapter_and_its_weights_survive_a_restart(folder: Path, tmp_pat
         again.restore(1)
         np.testing.assert_array_equal(client.extract("gpt2", inputs, taps, adapter="kept")["lm_head"], before)
         assert again.step(inputs, IDS).loss == expected
+
+
+EXPERTS = ("gate_up_proj", "down_proj")
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[trocar.Client, Path]]:
+    """A mixture of experts, whose weights are stacked in parameters."""
+    folder = tmp_path_factory.mktemp("moe")
+    save_family("qwen3_moe", folder)
+    models = {"moe": {"source": f"hf:{folder}"}}
+    with (
+        running_server(models=models, device="cpu", data_dir=tmp_path_factory.mktemp("data")) as server,
+        trocar.connect(server.address) as connected,
+    ):
+        yield connected, folder
+
+
+def experts_of_peft(folder: Path) -> Any:
+    kind: Any = FAMILIES["qwen3_moe"][0]
+    config: Any = peft.LoraConfig(
+        r=4,
+        lora_alpha=16,
+        target_modules=["q_proj"],
+        target_parameters=[f"mlp.experts.{name}" for name in EXPERTS],
+        rank_pattern={f"mlp.experts.{name}": 2 for name in EXPERTS},
+    )
+    model = kind.from_pretrained(folder, attn_implementation="sdpa")
+    torch.manual_seed(7)
+    return peft.get_peft_model(model, config)
+
+
+@pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")  # PEFT 0.21, wrongly
+def test_stacked_experts_are_adapted_as_by_peft(moe: tuple[trocar.Client, Path], tmp_path: Path) -> None:
+    (client, folder), inputs = moe, {"input_ids": IDS}
+    adapter = trocar.lora({"*.q_proj": 4, "*.experts.*": 2}, alpha=16, name="sharp")
+    trainer = client.train("moe", adapter=adapter, losses="causal_lm", seed=7)
+    model = experts_of_peft(folder).train()
+    own = named(model)
+    assert {name.rpartition(".lora_")[0].rpartition("mlp.")[2] for name in own if "mlp" in name} == {
+        "experts",
+        "experts.base_layer",
+    }
+    optimizer = torch.optim.SGD(own.values(), lr=0.01)
+    for _ in range(3):
+        result = trainer.forward_backward(inputs, IDS)
+        loss = model(input_ids=torch.from_numpy(IDS), labels=torch.from_numpy(IDS)).loss
+        loss.backward()
+        assert result.loss == loss.item()
+        gradients = trainer.parameter_gradients()
+        assert set(gradients) == set(own)
+        for name, parameter in own.items():
+            np.testing.assert_array_equal(gradients[name], parameter.grad.numpy(), err_msg=name)
+        trainer.optimizer_step()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.inference_mode():
+        expected = model.eval()(input_ids=torch.from_numpy(IDS)).logits.numpy()
+    np.testing.assert_array_equal(
+        client.extract("moe", inputs, "lm_head", adapter="sharp")["lm_head"], expected
+    )
+    # files of either end are read by the other one, with whole names of parameters and with their ends
+    trainer.export_adapter(tmp_path / "ours")
+    model.save_pretrained(tmp_path / "theirs")
+    kind: Any = FAMILIES["qwen3_moe"][0]
+    plain = kind.from_pretrained(folder, attn_implementation="sdpa")
+    again = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
+    with torch.inference_mode():
+        np.testing.assert_array_equal(again(input_ids=torch.from_numpy(IDS)).logits.numpy(), expected)
+    for saved in ("ours", "theirs"):
+        loaded = client.train("moe", adapter=trocar.lora_from(tmp_path / saved), losses="causal_lm")
+        np.testing.assert_array_equal(loaded.extract(inputs, "lm_head")["lm_head"], expected)
+
+
+def test_a_single_rank_is_for_layers(moe: tuple[trocar.Client, Path]) -> None:
+    """As PEFT's `all-linear`: without stacked experts, so with dropout, too."""
+    trainer = moe[0].train("moe", adapter=trocar.lora(2, dropout=0.1), losses="causal_lm")
+    trainer.forward_backward({"input_ids": IDS}, IDS)
+    found = set(trainer.parameter_gradients())
+    assert any("q_proj" in name for name in found)
+    assert not any("experts" in name for name in found)
+
+
+def test_stacked_experts_take_no_dropout(moe: tuple[trocar.Client, Path]) -> None:
+    with pytest.raises(TrainerInvalidError, match="stacked experts take no dropout"):
+        moe[0].train("moe", adapter=trocar.lora({"*.mlp.*": 2}, dropout=0.1), losses="causal_lm")

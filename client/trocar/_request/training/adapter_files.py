@@ -46,13 +46,15 @@ def lora_from(folder: str | os.PathLike[str], *, name: str = "") -> Lora:
             raise ValueError(
                 f"{home / ADAPTER_CONFIG}: {setting} is {config[setting]!r}; trainers know {known[0]!r}"
             )
-    ranks = _ranks(home / ADAPTER_WEIGHTS)
+    ranks = _ranks(home / ADAPTER_WEIGHTS, config)
     alphas = {
-        f"^{path}": _by_pattern(config.get("alpha_pattern") or {}, path, config["lora_alpha"])
-        for path in ranks
+        selector: _by_pattern(
+            config.get("alpha_pattern") or {}, selector.removeprefix("^"), config["lora_alpha"]
+        )
+        for selector in ranks
     }
     return Lora(
-        tuple((f"^{path}", rank) for path, rank in ranks.items()),
+        tuple(ranks.items()),
         alphas,
         config.get("lora_dropout", 0.0),
         config.get("use_rslora", False),
@@ -74,12 +76,23 @@ def adapter_requests(trainer_id: str, data: bytes) -> Iterator[pb.LoadAdapterReq
         yield pb.LoadAdapterRequest(trainer_id=trainer_id, data=data[start : start + _PIECE_BYTES])
 
 
-def _ranks(path: Path) -> dict[str, int]:
-    """Return the rank by module path."""
+def _ranks(path: Path, config: dict[str, Any]) -> dict[str, int]:
+    """Return the rank by selector: of layers from the file, of stacked experts from the settings.
+
+    There the file has the rows of all experts, under the names of layers around their module.
+    """
+    parameters: list[str] = config.get("target_parameters") or []
+    owners = tuple(f".{parameter.rpartition('.')[0]}" for parameter in parameters)
     with safe_open(path, "numpy") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
     matched = {_RANK_ENDS.fullmatch(name): shape[0] for name, shape in shapes.items()}
-    return {found[1]: rank for found, rank in matched.items() if found is not None}
+    layers = {
+        found[1].replace(".base_layer", ""): rank for found, rank in matched.items() if found is not None
+    }
+    return {
+        **{f"^{layer}": rank for layer, rank in layers.items() if not f".{layer}".endswith(owners)},
+        **{name: _by_pattern(config.get("rank_pattern") or {}, name, config["r"]) for name in parameters},
+    }
 
 
 def _by_pattern(patterns: dict[str, Any], path: str, otherwise: Any) -> Any:

@@ -125,8 +125,9 @@ def lora(
         ranks: Rank by pattern; a layer gets the rank of the first pattern that matches its path. `*` matches
             any text, including dots. Without `*` the pattern is the path or its last components; with `^` at
             its start it is the whole path. A single number is the rank of every linear layer and convolution.
+            Weights of experts that are stacked in one parameter need a pattern: "*.experts.*".
         alpha: The update is multiplied by alpha / rank; a number, or numbers by pattern (8 for the others).
-        dropout: Probability of dropout before the adapter.
+        dropout: Probability of dropout before the adapter; 0 with stacked experts.
         use_rslora: Whether the update is multiplied by alpha / sqrt(rank) instead.
         name: Its name in your calls, `client.extract(..., adapter="style")`: letters, digits and `._-`, at
             most 64 characters, unique for each model.

@@ -6,12 +6,18 @@
 The layers are made by `peft.inject_adapter_in_model` after `torch.manual_seed(seed)`, so initial values,
 gradients and dropout are PEFT's. A module `q_proj` becomes PEFT's layer, with the old one at
 `q_proj.base_layer` and the weights `q_proj.lora_A.default.weight` and `q_proj.lora_B.default.weight`.
+
+# Note: [Stacked experts]
+A mixture of experts keeps the weights of all experts in one parameter (experts, rows, columns) of a module
+`experts`, which is no linear layer. PEFT adapts such a parameter (its `target_parameters`) with a layer
+around the module, one more around that for the next parameter, and so on. Dropout is not possible there.
+Such modules are known by their name or class; other parameters of three dimensions are embeddings.
 """
 
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -28,14 +34,18 @@ ADAPTER = "default"
 """PEFT's name of the adapter in a tree."""
 DEFAULT_ALPHA = 8.0
 """PEFT's own default (0.21)."""
+_ALL_LAYERS = "*"
+"""The pattern of every layer, which leaves stacked experts out as PEFT's `all-linear` does."""
+_STACKED_DIMS = 3
+"""Of a parameter of stacked experts: (experts, rows, columns)."""
 _PREFIX = "base_model.model."
 """PEFT's prefix of names in its files."""
 
 
 def add_lora(module: nn.Module, spec: LoraSpec, seed: int, head: str = "") -> dict[str, LoraRankSpec]:
-    """Put LoRA layers into a tree; return the entry of the spec by the path of each adapted module.
+    """Put LoRA layers into a tree; return the entry of the spec by the path of each adapted place.
 
-    See Note: [PEFT's layers]. Torch's global random state is unaffected.
+    See Note: [PEFT's layers] and Note: [Stacked experts]. Torch's global random state is unaffected.
 
     Args:
         module: The model, changed in place.
@@ -61,29 +71,32 @@ def add_lora(module: nn.Module, spec: LoraSpec, seed: int, head: str = "") -> di
 
 
 def lora_modules(module: nn.Module, spec: LoraSpec, head: str = "") -> dict[str, LoraRankSpec]:
-    """Return the entry of the spec for each module that gets an adapter: the first that matches it.
+    """Return the entry of the spec for each place that gets an adapter: the first that matches it.
+
+    Places are layers, and parameters of stacked experts.
 
     Raises:
-        ServiceError: `TRAINER_INVALID`, a pattern matches no layer that can be adapted.
+        ServiceError: `TRAINER_INVALID`, a pattern matches no place that can be adapted.
     """
     if not spec.ranks:
         raise _invalid("give a rank for at least one pattern")
-    paths = [
-        path.removesuffix(".base_layer")
-        for path, part in module.named_modules()
-        if _is_adaptable(part)
-        and not re.search(r"\.lora_[AB]\.", path)
-        and path
-        and not (head and f"{path}.".startswith(f"{head}."))
-    ]
+    places = dict.fromkeys(
+        path.replace(".base_layer", "")
+        for path in _places(module)
+        if path and not re.search(r"\.lora_[AB]\.", path)
+    )
+    paths = [path for path in places if not (head and f"{path}.".startswith(f"{head}."))]
     chosen: dict[str, LoraRankSpec] = {}
     for index, entry in enumerate(spec.ranks):
         matched = [path for path in paths if is_match(path, entry.selector)]
+        if entry.selector == _ALL_LAYERS:
+            matched = [path for path in matched if not _is_parameter(module, path)]
         if not matched:
             hints = nearest(entry.selector, paths)
             rest = f"; nearest: {', '.join(hints)}" if hints else ""
             raise _invalid(
-                f"'{entry.selector}' matches no linear layer or convolution{rest}", f"ranks[{index}].selector"
+                f"'{entry.selector}' matches no linear layer, convolution or stacked experts{rest}",
+                f"ranks[{index}].selector",
             )
         chosen |= {path: entry for path in matched if path not in chosen}
     return {path: chosen[path] for path in paths if path in chosen}
@@ -111,20 +124,27 @@ def lora_config(module: nn.Module, spec: LoraSpec, chosen: Mapping[str, LoraRank
         chosen: Its entries by path.
         head: Path of a new head, which PEFT stores with the adapter.
     """
+    parameters = [path for path in chosen if _is_parameter(module, path)]
+    layers = [path for path in chosen if path not in parameters]
+    if parameters and spec.dropout:
+        raise _invalid(
+            f"stacked experts take no dropout; leave '{parameters[0]}' out, or set it to 0", "dropout"
+        )
     ranks = {path: entry.rank for path, entry in chosen.items()}
     alphas = {path: entry.alpha or spec.alpha for path, entry in chosen.items()}
     rank, alpha = next(iter(ranks.values())), next(iter(alphas.values()))
-    names = "|".join(map(re.escape, chosen))
+    names = "|".join(map(re.escape, layers))
     return _library().LoraConfig(
         r=rank,
         lora_alpha=_whole(alpha),
         lora_dropout=spec.dropout,
         use_rslora=spec.use_rslora,
-        target_modules=f"(?:{names})",
+        target_modules=f"(?:{names})" if layers else [],
+        target_parameters=parameters or None,
         rank_pattern={f"^{re.escape(path)}": own for path, own in ranks.items() if own != rank},
         alpha_pattern={f"^{re.escape(path)}": _whole(own) for path, own in alphas.items() if own != alpha},
         modules_to_save=[head] if head else None,
-        fan_in_fan_out=any(_is_transposed(_base(module.get_submodule(path))) for path in chosen),
+        fan_in_fan_out=any(_is_transposed(_base(module.get_submodule(path))) for path in layers),
     )
 
 
@@ -186,13 +206,33 @@ def _is_adaptable(part: nn.Module) -> bool:
     return isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) or _is_transposed(part)
 
 
+def _places(module: nn.Module) -> Iterator[str]:
+    """Yield the paths of layers and stacked parameters that can be adapted, in a tree with adapters, too."""
+    for path, part in module.named_modules():
+        if _is_adaptable(part):
+            yield path
+        elif path.rpartition(".")[2] == "experts" or type(part).__name__.endswith("Experts"):
+            own = part.named_parameters(recurse=False)
+            yield from (f"{path}.{name}" for name, parameter in own if parameter.dim() == _STACKED_DIMS)
+
+
+def _is_parameter(module: nn.Module, path: str) -> bool:
+    """Whether a place is a parameter of stacked experts, and not a layer."""
+    part: Any = module
+    for name in path.split("."):
+        part = getattr(_base(part), name, None) if isinstance(part, nn.Module) else None
+    return isinstance(part, nn.Parameter)
+
+
 def _is_transposed(part: nn.Module) -> bool:
     """Whether it is transformers' `Conv1D`, a transposed linear layer; by name, not to import it."""
     return type(part).__name__ == "Conv1D" and type(part).__module__ == "transformers.pytorch_utils"
 
 
 def _base(part: nn.Module) -> nn.Module:
-    return getattr(part, "base_layer", part)
+    while isinstance(inner := getattr(part, "base_layer", None), nn.Module):
+        part = inner
+    return part
 
 
 def _whole(number: float) -> float:
