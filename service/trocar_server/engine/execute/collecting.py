@@ -195,8 +195,11 @@ def _counting_functions(session: FunctionSession, expected: CallCounts) -> Itera
         CallsDifferError: They differ, and the context ended without another error.
     """
     yield
+    counts = session.call_counts
+    if counts is None:
+        return
     for (kind, name), count in expected.items():
-        if kind == "fn" and session.call_counts[name] != count:
+        if kind == "fn" and counts[name] != count:
             raise CallsDifferError(f"fn:{name}")
 
 

@@ -96,12 +96,16 @@ class FunctionSession(Session):
         return self._collector.stopped_at
 
     @property
-    def call_counts(self) -> Counter[str]:
-        """How often each function was called; nothing if no value of functions is wanted."""
-        return self._watch.counts
+    def call_counts(self) -> Counter[str] | None:
+        """How often each function was called; None if no value of functions is wanted."""
+        return self._watch.counts if self._is_watching else None
+
+    @property
+    def _is_watching(self) -> bool:
+        return bool(self._wanted or self._before or self._after)
 
     def _open(self) -> None:
-        if self._wanted or self._before or self._after:
+        if self._is_watching:
             self._handles.enter_context(self._watch)
 
     def enter(
