@@ -210,8 +210,8 @@ def record_symbolic(
             replaced.
         args: Positional inputs on the same device: their shapes choose the path.
         kwargs: Keyword inputs.
-        on_data: A recorded pass on data of these shapes, for a model that reads its data. See Note: [Masks
-            without data].
+        on_data: A recorded pass on data of these shapes, for a model that reads its data.
+            See Note: [Masks without data].
         record_attention: Records the functions of another pass that compute attention, if wanted.
 
     Raises:
