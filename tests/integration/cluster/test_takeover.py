@@ -297,7 +297,8 @@ def test_a_gateway_finds_it_again(replicas: Replicas, clients: Any, tmp_path: Pa
 
 def test_published_models_of_a_replica_that_has_ended_are_hosted_by_another(tmp_path: Path) -> None:
     """Not those of one that runs, nor one whose id is taken; each moves once."""
-    slots, locks, settings = [], [], {"models": MODELS, "device": "cpu", "data_dir": tmp_path / "data"}
+    slots, locks = [], []
+    settings: dict[str, Any] = {"models": MODELS, "device": "cpu", "data_dir": tmp_path / "data"}
     for _ in range(2):
         slot, lock = take_slot(tmp_path / "replicas")
         slots.append(slot)

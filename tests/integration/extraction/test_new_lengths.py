@@ -1,6 +1,7 @@
 """New lengths, batch sizes and image sizes: planned and served without another recorded pass."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,7 @@ def test_attention_of_new_lengths_is_served_without_another_recording(
     """Of patterns on padded batches, too, whose masks the models read."""
     recorded: list[str] = []
     for method in ("record", "record_data"):
-        own = getattr(Recorder, method)
-        monkeypatch.setattr(Recorder, method, lambda *given, own=own: recorded.append("") or own(*given))
+        monkeypatch.setattr(Recorder, method, noted(recorded, method))
     save_family(family, tmp_path)
     server, rng, tap = (
         serve(models={family: {"source": f"hf:{tmp_path}"}}),
@@ -124,6 +124,17 @@ def test_attention_of_new_lengths_is_served_without_another_recording(
             found = maps[tap].transpose(0, 2, 1, 3)[rows]
             np.testing.assert_allclose(found, expected.transpose(0, 2, 1, 3)[rows], rtol=1e-4, atol=1e-6)
         assert not recorded
+
+
+def noted(names: list[str], method: str) -> Callable[..., Any]:
+    """Return a method of recorders that notes its name when it is called."""
+    own = getattr(Recorder, method)
+
+    def called(*given: Any) -> Any:
+        names.append(method)
+        return own(*given)
+
+    return called
 
 
 def padded(rng: random.Random) -> dict[str, np.ndarray[Any, Any]]:
