@@ -34,6 +34,9 @@ EXTRAS = (
 PINS = "pins.json"
 """In an environment that is complete: its versions."""
 
+_BUNDLED = frozenset({"pip", "setuptools"})
+"""What a new environment has already, of any version, before the main one is looked at."""
+
 Pins = dict[str, str]
 """Versions by canonical name."""
 
@@ -71,7 +74,8 @@ def shared(pins: Pins, installed: Pins) -> set[str]:
     """
     if installed.get("torch") != pins["torch"]:
         return set()
-    return {name for name, version in pins.items() if installed.get(name) == version}
+    same = {name for name, version in pins.items() if installed.get(name) == version}
+    return same - _BUNDLED
 
 
 def resolve(constraints: Pins) -> Pins:
