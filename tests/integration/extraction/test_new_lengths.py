@@ -100,11 +100,8 @@ def test_attention_of_new_lengths_is_served_without_another_recording(
     for method in ("record", "record_data"):
         monkeypatch.setattr(Recorder, method, noted(recorded, method))
     save_family(family, tmp_path)
-    server, rng, tap = (
-        serve(models={family: {"source": f"hf:{tmp_path}"}}),
-        random.Random(5),
-        f"{path}/pattern",
-    )
+    server, rng = serve(models={family: {"source": f"hf:{tmp_path}"}}), random.Random(5)
+    tap = f"{path}/pattern"
     kind: Any = {"bert": transformers.BertModel, "llama": transformers.LlamaForCausalLM}[family]
     eager = kind.from_pretrained(tmp_path, attn_implementation="eager").eval()
     with trocar.connect(server.address) as client:

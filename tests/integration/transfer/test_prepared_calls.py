@@ -384,9 +384,7 @@ def test_a_stopping_server_finishes_the_call_and_another_one_is_used(tmp_path: P
             client.wait_ready(60)
             prepared._again_at = 0.0
 
-            def is_shared_again() -> (
-                bool
-            ):  # a call that finds the old connection ended is made as an `extract`
+            def is_shared_again() -> bool:  # the call that finds the old connection ended is an `extract`
                 assert_same(prepared(ROW), expected)
                 return prepared.is_shared
 

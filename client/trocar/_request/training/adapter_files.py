@@ -23,6 +23,8 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
 }
 """The values of PEFT's settings that trainers know."""
 _PIECE_BYTES = 1 << 20
+_INSIDE = re.compile(r"\.base_layer(?=\.|$)")
+"""Where PEFT puts what it adapts, in a name of a file."""
 _RANK_ENDS = re.compile(r"base_model\.model\.(.+)\.lora_A\.weight")
 
 
@@ -86,9 +88,7 @@ def _ranks(path: Path, config: dict[str, Any]) -> dict[str, int]:
     with safe_open(path, "numpy") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
     matched = {_RANK_ENDS.fullmatch(name): shape[0] for name, shape in shapes.items()}
-    layers = {
-        found[1].replace(".base_layer", ""): rank for found, rank in matched.items() if found is not None
-    }
+    layers = {_INSIDE.sub("", found[1]): rank for found, rank in matched.items() if found is not None}
     return {
         **{f"^{layer}": rank for layer, rank in layers.items() if not f".{layer}".endswith(owners)},
         **{name: _by_pattern(config.get("rank_pattern") or {}, name, config["r"]) for name in parameters},

@@ -158,17 +158,13 @@ def _is_same(predicted: Recording | None, recorded: Recording) -> bool:
     """
     if predicted is None or predicted.is_symbolic != recorded.is_symbolic:
         return False
+    if not _has_same_attention(predicted, recorded):
+        return False
     if recorded.is_symbolic:
         is_equal = list(predicted.modules.items()) == list(recorded.modules.items())
-        return (
-            is_equal
-            and predicted.peak_bytes == recorded.peak_bytes
-            and _has_same_attention(predicted, recorded)
-        )
-    return (
-        predicted.peak_bytes >= recorded.peak_bytes
-        and list(_without_peaks(predicted)) == list(_without_peaks(recorded))
-        and _has_same_attention(predicted, recorded)
+        return is_equal and predicted.peak_bytes == recorded.peak_bytes
+    return predicted.peak_bytes >= recorded.peak_bytes and (
+        list(_without_peaks(predicted)) == list(_without_peaks(recorded))
     )
 
 

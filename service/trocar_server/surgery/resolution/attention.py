@@ -15,11 +15,9 @@ from trocar_server.surgery.recording.recording import Call, Leaf, ModuleRecord, 
 from trocar_server.surgery.resolution.call_records import Records, modules_of
 from trocar_server.surgery.resolution.values import Value, values_of
 from trocar_server.surgery.selectors.selectors import LOGITS, Selector
-from trocar_server.surgery.sessions.attention import ATTENTION
+from trocar_server.surgery.sessions.attention import ATTENTION, SOFTMAX
 from trocar_server.surgery.sessions.functions import SCORES
 from trocar_server.surgery.sessions.taps import Target
-
-_SOFTMAX = "softmax"
 
 Place = tuple[str, int]
 """A module's path, or a function's name, and the index of a call of it."""
@@ -90,11 +88,11 @@ def _computed(functions: Mapping[str, ModuleRecord], port: str) -> Iterator[_Att
     for index, call in enumerate(_calls(functions, ATTENTION)):
         leaf = next(leaf for leaf in call.outputs if leaf.port == (LOGITS if port == LOGITS else SCORES))
         yield _Attention((ATTENTION, index), call.after_module, leaf)
-    for index, call in enumerate(_calls(functions, _SOFTMAX)):
+    for index, call in enumerate(_calls(functions, SOFTMAX)):
         leaves = call.inputs if port == LOGITS else call.outputs
         found = next((leaf for leaf in leaves if leaf.shape is not None and len(leaf.shape) >= 3), None)
         if found is not None:
-            yield _Attention((_SOFTMAX, index), call.after_module, found)
+            yield _Attention((SOFTMAX, index), call.after_module, found)
 
 
 def _calls(functions: Mapping[str, ModuleRecord], name: str) -> Sequence[Call]:

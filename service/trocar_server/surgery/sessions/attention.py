@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 ATTENTION = "scaled_dot_product_attention"
+SOFTMAX = "softmax"
 """The function with a `scores` port."""
 
 

@@ -23,6 +23,7 @@ from trocar_server.surgery.recording.writes import WriteWatch
 from trocar_server.surgery.selectors.selectors import LOGITS
 from trocar_server.surgery.sessions.attention import (
     ATTENTION,
+    SOFTMAX,
     attention_logits,
     attention_output,
     attention_scores,
@@ -43,7 +44,7 @@ from trocar_server.surgery.structure import pick
 SCORES = "scores"
 """The port of an attention function's scores."""
 
-ATTENTION_FUNCTIONS = frozenset({ATTENTION, "softmax"})
+ATTENTION_FUNCTIONS = frozenset({ATTENTION, SOFTMAX})
 """Functions that compute attention."""
 
 _ATTENTION_PORTS = {SCORES: attention_scores, LOGITS: attention_logits}

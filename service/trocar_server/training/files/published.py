@@ -203,6 +203,8 @@ class PublishedStore:
                 if (path / MODEL_NAME).is_file() and not (self._folder / path.name).exists():
                     path.rename(self._folder / path.name)
                     taken.append(path.name)
+            if not taken:
+                return []
             sync_folder(self._folder)
             sync_folder(folder)
         return [model for model in self.entries() if model.model_id in taken]

@@ -38,6 +38,8 @@ _ALL_LAYERS = "*"
 """The pattern of every layer, which leaves stacked experts out as PEFT's `all-linear` does."""
 _STACKED_DIMS = 3
 """Of a parameter of stacked experts: (experts, rows, columns)."""
+_INSIDE = re.compile(r"\.base_layer(?=\.|$)")
+"""Where PEFT puts what it adapts, in a path of a tree with adapters."""
 _PREFIX = "base_model.model."
 """PEFT's prefix of names in its files."""
 
@@ -81,9 +83,7 @@ def lora_modules(module: nn.Module, spec: LoraSpec, head: str = "") -> dict[str,
     if not spec.ranks:
         raise _invalid("give a rank for at least one pattern")
     places = dict.fromkeys(
-        path.replace(".base_layer", "")
-        for path in _places(module)
-        if path and not re.search(r"\.lora_[AB]\.", path)
+        _INSIDE.sub("", path) for path in _places(module) if path and not re.search(r"\.lora_[AB]\.", path)
     )
     paths = [path for path in places if not (head and f"{path}.".startswith(f"{head}."))]
     chosen: dict[str, LoraRankSpec] = {}
