@@ -93,7 +93,7 @@ class Predictions:
     def extend(self, signature: Signature, recording: Recording, max_bytes: int) -> None:
         """Make a symbolic recording of the path that a signature takes. Owner thread only; takes seconds.
 
-        It is kept if it predicts this recording and those of two neighbours.
+        It is kept if it predicts this recording and those of two neighbours; without attention if that fails.
 
         Args:
             signature: Of a recorded pass.
@@ -104,14 +104,22 @@ class Predictions:
         if self.find(signature, kinds) is not None:
             return
         self.attempt_count += 1
+        wanted = [recording]
+        if kinds and self.find(signature) is None:
+            wanted.append(replace(recording, functions=None, attention=None))
+        if not any(self._extended(signature, one, max_bytes) for one in wanted):
+            self._failed_on_data += not recording.is_symbolic
+
+    def _extended(self, signature: Signature, recording: Recording, max_bytes: int) -> bool:
+        """Keep a symbolic recording if it is right; return whether it is."""
         with suppress(Exception, PassAborted):  # anything, or too slow: passes are then recorded as before
             symbolic = self._recorded_symbolically(signature, recording)
             if self._is_right(symbolic, signature, recording, max_bytes):
                 named = replace(symbolic, template=replace(symbolic.template, stages=recording.stages))
                 kind = _kind(signature)
                 self.symbolic = {**self.symbolic, kind: (named, *self.symbolic.get(kind, ()))}
-                return
-        self._failed_on_data += not recording.is_symbolic
+                return True
+        return False
 
     def drop(self, signature: Signature) -> None:
         """Stop predicting signatures of one kind: a pass differed from its prediction."""

@@ -45,6 +45,20 @@ def test_after_two_recorded_sizes_the_next_is_predicted() -> None:
     assert (found.peak_bytes, found.stages) == (fresh.peak_bytes, fresh.stages)
 
 
+def test_modules_are_predicted_where_attention_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(predictions, "record_functions", refuse)
+    model, kinds = deployment(Bert), frozenset({"attention"})
+    for shape in ((2, 9), (3, 12)):
+        model.record(signature(*shape, dtype=torch.int64), kinds=kinds)
+    assert model.may_extend
+    model.extend_predictions()
+    assert model.record(signature(4, 20, dtype=torch.int64)).is_predicted
+    assert not model.record(signature(5, 21, dtype=torch.int64), kinds=kinds).is_predicted
+
+
 def test_one_recorded_size_is_no_reason_to_prepare_others() -> None:
     model = deployment(Halves, (3, 64, 48))
     model.record(signature(2, 3, 40, 56))
