@@ -168,7 +168,7 @@ async def _send_shard(
         requests, metadata = shard_requests(dataset_id, shard, parts), connection.options.metadata(request_id)
         return await connection.dataset_service.UploadShard(requests, timeout=left_s, metadata=metadata)
 
-    await connection.resumed(attempt, timeout_s)
+    await connection.repeated(attempt, timeout_s, resumes=True)
 
 
 def _read(plan: UploadPlan, report: Callable[[UploadProgress], object]) -> list[Shard]:

@@ -16,7 +16,6 @@ from trocar._async.stream import AsyncExtractStream
 from trocar._base.concurrency import async_compute, async_pause
 from trocar._request.execution import Execution
 from trocar._request.surgery import make_surgery
-from trocar._transport.attempts import Attempts
 from trocar._transport.channel import new_request_id
 from trocar._transport.segments import REPLY_SHARED_FROM_BYTES
 from trocar._wire import from_wire
@@ -198,7 +197,7 @@ class AsyncExtraction:
             except grpc.RpcError as error:
                 borrowed.end(None)
                 problem = connection.converted(error, request_id)
-                attempts = attempts or Attempts(connection.options.retries, limit_s, began_at=began_at)
+                attempts = attempts or connection.attempts(limit_s, began_at=began_at)
                 if borrowed is not NOTHING and isinstance(problem, UnknownSegmentError):
                     connection.sharing.reset()  # the server has been restarted
                     is_sharing = False
@@ -229,7 +228,7 @@ class AsyncExtraction:
             try:
                 async for message in stream:
                     reply.feed(message)
-                if connection.replicas is not None and one is connection:
+                if connection.is_gateway is None and one is connection:
                     await connection.learn(stream)
             except grpc.RpcError:
                 if one is not connection:
@@ -388,7 +387,6 @@ class AsyncExtraction:
             first_batch,
             connection.timeout(timeout_s),
             window,
-            connection.options.retries,
             chunk_bytes,
             Start(start_at, start_shape),
             running_statistics,

@@ -14,7 +14,7 @@ from trocar._extras import need_for_source
 from trocar._request.training.fit_parts import FitOptions, fit_spec
 from trocar._result.fit_progress import make_progress
 from trocar._result.history import LAST_KINDS, History, failure, fit_event
-from trocar._transport.attempts import FIRST_PAUSE_S, Attempts
+from trocar._transport.attempts import FIRST_PAUSE_S
 from trocar._transport.channel import new_request_id
 from trocar._wire.trainer_requests import FitCall, StartFitCall
 from trocar.errors import FitInvalidError, ServerUnavailableError
@@ -147,7 +147,7 @@ class AsyncTrainer(AsyncTrainerCalls):
             event_number: The first event to yield; when None, the start of the newest fit.
         """
         connection, wanted = self._connection, event_number
-        attempts = Attempts(connection.options.retries, resumes=True)
+        attempts = connection.attempts(resumes=True)
         while True:
             request_id = new_request_id()
             request = pb.WatchFitRequest(trainer_id=self.trainer_id, event_number=wanted)

@@ -25,7 +25,26 @@ class AsyncMembers:
     """
 
     def __init__(self, options: ConnectOptions, make: Callable[[ConnectOptions], AsyncConnection]) -> None:
-        self._connections = [make(replace(options, target=address)) for address in options.addresses]
+        self._connections = [
+            make(replace(options, target=address, is_member=True)) for address in options.addresses
+        ]
+        self._server_ids: dict[AsyncConnection, str] = {}
+
+    async def are_one(self) -> bool:
+        """Whether they are one server, as the gateways of a cluster are: what one stores all have.
+
+        Their ids say so. Each is asked until it has answered once; one that has not is taken for the same if
+        the others are gateways.
+        """
+        known, connections = self._server_ids, list(self._connections)
+        for connection in connections:
+            if connection not in known:
+                try:
+                    known[connection] = await connection.server_id()
+                except ServerUnavailableError:
+                    continue
+        have_answered = len(known) == len(connections)
+        return len(set(known.values())) == 1 and (have_answered or all(one.is_gateway for one in known))
 
     async def home(self) -> AsyncConnection:
         """Return the connection to the server that stores new objects: the same one as long as it serves."""
@@ -55,25 +74,18 @@ class AsyncMembers:
         raise unavailable or unknown or ServerUnavailableError("the list of servers is empty")
 
     async def everywhere(self, ask: Callable[[AsyncConnection], Awaitable[Result]]) -> list[Result]:
-        """Call all servers that answer, and return their replies; one of those that share their storage.
-
-        The gateways of a cluster are one server: they have one id, and what one stores all have.
+        """Call all servers that answer, and return their replies.
 
         Raises:
             ServerUnavailableError: None answers.
         """
         said: list[Result] = []
-        asked: set[str] = set()
         unavailable: ServerUnavailableError | None = None
         for connection in list(self._connections):
             try:
-                server_id = await connection.server_id()
-                if server_id not in asked:
-                    said.append(await ask(connection))
+                said.append(await ask(connection))
             except ServerUnavailableError as error:
                 unavailable = error
-            else:
-                asked.add(server_id)
         if unavailable is not None and not said:
             raise unavailable
         return said

@@ -1,6 +1,6 @@
 """Replicas of a cluster that the client calls directly, after one look-up at a gateway.
 
-A gateway says in the trailing metadata of a call that it is one. From then on the client asks it for the
+A gateway says in the trailing metadata of a call that it lists them. From then on the client asks it for the
 replicas of each model and trainer, checks that it reaches them, and sends the calls with tensors to them.
 A call that fails on that way is made again through the gateway, which knows more.
 """
@@ -27,14 +27,13 @@ from trocar.errors import (
     UnknownModelError,
     UnknownTrainerError,
 )
-from trocar_api.gateways import GATEWAY_KEY
 from trocar_api.v1.model_pb2 import ListReplicasRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-    from typing import Any
 
     from trocar._async.connection import AsyncConnection
+    from trocar._transport.attempts import Attempts
     from trocar._transport.channel import AsyncStream, ConnectOptions
     from trocar_api.v1.model_pb2 import Replica
 
@@ -121,6 +120,9 @@ class AsyncReplicas:
     Args:
         connection: To the server that may be a gateway.
         make: Makes a connection.
+
+    Attributes:
+        are_listed: Whether the server has said that it lists them.
     """
 
     def __init__(
@@ -128,15 +130,9 @@ class AsyncReplicas:
     ) -> None:
         self._connection, self._make = connection, make
         self._asking = AsyncLock()
-        self._is_gateway = False
+        self.are_listed = False
         self._listings: dict[str, _Listing] = {}
         self._known: dict[tuple[str, str], AsyncDirect] = {}
-
-    async def learn(self, stream: Any) -> bool:
-        """Return whether the server of a call that has ended is a gateway."""
-        if not self._is_gateway:
-            self._is_gateway = any(key == GATEWAY_KEY for key, _ in await stream.trailing_metadata() or ())
-        return self._is_gateway
 
     async def route(self, model_id: str, timeout_s: float, *, asks: bool = False) -> AsyncRoute | None:
         """Return the way to a replica; None for the server itself.
@@ -146,7 +142,7 @@ class AsyncReplicas:
             timeout_s: The longest look-up, in seconds.
             asks: Whether to look up although no call has shown that the server is a gateway.
         """
-        if not (self._is_gateway or asks):
+        if not (self.are_listed or asks):
             return None
         listing = self._listings.get(model_id)
         if listing is None or listing.until < time.monotonic():
@@ -175,7 +171,7 @@ class AsyncReplicas:
             return _Listing(known.replicas if known else (), time.monotonic() + _BROKEN_PAUSE_S)
         except TrocarError:  # the call itself will say it
             return _Listing((), time.monotonic() + _BROKEN_PAUSE_S)
-        self._is_gateway = reply.valid_s > 0
+        self.are_listed = reply.valid_s > 0
         reached = await self._reached(reply.replicas, limit_s)
         await self._forget()
         valid_s = reply.valid_s if reached or not reply.replicas else _FIRST_PAUSE_S
@@ -255,6 +251,15 @@ class AsyncRoutedStreams:
             self._route = await replicas.route(self._model_id, self._timeout_s, asks=True)
         chosen = self._connection if self._route is None else self._route.connection
         return chosen.extract_stream(requests, self._request_id)
+
+    def attempts(self) -> Attempts:
+        """Return the attempts at a stream; each result begins them anew."""
+        return self._connection.attempts(resumes=True)
+
+    async def learn(self, stream: AsyncStream) -> None:
+        """Learn from a stream that has ended well whether its server is a gateway."""
+        if self._route is None:
+            await self._connection.learn(stream)
 
     def converted(self, error: grpc.RpcError) -> Exception:
         """Return the exception of a failed stream."""

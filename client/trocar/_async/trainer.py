@@ -27,7 +27,6 @@ from trocar._result.trainer_types import (
     step_result,
     trainer_info,
 )
-from trocar._transport.attempts import Attempts
 from trocar._transport.channel import new_request_id
 from trocar._transport.downloads import Download
 from trocar._wire.trainer_requests import Batches
@@ -272,13 +271,13 @@ class AsyncTrainerCalls:
             service = self._connection.trainer_service
             return await service.LoadAdapter(requests, timeout=left_s, metadata=metadata)
 
-        reply = await self._connection.resumed(attempt, timeout_s)
+        reply = await self._connection.repeated(attempt, timeout_s, resumes=True)
         return checkpoint(reply.checkpoint)
 
     async def _download(self, path: Path, request: pb.ExportTrainerRequest, timeout_s: float | None) -> str:
         """Write an export to a file; return the configuration of an adapter."""
         connection = self._connection
-        attempts = Attempts(connection.options.retries, connection.timeout(timeout_s), resumes=True)
+        attempts = connection.attempts(connection.timeout(timeout_s), resumes=True)
         with Download(path) as download:
             while not download.is_complete:
                 request.offset_bytes = download.byte_count
@@ -383,7 +382,7 @@ class AsyncTrainerCalls:
                     result = pb.TrainResponse.FromString(message).result
                 if result is None:
                     raise BadReplyError("the reply has no result for the batch")
-                if connection.replicas is not None and one is connection:
+                if connection.is_gateway is None and one is connection:
                     await connection.learn(stream)
                 return result
 
@@ -391,7 +390,7 @@ class AsyncTrainerCalls:
                 return await at(connection, left_s)
             return await connection.nearest(self.trainer_id, at, left_s)
 
-        return await connection.resumed(attempt, timeout_s)
+        return await connection.repeated(attempt, timeout_s, resumes=True)
 
     def _exported(
         self, request: pb.ExportTrainerRequest, timeout_s: float | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +21,8 @@ from trocar._transport.channel import (
     UNIX,
     Channel,
     ConnectOptions,
+    answer,
+    begun,
     check_timeout,
     new_request_id,
     open_channel,
@@ -29,7 +32,7 @@ from trocar._transport.exchange import Exchange
 from trocar._transport.local import stop, stop_with
 from trocar._transport.rpc_errors import ClientClosedError, error_from_rpc
 from trocar._wire.digests import SentDigests
-from trocar_api.gateways import REPLICA_SERVICE
+from trocar_api.gateways import GATEWAY_KEY, LISTS_REPLICAS, REPLICA_SERVICE
 from trocar_api.v1.dataset_pb2_grpc import DatasetServiceStub
 from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
         Request,
         Stream,
         StreamStream,
+        Trailing,
         UnaryStream,
     )
     from trocar._transport.local import LocalServer
@@ -63,6 +67,8 @@ _EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
 _EXTRACT_STREAM = "/trocar_api.v1.StreamService/ExtractStream"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING = 1
+_GATEWAY_RETURNS_WITHIN_S = 60.0
+"""How long calls wait for a gateway that has gone: a new one took 5 s, on a new node up to 50 (measured)."""
 _TRAIN = "/trocar_api.v1.TrainerService/Train"
 
 
@@ -80,6 +86,7 @@ class Connection:
         sent_digests: Digests of what was sent before.
         extract: Extraction, with one message and with several; see `open`.
         train: A batch of a trainer, likewise.
+        is_gateway: Whether the server is a gateway of a cluster; None before the first call.
         replicas: Replicas behind the server; None if it is no gateway of a cluster, or they are not wanted.
     """
 
@@ -115,6 +122,7 @@ class Connection:
         self._members = Members(options, Connection) if options.addresses else None
         calls_direct = options.direct and local is None and not options.target.startswith(UNIX)
         self.replicas = Replicas(self, Connection) if calls_direct else None
+        self.is_gateway: bool | None = None
 
     @property
     def transport(self) -> Literal["shared_memory", "chunks"]:
@@ -147,15 +155,21 @@ class Connection:
 
     def home(self) -> Connection:
         """Return the connection to the server that stores new objects."""
-        return self if self._members is None else self._members.home()
+        return self if (members := self._several()) is None else members.home()
 
     def find(self, ask: Callable[[Connection], Result]) -> Result:
         """Call the server that has the named object; of several servers, one after the other."""
-        return ask(self) if self._members is None else self._members.find(ask)
+        return ask(self) if (members := self._several()) is None else members.find(ask)
 
     def everywhere(self, ask: Callable[[Connection], Result]) -> list[Result]:
         """Call every server."""
-        return [ask(self)] if self._members is None else self._members.everywhere(ask)
+        members = self._several()
+        return [ask(self)] if members is None else members.everywhere(ask)
+
+    def _several(self) -> Members | None:
+        """Return the servers if there are several; the gateways of a cluster are one."""
+        members = self._members
+        return None if members is None or members.are_one() else members
 
     def check_one(self, call: str) -> None:
         """Check that this is the connection to one server.
@@ -202,10 +216,44 @@ class Connection:
             return False
         return reply.value == _SERVING
 
-    def learn(self, stream: object) -> None:
-        """Learn from a call that has ended whether its server is a gateway."""
-        if self.replicas is not None and not self.replicas.learn(stream):
+    def learn(self, stream: Stream) -> None:
+        """Learn from the first call that has ended well whether its server is a gateway."""
+        if self.is_gateway is None:
+            self._learn(stream.trailing_metadata() or ())
+
+    def _learn(self, trailing: Trailing) -> None:
+        said = [value for key, value in trailing if key == GATEWAY_KEY]
+        self.is_gateway = bool(said)
+        if self.replicas is not None and LISTS_REPLICAS in said:
+            self.replicas.are_listed = True
+        else:
             self.replicas = None
+
+    def attempts(
+        self,
+        timeout_s: float = math.inf,
+        *,
+        resumes: bool = False,
+        began_at: float | None = None,
+        grpc_retries: bool = False,
+    ) -> Attempts:
+        """Return the attempts at a call. They wait for a gateway that has gone: it is replaced.
+
+        Args:
+            timeout_s: As in `Attempts`.
+            resumes: As in `Attempts`.
+            began_at: As in `Attempts`.
+            grpc_retries: Whether gRPC makes the retries of each attempt.
+        """
+        retries = self.options.retries
+        waits = self.is_gateway and retries > 0 and not self.options.is_member
+        return Attempts(
+            0 if grpc_retries else retries,
+            timeout_s,
+            returns_within_s=_GATEWAY_RETURNS_WITHIN_S if waits else 0.0,
+            resumes=resumes,
+            began_at=began_at,
+        )
 
     def nearest(
         self,
@@ -284,24 +332,35 @@ class Connection:
         wait_for_ready: bool = False,
     ) -> Reply:
         """Make a call of one message each way; gRPC retries it."""
-        request_id = new_request_id()
-        try:
-            return self._begin(
-                method,
-                request,
-                timeout=self.timeout(timeout_s),
-                metadata=self.options.metadata(request_id),
-                wait_for_ready=wait_for_ready,
-            )
-        except grpc.RpcError as error:
-            raise self.converted(error, request_id) from error
 
-    def resumed(self, attempt: Callable[[str, float], Result], timeout_s: float | None) -> Result:
+        def attempt(request_id: str, left_s: float) -> Reply:
+            metadata, ready = self.options.metadata(request_id), wait_for_ready
+            call = self._begin(
+                partial(begun, method), request, timeout=left_s, metadata=metadata, wait_for_ready=ready
+            )
+            reply: Reply
+            reply, trailing = answer(call)
+            if self.is_gateway is None:
+                self._learn(trailing)
+            return reply
+
+        return self.repeated(attempt, timeout_s, grpc_retries=True)
+
+    def repeated(
+        self,
+        attempt: Callable[[str, float], Result],
+        timeout_s: float | None,
+        *,
+        resumes: bool = False,
+        grpc_retries: bool = False,
+    ) -> Result:
         """Make a call that the server applies once, with retries after a failure that may pass.
 
         Args:
             attempt: Makes one attempt, from the request's id and the seconds that are left.
             timeout_s: For all attempts together, in seconds; the client's timeout when None.
+            resumes: As in `Attempts`.
+            grpc_retries: As in `attempts`.
         """
         began_at, attempts = time.monotonic(), None
         left_s = limit_s = self.timeout(timeout_s)
@@ -312,7 +371,9 @@ class Connection:
             except grpc.RpcError as error:
                 problem = self.converted(error, request_id)
                 if attempts is None:
-                    attempts = Attempts(self.options.retries, limit_s, resumes=True, began_at=began_at)
+                    attempts = self.attempts(
+                        limit_s, resumes=resumes, began_at=began_at, grpc_retries=grpc_retries
+                    )
                 pause_s = attempts.pause_after(problem, error)
                 if pause_s is None:
                     raise problem from error

@@ -164,7 +164,7 @@ def _send_shard(connection: Connection, dataset_id: str, shard: Shard, timeout_s
         requests, metadata = shard_requests(dataset_id, shard, parts), connection.options.metadata(request_id)
         return connection.dataset_service.UploadShard(requests, timeout=left_s, metadata=metadata)
 
-    connection.resumed(attempt, timeout_s)
+    connection.repeated(attempt, timeout_s, resumes=True)
 
 
 def _read(plan: UploadPlan, report: Callable[[UploadProgress], object]) -> list[Shard]:

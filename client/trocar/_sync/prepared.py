@@ -12,7 +12,6 @@ from trocar._base.concurrency import Lock, compute, pause
 from trocar._request.execution import Execution
 from trocar._request.inputs import wire_inputs
 from trocar._request.surgery import make_surgery
-from trocar._transport.attempts import Attempts
 from trocar._transport.call_sockets import NoRoomError, NotPreparedError, PreparedCallError
 from trocar._transport.channel import new_request_id
 from trocar._transport.segments import copy_payloads, placed
@@ -238,7 +237,7 @@ class PreparedExtraction:
                 return None
             except PreparedCallError as error:
                 problem = self._connection.converted(error, request_id)
-                attempts = attempts or Attempts(self._connection.options.retries, limit_s, began_at=began_at)
+                attempts = attempts or self._connection.attempts(limit_s, began_at=began_at)
                 pause_s = attempts.pause_after(problem, error)
                 if pause_s is None:
                     raise problem from error

@@ -22,14 +22,13 @@ from trocar.errors import (
     UnknownModelError,
     UnknownTrainerError,
 )
-from trocar_api.gateways import GATEWAY_KEY
 from trocar_api.v1.model_pb2 import ListReplicasRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any
 
     from trocar._sync.connection import Connection
+    from trocar._transport.attempts import Attempts
     from trocar._transport.channel import ConnectOptions, Stream
     from trocar_api.v1.model_pb2 import Replica
 
@@ -116,20 +115,17 @@ class Replicas:
     Args:
         connection: To the server that may be a gateway.
         make: Makes a connection.
+
+    Attributes:
+        are_listed: Whether the server has said that it lists them.
     """
 
     def __init__(self, connection: Connection, make: Callable[[ConnectOptions], Connection]) -> None:
         self._connection, self._make = connection, make
         self._asking = Lock()
-        self._is_gateway = False
+        self.are_listed = False
         self._listings: dict[str, _Listing] = {}
         self._known: dict[tuple[str, str], Direct] = {}
-
-    def learn(self, stream: Any) -> bool:
-        """Return whether the server of a call that has ended is a gateway."""
-        if not self._is_gateway:
-            self._is_gateway = any(key == GATEWAY_KEY for key, _ in stream.trailing_metadata() or ())
-        return self._is_gateway
 
     def route(self, model_id: str, timeout_s: float, *, asks: bool = False) -> Route | None:
         """Return the way to a replica; None for the server itself.
@@ -139,7 +135,7 @@ class Replicas:
             timeout_s: The longest look-up, in seconds.
             asks: Whether to look up although no call has shown that the server is a gateway.
         """
-        if not (self._is_gateway or asks):
+        if not (self.are_listed or asks):
             return None
         listing = self._listings.get(model_id)
         if listing is None or listing.until < time.monotonic():
@@ -168,7 +164,7 @@ class Replicas:
             return _Listing(known.replicas if known else (), time.monotonic() + _BROKEN_PAUSE_S)
         except TrocarError:  # the call itself will say it
             return _Listing((), time.monotonic() + _BROKEN_PAUSE_S)
-        self._is_gateway = reply.valid_s > 0
+        self.are_listed = reply.valid_s > 0
         reached = self._reached(reply.replicas, limit_s)
         self._forget()
         valid_s = reply.valid_s if reached or not reply.replicas else _FIRST_PAUSE_S
@@ -248,6 +244,15 @@ class RoutedStreams:
             self._route = replicas.route(self._model_id, self._timeout_s, asks=True)
         chosen = self._connection if self._route is None else self._route.connection
         return chosen.extract_stream(requests, self._request_id)
+
+    def attempts(self) -> Attempts:
+        """Return the attempts at a stream; each result begins them anew."""
+        return self._connection.attempts(resumes=True)
+
+    def learn(self, stream: Stream) -> None:
+        """Learn from a stream that has ended well whether its server is a gateway."""
+        if self._route is None:
+            self._connection.learn(stream)
 
     def converted(self, error: grpc.RpcError) -> Exception:
         """Return the exception of a failed stream."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import grpc
 
 from trocar._base.concurrency import Condition, Items, Lock, pause
-from trocar._transport.attempts import Attempts
 from trocar._wire.stream_messages import StreamAssembler, batch_call, start_call, unsendable
 from trocar.errors import BadReplyError
 
@@ -74,8 +73,7 @@ class ExtractStream:
         self._results.close()
 
     def _run(self) -> Generator[BatchResult, None, None]:
-        options = self._options
-        attempts = Attempts(options.retries, resumes=True)
+        options, attempts = self._options, None
         while True:
             assembler = StreamAssembler(
                 options.model_id,
@@ -84,6 +82,7 @@ class ExtractStream:
                 widens=options.wire is not None,
             )
             call = self._calls.open(self._sender.requests(self._sender.connect()))
+            attempts = attempts or self._calls.attempts()
             try:
                 for message in call:
                     for result in assembler.feed(message):
@@ -91,6 +90,7 @@ class ExtractStream:
                         answered = self._sender.answer(result)
                         if answered is not None:
                             yield answered
+                self._calls.learn(call)
                 break
             except grpc.RpcError as error:
                 problem, pause_s = self._calls.converted(error), 0.0

@@ -27,7 +27,6 @@ from trocar._result.trainer_types import (
 from trocar._sync.connection import Connection
 from trocar._sync.extraction import Extraction
 from trocar._sync.gradients import Gradients
-from trocar._transport.attempts import Attempts
 from trocar._transport.channel import new_request_id
 from trocar._transport.downloads import Download
 from trocar._wire.trainer_requests import Batches
@@ -262,13 +261,13 @@ class TrainerCalls:
             service = self._connection.trainer_service
             return service.LoadAdapter(requests, timeout=left_s, metadata=metadata)
 
-        reply = self._connection.resumed(attempt, timeout_s)
+        reply = self._connection.repeated(attempt, timeout_s, resumes=True)
         return checkpoint(reply.checkpoint)
 
     def _download(self, path: Path, request: pb.ExportTrainerRequest, timeout_s: float | None) -> str:
         """Write an export to a file; return the configuration of an adapter."""
         connection = self._connection
-        attempts = Attempts(connection.options.retries, connection.timeout(timeout_s), resumes=True)
+        attempts = connection.attempts(connection.timeout(timeout_s), resumes=True)
         with Download(path) as download:
             while not download.is_complete:
                 request.offset_bytes = download.byte_count
@@ -371,7 +370,7 @@ class TrainerCalls:
                     result = pb.TrainResponse.FromString(message).result
                 if result is None:
                     raise BadReplyError("the reply has no result for the batch")
-                if connection.replicas is not None and one is connection:
+                if connection.is_gateway is None and one is connection:
                     connection.learn(stream)
                 return result
 
@@ -379,7 +378,7 @@ class TrainerCalls:
                 return at(connection, left_s)
             return connection.nearest(self.trainer_id, at, left_s)
 
-        return connection.resumed(attempt, timeout_s)
+        return connection.repeated(attempt, timeout_s, resumes=True)
 
     def _exported(
         self, request: pb.ExportTrainerRequest, timeout_s: float | None

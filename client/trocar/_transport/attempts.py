@@ -40,6 +40,7 @@ class Attempts:
     Args:
         retries: Number of retries of a call.
         timeout_s: For all of them together, in seconds.
+        returns_within_s: How long at least a server that has gone is retried, in seconds, whatever `retries`.
         resumes: Whether the next attempt resumes where the last one stopped. Then a call that the server
             cancels because it stops is a broken connection. Elsewhere a cancelled call stays cancelled, since
             this client's `close` may have done it.
@@ -52,12 +53,15 @@ class Attempts:
         retries: int,
         timeout_s: float = math.inf,
         *,
+        returns_within_s: float = 0.0,
         resumes: bool = False,
         chance: Callable[[], float] = random.random,
         began_at: float | None = None,
     ) -> None:
         self._retries = retries
         self._timeout_s = timeout_s
+        self._returns_within_s = returns_within_s
+        self._returns_until = 0.0
         self._resumes = resumes
         self._chance = chance
         self._deadline = (time.monotonic() if began_at is None else began_at) + timeout_s
@@ -82,7 +86,9 @@ class Attempts:
             is_slow: Whether it only timed out and may be resumed.
         """
         self._failures += 1
-        if self._failures > self._retries:
+        if self._failures == 1:
+            self._returns_until = time.monotonic() + self._returns_within_s
+        if self._failures > self._retries and not self._returns(error):
             return None
         pause_s: float = min(FIRST_PAUSE_S * 2 ** (self._failures - 1), _LONGEST_PAUSE_S)
         if isinstance(problem, ServerBusyError):
@@ -93,6 +99,10 @@ class Attempts:
         elif not (is_slow or self._is_broken(error)):
             return None
         return pause_s if pause_s < self.remaining_s else None
+
+    def _returns(self, error: grpc.RpcError) -> bool:
+        """Whether the server may be gone, and may still be back in time."""
+        return time.monotonic() < self._returns_until and self._is_broken(error)
 
     def _is_broken(self, error: grpc.RpcError) -> bool:
         if error.code() is grpc.StatusCode.CANCELLED and not self._resumes:

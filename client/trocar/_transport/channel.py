@@ -5,7 +5,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ Channel: TypeAlias = grpc.Channel
 if TYPE_CHECKING:
     Request = TypeVar("Request")
     Reply = TypeVar("Reply")
+    Trailing: TypeAlias = Iterable[tuple[str, str | bytes]]
     AsyncMethod: TypeAlias = grpc.aio.UnaryUnaryMultiCallable[Request, Reply]
     AsyncUnaryStream: TypeAlias = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
     AsyncStreamStream: TypeAlias = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
@@ -62,6 +63,10 @@ class AsyncStream(Protocol):
         """Iterate over the messages."""
         ...
 
+    async def trailing_metadata(self) -> "Trailing | None":
+        """Return what the server sent at the end."""
+        ...
+
     def cancel(self) -> bool:
         """End the call; without effect once it has ended."""
         ...
@@ -72,6 +77,10 @@ class Stream(Protocol):
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over the messages."""
+        ...
+
+    def trailing_metadata(self) -> "Trailing | None":
+        """Return what the server sent at the end."""
         ...
 
     def cancel(self) -> bool:
@@ -135,6 +144,8 @@ class ConnectOptions:
 
     direct: bool = True
     """Whether replicas of a cluster are called directly where a gateway names them and they are reached."""
+    is_member: bool = False
+    """Whether this is one of several servers: if it has gone, others are called instead of waiting for it."""
     tls_name: str = ""
     """The name in the server's certificate, where it is not that of the target."""
 
@@ -206,6 +217,27 @@ def open_channel(options: ConnectOptions) -> Channel:
 
 def _grpc_target(options: ConnectOptions) -> str:
     return listed_target(options.addresses) if options.addresses else options.target
+
+
+def async_begun(method: "AsyncMethod[Request, Reply]", request: "Request", **options: Any) -> Any:
+    """Begin a call of one message each way, with asyncio; `async_answer` waits for its reply."""
+    return method(request, **options)
+
+
+async def async_answer(call: Any) -> "tuple[Any, Trailing]":
+    """Return the reply of a call that was begun, and its trailing metadata."""
+    return await call, await call.trailing_metadata() or ()
+
+
+def begun(method: "Method[Request, Reply]", request: "Request", **options: Any) -> Any:
+    """Make a call of one message each way."""
+    return method.with_call(request, **options)
+
+
+def answer(call: Any) -> "tuple[Any, Trailing]":
+    """Return the reply of a call that was made, and its trailing metadata."""
+    reply, ended = call
+    return reply, ended.trailing_metadata() or ()
 
 
 def trace_headers() -> tuple[tuple[str, str], ...]:

@@ -61,8 +61,6 @@ class StreamOptions:
     """How long one batch may wait and compute, in seconds."""
     window: int
     """Batches that may be sent and not yet answered."""
-    retries: int
-    """How often a broken connection is made again without an answer in between."""
     chunk_bytes: int | str | None = None
     """The most payload bytes in one message of the replies."""
     start: Start = FROM_INPUT

@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from trocar_api.gateways import GATEWAY_KEY
+from trocar_api.gateways import GATEWAY_KEY, LISTS_REPLICAS
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import model_pb2 as pb
 from trocar_api.v1.trainer_pb2 import GetTrainerRequest, ListTrainersResponse
@@ -186,6 +186,7 @@ class _Call:
                 f"a cluster has no {self.method.rpartition('/')[2]}: {route.refusal}",
             )
         compress_if_asked(self.context)
+        self.context.set_trailing_metadata(self._hint())
         message = await self._first_message()
         if self.method in _MERGED:
             await self.context.write(await self._merged(message))
@@ -357,8 +358,8 @@ class _Call:
             call.cancel()
 
     def _hint(self) -> Metadata:
-        """Metadata by which a client learns that it may ask for replicas."""
-        return ((GATEWAY_KEY, "1"),) if self.gateway.lists_replicas else ()
+        """Metadata by which a client learns that this is a gateway, and whether it may ask for replicas."""
+        return ((GATEWAY_KEY, LISTS_REPLICAS if self.gateway.lists_replicas else "0"),)
 
     async def _listed(self, name: str, message: bytes) -> bytes:
         """Return the replicas that may be called directly, if one of them says that the caller may know."""

@@ -80,7 +80,7 @@ class SimulatedNodes:
             self._cluster.add_node(num_cpus=self._cpus, **_NODE)
 
     def state(self) -> dict[str, Any]:
-        """Return what the directory knows; nothing while it does not answer."""
+        """Return what the directory knows of parts with a supervisor; nothing while it does not answer."""
         import ray
         from ray.exceptions import RayError
 
@@ -90,6 +90,11 @@ class SimulatedNodes:
             state: dict[str, Any] = ray.get(open_directory().state.remote(), timeout=20.0)
         except (RayError, ValueError):
             return {"replicas": [], "gateways": [], "wanted": {}}
+        for kind in ("replicas", "gateways"):
+            supervised = [
+                one for one in state[kind] if _title(_parent(one["process_id"])).startswith(b"ray::")
+            ]
+            state[kind] = supervised
         return state
 
     def process_ids(self, kind: str) -> list[int]:

@@ -92,7 +92,8 @@ class Uploading:
             del self._stored[self._going]
             self._going = None
         else:
-            self._coming, self._next = self._next, self._next + 1
+            if self._coming is None:
+                self._coming, self._next = self._next, self._next + 1
             self._upload(client, self._coming)
         self.acknowledged += 1
 

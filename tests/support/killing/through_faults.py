@@ -31,7 +31,7 @@ class ThroughFaults:
 
     Args:
         callers: Some of them call replicas directly, the others through gateways only.
-        gateways: Returns the addresses of the gateways: those of simulated nodes change.
+        gateways: Returns the addresses of all gateways: the one of a new node has another address.
     """
 
     def __init__(self, callers: Sequence[Caller], gateways: Callable[[], str]) -> None:
@@ -67,9 +67,9 @@ class ThroughFaults:
     def _run(self, index: int, caller: Caller) -> None:
         while not self._ends.is_set():
             address = self._gateways()
-            # One each: to a list of gateways, as to one of servers, `store_edits` and others go three times.
-            own = address.split(",")[index % (address.count(",") + 1)]
-            with trocar.connect(own, token=caller.name, timeout_s=CALL_S, direct=index % 2 == 0) as client:
+            with trocar.connect(
+                address, token=caller.name, timeout_s=CALL_S, direct=index % 2 == 0
+            ) as client:
                 while not self._ends.is_set() and self._gateways() == address:
                     self._turn(caller, client)
                     self._ends.wait(_PAUSE_S)

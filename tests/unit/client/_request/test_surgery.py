@@ -144,7 +144,7 @@ def test_a_call_without_an_objective_has_no_value_of_one(client: trocar.Client) 
 
 
 def stream_options(**options: Any) -> StreamOptions:
-    return StreamOptions("resnet18", TAPS, 0, 1.0, 4, 0, **options)
+    return StreamOptions("resnet18", TAPS, 0, 1.0, 4, **options)
 
 
 def assembled(call: ExtractCall) -> stream_pb2.ExtractStreamRequest:
