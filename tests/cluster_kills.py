@@ -37,7 +37,7 @@ from tests.support.killing.moments import Moments, random_delay_s
 from tests.support.killing.nodes_without_ray import NodesWithoutRay, nodes_without_ray
 from tests.support.killing.simulated_nodes import SimulatedNodes, simulated_nodes
 from tests.support.killing.storing import Editing, Uploading
-from tests.support.killing.through_faults import Counting, ThroughFaults
+from tests.support.killing.through_faults import CALL_S, Counting, ThroughFaults
 from tests.support.killing.training import Fitting, Stepping
 from tests.support.killing.world import Caller
 from tests.support.models.tiny_models import Plain
@@ -137,7 +137,12 @@ class ClusterKilling:
         place = {"min_replicas": 2, "cpus": 0.5}
         settings: dict[str, Any] = {
             "models": {**TRAINED, "plain": custom(Plain, SHAPE)},
-            "cluster": {"models": {"tiny": place, "plain": place}, "drain_s": 10.0, "start_timeout_s": 240.0},
+            "cluster": {
+                "models": {"tiny": place, "plain": place},
+                "drain_s": 10.0,
+                "start_timeout_s": 240.0,
+                "hold_s": CALL_S,
+            },
         }
         return ServerConfig(port=0, device="cpu", data_dir=self._data_dir, grace_s=5.0, **settings)
 
@@ -180,11 +185,14 @@ class ClusterKilling:
                 self.outcome.wrong.append(f"not replaced: {self._nodes.state()}")
                 return
             threading.Event().wait(0.25)
-
-    def _live_gateways(self) -> str:
-        """Return the addresses of the gateways; the last ones if none is known."""
         found = sorted(report["address"] for report in self._nodes.state()["gateways"])
         self._gateways = ",".join(found) or self._gateways
+
+    def _live_gateways(self) -> str:
+        """Return the addresses of the gateways, as of the last time that everything was there.
+
+        Nobody tells callers of new ones amid an outage: one on the head always comes back to its address.
+        """
         return self._gateways
 
     def _is_settled(self) -> bool:

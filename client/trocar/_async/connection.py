@@ -67,7 +67,7 @@ _EXTRACT = "/trocar_api.v1.ExtractionService/Extract"
 _EXTRACT_STREAM = "/trocar_api.v1.StreamService/ExtractStream"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVING = 1
-_GATEWAY_RETURNS_WITHIN_S = 60.0
+_GATEWAY_RETURNS_WITHIN_S = 120.0
 """How long calls wait for a gateway that has gone: a new one took 5 s, on a new node up to 50 (measured)."""
 _TRAIN = "/trocar_api.v1.TrainerService/Train"
 

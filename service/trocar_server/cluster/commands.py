@@ -83,6 +83,8 @@ def status(
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each gateway, model and replica."""
+    from trocar_server.cluster.deployments import APP_PREFIX
+
     for gateway in sorted(state["gateways"], key=lambda gateway: str(gateway["address"])):
         yield f"gateway {gateway['address']}  node {gateway['node_id'][:8]}"
     for model_id, least in sorted(state["wanted"].items()):
@@ -94,6 +96,9 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
                 f"  {replica['slot']}  {replica['address']}  node {replica['node_id'][:8]}  {doing}  "
                 f"{replica['call_count']} calls, {replica['waiting_s']:.3g} s of work"
             )
+        count, why = state["failures"].get(APP_PREFIX + model_id, (0, ""))
+        if count:
+            yield f"  {count} could not start, the last one: {why}"
 
 
 @cluster_app.command("scale")

@@ -18,7 +18,13 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.app.access import check_address
 from trocar_server.app.server_id import server_id
 from trocar_server.cluster.cluster_key import make_cluster_key
-from trocar_server.cluster.deployments import APP_PREFIX, GATEWAY_APP, gateway_target, model_target
+from trocar_server.cluster.deployments import (
+    APP_PREFIX,
+    CONTROLLER_OPTIONS,
+    GATEWAY_APP,
+    gateway_target,
+    model_target,
+)
 from trocar_server.cluster.directory import open_directory, start_directory
 from trocar_server.config import ClusterConfig, PlacementConfig, ServerConfig
 from trocar_server.errors import ServiceError, unknown
@@ -26,6 +32,8 @@ from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import make_folder
 
 _POLL_S = 0.2
+_FAILED_STARTS = 2
+"""After so many an application of which nothing has started is said to be unable to; Ray tries on."""
 _OWN_ERRORS = ("ChildFailedError: ", "trocar_server.errors.ServiceError: ")
 """Of a child process, and of its supervisor."""
 _DIED = "health check failed"
@@ -100,7 +108,11 @@ def deploy(config: ServerConfig, host: str = "") -> None:
     """
     check(config)
     prepare(config, host)
-    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+    serve.start(
+        proxy_location="Disabled",
+        logging_config={"log_level": "WARNING"},
+        controller_options=CONTROLLER_OPTIONS,
+    )
     for name in serve.status().applications:
         if name.startswith(APP_PREFIX) and name.removeprefix(APP_PREFIX) not in config.models:
             serve.delete(name, _blocking=False)
@@ -236,7 +248,7 @@ def wait_until_ready(config: ServerConfig, is_stopped: Callable[[], bool] = lamb
     while not is_stopped():
         state: Any = ray.get(open_directory().state.remote())
         status = serve.status()
-        _check_failures(status)
+        _check_failures(state, status)
         problem = _missing(config, state) or _unsettled(status)
         if not problem:
             return sorted(gateway["address"] for gateway in state["gateways"])
@@ -256,7 +268,9 @@ def _missing(config: ServerConfig, state: dict[str, Any]) -> str:
     for model_id, placement in placements(config).items():
         count = serving.count(model_id)
         if count < placement.min_replicas:
-            return f"{count} of {placement.min_replicas} replicas of '{model_id}' are ready"
+            _, why = state["failures"].get(APP_PREFIX + model_id, (0, ""))
+            told = f", and the last one to fail said: {why}" if why else ""
+            return f"{count} of {placement.min_replicas} replicas of '{model_id}' are ready{told}"
     nodes = sum(node["Alive"] for node in ray.nodes())
     if len(state["gateways"]) < nodes:
         return f"{len(state['gateways'])} of {nodes} gateways are ready"
@@ -271,19 +285,25 @@ def _unsettled(status: ServeStatus) -> str:
     return ""
 
 
-def _check_failures(status: ServeStatus) -> None:
-    """Raise what made a deployment fail."""
+def _check_failures(state: dict[str, Any], status: ServeStatus) -> None:
+    """Raise what keeps all of a deployment from starting."""
+    started = {APP_PREFIX + report["model_id"] for report in state["replicas"]}
+    started |= {GATEWAY_APP for _ in state["gateways"]}
+    for name, (count, why) in state["failures"].items():
+        if count >= _FAILED_STARTS and name not in started:
+            raise _cannot_start(name, why)
     for name, app in status.applications.items():
         if not _is_own(name) or app.status is not ApplicationStatus.DEPLOY_FAILED:
             continue
         messages = [deployment.message for deployment in app.deployments.values() if deployment.message]
         if any(_DIED in message for message in messages):  # it did start; Ray Serve replaces it
             continue
-        what = "the gateway" if name == GATEWAY_APP else f"a replica of '{name.removeprefix(APP_PREFIX)}'"
-        raise ServiceError(
-            ErrorReason.MODEL_NOT_LOADED,
-            f"{what} cannot start: {cause_of(' '.join(messages) or app.message)}",
-        )
+        raise _cannot_start(name, cause_of(" ".join(messages) or app.message))
+
+
+def _cannot_start(app: str, why: str) -> ServiceError:
+    what = "the gateway" if app == GATEWAY_APP else f"a replica of '{app.removeprefix(APP_PREFIX)}'"
+    return ServiceError(ErrorReason.MODEL_NOT_LOADED, f"{what} cannot start: {why}")
 
 
 def cause_of(message: str) -> str:

@@ -9,6 +9,7 @@ import torch.
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -17,7 +18,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from trocar_server.cluster.child_process import ChildProcess, Line
+from trocar_server.cluster.child_process import ChildFailedError, ChildProcess, Line
 from trocar_server.cluster.cluster_key import cluster_key
 from trocar_server.cluster.directory import open_directory
 from trocar_server.cluster.scaling import METRIC
@@ -26,8 +27,15 @@ from trocar_server.config import PlacementConfig, ServerConfig
 APP_PREFIX = "trocar-"
 GATEWAY_APP = "trocar"
 _MAX_NODES = 4096
-_START_ATTEMPTS = 2
-"""Before a deployment counts as failed."""
+_START_ATTEMPTS = 1_000_000
+"""After so many failures in a row Ray Serve (2.60) never starts a replica again, until the next deployment.
+
+A controller that was itself restarted counts replicas that it no longer finds as failures, too.
+"""
+_EACH = "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT"
+CONTROLLER_OPTIONS = {"runtime_env": {"env_vars": {_EACH: str(_START_ATTEMPTS)}}}
+"""The same, for each replica of a deployment; the smaller limit counts."""
+_REPORT_S = 5.0
 _PUSH_EVERY_S = 0.25
 _TELL_EVERY_S = 0.5
 _HEALTH_PERIOD_S = 1.0
@@ -66,7 +74,7 @@ class ReplicaSupervisor:
             "config": _at(own_address(), config),
         }
         self._child = ChildProcess("trocar_server.cluster.replica_server", settings, self._take, self._forget)
-        self._child.wait_ready()
+        _ready_address(self._child, self._directory, APP_PREFIX + model_id)
         self._stopping = Event()
         self._teller = Thread(target=self._tell, name="replicas-of-model", daemon=True)
         self._teller.start()
@@ -142,7 +150,7 @@ class GatewaySupervisor:
             {"config": config, "taken": taken, "key": cluster_key(Path(config["data_dir"]))},
             lambda line: None,
         )
-        bound = self._child.wait_ready()
+        bound = _ready_address(self._child, self._directory, GATEWAY_APP)
         host, _, port = bound.rpartition(":")
         self._report = {
             "gateway_id": gateway_id,
@@ -182,6 +190,20 @@ class GatewaySupervisor:
                 continue
             if not state["is_new"]:
                 self._child.send({"replicas": state["replicas"], "wanted": state["wanted"]})
+
+
+def _ready_address(child: ChildProcess, directory: Any, app: str) -> str:
+    """Return the address of a child process once it is ready; if it ends before, tell the directory why.
+
+    Raises:
+        ChildFailedError: It ended before.
+    """
+    try:
+        return child.wait_ready()
+    except ChildFailedError as error:
+        with suppress(RayError):
+            ray.get(directory.report_failure.remote(app, str(error)), timeout=_REPORT_S)
+        raise
 
 
 def taken_addresses(gateways: Sequence[Line], node_address: str, node_id: str) -> list[str]:

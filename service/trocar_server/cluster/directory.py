@@ -36,12 +36,14 @@ class Directory:
         self._replicas: dict[str, tuple[float, dict[str, Any]]] = {}
         self._gateways: dict[str, tuple[float, dict[str, Any]]] = {}
         self._spec: dict[str, Any] = {}
+        self._failures: dict[str, tuple[int, str]] = {}
         with suppress(OSError, ValueError):
             self._spec = json.loads(self._path.read_text())
 
     def deploy(self, spec: dict[str, Any]) -> None:
         """Keep what is deployed: `config` and `placements` by model id."""
         self._spec = spec
+        self._failures.clear()
         temporary = self._path.with_suffix(".part")
         temporary.write_text(json.dumps(spec))
         temporary.chmod(0o600)
@@ -59,18 +61,27 @@ class Directory:
         """Take a gateway's report."""
         self._gateways[report["gateway_id"]] = time.monotonic(), report
 
+    def report_failure(self, app: str, why: str) -> None:
+        """Count a replica or a gateway of an application that could not start."""
+        count, _ = self._failures.get(app, (0, ""))
+        self._failures[app] = count + 1, why
+
     def forget(self, own_id: str) -> None:
         """Forget a replica or gateway that has ended."""
         self._replicas.pop(own_id, None)
         self._gateways.pop(own_id, None)
 
     def state(self) -> dict[str, Any]:
-        """Return the last reports, whether some may be missing, and the least number of replicas by model."""
+        """Return the last reports, whether some may be missing, and the least number of replicas by model.
+
+        Also, by application, how many could not start since the last configuration, and why the last one.
+        """
         placements = self._spec.get("placements", {})
         return {
             "replicas": _fresh(self._replicas),
             "gateways": _fresh(self._gateways),
             "wanted": {model_id: placement["min_replicas"] for model_id, placement in placements.items()},
+            "failures": self._failures,
             "is_new": time.monotonic() - self._began_at < _NEW_FOR_S,
         }
 
