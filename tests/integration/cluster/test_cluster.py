@@ -333,21 +333,3 @@ def test_replicas_are_added_killed_and_removed_without_a_failed_call(cluster: De
         cluster.scale(1)
         load.grows()
     assert load.failures == []
-
-
-def test_replicas_that_died_together_with_serves_controller_are_replaced(cluster: Deployed) -> None:
-    """A new controller counts each as a failed start; by default Ray Serve would start none any more."""
-    import ray
-    from ray import serve
-
-    cluster.scale(2)
-    supervisors = [Path(f"/proc/{replica['process_id']}/stat") for replica in cluster.replicas()]
-    supervisor_ids = [int(path.read_text().rpartition(")")[2].split()[1]) for path in supervisors]
-    controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    for process_id in supervisor_ids:
-        os.kill(process_id, signal.SIGKILL)
-    ray.kill(controller, no_restart=False)
-    with cluster.connect() as client:
-        assert client.extract("tiny", IMAGES, TAPS)
-    assert serve.status().applications["trocar-tiny"].deployments["tiny"].message.find("failed to start") < 0
-    cluster.scale(1)
