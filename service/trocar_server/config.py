@@ -269,7 +269,8 @@ class PlacementConfig(BaseModel):
     max_replicas: int | None = Field(default=None, ge=1)
     """The most replicas; `min_replicas` when unset, and then their number is fixed."""
     cpus: float = Field(default=1.0, ge=0)
-    """CPUs that Ray sets aside for each replica; also the threads of a pass, where `threads` is unset."""
+    """CPUs that Ray sets aside for each replica, and for each worker of its fits; also the threads of a pass,
+    where `threads` is unset."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs of each replica."""
     resources: dict[str, float] = {}
@@ -291,7 +292,7 @@ class ClusterConfig(BaseModel):
     models: dict[str, PlacementConfig] = {}
     """Placement by model id; a model that is not listed has one replica with one CPU."""
     start_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds within which every model and gateway has to be ready."""
+    """Seconds within which every model and gateway has to be ready, and workers of fits need room."""
     drain_s: float = Field(default=300.0, ge=0)
     """The longest time that a replica waits for its calls before it stops, in seconds."""
     hold_s: float = Field(default=60.0, gt=0)

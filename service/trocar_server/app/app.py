@@ -40,6 +40,7 @@ from trocar_server.training.datasets import DatasetLibrary, DatasetStore
 from trocar_server.training.files.owner_folders import OwnerFolders
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.fit.fitting import Fits
+from trocar_server.training.fit.ranks.rank_launch import RankLauncher
 from trocar_server.training.takeover import Takeover
 from trocar_server.training.trainers import Trainers
 
@@ -82,7 +83,7 @@ class App:
         await asyncio.to_thread(self.engine.owner.stop)
 
 
-async def start(  # noqa: PLR0915 - everything that starts, in order
+async def start(  # noqa: PLR0913, PLR0915 - everything that starts, in order
     config: ServerConfig,
     factories: Mapping[str, Callable[[], Any]] | None = None,
     log: Any = _log,
@@ -92,6 +93,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
     own_dir: Path | None = None,
     gateway: GatewayAccess = _NO_GATEWAY,
     owners: OwnerFolders | None = None,
+    launcher: RankLauncher | None = None,
 ) -> App:
     """Listen, load every model of the configuration, then report SERVING.
 
@@ -111,6 +113,7 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
         gateway: Access of the gateways of a cluster.
         owners: Folders of trainers that several servers share, and take over from each other; in `own_dir`
             when None.
+        launcher: Starts the workers of fits; processes of this machine when None.
 
     Raises:
         ServiceError: No model can be loaded, or with `strict` one cannot; the address cannot be used, or
@@ -159,7 +162,14 @@ async def start(  # noqa: PLR0915 - everything that starts, in order
         is_durable = owners is not None and config.cluster.durable_steps
         trainers = Trainers(engine, storage, own_dir / "scratch", has_durable_steps=is_durable)
         events_dir = own_dir / "fits" if owners is None else owners.own
-        fits = Fits(trainers, datasets, events_dir, own_dir / "scratch", is_shared=owners is not None)
+        fits = Fits(
+            trainers,
+            datasets,
+            events_dir,
+            own_dir / "scratch",
+            is_shared=owners is not None,
+            launcher=launcher,
+        )
         trainers.on_close, trainers.on_moved, trainers.on_taken = fits.forget, fits.let_go, fits.resume
         takeover = None if owners is None else Takeover(owners, trainers)
         if takeover is not None:
@@ -215,6 +225,7 @@ async def serve(
     own_dir: Path | None = None,
     gateway: GatewayAccess = _NO_GATEWAY,
     owners: OwnerFolders | None = None,
+    launcher: RankLauncher | None = None,
 ) -> None:
     """Run until SIGTERM or SIGINT, or until `on_ready` raises, then stop gracefully.
 
@@ -227,6 +238,7 @@ async def serve(
         own_dir: See `start`.
         gateway: See `start`.
         owners: See `start`.
+        launcher: See `start`.
 
     Raises:
         ServiceError: As `start` does.
@@ -236,7 +248,15 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     reloads: set[asyncio.Task[None]] = set()
-    app = await start(config, is_alone=True, reread=reread, own_dir=own_dir, gateway=gateway, owners=owners)
+    app = await start(
+        config,
+        is_alone=True,
+        reread=reread,
+        own_dir=own_dir,
+        gateway=gateway,
+        owners=owners,
+        launcher=launcher,
+    )
     loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(asyncio.create_task(_reload(app))))
     try:
         # Freeze existing objects: a full garbage collection otherwise walks 365,000 objects of torch, for 0.2

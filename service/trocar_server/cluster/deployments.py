@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 from trocar_server.cluster.child_process import ChildFailedError, ChildProcess, Line
 from trocar_server.cluster.cluster_key import cluster_key
 from trocar_server.cluster.directory import open_directory
+from trocar_server.cluster.rank_placement import RankPlacement, at_address, own_address, rank_resources
 from trocar_server.cluster.scaling import METRIC
 from trocar_server.config import PlacementConfig, ServerConfig
 
@@ -51,9 +52,19 @@ class ReplicaSupervisor:
         config: The server's settings, as of `ServerConfig`; `host` is the node's address where it is missing.
         drain_s: The longest wait for running calls before it stops, in seconds.
         grace_s: Seconds for a stop after that.
+        resources: Resources of Ray that each worker of its fits takes, as `RankPlacement` wants them.
+        start_timeout_s: Seconds to wait for these.
     """
 
-    def __init__(self, model_id: str, config: Line, drain_s: float, grace_s: float) -> None:
+    def __init__(
+        self,
+        model_id: str,
+        config: Line,
+        drain_s: float,
+        grace_s: float,
+        resources: dict[str, float],
+        start_timeout_s: float,
+    ) -> None:
         self._stop_s = drain_s + grace_s + 10.0
         self._waiting_s = 0.0
         self._directory = open_directory()
@@ -71,9 +82,11 @@ class ReplicaSupervisor:
             "replica_id": self._report["replica_id"],
             "key": cluster_key(Path(config["data_dir"])),
             "drain_s": drain_s,
-            "config": _at(own_address(), config),
+            "config": at_address(own_address(), config),
         }
+        self._ranks = RankPlacement(config, resources, start_timeout_s, self._tell_of_ranks)
         self._child = ChildProcess("trocar_server.cluster.replica_server", settings, self._take, self._forget)
+        self._ranks.start()
         _ready_address(self._child, self._directory, APP_PREFIX + model_id)
         self._stopping = Event()
         self._teller = Thread(target=self._tell, name="replicas-of-model", daemon=True)
@@ -96,6 +109,8 @@ class ReplicaSupervisor:
         child = getattr(self, "_child", None)
         if child is not None:
             child.stop(self._stop_s)
+        if hasattr(self, "_ranks"):
+            self._ranks.close()
 
     def _tell(self) -> None:
         """Tell the server which replicas of its model there are: it takes over trainers of lost ones.
@@ -116,7 +131,13 @@ class ReplicaSupervisor:
             if own_id in replicas and not state["is_new"]:
                 self._child.send({"replicas": replicas})
 
+    def _tell_of_ranks(self, line: Line) -> None:
+        self._child.send(line)
+
     def _take(self, line: Line) -> None:
+        if "ranks" in line:
+            self._ranks.take(line["ranks"])
+            return
         if "ready" in line:
             self._report["address"] = line["ready"]
             self._report |= {
@@ -128,6 +149,7 @@ class ReplicaSupervisor:
             self._directory.report_replica.remote(dict(self._report))
 
     def _forget(self) -> None:
+        self._ranks.close()
         self._directory.forget.remote(self._report["replica_id"])
 
 
@@ -220,18 +242,6 @@ def taken_addresses(gateways: Sequence[Line], node_address: str, node_id: str) -
     return [str(other["bound"]) for other in others]
 
 
-def _at(node_address: str, config: Line) -> Line:
-    """Return the settings of a replica with free ports at the address of its node, where none is set."""
-    placed = {"host": node_address, **config, "port": 0}
-    return placed | ({"metrics_host": placed["host"]} if "metrics_port" in placed else {})
-
-
-def own_address() -> str:
-    """Return the address of this node by which Ray's other nodes reach it."""
-    own_id = ray.get_runtime_context().get_node_id()
-    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own_id)
-
-
 def model_target(
     model_id: str, config: ServerConfig, placement: PlacementConfig, host: str = ""
 ) -> "serve.RunTarget":
@@ -266,7 +276,8 @@ def model_target(
         },
     )
     deployment = with_version(deployment, settings)
-    app = deployment.bind(model_id, settings, drain_s, grace_s)
+    resources = rank_resources(placement.cpus, placement.resources)
+    app = deployment.bind(model_id, settings, drain_s, grace_s, resources, config.cluster.start_timeout_s)
     return serve.RunTarget(app, name=APP_PREFIX + model_id, route_prefix=None)
 
 

@@ -10,6 +10,8 @@ The end of the child's input is the request to stop: it also comes when the pare
 import json
 import os
 import sys
+from contextlib import suppress
+from threading import Lock
 from typing import Any, TextIO
 
 
@@ -23,6 +25,7 @@ class ParentLines:
     def __init__(self, source: TextIO | None = None) -> None:
         self._source = source or sys.stdin
         sys.stdout.flush()
+        self._writing = Lock()
         self._target = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
         os.dup2(2, 1)
 
@@ -32,11 +35,9 @@ class ParentLines:
         return decode(line) if line else None
 
     def write(self, **fields: Any) -> None:
-        """Send a line; no effect if the parent has gone."""
-        try:
+        """Send a line, on any thread; no effect if the parent has gone."""
+        with self._writing, suppress(OSError, ValueError):
             self._target.write(encode(fields))
-        except (OSError, ValueError):
-            return
 
 
 def encode(fields: dict[str, Any]) -> str:

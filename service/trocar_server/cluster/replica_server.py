@@ -16,6 +16,7 @@ import structlog
 from trocar_server.app.log_format import set_up_logging
 from trocar_server.app.quick_imports import without_dynamo
 from trocar_server.cluster.lines import ParentLines
+from trocar_server.cluster.rank_requests import RankRequests
 from trocar_server.config import ServerConfig
 from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
@@ -111,6 +112,7 @@ class _Serving:
         self._gateway = GatewayAccess(config.host if config.tls_cert else "", settings["key"])
         root = config.cluster.trainers_dir or config.data_dir.expanduser() / "replicas"
         self._trainers_dir = root / settings["model_id"] / "trainers"
+        self._ranks = RankRequests(lines, slot)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def serve(self) -> None:
@@ -118,9 +120,17 @@ class _Serving:
         with without_dynamo():
             from trocar_server.app import app
             from trocar_server.training.files.owner_folders import OwnerFolders
+            from trocar_server.training.fit.ranks.placed_ranks import PlacedLauncher
 
         owners = OwnerFolders(self._trainers_dir, self._replica_id)
-        await app.serve(self._config, self._begin, own_dir=self._slot, gateway=self._gateway, owners=owners)
+        await app.serve(
+            self._config,
+            self._begin,
+            own_dir=self._slot,
+            gateway=self._gateway,
+            owners=owners,
+            launcher=PlacedLauncher(self._ranks, self._config.host),
+        )
 
     def _begin(self, running: Any) -> None:
         rpc = running.rpc
@@ -161,13 +171,15 @@ class _Serving:
                 _log.warning("published models not taken over", why=error.message)
 
     async def _wait_for_end(self, running: Any) -> None:
-        """Take lists of replicas; drain and stop when the parent closes our input, or has died.
+        """Take what the parent tells; drain and stop when it closes our input, or has died.
 
         The replicas that accept work share the limits of a caller.
         """
         while (line := await asyncio.to_thread(self._lines.read)) is not None:
-            running.takeover.tell(line["replicas"])
-            running.engine.admission.sharers = max(1, sum(line["replicas"].values()))
+            self._ranks.take(line)
+            if "replicas" in line:
+                running.takeover.tell(line["replicas"])
+                running.engine.admission.sharers = max(1, sum(line["replicas"].values()))
         await running.lifecycle.drain(True)
         self._lines.write(is_draining=True)
         try:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ class TensorFile:
     byte_count: int
     """Of the whole file."""
     sha256: str
-    """Of the whole file, in hex."""
+    """Of the whole file, in hex; empty for bytes in memory."""
 
 
 def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layout:
@@ -123,12 +124,61 @@ def read_tensor_file(path: Path, byte_count: int | None = None) -> TensorFile:
         os.close(descriptor)
 
 
+def parse_tensors(data: bytes) -> TensorFile:
+    """Read a file's bytes into memory of their own: a message of another process, for example.
+
+    Raises:
+        DamagedError: They are no valid file.
+    """
+    return _read(_MemoryReader(data))
+
+
+class _Source(Protocol):
+    """Where the bytes of a file come from, in order."""
+
+    size: int
+
+    def fill(self, target: memoryview) -> None:
+        """Fill memory with the next bytes."""
+        ...
+
+    def take(self, byte_count: int) -> bytes:
+        """Return the next bytes."""
+        ...
+
+    def digest(self) -> str:
+        """Return the sha256 of the bytes so far, in hex; empty if none is made."""
+        ...
+
+
+class _MemoryReader:
+    """Fills memory from bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest, self.size = memoryview(data), len(data)
+
+    def fill(self, target: memoryview) -> None:
+        count = target.nbytes
+        if count > self._rest.nbytes:
+            raise DamagedError("it ends too early")
+        target[:] = self._rest[:count]
+        self._rest = self._rest[count:]
+
+    def take(self, byte_count: int) -> bytes:
+        taken = bytearray(byte_count)
+        self.fill(memoryview(taken))
+        return bytes(taken)
+
+    def digest(self) -> str:
+        return ""
+
+
 class _Reader:
     """Fills memory from a file and hashes it."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
-        self.hash = hashlib.sha256()
+        self._hash = hashlib.sha256()
         self._descriptor = descriptor
 
     def fill(self, target: memoryview) -> None:
@@ -137,7 +187,7 @@ class _Reader:
             count = os.readv(self._descriptor, [rest[:PIECE_BYTES]])
             if not count:
                 raise DamagedError("it ends too early")
-            self.hash.update(rest[:count])
+            self._hash.update(rest[:count])
             rest = rest[count:]
 
     def take(self, byte_count: int) -> bytes:
@@ -145,8 +195,11 @@ class _Reader:
         self.fill(memoryview(taken))
         return bytes(taken)
 
+    def digest(self) -> str:
+        return self._hash.hexdigest()
 
-def _read(reader: _Reader) -> TensorFile:
+
+def _read(reader: _Source) -> TensorFile:
     limits = Limits(header_bytes=MAX_HEADER_BYTES)
     try:
         length = header_length(reader.take(min(LENGTH_BYTES, reader.size)), reader.size, limits)
@@ -157,7 +210,7 @@ def _read(reader: _Reader) -> TensorFile:
     for name, entry in sorted(header.tensors.items(), key=lambda pair: (pair[1].start, pair[1].byte_count)):
         tensors[name] = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
         reader.fill(_bytes_of(tensors[name]))
-    return TensorFile(tensors, header.metadata, reader.size, reader.hash.hexdigest())
+    return TensorFile(tensors, header.metadata, reader.size, reader.digest())
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -1,5 +1,8 @@
 """Bulk extraction with Ray: the files of one machine, byte for byte, and the transform of Ray Data."""
 
+import os
+import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,16 +12,16 @@ import pytest
 from PIL import Image
 
 import trocar
-from tests.support.servers.ray_cluster import ray_nodes
+from tests.support.files.scale import SEED, count
+from tests.support.killing.ray_extraction import CHOICES, TAPS, Writer, readers_of
+from tests.support.servers.ray_cluster import ray_cluster
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import tiny_models_config
 from trocar.errors import SourceError
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'trocar[ray]'")
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
-
-TAPS = ["conv", "fc"]
-CHOICES: dict[str, Any] = {"batch": 4, "shard_size": 24, "numerics": "exact"}
+KILLS = count(3, "TROCAR_EXTRACTION_KILLS")
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +31,9 @@ def server() -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
-    with ray_nodes(2):
-        yield
+def cluster() -> Iterator[Any]:
+    with ray_cluster(2) as found:
+        yield found
 
 
 @pytest.fixture
@@ -116,6 +119,34 @@ def test_a_failure_keeps_what_was_done(client: trocar.Client, arrays: Path, tmp_
     assert any("samples are done; run the same command again" in note for note in failed.value.__notes__)
     with pytest.raises(SourceError):
         trocar.ray.extract_dataset(client, "plain", tmp_path / "none.npy", TAPS, tmp_path / "out2")
+
+
+@pytest.mark.timeout(600 + 60 * KILLS)
+def test_a_run_whose_workers_and_writer_are_killed_at_random_moments_writes_the_same_files(
+    cluster: Any, client: trocar.Client, server: RunningServer, tmp_path: Path
+) -> None:
+    source, out, chance = tmp_path / "arrays.npy", tmp_path / "ray", random.Random(SEED)
+    sample_count = 120 * max(4, KILLS)  # so that there is work left after the last kill
+    np.save(source, np.random.default_rng(1).normal(size=(sample_count, 3, 8, 8)).astype(np.float32))
+    trocar.extract_dataset(client, "plain", source, TAPS, tmp_path / "alone", **CHOICES)
+    raylets = [dict(node.live_processes())["raylet"].pid for node in cluster.list_all_nodes()]
+
+    kills, writer = dict.fromkeys(("writer", "worker"), 0), None
+    for number in range(KILLS):
+        writer = writer or Writer(cluster.address, server.address, source, out)
+        assert writer.wait_for_batches(chance.randint(1, 20)), writer.end()
+        victim = "worker" if number % 2 else "writer"
+        if victim == "writer":
+            os.kill(writer.process_id, signal.SIGKILL)
+            assert writer.end() == -signal.SIGKILL
+            writer = None
+        else:
+            os.kill(chance.choice(readers_of(raylets)), signal.SIGKILL)
+        kills[victim] += 1
+    writer = writer or Writer(cluster.address, server.address, source, out)
+    assert writer.end() == 0
+    assert kills["writer"] >= kills["worker"] > 0
+    assert files(out) == files(tmp_path / "alone")
 
 
 def test_a_transform_of_ray_data(client: trocar.Client, server: RunningServer, arrays: Path) -> None:

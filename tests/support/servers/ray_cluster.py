@@ -21,6 +21,13 @@ def ray_nodes(count: int) -> Iterator[str]:
     Yields:
         The address of the cluster.
     """
+    with ray_cluster(count) as cluster:
+        yield str(cluster.address)
+
+
+@contextmanager
+def ray_cluster(count: int) -> Iterator[Any]:
+    """As `ray_nodes`; yields Ray's `Cluster`, to which `add_node` adds a node."""
     from ray.cluster_utils import Cluster
 
     from trocar_server.cluster.session import open_session
@@ -30,12 +37,16 @@ def ray_nodes(count: int) -> Iterator[str]:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(count - 1):
-            cluster.add_node(**_NODE)
-        address = str(cluster.address)
-        with open_session(address):
-            yield address
+            add_node(cluster)
+        with open_session(str(cluster.address)):
+            yield cluster
     finally:
         cluster.shutdown()
+
+
+def add_node(cluster: Any, **options: Any) -> Any:
+    """Add a node of one CPU, with options of Ray; returns what `Cluster.remove_node` takes."""
+    return cluster.add_node(**_NODE, **options)
 
 
 def command(*words: str) -> "subprocess.CompletedProcess[str]":

@@ -8,7 +8,8 @@
 # Note: [Units of a fit]
 A unit is a training batch, an evaluation batch, a batch of the feature cache or a checkpoint. Between two
 units others may use the trainer's thread; to pause, stop calling `advance`. A unit that fails changes
-nothing, and the next call tries it again.
+nothing, and the next call tries it again. A batch whose worker was lost is a unit without events, and runs
+again.
 
 # Note: [Resuming a fit]
 `FitState` and the trainer's state, taken between two units, are the complete state. The order of samples and
@@ -27,13 +28,13 @@ from torch import Tensor
 
 from trocar_server.surgery import PassGuard
 from trocar_server.training.datasets.order import batch_count, batches, epoch_order, padded
-from trocar_server.training.fit.data_parallel import DataParallel
 from trocar_server.training.fit.events import Event, EventKind
 from trocar_server.training.fit.fit_caches import FitCaches, Progress
 from trocar_server.training.fit.fit_check import check_fit
 from trocar_server.training.fit.fit_data import Core, Reader
 from trocar_server.training.fit.fit_evaluation import Evaluation, is_better
 from trocar_server.training.fit.fit_state import HISTORY, FitState
+from trocar_server.training.fit.ranks.data_parallel import DataParallel
 from trocar_server.training.fit.throughput import Throughput, memory_bytes
 from trocar_server.training.spec.fit_spec import FitSpec
 from trocar_server.training.step.step_result import StepResult
@@ -67,7 +68,9 @@ class Fit:
         state: FitState | None = None,
         parallel: DataParallel | None = None,
     ) -> None:
-        parts = check_fit(core, train, evaluation, spec)
+        # A fit that is resumed waits for room: nodes may be on their way back.
+        room_problem = parallel.room_problem() if parallel is not None and state is None else ""
+        parts = check_fit(core, train, evaluation, spec, room_problem)
         self.spec = spec
         self._core, self._train, self._evaluation_data = core, train, evaluation
         self._augmentation, self._checkpoint = parts.augmentation, checkpoint
@@ -108,6 +111,22 @@ class Fit:
         self._state = state
         self._is_due, self._is_told = state.checkpoint_update < 0, False
         self._evaluation.reset()
+
+    @property
+    def needs_workers(self) -> bool:
+        """Whether the next training batch waits for workers that are not there yet."""
+        is_next = self._state.phase == "train" and self._is_filled and not (self._is_due or self._is_told)
+        return self._parallel is not None and is_next and not self._parallel.is_ready
+
+    def prepare(self, guard: PassGuard) -> None:
+        """Start the workers, on any thread; without it the next batch starts them, and takes as long.
+
+        Raises:
+            ServiceError: As `DataParallel.prepare`.
+            PassAborted: The guard stopped it.
+        """
+        if self._parallel is not None:
+            self._parallel.prepare(guard)
 
     def advance(self, guard: PassGuard) -> list[Event]:
         """Do one unit of work; return its events, none when the fit is over.
@@ -164,7 +183,10 @@ class Fit:
             batch = self._train.batch(indices, self._augmentation or None, state.epoch)
             for others in following:
                 self._caches.announce_training(others)
-            result = (self._parallel or self._core).step(batch, guard)
+            stepped = (self._parallel or self._core).step(batch, guard)
+            if stepped is None:
+                return []
+            result = stepped
         self._throughput.trained(len(indices), time.perf_counter() - started)
         counted = 0 if result.is_skipped else len(indices)
         self._state = replace(

@@ -57,10 +57,19 @@ class _Question:
         return value if isinstance(value, int) else _IGNORED
 
 
-def check_fit(core: Core, train: Reader, evaluation: Reader | None, spec: FitSpec) -> FitParts:
+def check_fit(
+    core: Core, train: Reader, evaluation: Reader | None, spec: FitSpec, room_problem: str = ""
+) -> FitParts:
     """Validate a fit.
 
     A batch of one or two samples of each data set runs through the model, without side effects.
+
+    Args:
+        core: The trainer.
+        train: The training data.
+        evaluation: The data to evaluate on, or None.
+        spec: The fit's spec.
+        room_problem: Why there can never be so many workers here; empty if there can.
 
     Raises:
         ServiceError: `FIT_INVALID`, with all problems.
@@ -68,7 +77,7 @@ def check_fit(core: Core, train: Reader, evaluation: Reader | None, spec: FitSpe
     problems = Problems()
     _note(problems, _size_problems(core, train, evaluation, spec))
     if spec.workers > 1:
-        _note(problems, worker_problems(core.spec, core.module, len(train), spec))
+        _note(problems, worker_problems(core.spec, core.module, len(train), spec, room_problem))
     shape = _output_shape(core, train, "dataset_id", problems)
     separate = None if spec.eval_split else evaluation  # a part of one data set has its shapes and labels
     if separate is not None:

@@ -11,6 +11,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import TRAINER_MOVED, ServiceError
 from trocar_server.surgery import PassGuard
+from trocar_server.surgery.guard import PassAborted
 from trocar_server.training.files.event_log import LAST_KINDS, EventLog, NewEvent
 from trocar_server.training.fit.events import Event
 from trocar_server.training.fit.fit import Fit
@@ -24,6 +25,8 @@ REPEATED = frozenset({"step", "epoch", "evaluation"})
 """Kinds of events that are logged at most once per step."""
 _MAX_NAME_CHARACTERS = 1 << 20
 """Of all names of classes in a trainer's record; longer ones are left out of it."""
+_LOOK_S = 0.2
+"""How often a fit that waits for its workers looks whether it is paused or cancelled."""
 _log = structlog.get_logger("trocar")
 
 
@@ -73,6 +76,8 @@ class FitRun:
             ServiceError: The unit or the checkpoint failed.
         """
         engine: Engine = self.trainer.engine
+        if self.fit.needs_workers and not await self._prepare():
+            return []
         guard = PassGuard(None)
         events = await engine.run(lambda: self.fit.advance(guard), guard, None)
         self.trainer.use()
@@ -81,6 +86,27 @@ class FitRun:
         (state, place), self.waiting = self.waiting, None
         number = await self._save(state, place)
         return [replace(e, checkpoint=number) if e.kind == "checkpoint" else e for e in events]
+
+    async def _prepare(self) -> bool:
+        """Start the fit's workers beside the trainer's thread; returns whether the fit is to go on.
+
+        Raises:
+            ServiceError: As `Fit.prepare`.
+        """
+        guard = PassGuard(None)
+        preparing = asyncio.create_task(asyncio.to_thread(self.fit.prepare, guard))
+        try:
+            while not (await asyncio.wait((preparing,), timeout=_LOOK_S))[0]:
+                if self.is_cancelled or self.is_stopping or not self.goes_on.is_set():
+                    guard.cancel()
+            await preparing
+        except PassAborted:
+            return False
+        except asyncio.CancelledError:
+            guard.cancel()
+            preparing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            raise
+        return True
 
     async def save(self) -> None:
         """Write a checkpoint between two units.

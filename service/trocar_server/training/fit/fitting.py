@@ -26,12 +26,14 @@ from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.datasets.order import split_order
 from trocar_server.training.files.event_log import LAST_KINDS, EventLog, LoggedEvent, NewEvent
 from trocar_server.training.files.event_logs import EventLogs
-from trocar_server.training.fit.data_parallel import DataParallel
 from trocar_server.training.fit.fit import Fit
 from trocar_server.training.fit.fit_data import Reader
 from trocar_server.training.fit.fit_run import REPEATED, FitRun, began, new_event
 from trocar_server.training.fit.fit_samples import KEPT_BYTES, DatasetSamples, InputProcessing, SamplePart
 from trocar_server.training.fit.fit_state import FitState
+from trocar_server.training.fit.ranks.data_parallel import DataParallel
+from trocar_server.training.fit.ranks.local_ranks import LocalLauncher
+from trocar_server.training.fit.ranks.rank_launch import RankLauncher
 from trocar_server.training.shielded import shielded
 from trocar_server.training.spec.fit_spec import FitSpec
 from trocar_server.training.spec.fit_validation import parse_fit_spec
@@ -62,6 +64,7 @@ class Fits:
         folder: Folder of the event logs.
         scratch_dir: Folder for cached features.
         is_shared: See `EventLogs`.
+        launcher: Starts the workers of fits; processes of this machine when None.
     """
 
     def __init__(
@@ -72,8 +75,10 @@ class Fits:
         scratch_dir: Path,
         *,
         is_shared: bool = False,
+        launcher: RankLauncher | None = None,
     ) -> None:
         self._trainers, self._library = trainers, library
+        self._launcher = launcher or LocalLauncher(scratch_dir)
         self._scratch_dir = scratch_dir
         self._tasks: set[asyncio.Task[None]] = set()
         self._runs: dict[str, FitRun] = {}
@@ -299,7 +304,7 @@ class Fits:
 
     def _parallel(self, trainer: Trainer, spec: FitSpec) -> DataParallel:
         base, teachers = self._trainers.models_of(trainer.spec)
-        return DataParallel(trainer.core, base, teachers, spec.workers, self._scratch_dir)
+        return DataParallel(trainer.core, base, teachers, spec.workers, self._launcher)
 
     def _processing(self, trainer: Trainer, spec: FitSpec) -> InputProcessing:
         engine = self._trainers.engine

@@ -1,6 +1,5 @@
 """Validation of a fit's workers."""
 
-import os
 from collections.abc import Iterator
 
 from torch import nn
@@ -10,7 +9,7 @@ from trocar_server.training.spec.trainer_spec import TrainerSpec
 
 
 def worker_problems(
-    trainer: TrainerSpec, module: nn.Module, sample_count: int, spec: FitSpec
+    trainer: TrainerSpec, module: nn.Module, sample_count: int, spec: FitSpec, room_problem: str
 ) -> Iterator[tuple[str, str]]:
     """Yield why a fit cannot have its workers, as fields and messages.
 
@@ -19,10 +18,11 @@ def worker_problems(
         module: Its module tree.
         sample_count: Number of training samples.
         spec: The fit's spec; of several workers.
+        room_problem: Why there can never be so many workers here; empty if there can.
     """
-    count, available = spec.workers, cpu_count()
-    if count > available:
-        yield "workers", f"{count} is more than the {available} CPUs that the server may use"
+    count = spec.workers
+    if room_problem:
+        yield "workers", room_problem
     if spec.batch_size % count:
         near = max(count, round(spec.batch_size / count) * count)
         yield (
@@ -44,8 +44,3 @@ def worker_problems(
         yield "workers", "they are processes on CPUs, and the trainer's model is on another device; use one"
     if any(getattr(part, "sparse", False) for part in module.modules()):
         yield "workers", "the model has sparse gradients, which are not averaged; use one worker"
-
-
-def cpu_count() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

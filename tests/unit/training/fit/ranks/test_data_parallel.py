@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
+from tests.support.models.trainable_nets import SteadyNet
 from tests.support.oracles.ddp_training import Job, states_of
 from tests.unit.training.fits import Checkpoints, dataset, run_fit, shown_core, steps_of
 from tests.unit.training.trainers import TinyNet, assert_same, tiny
@@ -18,28 +18,17 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.surgery import PassGuard
 from trocar_server.surgery.guard import PassAborted
-from trocar_server.training.fit import worker_check
-from trocar_server.training.fit.data_parallel import DataParallel, shard_of
 from trocar_server.training.fit.fit import Fit
 from trocar_server.training.fit.fit_state import FitState
+from trocar_server.training.fit.ranks import local_ranks
+from trocar_server.training.fit.ranks.data_parallel import DataParallel, shard_of
+from trocar_server.training.fit.ranks.local_ranks import LocalLauncher
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.spec.fit_spec import FitSpec
 from trocar_server.training.step.core import TrainerCore
 
 SGD: dict[str, Any] = {"optimizer": {"name": "sgd", "options": {"lr": 0.1, "momentum": 0.9}}}
 DATA = dataset(22)
-
-
-class SteadyNet(nn.Module):
-    """Convolution and batch norm, without random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.fc = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.fc(self.stem(x).mean((2, 3)))
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +43,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines of any size run these tests."""
-    monkeypatch.setattr(worker_check, "cpu_count", lambda: 64)
+    monkeypatch.setattr(local_ranks, "cpu_count", lambda: 64)
 
 
 class Fits:
@@ -73,7 +62,7 @@ class Fits:
         **fields: Any,
     ) -> tuple[Fit, DataParallel]:
         spec = {"dataset_id": "d", "workers": workers, "batch_size": 8, "epochs": 2, **fields}
-        parallel = DataParallel(core, base, {}, workers, self._folder)
+        parallel = DataParallel(core, base, {}, workers, LocalLauncher(self._folder))
         self._made.append(parallel)
         kept = fields.pop("checkpoint", None) or Checkpoints(core)
         spec.pop("checkpoint", None)
@@ -203,10 +192,13 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_all(fits: Fits) -> 
     images, labels = DATA.images[:4].clone(), DATA.targets[:4]
     images[1] = float("nan")  # of rank 1
     result = parallel.step(Batch((images,), {}, {"": labels}, 4), PassGuard())
+    assert result is not None
     assert result.is_skipped
     assert all(torch.equal(before[name], value) for name, value in core.module.state_dict().items())
     workers = parallel.process_ids
-    assert parallel.step(Batch((DATA.images[:4],), {}, {"": labels}, 4), PassGuard()).is_update
+    result = parallel.step(Batch((DATA.images[:4],), {}, {"": labels}, 4), PassGuard())
+    assert result is not None
+    assert result.is_update
     assert parallel.process_ids == workers
 
 
@@ -253,7 +245,7 @@ def test_what_workers_cannot_do_is_refused(
 
 
 def test_more_workers_than_processors_are_refused(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_check, "cpu_count", lambda: 1)
+    monkeypatch.setattr(local_ranks, "cpu_count", lambda: 1)
     base = tiny(SteadyNet)
     with pytest.raises(ServiceError, match="2 is more than the 1 CPUs"):
         fits(shown_core(base, **SGD), base)

@@ -1,6 +1,7 @@
 """Data parallelism of a fit: each batch is spread over ranks, as by DistributedDataParallel.
 
-    parallel = DataParallel(core, base, teachers, ranks=4, scratch_dir=folder)
+    parallel = DataParallel(core, base, teachers, 4, LocalLauncher(folder))
+    parallel.prepare(PassGuard())
     result = parallel.step(batch, PassGuard())
     parallel.close()
 
@@ -14,19 +15,11 @@ the trainer rolls that step back, other processes begin, and the step runs again
 Rank r takes samples r, r + ranks, r + 2 * ranks, ... of a batch: what DistributedSampler gives it.
 """
 
-import os
-import pickle
 import random
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import structlog
@@ -37,8 +30,16 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
 from trocar_server.surgery import PassGuard
-from trocar_server.training.fit.rank_channel import RankGroup, receive, send
-from trocar_server.training.fit.rank_worker import COMMAND, RankJob, Shard, ShardResult, Verdict
+from trocar_server.training.fit.ranks.rank_launch import RankJob, RankLauncher, RankLostError
+from trocar_server.training.fit.ranks.rank_messages import (
+    Shard,
+    ShardResult,
+    Verdict,
+    problem_of,
+    receive,
+    send,
+)
+from trocar_server.training.fit.ranks.rank_worker import frozen_tensors, layout_of
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.step.in_backward import NonFiniteError
@@ -51,19 +52,17 @@ _CHECK_EVERY_S = 0.1
 _log = structlog.get_logger("trocar")
 
 
-class RankLostError(Exception):
-    """A worker ended, or could not be reached."""
-
-
 class DataParallel:
     """Steps of a trainer on several ranks. See Note: [Ranks of a fit].
+
+    Made on the thread that runs the trainer's passes.
 
     Args:
         core: The trainer, rank 0.
         base: The model that it started from.
         teachers: The models that its spec names, by id.
         ranks: Number of ranks, itself included; at least 2.
-        scratch_dir: Folder for the workers' spools.
+        launcher: Starts the others.
     """
 
     def __init__(
@@ -72,47 +71,85 @@ class DataParallel:
         base: HostedModel,
         teachers: Mapping[str, HostedModel],
         ranks: int,
-        scratch_dir: Path,
+        launcher: RankLauncher,
     ) -> None:
-        threads = max(1, torch.get_num_threads() // ranks)
-        self._core, self._size = core, ranks
-        self._job = RankJob(base, core.spec, dict(teachers), scratch_dir, threads)
+        self._core, self._size, self._launcher = core, ranks, launcher
+        # The number is one of the calling thread (OpenMP), and another thread may start the workers.
+        self._job = RankJob(base, core.spec, dict(teachers), torch.get_num_threads())
         self._workers: Workers | None = None
+        self._changing = Lock()
+        self._loss_count = 0
+        """Losses of workers since the last step that succeeded."""
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Process ids of the ranks from 1; empty before the first step."""
+        """Process ids of the ranks from 1 that are on this machine; empty before the first step."""
         return self._workers.process_ids if self._workers else ()
 
-    def step(self, batch: Batch, guard: PassGuard) -> StepResult:
-        """Process a batch as `TrainerCore.step`; its size is a multiple of the number of ranks.
+    @property
+    def is_ready(self) -> bool:
+        """Whether the workers are there."""
+        return self._workers is not None
+
+    def room_problem(self) -> str:
+        """Say why there can never be so many ranks; empty if there can."""
+        return self._launcher.room_problem(self._size)
+
+    def prepare(self, guard: PassGuard) -> None:
+        """Start the workers, if they are not there; on any thread.
 
         Raises:
-            ServiceError: As `TrainerCore.step`; `OUT_OF_MEMORY`, workers ended twice.
+            ServiceError: `FIT_INVALID`, they cannot have the model; `SERVER_BUSY`, there is no room for them;
+                `OUT_OF_MEMORY`, they ended twice.
+            PassAborted: The guard stopped it.
         """
+        with self._changing:
+            while self._workers is None:
+                try:
+                    self._workers = Workers(self._launcher, self._job, self._core, self._size, guard)
+                except RankLostError as error:
+                    self._lose(error)
+
+    def step(self, batch: Batch, guard: PassGuard) -> StepResult | None:
+        """Process a batch as `TrainerCore.step`; its size is a multiple of the number of ranks.
+
+        Returns:
+            None if a worker was lost: nothing is changed, and the batch is to be stepped again.
+
+        Raises:
+            ServiceError: As `TrainerCore.step` and `prepare`; `OUT_OF_MEMORY`, workers ended twice.
+        """
+        self.prepare(guard)
         try:
-            return self._attempt(batch, guard)
+            result = self._attempt(batch, guard)
         except RankLostError as error:
-            _log.warning("a worker of a fit was lost; its step runs again", why=str(error))
-        try:
-            return self._attempt(batch, guard)
-        except RankLostError as error:
-            raise ServiceError(
-                ErrorReason.OUT_OF_MEMORY,
-                f"workers of the fit ended twice in a step ({error}), often for lack of memory; the trainer "
-                "is as before this step: use fewer workers or a smaller batch_size",
-            ) from None
+            self._lose(error)
+            return None
+        self._loss_count = 0
+        return result
 
     def close(self) -> None:
         """End the workers."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        with self._changing:
+            if self._workers is not None:
+                self._workers.close()
+                self._workers = None
+
+    def _lose(self, error: RankLostError) -> None:
+        """Count a loss; the second one in a step fails it."""
+        self._loss_count += 1
+        if self._loss_count == 1:
+            _log.warning("a worker of a fit was lost; its step runs again", why=str(error))
+            return
+        self._loss_count = 0
+        raise ServiceError(
+            ErrorReason.OUT_OF_MEMORY,
+            f"workers of the fit ended twice in a step ({error}), often for lack of memory; the trainer "
+            "is as before this step: use fewer workers or a smaller batch_size",
+        ) from None
 
     def _attempt(self, batch: Batch, guard: PassGuard) -> StepResult:
         try:
-            if self._workers is None:
-                self._workers = Workers(self._job, self._size, guard)
             with self._core.spreading(self._run):
                 return self._core.step(batch, guard)
         except BaseException as error:
@@ -146,10 +183,12 @@ class DataParallel:
 
 
 class Workers:
-    """The processes of the ranks from 1.
+    """The ranks from 1, as rank 0 speaks with them.
 
     Args:
+        launcher: Starts them.
         job: What they build.
+        core: The trainer, rank 0.
         size: Number of ranks, rank 0 included.
         guard: Stops the wait for them.
 
@@ -157,36 +196,36 @@ class Workers:
         lost: Why a worker was lost; empty before.
 
     Raises:
-        ServiceError: `FIT_INVALID`, the model cannot be sent to another process.
+        ServiceError: `FIT_INVALID`, they cannot build the model; `SERVER_BUSY`, there is no room for them.
         RankLostError: One of them ended.
     """
 
-    def __init__(self, job: RankJob, size: int, guard: PassGuard) -> None:
+    def __init__(
+        self, launcher: RankLauncher, job: RankJob, core: TrainerCore, size: int, guard: PassGuard
+    ) -> None:
         self.lost = ""
-        job.scratch_dir.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=job.scratch_dir))
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._channels: list[Connection] = []
+        self._ranks = launcher.launch(job, size, guard)
+        self._channels = self._ranks.channels
         try:
-            for rank in range(1, size):
-                self._start(rank, size)
-            self._send_job(replace(job, scratch_dir=self._folder))  # spools are deleted with it
-            for built in self.results(guard):
-                if built.problem is not None:
-                    raise ServiceError(*built.problem)
-            self._group = self._joined(size)
+            self._check_built(layout_of(core, job.teachers), guard)
+            try:
+                self._group = self._ranks.join()
+                if not self._ranks.has_weights:
+                    self._group.copy_large_from_first(frozen_tensors(core, job.teachers))
+            except (RuntimeError, OSError) as error:
+                raise self._lose(first_line(error)) from error
         except BaseException:
             self.close()
             raise
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Their process ids, in the order of their ranks."""
-        return tuple(process.pid for process in self._processes)
+        """Process ids of those on this machine, in the order of their ranks."""
+        return self._ranks.process_ids
 
     def begin(self, shards: list[Shard], tensors: list[Tensor]) -> None:
         """Let them run shards, with the given weights and buffers."""
-        self._send(shards)
+        self._send([shard.to_message() for shard in shards])
         try:
             self._group.copy_from_first(tensors)
         except RuntimeError as error:
@@ -199,15 +238,7 @@ class Workers:
             RankLostError: One of them ended.
             PassAborted: The guard stopped the wait.
         """
-        found = []
-        for rank, channel in enumerate(self._channels, 1):
-            try:
-                while not channel.poll(_CHECK_EVERY_S):
-                    guard.check()
-                found.append(receive(channel))
-            except (EOFError, OSError) as error:
-                raise self._lose(f"rank {rank} ended") from error
-        return found
+        return [ShardResult.of_message(message) for message in self._receive(guard)]
 
     def tell(self, verdict: Verdict) -> None:
         """Say whether their gradients count."""
@@ -222,38 +253,31 @@ class Workers:
 
     def close(self) -> None:
         """End them."""
-        for process in self._processes:
-            process.kill()  # they have nothing to save
-        for process in self._processes:
-            process.wait()
-        for channel in self._channels:
-            channel.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._ranks.close()
 
-    def _start(self, rank: int, size: int) -> None:
-        here, there = Pipe()
-        self._channels.append(here)
-        with there:
-            arguments = [str(there.fileno()), str(self._folder), str(rank), str(size)]
-            # The model's classes may come from folders that only this process was told of.
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            command = [sys.executable, "-c", COMMAND, *arguments]
-            self._processes.append(subprocess.Popen(command, pass_fds=[there.fileno()], env=environment))
+    def _check_built(self, layout: str, guard: PassGuard) -> None:
+        for built in self._receive(guard):
+            if problem := problem_of(built):
+                raise ServiceError(*problem)
+            if built["layout"] != layout:
+                raise ServiceError(
+                    ErrorReason.FIT_INVALID,
+                    "workers: another node builds another model from the same configuration; install the "
+                    "same versions and files on every node, or use one worker",
+                )
 
-    def _send_job(self, job: RankJob) -> None:
-        try:
-            self._send([job] * len(self._channels))
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise ServiceError(
-                ErrorReason.FIT_INVALID,
-                f"workers: the model cannot be sent to another process ({first_line(error)}); use one worker",
-            ) from error
-
-    def _joined(self, size: int) -> RankGroup:
-        try:
-            return RankGroup(self._folder, 0, size)
-        except RuntimeError as error:
-            raise self._lose(first_line(error)) from error
+    def _receive(self, guard: PassGuard) -> list[Any]:
+        found = []
+        for rank, channel in enumerate(self._channels, 1):
+            try:
+                while not channel.poll(_CHECK_EVERY_S):
+                    guard.check()
+                    if self._ranks.why_lost:
+                        raise self._lose(self._ranks.why_lost)
+                found.append(receive(channel))
+            except (EOFError, OSError) as error:
+                raise self._lose(f"rank {rank} ended") from error
+        return found
 
     def _send(self, messages: list[Any]) -> None:
         for rank, (channel, message) in enumerate(zip(self._channels, messages, strict=True), 1):
@@ -263,8 +287,8 @@ class Workers:
                 raise self._lose(f"rank {rank} ended") from error
 
     def _lose(self, why: str) -> RankLostError:
-        self.lost = why
-        return RankLostError(why)
+        self.lost = self._ranks.why_lost or why
+        return RankLostError(self.lost)
 
 
 def shard_of(batch: Batch, rank: int, size: int) -> Batch:
