@@ -136,8 +136,9 @@ def under_load(cluster: Deployed) -> Iterator[Load]:
                 thread.join()
 
 
-def direct(serve: Serve) -> trocar.Client:
-    return trocar.connect(serve(models=MODELS, threads=1).address)
+def direct(serve: Serve, weights: str = MODELS["tiny"]["weights"]) -> trocar.Client:
+    models = {"tiny": {**MODELS["tiny"], "weights": weights}}
+    return trocar.connect(serve(models=models, threads=1).address)
 
 
 def test_every_gateway_gives_the_bits_of_a_server(cluster: Deployed, serve: Serve) -> None:
@@ -325,11 +326,33 @@ def test_a_killed_gateway_is_replaced_and_the_other_one_answers(cluster: Deploye
 def test_replicas_are_added_killed_and_removed_without_a_failed_call(cluster: Deployed) -> None:
     with under_load(cluster) as load:
         load.grows()
-        cluster.scale(2)
+        cluster.scale(4)
         load.grows()
-        assert sorted(replica["slot"] for replica in cluster.replicas()) == ["0", "1"]
+        assert sorted(replica["slot"] for replica in cluster.replicas()) == ["0", "1", "2", "3"]
         os.kill(cluster.replicas()[0]["process_id"], signal.SIGKILL)
         load.grows()
         cluster.scale(1)
         load.grows()
+    assert load.failures == []
+
+
+def test_weights_are_replaced_without_a_failed_call(cluster: Deployed, serve: Serve) -> None:
+    from trocar_server.cluster import deploying
+
+    def replace(path: Path) -> None:
+        before = {replica["replica_id"] for replica in cluster.replicas()}
+        deploying.deploy(read_config(path))
+        wait_until(lambda: before.isdisjoint(replica["replica_id"] for replica in cluster.replicas()))
+        deploying.wait_until_ready(read_config(path))
+
+    changed = {"tiny": {**MODELS["tiny"], "weights": "random:1"}}
+    config = write_config(cluster.config.with_name("new.toml"), changed, {"tiny": PLACE}, **SETTINGS)
+    with under_load(cluster) as load:
+        for path, weights in ((config, "random:1"), (cluster.config, "random:0")):
+            load.grows()
+            replace(path)
+            load.grows()
+            with cluster.connect() as client, direct(serve, weights) as alone:
+                found, expected = (one.extract("tiny", IMAGES, TAPS) for one in (client, alone))
+                assert all(np.array_equal(found[tap], expected[tap]) for tap in TAPS)
     assert load.failures == []
