@@ -91,10 +91,7 @@ class SimulatedNodes:
         except (RayError, ValueError):
             return {"replicas": [], "gateways": [], "wanted": {}}
         for kind in ("replicas", "gateways"):
-            supervised = [
-                one for one in state[kind] if _title(_parent(one["process_id"])).startswith(b"ray::")
-            ]
-            state[kind] = supervised
+            state[kind] = [report for report in state[kind] if _is_supervised(report["process_id"])]
         return state
 
     def process_ids(self, kind: str) -> list[int]:
@@ -142,6 +139,12 @@ def _raylet_of(node: Any) -> int:
 
 def _one(chance: random.Random, processes: list[int]) -> list[int]:
     return [chance.choice(processes)] if processes else []
+
+
+def _is_supervised(process: int) -> bool:
+    """Whether the worker of Ray that started a process lives, and the raylet that started that one."""
+    worker = _parent(process)
+    return _title(worker).startswith(b"ray::") and b"raylet" in _title(_parent(worker))
 
 
 def _parents(processes: Iterable[int]) -> list[int]:
