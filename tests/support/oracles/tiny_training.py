@@ -41,7 +41,8 @@ class PlainTrainer:
     """The generator of dropout belongs to the process."""
 
     def __init__(self) -> None:
-        self.model = rebuilt(TinyNet).train()
+        with self._alone:
+            self.model = rebuilt(TinyNet).train()
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self._random = torch.Generator().manual_seed(SEED).get_state()
 
