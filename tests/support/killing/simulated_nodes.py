@@ -77,7 +77,7 @@ class SimulatedNodes:
             if not _is_alive(_raylet_of(node)):
                 self._cluster.remove_node(node, allow_graceful=False)
         while len(self._cluster.worker_nodes) < self._count:
-            self._cluster.add_node(num_cpus=self._cpus, **_NODE)
+            self._add_node()
 
     def state(self) -> dict[str, Any]:
         """Return what the directory knows of parts with a supervisor; nothing while it does not answer."""
@@ -107,6 +107,21 @@ class SimulatedNodes:
     def stop(self) -> None:
         """Stop every node."""
         self._cluster.shutdown()
+
+    def _add_node(self) -> None:
+        """Add a node; Ray (2.60) gives up one that has not registered within 30 s, and leaves its raylet."""
+        for is_last in (False, False, True):
+            try:
+                self._cluster.add_node(num_cpus=self._cpus, **_NODE)
+            except Exception:  # Ray raises no class of its own
+                if is_last:
+                    raise
+                known = {_raylet_of(node) for node in self._cluster.list_all_nodes()}
+                for process_id in set(_with_children([os.getpid()])) - known:
+                    if b"raylet/raylet" in _title(process_id):
+                        os.kill(process_id, signal.SIGKILL)
+            else:
+                return
 
     def _raylet(self, chance: random.Random) -> list[int]:
         """Return the raylet of one node, never of the head: without it nobody replaces anything."""
