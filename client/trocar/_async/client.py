@@ -65,8 +65,8 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
         tls: True for TLS with the root certificates of gRPC, or `TlsOptions`. When None: `TROCAR_CA`, or the
             profile's. False always means plain text.
         retries: How often a call is retried if the server cannot be reached, 0 to 4, with a backoff from 0.1
-            to 2 seconds, within the deadline. Unless it is 0, a gateway of a
-            cluster that has gone is retried for two minutes.
+            to 2 seconds, within the deadline. Unless it is 0, a gateway of a cluster that has gone is retried
+            for two minutes.
         shared_memory: Whether inputs from 512 KiB and feature maps from 1 MiB on go through memory that is
             shared with the server. None: if the target is a Unix socket and the server offers shared memory;
             see `transport`. False: never. True: as None, and `ValueError` if the target is not a Unix socket.

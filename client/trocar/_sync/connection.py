@@ -197,7 +197,15 @@ class Connection:
         check: Method[StringValue, Int32Value] = self._channel.unary_unary(
             _HEALTH, StringValue.SerializeToString, Int32Value.FromString
         )
-        reply = self.call(check, StringValue(value=service), timeout_s)
+        # Not `call`, which would wait for a gateway that has gone.
+        request, request_id = StringValue(value=service), new_request_id()
+        metadata = self.options.metadata(request_id)
+        try:
+            reply: Int32Value = self._begin(
+                check, request, timeout=self.timeout(timeout_s), metadata=metadata
+            )
+        except grpc.RpcError as error:
+            raise self.converted(error, request_id) from error
         return reply.value == _SERVING
 
     def server_id(self) -> str:

@@ -63,10 +63,13 @@ CALLS: dict[str, Work] = {
 def test_calls_wait_for_a_new_gateway(server: RunningServer, direct: bool) -> None:
     gateway = opened(server)
     with trocar.connect(gateway.address, retries=1, direct=direct) as client:
+        assert client.is_serving()
         trainer, plain = make_trainer(client), PlainTrainer()
         losses = [trainer.step(*BATCH).loss]
         expected = {name: call(client) for name, call in CALLS.items()}
         gateway.stop()
+        with pytest.raises(ServerUnavailableError):
+            client.is_serving()
         with ThreadPoolExecutor(len(CALLS) + 1) as pool:
             waiting = {name: pool.submit(call, client) for name, call in CALLS.items()}
             step = pool.submit(trainer.step, *BATCH)
