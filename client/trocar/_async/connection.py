@@ -33,6 +33,7 @@ from trocar._transport.local import async_stop, stop_with
 from trocar._transport.rpc_errors import ClientClosedError, error_from_rpc
 from trocar._wire.digests import SentDigests
 from trocar_api.gateways import GATEWAY_KEY, LISTS_REPLICAS, REPLICA_SERVICE
+from trocar_api.repeats import REPEATED_KEY
 from trocar_api.v1.dataset_pb2_grpc import DatasetServiceStub
 from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
 from trocar_api.v1.extraction_pb2_grpc import ExtractionServiceStub
@@ -340,11 +341,17 @@ class AsyncConnection:
         wait_for_ready: bool = False,
     ) -> Reply:
         """Make a call of one message each way; gRPC retries it."""
+        again: tuple[tuple[str, str], ...] = ()
 
         async def attempt(request_id: str, left_s: float) -> Reply:
-            metadata, ready = self.options.metadata(request_id), wait_for_ready
+            nonlocal again
+            metadata, again = (*self.options.metadata(request_id), *again), ((REPEATED_KEY, "1"),)
             call = self._begin(
-                partial(async_begun, method), request, timeout=left_s, metadata=metadata, wait_for_ready=ready
+                partial(async_begun, method),
+                request,
+                timeout=left_s,
+                metadata=metadata,
+                wait_for_ready=wait_for_ready,
             )
             reply: Reply
             reply, trailing = await async_answer(call)

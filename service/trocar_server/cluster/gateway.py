@@ -24,6 +24,7 @@ import grpc
 
 from trocar_api.gateways import GATEWAY_KEY, LISTS_REPLICAS
 from trocar_api.reasons import ErrorReason
+from trocar_api.repeats import REPEATED_KEY
 from trocar_api.v1 import model_pb2 as pb
 from trocar_api.v1.trainer_pb2 import GetTrainerRequest, ListTrainersResponse
 from trocar_server.cluster.caller_messages import CallerMessages
@@ -31,6 +32,7 @@ from trocar_server.cluster.routes import Subject, route_of
 from trocar_server.cluster.routing import Replica, ReplicaTable
 from trocar_server.errors import TRAINER_MOVED, ServiceError, busy, nearest
 from trocar_server.rpc.call.forwarded import caller_metadata, without_claims
+from trocar_server.rpc.call.repeated import is_repeated
 from trocar_server.rpc.call.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 from trocar_server.rpc.transfer.messages import CallContext, compress_if_asked
 
@@ -219,6 +221,8 @@ class _Call:
         self.tried.append(replica)
         replica.sent_count += 1
         replica.open_count += 1
+        if len(self.tried) > 1 and not is_repeated(self.metadata):
+            self.metadata = (*self.metadata, (REPEATED_KEY, "1"))
         call, sending = await self._begin(replica)
         try:
             await self._pass_on(call)
@@ -400,12 +404,14 @@ class _Call:
 
 def _passed_on(key: str, context: CallContext) -> Metadata:
     """Metadata of a caller without that of its connection, and who it is."""
+    metadata = context.invocation_metadata() or ()
     own = [
         (name, value)
-        for name, value in without_claims(context.invocation_metadata() or ())
-        if name != "user-agent" and not name.startswith("grpc-")
+        for name, value in without_claims(metadata)
+        if name not in ("user-agent", REPEATED_KEY) and not name.startswith("grpc-")
     ]
-    return (*own, *caller_metadata(key, context))
+    repeated = ((REPEATED_KEY, "1"),) if is_repeated(metadata) else ()
+    return (*own, *repeated, *caller_metadata(key, context))
 
 
 def _is_draining(problem: grpc.aio.AioRpcError) -> bool:

@@ -13,6 +13,9 @@ class Proxy:
     Args:
         target: Host and port of the server.
         loop: Where the proxy runs.
+
+    Attributes:
+        loses_replies: Whether what comes from the server is lost.
     """
 
     def __init__(self, target: tuple[str, int], loop: asyncio.AbstractEventLoop) -> None:
@@ -24,6 +27,7 @@ class Proxy:
         self.connection_count = 0
         self.up_bytes = 0
         self.down_bytes = 0
+        self.loses_replies = False
         self.port = 0
 
     @property
@@ -75,7 +79,8 @@ class Proxy:
         self._writers |= {writer, far_writer}
         try:
             up = _copy(reader, far_writer, self._count)
-            await asyncio.gather(up, _copy(far_reader, writer, self._count_down))
+            down = _copy(far_reader, writer, self._count_down, lambda: self.loses_replies)
+            await asyncio.gather(up, down)
         finally:
             for end in (writer, far_writer):
                 self._writers.discard(end)
@@ -86,11 +91,13 @@ async def _copy(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     count: Callable[[int], Awaitable[None]],
+    loses: Callable[[], bool] = lambda: False,
 ) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
+            if not loses():
+                writer.write(data)
+                await writer.drain()
             await count(len(data))
     writer.transport.abort()
 

@@ -26,6 +26,7 @@ from trocar_server.rpc.call.drain import OWN, DrainSwitch, refused_unknown
 from trocar_server.rpc.call.forwarded import original
 from trocar_server.rpc.call.method_scopes import is_open
 from trocar_server.rpc.call.principal import flow_of, log_name
+from trocar_server.rpc.call.repeated import was_done_before
 from trocar_server.rpc.call.running_calls import RunningCall, RunningCalls
 from trocar_server.rpc.call.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 from trocar_server.rpc.transfer.compression import MAGIC, unpacked
@@ -326,8 +327,10 @@ class _Call:
                 if not method.writes:
                     reply = method.serialized(record, reply)
             except BaseException as error:
-                await self._fail(running.problem or error, context)
-                raise
+                if not was_done_before(record.method, error, context):
+                    await self._fail(running.problem or error, context)
+                    raise
+                reply = b""
             finally:
                 self.running.calls.discard(running)
                 if self.is_open:

@@ -1,0 +1,103 @@
+"""Deletions whose reply is lost: the client sends them again, and they have succeeded."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import trocar
+from tests.support.oracles.tiny_training import MODELS, make_trainer, samples
+from tests.support.servers.gateway import Gateway, is_serving
+from tests.support.servers.proxy import running_proxy
+from tests.support.servers.serving import Serve
+from tests.support.servers.waiting import wait_until
+from tests.support.wire.wire import raw_channel
+from trocar.errors import UnknownDatasetError, UnknownEditsError, UnknownModelError
+from trocar_api.repeats import REPEATED_KEY
+from trocar_api.v1.dataset_pb2 import DeleteDatasetRequest
+from trocar_api.v1.dataset_pb2_grpc import DatasetServiceStub
+
+
+class Dataset:
+    """A data set, deleted by its id."""
+
+    error = UnknownDatasetError
+
+    def make(self, client: trocar.Client) -> None:
+        images, labels = samples(4)
+        self._id = client.upload_dataset(images, targets=labels, name="some").dataset_id
+
+    def delete(self, client: trocar.Client) -> None:
+        client.delete_dataset(self._id)
+
+    def is_there(self, client: trocar.Client) -> bool:
+        return bool(client.datasets())
+
+
+class Edits:
+    """Stored edits."""
+
+    error = UnknownEditsError
+
+    def make(self, client: trocar.Client) -> None:
+        client.store_edits("tiny", "some", trocar.edit("fc", "zero"))
+
+    def delete(self, client: trocar.Client) -> None:
+        client.delete_edits("tiny", "some")
+
+    def is_there(self, client: trocar.Client) -> bool:
+        return bool(client.stored_edits())
+
+
+class Published:
+    """A published model."""
+
+    error = UnknownModelError
+
+    def make(self, client: trocar.Client) -> None:
+        make_trainer(client).publish("some")
+
+    def delete(self, client: trocar.Client) -> None:
+        client.unpublish("some")
+
+    def is_there(self, client: trocar.Client) -> bool:
+        return "some" in [model.model_id for model in client.models()]
+
+
+KINDS: list[Callable[[], Dataset | Edits | Published]] = [Dataset, Edits, Published]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_deletion_whose_reply_is_lost_succeeds(
+    serve: Serve, tmp_path: Path, make: Callable[[], Dataset | Edits | Published]
+) -> None:
+    server, kind = serve(models=MODELS, data_dir=tmp_path), make()
+    with (
+        running_proxy(server.address) as proxy,
+        trocar.connect(server.address) as direct,
+        trocar.connect(proxy.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        kind.make(client)
+        proxy.loses_replies = True
+        deleting = pool.submit(kind.delete, client)
+        wait_until(lambda: not kind.is_there(direct))
+        proxy.loses_replies = False
+        proxy.break_connections()
+        deleting.result()
+        with pytest.raises(kind.error):
+            kind.delete(client)
+
+
+def test_a_gateway_passes_on_that_a_call_is_repeated(serve: Serve, tmp_path: Path) -> None:
+    gateway = Gateway(serve(models=MODELS, data_dir=tmp_path), models=["tiny"])
+    try:
+        wait_until(lambda: is_serving(gateway))
+        with trocar.connect(gateway.address) as client, pytest.raises(UnknownDatasetError):
+            client.delete_dataset("0" * 32)
+        with raw_channel(gateway.address) as channel:
+            request = DeleteDatasetRequest(dataset_id="0" * 32)
+            DatasetServiceStub(channel).DeleteDataset(request, metadata=((REPEATED_KEY, "1"),), timeout=60)
+    finally:
+        gateway.stop()
