@@ -134,7 +134,7 @@ class ClusterKilling:
         return self.outcome
 
     def _config(self) -> ServerConfig:
-        place = {"min_replicas": 2, "cpus": 0.5}
+        place = {"min_replicas": 2, "max_per_node": 1, "cpus": 0.5}
         settings: dict[str, Any] = {
             "models": {**TRAINED, "plain": custom(Plain, SHAPE)},
             "cluster": {

@@ -268,6 +268,8 @@ class PlacementConfig(BaseModel):
     """Replicas without any load."""
     max_replicas: int | None = Field(default=None, ge=1)
     """The most replicas; `min_replicas` when unset, and then their number is fixed."""
+    max_per_node: int | None = Field(default=None, ge=1, le=100)
+    """The most replicas on one node; any number when unset."""
     cpus: float = Field(default=1.0, ge=0)
     """CPUs that Ray sets aside for each replica, and for each worker of its fits; also the threads of a pass,
     where `threads` is unset."""

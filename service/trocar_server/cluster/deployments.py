@@ -256,6 +256,7 @@ def model_target(
             "num_gpus": placement.gpus,
             "resources": placement.resources,
         },
+        max_replicas_per_node=placement.max_per_node,
         max_constructor_retry_count=_START_ATTEMPTS,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,

@@ -346,12 +346,15 @@ def test_weights_are_replaced_without_a_failed_call(cluster: Deployed, serve: Se
         deploying.wait_until_ready(read_config(path))
 
     changed = {"tiny": {**MODELS["tiny"], "weights": "random:1"}}
-    config = write_config(cluster.config.with_name("new.toml"), changed, {"tiny": PLACE}, **SETTINGS)
+    spread = {"tiny": f"{PLACE}\nmin_replicas = 2\nmax_per_node = 1"}
+    config = write_config(cluster.config.with_name("new.toml"), changed, spread, **SETTINGS)
     with under_load(cluster) as load:
         for path, weights in ((config, "random:1"), (cluster.config, "random:0")):
             load.grows()
             replace(path)
             load.grows()
+            replicas = cluster.replicas()
+            assert len({replica["node_id"] for replica in replicas}) == len(replicas)
             with cluster.connect() as client, direct(serve, weights) as alone:
                 found, expected = (one.extract("tiny", IMAGES, TAPS) for one in (client, alone))
                 assert all(np.array_equal(found[tap], expected[tap]) for tap in TAPS)
