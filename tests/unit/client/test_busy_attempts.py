@@ -108,3 +108,18 @@ def test_what_only_took_too_long_is_taken_up_where_that_is_said() -> None:
     slow = Ended(grpc.StatusCode.DEADLINE_EXCEEDED)
     assert attempts().pause_after(PROBLEM, slow) is None
     assert attempts().pause_after(PROBLEM, slow, is_slow=True) == 0.1
+
+
+def test_a_server_that_returns_is_awaited_beyond_the_number_of_retries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [50.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    call = Attempts(1, 100.0, returns_within_s=30.0)
+    for pause_s in (0.1, 0.2, 0.4, 0.8):
+        assert call.pause_after(PROBLEM, BROKEN) == pause_s
+    assert call.pause_after(busy(), Ended(grpc.StatusCode.RESOURCE_EXHAUSTED)) is None
+    now[0] += 29.9
+    assert call.pause_after(PROBLEM, BROKEN) == 2.0
+    now[0] += 0.2
+    assert call.pause_after(PROBLEM, BROKEN) is None
