@@ -17,6 +17,9 @@ from typing import Any
 import ray
 
 NAME, NAMESPACE = "trocar-directory", "trocar"
+_ON_HEAD = {"node:__internal_head__": 0.001}
+"""Ray's own resource of the head. Elsewhere it could be lost together with a replica, and trainers would wait
+until Ray has noticed that the node is gone."""
 SPEC_FILE = "cluster.json"
 _FORGOTTEN_AFTER_S = 5.0
 _NEW_FOR_S = 2.0
@@ -97,7 +100,9 @@ def _fresh(reports: dict[str, tuple[float, dict[str, Any]]]) -> list[dict[str, A
 def start_directory(data_dir: Path) -> Any:
     """Start the directory, or find the one that runs; outlives this process, and Ray restarts it."""
     options = {"name": NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    actor = ray.remote(Directory).options(num_cpus=0, max_restarts=-1, max_task_retries=3, **options)
+    actor = ray.remote(Directory).options(
+        num_cpus=0, resources=_ON_HEAD, max_restarts=-1, max_task_retries=3, **options
+    )
     return actor.remote(str(data_dir))
 
 
