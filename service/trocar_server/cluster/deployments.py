@@ -248,6 +248,7 @@ def model_target(
     """Return the application of one model; its servers listen on `host`, or on the address of their node."""
     settings = child_config(config, model_id, placement) | ({"host": host} if host else {})
     drain_s, grace_s = config.cluster.drain_s, config.grace_s
+    per_node: Any = placement.max_per_node  # None, the default, is missing in Ray's annotation (2.60)
     deployment: Any = serve.deployment(
         ReplicaSupervisor,
         name=model_id,
@@ -256,7 +257,7 @@ def model_target(
             "num_gpus": placement.gpus,
             "resources": placement.resources,
         },
-        max_replicas_per_node=placement.max_per_node,
+        max_replicas_per_node=per_node,
         max_constructor_retry_count=_START_ATTEMPTS,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,

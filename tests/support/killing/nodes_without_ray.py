@@ -161,6 +161,7 @@ class NodesWithoutRay:
         """Start every replica and gateway."""
         from trocar_server.cluster import deploying, deployments
         from trocar_server.cluster.directory import Directory
+        from trocar_server.cluster.rank_placement import rank_resources
 
         self._data_dir = str(config.data_dir)
         config.data_dir.mkdir()
@@ -171,7 +172,11 @@ class NodesWithoutRay:
         drain_s, grace_s = config.cluster.drain_s, config.grace_s
         for model_id, place in deploying.placements(config).items():
             own = deployments.child_config(config, model_id, place) | {"host": _ADDRESS}
-            replica = partial(deployments.ReplicaSupervisor, model_id, own, drain_s, grace_s)
+            resources = rank_resources(place.cpus, place.resources)
+            start_s = config.cluster.start_timeout_s
+            replica = partial(
+                deployments.ReplicaSupervisor, model_id, own, drain_s, grace_s, resources, start_s
+            )
 
             self._makers.append(replica)
             for number in range(place.min_replicas):
@@ -285,7 +290,7 @@ def nodes_without_ray(count: int) -> Iterator[NodesWithoutRay]:
     """Start nodes; every process of theirs ends with the context."""
     from ray.exceptions import RayError
 
-    from trocar_server.cluster import deployments
+    from trocar_server.cluster import deployments, rank_placement
 
     nodes = NodesWithoutRay(count)
 
@@ -302,7 +307,8 @@ def nodes_without_ray(count: int) -> Iterator[NodesWithoutRay]:
         return [{"NodeID": f"node {number}", "NodeManagerAddress": _ADDRESS} for number in range(count + 1)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deployments, "ray", SimpleNamespace(get=get, get_runtime_context=context, nodes=known))
+        for module in (deployments, rank_placement):
+            patch.setattr(module, "ray", SimpleNamespace(get=get, get_runtime_context=context, nodes=known))
         patch.setattr(deployments, "open_directory", lambda: _here.handle)
         patch.setattr(ChildProcess, "starts", warm_python.Popen)
         patch.setenv(warm_python.ALSO, "torch._dynamo torchmetrics")  # as first steps and fits do
