@@ -226,9 +226,8 @@ class AsyncConnection:
         return reply.value == _SERVING
 
     async def learn(self, stream: AsyncStream) -> None:
-        """Learn from the first call that has ended well whether its server is a gateway."""
-        if self.is_gateway is None:
-            self._learn(await stream.trailing_metadata() or ())
+        """Learn from a call that has ended well whether its server is a gateway; once is enough."""
+        self._learn(await stream.trailing_metadata() or ())
 
     def _learn(self, trailing: Trailing) -> None:
         said = [value for key, value in trailing if key == GATEWAY_KEY]

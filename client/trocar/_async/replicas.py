@@ -258,7 +258,7 @@ class AsyncRoutedStreams:
 
     async def learn(self, stream: AsyncStream) -> None:
         """Learn from a stream that has ended well whether its server is a gateway."""
-        if self._route is None:
+        if self._connection.is_gateway is None and self._route is None:
             await self._connection.learn(stream)
 
     def converted(self, error: grpc.RpcError) -> Exception:

@@ -251,7 +251,7 @@ class RoutedStreams:
 
     def learn(self, stream: Stream) -> None:
         """Learn from a stream that has ended well whether its server is a gateway."""
-        if self._route is None:
+        if self._connection.is_gateway is None and self._route is None:
             self._connection.learn(stream)
 
     def converted(self, error: grpc.RpcError) -> Exception:

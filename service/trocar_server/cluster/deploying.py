@@ -288,7 +288,8 @@ def _unsettled(status: ServeStatus) -> str:
 def _check_failures(state: dict[str, Any], status: ServeStatus) -> None:
     """Raise what keeps all of a deployment from starting."""
     started = {APP_PREFIX + report["model_id"] for report in state["replicas"]}
-    started |= {GATEWAY_APP for _ in state["gateways"]}
+    if state["gateways"]:
+        started.add(GATEWAY_APP)
     for name, (count, why) in state["failures"].items():
         if count >= _FAILED_STARTS and name not in started:
             raise _cannot_start(name, why)

@@ -112,7 +112,7 @@ class RankPlacement:
             if not self._has_room(group, request, released):
                 return
             actors = [self._start(group, request, rank) for rank in range(1, request["count"] + 1)]
-            self._watch(request["place"], {actor.run.remote(): actor for actor in actors}, released)
+            self._watch(request["place"], [actor.run.remote() for actor in actors], released)
         except RayError as error:
             self._tell({"ranks": {"id": request["place"], "lost": first_line(error)}})
         finally:
@@ -155,14 +155,13 @@ class RankPlacement:
             ),
         ).remote(settings | {"config": self._config, "rank": rank})
 
-    def _watch(self, own_id: str, runs: dict[Any, Any], released: Event) -> None:
+    def _watch(self, own_id: str, runs: list[Any], released: Event) -> None:
         """Wait until they are released; the end of one before is told, once."""
-        ranks = {run: rank for rank, run in enumerate(runs, 1)}
         while not released.wait(_POLL_S):
-            ended, _ = ray.wait(list(runs), num_returns=1, timeout=0)
+            ended, _ = ray.wait(runs, num_returns=1, timeout=0)
             if ended and not released.is_set():
-                why = _end_of(ended[0])
-                self._tell({"ranks": {"id": own_id, "lost": f"rank {ranks[ended[0]]} ended: {why}"}})
+                rank, why = 1 + runs.index(ended[0]), _end_of(ended[0])
+                self._tell({"ranks": {"id": own_id, "lost": f"rank {rank} ended: {why}"}})
                 return
 
 
