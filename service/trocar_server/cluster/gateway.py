@@ -15,7 +15,7 @@ import asyncio
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -66,33 +66,30 @@ _CHANNEL_OPTIONS = (
 
 
 class Channels:
-    """Connections to replicas, by address."""
+    """Connections to replicas, by address; on the wire all four kinds of method are streams.
+
+    # Note: [Who closes a connection]
+    Nobody: each attempt holds its channel, and gRPC closes one that nothing holds any more. `Channel.close`
+    would cancel calls under way, after its grace or (before grpcio 1.83) as soon as they had sent their
+    message; a forwarded call that is cancelled here ends without a status, and its caller waits until the
+    deadline. A connection whose replica has died ends by itself, and its calls with it.
+    """
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    def call(self, address: str, method: str, metadata: Metadata, timeout_s: float | None) -> Any:
-        """Begin a call, of bytes in both directions; on the wire all four kinds of method are streams."""
-        return self._channel(address).stream_stream(method)(metadata=metadata, timeout=timeout_s)
-
-    def call_once(
-        self, address: str, method: str, metadata: Metadata, timeout_s: float | None, message: bytes
-    ) -> Any:
-        """Begin a call with one message: sent with everything else in one step, where a stream takes four."""
-        begin: Any = self._channel(address).unary_stream(method)
-        return begin(message, metadata=metadata, timeout=timeout_s)
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
+    def at(self, address: str) -> grpc.aio.Channel:
+        """Return the connection to a replica, for as long as the caller holds it."""
         channel = self._channels.get(address)
         if channel is None:
             channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
             self._channels[address] = channel
         return channel
 
-    async def keep_only(self, addresses: set[str]) -> None:
-        """Close the connections to other addresses; their calls have half a minute to end."""
-        gone = [self._channels.pop(address) for address in self._channels.keys() - addresses]
-        await asyncio.gather(*(channel.close(30.0) for channel in gone))
+    def keep_only(self, addresses: set[str]) -> None:
+        """Let go of the connections to other addresses; see Note: [Who closes a connection]."""
+        for address in self._channels.keys() - addresses:
+            del self._channels[address]
 
 
 @dataclass
@@ -115,6 +112,11 @@ class Gateway:
     channels: Channels = field(default_factory=Channels)
     _homes: "OrderedDict[tuple[Subject, str], str]" = field(default_factory=OrderedDict)
     """Ids of the replicas where trainers and published models were found."""
+
+    def update(self, reports: Iterable[Mapping[str, Any]], wanted: Mapping[str, int]) -> None:
+        """Take the latest reports, as `ReplicaTable.update`; calls under way end where they began."""
+        self.table.update(reports, wanted)
+        self.channels.keep_only(self.table.addresses())
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Handler of every method."""
@@ -223,7 +225,8 @@ class _Call:
         replica.open_count += 1
         if len(self.tried) > 1 and not is_repeated(self.metadata):
             self.metadata = (*self.metadata, (REPEATED_KEY, "1"))
-        call, sending = await self._begin(replica)
+        channel = self.gateway.channels.at(replica.address)
+        call, sending = await self._begin(channel)
         try:
             await self._pass_on(call)
             self.context.set_trailing_metadata((*(await call.trailing_metadata() or ()), *self._hint()))
@@ -256,14 +259,17 @@ class _Call:
         self.has_replied = True
         await self.context.write(reply)
 
-    async def _begin(self, replica: Replica) -> "tuple[Any, asyncio.Future[None] | None]":
-        """Begin the call to a replica; returns it, and the task that sends its messages, if several."""
-        target = (replica.address, self.method, self.metadata, self.remaining_s)
-        channels, messages = self.gateway.channels, self.messages
-        if await messages.is_single():
-            return channels.call_once(*target, await messages.first() or b""), None
-        call = channels.call(*target)
-        return call, asyncio.ensure_future(messages.send_to(call))
+    async def _begin(self, channel: grpc.aio.Channel) -> "tuple[Any, asyncio.Future[None] | None]":
+        """Begin the call to a replica; returns it, and the task that sends its messages, if several.
+
+        A single message is sent with everything else in one step, where a stream takes four.
+        """
+        if await self.messages.is_single():
+            message = await self.messages.first() or b""
+            begin: Any = channel.unary_stream(self.method)
+            return begin(message, metadata=self.metadata, timeout=self.remaining_s), None
+        call: Any = channel.stream_stream(self.method)(metadata=self.metadata, timeout=self.remaining_s)
+        return call, asyncio.ensure_future(self.messages.send_to(call))
 
     def _may_repeat(self, problem: grpc.aio.AioRpcError) -> bool:
         """Whether to send the call to another replica; see Note: [Calls that are sent again]."""
@@ -352,7 +358,9 @@ class _Call:
     async def _ask(self, replica: Replica, method: str, message: bytes) -> bytes | grpc.aio.AioRpcError:
         """Ask one replica on behalf of the caller; returns its reply, or its failure."""
         timeout_s = min(_PROBE_S, self.remaining_s or _PROBE_S)
-        call = self.gateway.channels.call_once(replica.address, method, self.metadata, timeout_s, message)
+        channel = self.gateway.channels.at(replica.address)
+        begin: Any = channel.unary_stream(method)
+        call = begin(message, metadata=self.metadata, timeout=timeout_s)
         try:
             reply = await call.read()
             return reply if isinstance(reply, bytes) else b""

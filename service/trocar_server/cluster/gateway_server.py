@@ -63,9 +63,8 @@ async def serve(config: ServerConfig, lines: ParentLines, taken: list[str], key:
     lines.write(ready=address)
     try:
         while (line := await asyncio.to_thread(lines.read)) is not None:
-            table.update(line["replicas"], line["wanted"])
+            gateway.update(line["replicas"], line["wanted"])
             await _set_health(health, is_serving=bool(table.serving()))
-            asyncio.ensure_future(gateway.channels.keep_only(table.addresses()))  # noqa: RUF006 - ends by itself
     finally:
         await health.enter_graceful_shutdown()
         await server.stop(config.grace_s)

@@ -5,6 +5,7 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.support.servers.replica_report import replica_report
 from tests.support.servers.running_server import RunningServer
 from tests.support.wire.wire import raw_channel
 from trocar_server.cluster.child_process import ChildProcess
@@ -45,17 +46,14 @@ class Gateway:
     def serve(self, *servers: RunningServer, wanted: int = 1, client_address: str = "") -> None:
         """Give it the servers as replicas; to clients it names their addresses, or another one."""
         reports = [
-            {
-                "replica_id": replica_id(server, model_id),
-                "model_id": model_id,
-                "address": server.app.rpc.plain_address or server.address,
-                "client_address": client_address or server.address,
-                "metrics_address": metrics_of(server),
-                "slot": str(slot),
-                "waiting_s": 0.0,
-                "call_count": 0,
-                "is_draining": False,
-            }
+            replica_report(
+                replica_id(server, model_id),
+                model_id,
+                server.app.rpc.plain_address or server.address,
+                client_address=client_address or server.address,
+                metrics_address=metrics_of(server),
+                slot=str(slot),
+            )
             for slot, server in enumerate(servers)
             for model_id in self._models
         ]

@@ -3,19 +3,12 @@
 import asyncio
 from typing import Any
 
+from tests.support.servers.replica_report import replica_report
 from trocar_server.cluster.routing import Replica, ReplicaTable
 
 
-def report(name: str, slot: int, **values: Any) -> dict[str, Any]:
-    fixed = {
-        "replica_id": name,
-        "model_id": "m",
-        "address": f"{name}:1",
-        "client_address": f"{name}:2",
-        "metrics_address": f"{name}:3",
-        "slot": str(slot),
-    }
-    return {**fixed, "waiting_s": 0.0, "call_count": 0, "is_draining": False, **values}
+def report(name: str, slot: int, model_id: str = "m", **values: Any) -> dict[str, Any]:
+    return replica_report(name, model_id, f"{name}:1", slot=str(slot), **values)
 
 
 def table(*reports: dict[str, Any]) -> ReplicaTable:
