@@ -37,6 +37,8 @@ _EACH = "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT"
 CONTROLLER_OPTIONS = {"runtime_env": {"env_vars": {_EACH: str(_START_ATTEMPTS)}}}
 """The same, for each replica of a deployment; the smaller limit counts."""
 _REPORT_S = 5.0
+_STATE_S = 5.0
+"""The longest wait for the directory's reports; then they are asked for again."""
 _PUSH_EVERY_S = 0.25
 _TELL_EVERY_S = 0.5
 _HEALTH_PERIOD_S = 1.0
@@ -119,7 +121,7 @@ class ReplicaSupervisor:
         """
         while not self._stopping.wait(_TELL_EVERY_S):
             try:
-                state: Any = ray.get(self._directory.state.remote(), timeout=_HEALTH_TIMEOUT_S)
+                state: Any = ray.get(self._directory.state.remote(), timeout=_STATE_S)
             except RayError:
                 continue
             own_id, model_id = self._report["replica_id"], self._report["model_id"]
@@ -207,7 +209,7 @@ class GatewaySupervisor:
         while not self._stopping.wait(_PUSH_EVERY_S):
             try:
                 self._directory.report_gateway.remote(self._report)
-                state: Any = ray.get(self._directory.state.remote(), timeout=_HEALTH_TIMEOUT_S)
+                state: Any = ray.get(self._directory.state.remote(), timeout=_STATE_S)
             except RayError:
                 continue
             if not state["is_new"]:

@@ -187,7 +187,9 @@ class EditStore:
         return self._folder / _digest(principal) / f"{_digest(model_id, name)}{SUFFIX}"
 
     def _files(self, principal: str) -> list[Path]:
-        return sorted((self._folder / _digest(principal)).glob(f"*{SUFFIX}"))
+        with suppress(FileNotFoundError):  # the last list, and so the folder, is deleted meanwhile
+            return sorted((self._folder / _digest(principal)).glob(f"*{SUFFIX}"))
+        return []
 
     def _unknown(self, principal: str, model_id: str, name: str) -> ServiceError:
         """Error for a list that is absent or another principal's: callers cannot tell which."""

@@ -12,8 +12,9 @@ server died before, during or after it.
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import structlog
 
@@ -27,7 +28,9 @@ from trocar_server.training.step.step_result import StepResult
 from trocar_server.training.trainer_calls import Applied
 
 REPLAY_S = 10.0
-"""Seconds of computing after which a checkpoint ends the journal: a takeover has to repeat them."""
+"""Seconds of computing in the journals of a server's trainers: a takeover of all has to repeat them."""
+_CHECKPOINT_SHARE = 0.1
+"""The most of a trainer's time that checkpoints take for that, unless its own journal is too long."""
 JOURNAL_BYTES = 1 << 30
 """Bytes of a journal after which a checkpoint ends it."""
 
@@ -38,20 +41,40 @@ _log = structlog.get_logger("trocar")
 
 @dataclass(eq=False)
 class DurableSteps:
-    """The journal of one trainer. Belongs to one event loop."""
+    """The journal of one trainer. Belongs to one event loop.
+
+    Args:
+        trainer_id: The trainer.
+        storage: Stores the journal.
+        journals: Those of all trainers of the server; this one adds itself.
+    """
 
     trainer_id: str
     storage: StorageOnDemand
+    journals: "WeakSet[DurableSteps]" = field(default_factory=WeakSet)
     checkpoint: int = 0
     """The checkpoint that the entries follow; 0 before the first."""
     counts: Counts | None = (0, 0)
     """Counts of the state that checkpoint and entries make; None if the trainer was changed otherwise."""
     compute_s: float = 0.0
     byte_count: int = 0
+    checkpoint_s: float = 0.0
+    """Seconds that the last checkpoint took."""
+
+    def __post_init__(self) -> None:
+        self.journals.add(self)
 
     def needs_checkpoint(self, counts: Counts) -> bool:
         """Whether the next call must be preceded by a checkpoint, given the trainer's counts."""
-        return counts != self.counts or self.compute_s > REPLAY_S or self.byte_count > JOURNAL_BYTES
+        is_long = self.compute_s > REPLAY_S or self.byte_count > JOURNAL_BYTES
+        return counts != self.counts or is_long or self._is_due()
+
+    def _is_due(self) -> bool:
+        """Whether all journals together are too long to repeat, and this one is no shorter than the mean."""
+        seconds = [journal.compute_s for journal in self.journals]
+        total_s = sum(seconds)
+        is_worth_it = self.checkpoint_s < _CHECKPOINT_SHARE * self.compute_s
+        return total_s > REPLAY_S and is_worth_it and self.compute_s * len(seconds) >= total_s
 
     async def begin(self, checkpoint: int, counts: Counts) -> None:
         """Begin after a checkpoint; earlier entries are removed."""

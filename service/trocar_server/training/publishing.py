@@ -35,6 +35,7 @@ class Publishing:
     def __init__(self, engine: Engine, storage: StorageOnDemand) -> None:
         self._engine = engine
         self._storage = storage
+        self._one_at_a_time = asyncio.Lock()
 
     async def host_all(self, store: PublishedStore) -> None:
         """Host the models published earlier; those that cannot be hosted are listed with the reason."""
@@ -67,7 +68,13 @@ class Publishing:
                 _log.warning("published model not hosted", model_id=model.model_id, why=error.message)
 
     async def publish(
-        self, trainer: Trainer, base: HostedModel, model_id: str, categories: tuple[str, ...]
+        self,
+        trainer: Trainer,
+        base: HostedModel,
+        model_id: str,
+        categories: tuple[str, ...],
+        *,
+        is_repeated: bool = False,
     ) -> None:
         """Publish a copy of a trainer's weights as a model of the catalogue, at once and after restarts.
 
@@ -77,20 +84,33 @@ class Publishing:
             model_id: The new model's id.
             categories: Class names by index. When empty: those of the data set of the newest fit where the
                 trainer has a new head, else the trainer's own.
+            is_repeated: Whether the call was sent before: it has succeeded if the caller's model of this id
+                has these weights.
 
         Raises:
             ServiceError: `MODEL_CONFLICT`, the id is taken; `MODEL_INVALID`, the id is not valid;
                 `INVALID_ARGUMENT`, the trainer has an adapter, or the class names do not fit.
         """
+        async with self._one_at_a_time:  # a repeated call may come while the first one runs
+            await self._publish(trainer, base, model_id, categories, is_repeated=is_repeated)
+
+    async def _publish(
+        self,
+        trainer: Trainer,
+        base: HostedModel,
+        model_id: str,
+        categories: tuple[str, ...],
+        *,
+        is_repeated: bool,
+    ) -> None:
         if TRAINER_ID.fullmatch(model_id):  # do not reveal whether such a trainer exists
             raise ServiceError(
                 ErrorReason.MODEL_INVALID,
                 "32 hexadecimal digits are reserved for ids of trainers; choose another id",
             )
-        if model_id in {entry.spec.model_id for entry in self._engine.catalogue.entries()}:
-            raise ServiceError(
-                ErrorReason.MODEL_CONFLICT, f"model '{model_id[:80]}' exists; choose another id"
-            )
+        is_taken = model_id in {entry.spec.model_id for entry in self._engine.catalogue.entries()}
+        if is_taken and not is_repeated:
+            raise _taken(model_id)
         if trainer.spec.adapter is not None:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
@@ -101,6 +121,11 @@ class Publishing:
         storage = await asyncio.to_thread(self._storage.get)
         async with trainer.numbering.at_rest():
             weights = await self._engine.owner.run(lambda: snapshot_state_dict(hosted.module))
+        if is_taken:
+            has = partial(storage.published.has, model_id, trainer.principal, base, weights)
+            if await asyncio.to_thread(has):
+                return
+            raise _taken(model_id)
         write = partial(
             storage.published.publish,
             model_id,
@@ -140,6 +165,10 @@ class Publishing:
         if any(spec.model_id == model_id and Path(spec.weights).name == weights_file for spec in hosted):
             await self._engine.deployments.unload(model_id)
             self._engine.catalogue.remove(model_id)
+
+
+def _taken(model_id: str) -> ServiceError:
+    return ServiceError(ErrorReason.MODEL_CONFLICT, f"model '{model_id[:80]}' exists; choose another id")
 
 
 def check_categories(categories: Sequence[str], outputs: Collection[tuple[int, ...]]) -> None:

@@ -403,7 +403,9 @@ class Trainer:
             await self._on_owner(make_batch, deadline, batches)
         batch = batches[0] if batches else None
         if durable.needs_checkpoint(self._steps):
+            began = time.monotonic()
             await self._write_now()
+            durable.checkpoint_s = time.monotonic() - began
         await durable.record(number, kind, batch)
         return _given(batch)
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
@@ -48,6 +48,7 @@ class TrainerBuilder:
         self.storage = storage
         self._scratch_dir = scratch_dir
         self._has_durable_steps = has_durable_steps
+        self._journals: WeakSet[DurableSteps] = WeakSet()
         self._fingerprints: WeakKeyDictionary[HostedModel, str] = WeakKeyDictionary()
 
     async def new(self, principal: str, spec: TrainerSpec, request_id: str) -> Trainer:
@@ -143,7 +144,7 @@ class TrainerBuilder:
             stored_facts=dict(record.facts),
         )
         if self._has_durable_steps:
-            trainer.durable = DurableSteps(record.trainer_id, self.storage)
+            trainer.durable = DurableSteps(record.trainer_id, self.storage, self._journals)
         own = replace(core.hosted, spec=replace(core.hosted.spec, model_id=trainer.trainer_id))
         await self.engine.deployments.adopt(own, trainer.principal)
         return trainer

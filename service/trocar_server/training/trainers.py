@@ -374,14 +374,19 @@ class Trainers:
         """Close a trainer and delete its checkpoints."""
         await shielded(self._close(trainer))
 
-    async def publish(self, trainer: Trainer, model_id: str, categories: tuple[str, ...]) -> None:
+    async def publish(
+        self, trainer: Trainer, model_id: str, categories: tuple[str, ...], *, is_repeated: bool = False
+    ) -> None:
         """Publish a copy of a trainer's weights as a model of the catalogue, at once and after restarts.
+
+        See `Publishing.publish`.
 
         Raises:
             ServiceError: `MODEL_CONFLICT`, the id is taken; `MODEL_INVALID`, the id is not valid.
         """
         base = self._builder.base(trainer.spec)
-        await shielded(self.publishing.publish(trainer, base, model_id, categories))
+        publishing = self.publishing.publish(trainer, base, model_id, categories, is_repeated=is_repeated)
+        await shielded(publishing)
 
     def models_of(self, spec: TrainerSpec) -> tuple[HostedModel, dict[str, HostedModel]]:
         """Return the model that a trainer starts from and its teachers by id.

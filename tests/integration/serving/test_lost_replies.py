@@ -1,9 +1,10 @@
-"""Deletions whose reply is lost: the client sends them again, and they have succeeded."""
+"""Deletions and publications whose reply is lost: the client sends them again, and they have succeeded."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 import trocar
@@ -13,10 +14,12 @@ from tests.support.servers.proxy import running_proxy
 from tests.support.servers.serving import Serve
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.wire import raw_channel
-from trocar.errors import UnknownDatasetError, UnknownEditsError, UnknownModelError
+from trocar.errors import ModelConflictError, UnknownDatasetError, UnknownEditsError, UnknownModelError
 from trocar_api.repeats import REPEATED_KEY
 from trocar_api.v1.dataset_pb2 import DeleteDatasetRequest
 from trocar_api.v1.dataset_pb2_grpc import DatasetServiceStub
+from trocar_api.v1.trainer_pb2 import PublishTrainerRequest
+from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 
 
 class Dataset:
@@ -88,6 +91,45 @@ def test_a_deletion_whose_reply_is_lost_succeeds(
         deleting.result()
         with pytest.raises(kind.error):
             kind.delete(client)
+
+
+def test_a_publication_whose_reply_is_lost_succeeds(serve: Serve, tmp_path: Path) -> None:
+    server = serve(models=MODELS, data_dir=tmp_path)
+    with (
+        running_proxy(server.address) as proxy,
+        trocar.connect(server.address) as direct,
+        trocar.connect(proxy.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        trainer = make_trainer(client)
+        trainer.step(*samples(4))
+        proxy.loses_replies = True
+        publishing = pool.submit(trainer.publish, "some")
+        wait_until(lambda: "some" in [model.model_id for model in direct.models()])
+        proxy.loses_replies = False
+        proxy.break_connections()
+        assert publishing.result() == "some"
+        with pytest.raises(ModelConflictError):
+            trainer.publish("some")
+
+
+def test_a_repeated_publication_of_other_weights_is_refused(serve: Serve, tmp_path: Path) -> None:
+    server = serve(models=MODELS, data_dir=tmp_path)
+    with trocar.connect(server.address) as client, raw_channel(server.address) as channel:
+        trainer = make_trainer(client)
+        request = PublishTrainerRequest(trainer_id=trainer.trainer_id, model_id="some")
+
+        def publish_again() -> None:
+            TrainerServiceStub(channel).PublishTrainer(request, metadata=((REPEATED_KEY, "1"),), timeout=60)
+
+        publish_again()  # the first attempt never came
+        publish_again()
+        for taken in ("tiny", "some"):
+            trainer.step(*samples(4))
+            request.model_id = taken
+            with pytest.raises(grpc.RpcError) as refused:
+                publish_again()
+            assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
 def test_a_gateway_passes_on_that_a_call_is_repeated(serve: Serve, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import fcntl
 import hashlib
+import os
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -66,6 +68,21 @@ def test_lists_are_sorted_by_model_and_name(kept: EditStore) -> None:
     assert names(kept, "alice") == [("a", "y"), ("a", "z"), ("b", "x")]
     assert names(kept, "alice", "a") == [("a", "y"), ("a", "z")]
     assert names(kept, "alice", "nowhere") == []
+
+
+def test_a_list_asked_for_while_the_last_one_is_deleted_is_empty(
+    kept: EditStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.put("alice", "m", "n", b"d")
+    scandir = os.scandir
+
+    def deleted_before(path: Any = ".") -> Any:
+        monkeypatch.setattr(os, "scandir", scandir)
+        kept.delete("alice", "m", "n")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", deleted_before)
+    assert kept.entries("alice") == []
 
 
 def test_a_name_is_taken_once_unless_it_is_to_be_replaced(kept: EditStore) -> None:

@@ -1,4 +1,4 @@
-"""Repeated deletions: one whose reply was lost finds nothing when it is sent again, and has succeeded."""
+"""Repeated calls: a deletion whose reply was lost finds nothing when it is sent again, and has succeeded."""
 
 import grpc
 

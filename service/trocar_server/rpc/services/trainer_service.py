@@ -12,6 +12,7 @@ from trocar_api.v1.extraction_pb2 import ServerTiming
 from trocar_server.engine.schedule.admission import MethodClass
 from trocar_server.models import current_flow, current_principal
 from trocar_server.rpc.call.principal import principal_of
+from trocar_server.rpc.call.repeated import is_repeated
 from trocar_server.rpc.codec.fields import invalid
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.codec.trainer_specs import spec_message, trainer_spec
@@ -142,7 +143,12 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> pb.PublishTrainerResponse:
         """Publish the weights as a hosted model."""
         trainer = await self._get(request.trainer_id, context)
-        await self._trainers.publish(trainer, request.model_id, tuple(request.categories))
+        await self._trainers.publish(
+            trainer,
+            request.model_id,
+            tuple(request.categories),
+            is_repeated=is_repeated(context.invocation_metadata() or ()),
+        )
         return pb.PublishTrainerResponse(model_id=request.model_id)
 
     async def UnpublishModel(

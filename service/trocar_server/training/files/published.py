@@ -49,6 +49,7 @@ from trocar_server.training.model.heads import ReplaceHead
 from trocar_server.training.spec.trainer_spec import HeadSpec
 
 _KIND = "model"
+_BASE = "trocar.base"
 _log = structlog.get_logger("trocar")
 
 
@@ -95,7 +96,7 @@ class PublishedStore:
                 `MODEL_CONFLICT`, the id is taken; `STORAGE_FULL`, `STORAGE_UNAVAILABLE`.
         """
         check_model_id(model_id)
-        content = make_export(weights, {"trocar.base": base.spec.model_id})
+        content = make_export(weights, {_BASE: base.spec.model_id})
         name, digest = f"weights-{uuid.uuid4().hex}.safetensors", hashlib.sha256()
         model = PublishedModel(
             model_id=model_id,
@@ -150,6 +151,22 @@ class PublishedStore:
         for model_id, problem in unreadable.items():
             _log.warning("a published model cannot be read", model_id=model_id, problem=problem.message)
         return found, unreadable
+
+    def has(self, model_id: str, principal: str, base: HostedModel, weights: Mapping[str, Tensor]) -> bool:
+        """Whether the published model of this id is this principal's, from this base, with these weights.
+
+        Raises:
+            ServiceError: `STORAGE_UNAVAILABLE`.
+        """
+        own = (model_id, principal, base.spec.model_id)
+        content, digest = make_export(weights, {_BASE: base.spec.model_id}), hashlib.sha256()
+        for piece in content.pieces():
+            digest.update(piece)
+        return any(
+            (model.model_id, model.principal, model.base_model_id) == own
+            and model.sha256 == digest.hexdigest()
+            for model in self.entries()
+        )
 
     def model_spec(self, model: PublishedModel, replace_head: ReplaceHead) -> ModelSpec:
         """Return the model spec with which the catalogue can host a model.
