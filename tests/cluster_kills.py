@@ -181,6 +181,7 @@ class ClusterKilling:
         until = time.monotonic() + _SETTLED_WITHIN_S
         self._nodes.repair()
         while not self._is_settled():
+            self._nodes.repair()  # a killed raylet may still have been ending a moment ago
             if time.monotonic() > until:
                 self.outcome.wrong.append(f"not replaced: {self._nodes.state()}")
                 return
