@@ -179,9 +179,8 @@ class ClusterKilling:
     def _settle(self) -> None:
         """Replace nodes, and wait for all replicas and gateways."""
         until = time.monotonic() + _SETTLED_WITHIN_S
-        self._nodes.repair()
         while not self._is_settled():
-            self._nodes.repair()  # a killed raylet may still have been ending a moment ago
+            self._nodes.repair()  # again and again: a killed raylet may still have been ending a moment ago
             if time.monotonic() > until:
                 self.outcome.wrong.append(f"not replaced: {self._nodes.state()}")
                 return
