@@ -260,14 +260,10 @@ class _Call:
         await self.context.write(reply)
 
     async def _begin(self, channel: grpc.aio.Channel) -> "tuple[Any, asyncio.Future[None] | None]":
-        """Begin the call to a replica; returns it, and the task that sends its messages, if several.
-
-        A single message is sent with everything else in one step, where a stream takes four.
-        """
+        """Begin the call to a replica; returns it, and the task that sends its messages, if several."""
         if await self.messages.is_single():
             message = await self.messages.first() or b""
-            begin: Any = channel.unary_stream(self.method)
-            return begin(message, metadata=self.metadata, timeout=self.remaining_s), None
+            return _call_once(channel, self.method, self.metadata, self.remaining_s, message), None
         call: Any = channel.stream_stream(self.method)(metadata=self.metadata, timeout=self.remaining_s)
         return call, asyncio.ensure_future(self.messages.send_to(call))
 
@@ -359,8 +355,7 @@ class _Call:
         """Ask one replica on behalf of the caller; returns its reply, or its failure."""
         timeout_s = min(_PROBE_S, self.remaining_s or _PROBE_S)
         channel = self.gateway.channels.at(replica.address)
-        begin: Any = channel.unary_stream(method)
-        call = begin(message, metadata=self.metadata, timeout=timeout_s)
+        call = _call_once(channel, method, self.metadata, timeout_s, message)
         try:
             reply = await call.read()
             return reply if isinstance(reply, bytes) else b""
@@ -408,6 +403,14 @@ class _Call:
         if not replies:
             raise busy("no replica is ready; try again later", None)
         return _MERGED[self.method](replies)
+
+
+def _call_once(
+    channel: grpc.aio.Channel, method: str, metadata: Metadata, timeout_s: float | None, message: bytes
+) -> Any:
+    """Begin a call with one message: sent with everything else in one step, where a stream takes four."""
+    begin: Any = channel.unary_stream(method)
+    return begin(message, metadata=metadata, timeout=timeout_s)
 
 
 def _passed_on(key: str, context: CallContext) -> Metadata:
