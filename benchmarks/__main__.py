@@ -54,9 +54,10 @@ def measure(name: str, effort: Effort) -> Section:
     """Measure one section, and print it."""
     print(f"\n## {name}", flush=True)
     started = time.monotonic()
-    tables = import_module(f"benchmarks.sections.{name}").run(effort)
-    for table in tables:
+    tables = []
+    for table in import_module(f"benchmarks.sections.{name}").run(effort):
         print(f"\n### {table.title}\n\n{table.markdown()}", flush=True)
+        tables.append(table)
     took = time.monotonic() - started
     print(f"\n{took:.0f} s", flush=True)
     return Section(tables, {**machine.describe(), "duration": f"{took:.0f} s"})

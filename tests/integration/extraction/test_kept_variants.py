@@ -131,13 +131,17 @@ def test_one_that_is_too_far_from_eager_is_removed(data_dir: Path, monkeypatch: 
     assert "other values" in [line.get("problem") for line in lines]
 
 
-def test_one_that_differs_on_the_first_batch_of_a_caller_is_not_used_again(data_dir: Path) -> None:
+def test_one_that_differs_on_the_first_batch_of_a_caller_is_not_used_again(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with server_of(data_dir) as server:
         (variant,) = server.engine.compiled.variants()
         runner = variant.runner
         assert runner is not None
         run = runner.run
-        runner.run = lambda arguments: {name: value + 1 for name, value in run(arguments).items()}  # type: ignore[method-assign]
+        monkeypatch.setattr(
+            runner, "run", lambda *given: {name: value + 1 for name, value in run(*given).items()}
+        )
         call(server, numerics="fast")
         settle(server)
         assert call(server, numerics="fast").execution.engine == "eager"

@@ -78,12 +78,82 @@ def test_exact_calls_at_once_are_never_merged_and_keep_their_rows(
         assert np.array_equal(maps["fc"], values)
 
 
-def test_edits_and_models_that_decide_on_their_data_are_not_recorded(
+def test_callers_with_other_tensors_in_their_edits_share_a_recording(
+    recording: RunningServer, client: trocar.Client, eager: trocar.Client, graphs: TapeGraphs
+) -> None:
+    def edits(seed: int) -> list[trocar.Edit]:
+        vector, mask = noise(4, seed=seed), noise(2, 4, 8, 8, seed=seed) > 0
+        return [
+            trocar.edit("conv", "steer", vector, alpha=0.5),
+            trocar.edit("relu@0", "set", 0.25, mask=mask),
+            trocar.edit("fc/in", "scale", 0.5, order="after"),
+        ]
+
+    before = graphs.capture_count
+    assert asked(recording, client, "plain", TAPS, edits=edits(0)).execution.engine == "cuda-graph"
+    with ThreadPoolExecutor(8) as threads:
+        calls = threads.map(lambda seed: client.extract("plain", IMAGES, TAPS, edits=edits(seed)), range(32))
+        for seed, found in enumerate(calls):
+            expected = eager.extract("plain", IMAGES, TAPS, edits=edits(seed))
+            assert found.execution == trocar.ExecutionInfo("exact", "cuda-graph", 2, is_cached=False)
+            assert found.edit_expansions == expected.edit_expansions
+            assert found.stopped_at == expected.stopped_at
+            assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert graphs.capture_count == before + 1
+    plain, unedited = (one.extract("plain", IMAGES, TAPS) for one in (client, eager))
+    assert all(np.array_equal(plain[name], unedited[name]) for name in unedited)
+
+
+def test_edited_passes_are_replayed_whatever_numerics_their_callers_accept(
+    recording: RunningServer, client: trocar.Client, eager: trocar.Client
+) -> None:
+    edits = [trocar.edit("conv", "add", noise(2, 4, 8, 8))]
+    found = asked(recording, client, "plain", "fc", edits=edits, numerics="fast")
+    assert (found.execution.engine, found.execution.numerics) == ("cuda-graph", "exact")
+    assert (found.execution.asked, "edits" in found.execution.reason) == ("fast", True)
+    assert np.array_equal(found["fc"], eager.extract("plain", IMAGES, "fc", edits=edits)["fc"])
+
+
+def test_a_replayed_edit_is_checked_like_any_other(recording: RunningServer, client: trocar.Client) -> None:
+    vector = noise(4).astype(np.float64)
+    asked(recording, client, "plain", "fc", edits=[trocar.edit("conv", "steer", vector)])
+    vector[0] = 1e300
+    with pytest.raises(trocar.TrocarError, match="conv") as caught:
+        client.extract("plain", IMAGES, "fc", edits=[trocar.edit("conv", "steer", vector)])
+    assert caught.value.reason == "EDIT_DTYPE_REJECTED"
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [trocar.edit("relu@0", "skip")],
+        [trocar.edit("conv/param(weight)", "scale", 0.5)],
+        [trocar.edit("conv", "noise", 1.0, seed=3)],
+    ],
+    ids=["a call left out", "a parameter", "draws"],
+)
+def test_other_edits_stay_right(
+    recording: RunningServer, client: trocar.Client, eager: trocar.Client, edits: list[trocar.Edit]
+) -> None:
+    found = asked(recording, client, "plain", "fc", edits=edits)
+    assert np.array_equal(found["fc"], eager.extract("plain", IMAGES, "fc", edits=edits)["fc"])
+
+
+def test_statistics_alone_are_those_of_eager(
+    recording: RunningServer, client: trocar.Client, eager: trocar.Client
+) -> None:
+    taps = [trocar.tap("**", stats=["mean", "std", "covariance"], over="channel", values=False)]
+    assert asked(recording, client, "plain", taps).execution.engine == "cuda-graph"
+    for scale in range(3):
+        found, expected = (one.extract("plain", IMAGES * scale, taps) for one in (client, eager))
+        assert found.stats == expected.stats
+        assert list(found) == list(expected)
+
+
+def test_models_that_decide_on_their_data_are_not_recorded(
     recording: RunningServer, client: trocar.Client
 ) -> None:
-    edited = asked(recording, client, "plain", "fc", edits=[trocar.edit("conv", "scale", 0.5)])
-    deciding = asked(recording, client, "dependent", "/out", noise(2, 3))
-    assert {edited.execution.engine, deciding.execution.engine} == {"eager"}
+    assert asked(recording, client, "dependent", "/out", noise(2, 3)).execution.engine == "eager"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +192,39 @@ def test_a_gpu_answers_with_the_bits_of_its_own_eager_pass(rows: int) -> None:
                 expected = create_feature_extractor(model, paths)(torch.from_numpy(images).cuda())
             assert all(same_bits(found[path], expected[path].cpu()) for path in paths)
         assert client.extract("resnet18", noise(rows, 3, 224, 224), paths).execution.engine == "cuda-graph"
+
+
+@pytest.mark.cuda
+def test_a_gpu_replays_edits_with_the_bits_of_eager_for_each_caller() -> None:
+    """Eight callers at once, each with a vector of its own, and statistics of every module."""
+    models = {"resnet18": {"weights": "random:0"}}
+    eager = running_server(models=models, device="cuda:0", engine={"cuda_graphs": False})
+    graphs = running_server(models=models, device="cuda:0", engine={**ENGINE, "cuda_graphs": True})
+    taps: list[str | trocar.Tap] = ["layer4", trocar.tap("**", stats=["mean", "max"], values=False)]
+    vectors = [noise(256, seed=seed) for seed in range(32)]
+
+    def call(
+        client: trocar.Client, vector: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
+    ) -> trocar.FeatureMaps:
+        edits = [trocar.edit("layer3", "steer", vector, alpha=0.5)]
+        return client.extract("resnet18", noise(2, 3, 224, 224), taps, edits=edits)
+
+    with (
+        eager as one,
+        graphs as other,
+        trocar.connect(one.address) as slow,
+        trocar.connect(other.address) as fast,
+    ):
+        for _ in range(7):
+            call(fast, vectors[0])
+            settle(other)
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda vector: call(fast, vector), vectors))
+        for found, vector in zip(answers, vectors, strict=True):
+            expected = call(slow, vector)
+            assert (found.execution.engine, expected.execution.engine) == ("cuda-graph", "eager")
+            assert np.array_equal(found["layer4"], expected["layer4"])
+            assert found.stats == expected.stats
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])

@@ -29,9 +29,10 @@ class _Tape(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         found = func(*args, **(kwargs or {}))
-        if isinstance(found, bool | int | float | complex):
+        if isinstance(found, bool | int | float | complex) and _tensors((args, kwargs)):
             raise RuntimeError("operation not permitted when stream is capturing")
-        self.steps.append((func, args, kwargs or {}, _tensors(found)))
+        if _tensors(found):  # else about dtypes alone
+            self.steps.append((func, args, kwargs or {}, _tensors(found)))
         return found
 
     def replay(self) -> None:

@@ -128,10 +128,15 @@ def test_a_change_in_place_raises(copier: LateCopier, tmp_path: Path) -> None:
 # --- On a GPU -------------------------------------------------------------------------------------
 
 
-def _on_gpu(spool: Context) -> tuple[list[torch.Tensor], int]:
+def _on_gpu(spool: Context, delay_cycles: int = 0) -> tuple[list[torch.Tensor], int]:
+    """Train three steps; a delay keeps the device behind: what waits for nothing then reads rubbish."""
     torch.manual_seed(0)
     layers = [layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.GELU(), nn.LayerNorm(512))]
     model = nn.Sequential(*layers).cuda()
+    if delay_cycles:
+        for layer in model:
+            layer.register_forward_pre_hook(lambda *_: torch.cuda._sleep(delay_cycles))
+            layer.register_full_backward_hook(lambda *_: torch.cuda._sleep(delay_cycles))
     x = torch.randn(8192, 512, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -156,6 +161,22 @@ def test_gradients_on_a_gpu_are_the_same_bits_with_less_of_its_memory(
         assert are_equal(found, expected)
         assert bytes_with < most_bytes / 2
         assert spool.report().offloaded_bytes > 0
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("is_own_stream", [False, True])
+@pytest.mark.parametrize("budget_bytes", [0, 1 << 34])
+def test_delayed_copies_wait_on_the_stream_that_computes(
+    tmp_path: Path, budget_bytes: int, is_own_stream: bool
+) -> None:
+    """Copies are queued long before the device gets to the values, also from a stream of the caller's own."""
+    expected, _ = _on_gpu(nullcontext())
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream() if is_own_stream else torch.cuda.current_stream()
+    with open_spool(tmp_path, budget_bytes, device_ahead_bytes=32 << 20) as spool, torch.cuda.stream(stream):
+        found, _ = _on_gpu(spool, delay_cycles=2_000_000)
+        assert spool.report().offloaded_bytes > 0
+    assert are_equal(found, expected)
 
 
 @pytest.mark.cuda

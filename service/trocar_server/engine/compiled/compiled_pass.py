@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -14,7 +15,7 @@ from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.resolve.planner import Resolved, check_byte_count
 from trocar_server.engine.run.extraction import ExecutionReport, Extraction, collected_names
 from trocar_server.engine.run.forward_pass import PassResult, domain_errors, finish_pass
-from trocar_server.engine.run.operand_tensors import OperandTensors
+from trocar_server.engine.run.operand_tensors import OperandTensors, check_dtypes
 from trocar_server.engine.run.preview import stop_path
 from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
 from trocar_server.engine.run.stream_statistics import StreamStatistics
@@ -53,6 +54,18 @@ class _Ready:
     operands: OperandTensors
     resolved: Resolved
     recording: Recording
+
+    @property
+    def given(self) -> list[torch.Tensor]:
+        """The tensors of a run: the arguments, then those of the edits."""
+        return [*self.arguments, *chain.from_iterable(self.operands.edits)]
+
+    @property
+    def lent(self) -> set[str]:
+        """The names of values that are only measured."""
+        targets = self.resolved.targets
+        sent = {entry.target.name for entry in targets if entry.tap.values}
+        return {entry.target.name for entry in targets} - sent
 
     @property
     def rows(self) -> int:
@@ -106,7 +119,9 @@ def _ready(deployment: Deployment, call: CompiledCall, limits: Limits) -> _Ready
         resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, NO_SOURCES)
     if not recording.is_symbolic:
         return NotCompiledError("the control flow of the model depends on its data")
-    return _Ready(call, tensors, OperandTensors.of(deployment, plan, payloads), resolved, recording)
+    operands = OperandTensors.of(deployment, plan, payloads)
+    check_dtypes(resolved, operands)
+    return _Ready(call, tensors, operands, resolved, recording)
 
 
 def _values(runner: Runner, ready: Sequence[_Ready]) -> list[Mapping[str, torch.Tensor]]:
@@ -115,12 +130,12 @@ def _values(runner: Runner, ready: Sequence[_Ready]) -> list[Mapping[str, torch.
         return []
     with torch.inference_mode():
         if len(ready) == 1:
-            return [runner.run(ready[0].arguments)]
+            return [runner.run(ready[0].given, ready[0].lent)]
         rows = [entry.rows for entry in ready]
         joined = [torch.cat(columns) for columns in zip(*(entry.arguments for entry in ready), strict=True)]
         together = runner.run(joined)
         if any(value.dim() == 0 or value.shape[0] != sum(rows) for value in together.values()):
-            return [runner.run(entry.arguments) for entry in ready]
+            return [runner.run(entry.given) for entry in ready]
         parts = {name: value.split(rows) for name, value in together.items()}
         return [{name: found[i] for name, found in parts.items()} for i in range(len(rows))]
 
@@ -147,6 +162,7 @@ def _finished(
         result.stopped_at,
         started - entry.call.asked_at,
         result.compute_s,
+        entry.resolved.surgery.expansions,
         report=ExecutionReport(runner.numerics, runner.engine, row_count),
         depth=1.0 if result.stopped_at is None else entry.resolved.depth,
         copies=this_thread.transfers.take(),

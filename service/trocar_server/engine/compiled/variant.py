@@ -100,9 +100,9 @@ def rows_of(plan: Plan) -> int:
     return batch_size(plan.inputs) or 0
 
 
-def looks_only(plan: Plan) -> bool:
-    """Whether a plan has no edits and needs no gradient: all others always run eagerly."""
-    return not (plan.edits or plan.objective or plan.sources or plan.start_at)
+def is_one_forward(plan: Plan) -> bool:
+    """Whether a plan is one forward pass from the inputs: all others always run eagerly."""
+    return not (plan.objective or plan.sources or plan.start_at)
 
 
 def argument_specs(deployment: Deployment, plan: Plan) -> tuple[ArgumentSpec, ...] | None:

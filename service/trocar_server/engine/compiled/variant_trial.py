@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from trocar_server.engine.compiled.backends.recipe import Recipe, copied
 from trocar_server.engine.execute.arguments import build_arguments
 from trocar_server.engine.execute.collecting import PassSpec, collect
 from trocar_server.engine.request.numerics import Numerics, keeps_promise, worst_deviation
+from trocar_server.engine.run.operand_tensors import OperandTensors
 from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.schedule.lease import Replica
 from trocar_server.engine.transfer import this_thread
@@ -27,9 +29,12 @@ _EXAMPLE_ROWS = 2
 
 
 def batch_of(hosted: HostedModel, prepared: Prepared) -> list[torch.Tensor]:
-    """Return the arguments of a call."""
-    given = build_arguments(hosted, prepared.plan.inputs, prepared.payloads.inputs, prepared.images)
-    return [argument for argument in given if isinstance(argument, torch.Tensor)]
+    """Return the arguments of a call, and the tensors of its edits."""
+    plan, payloads = prepared.plan, prepared.payloads
+    given = build_arguments(hosted, plan.inputs, payloads.inputs, prepared.images)
+    tensors = [argument for argument in given if isinstance(argument, torch.Tensor)]
+    operands = OperandTensors.of(prepared.checked.deployment, plan, payloads)
+    return [*tensors, *chain.from_iterable(operands.edits)]
 
 
 def example_batch(hosted: HostedModel, recipe: Recipe) -> list[torch.Tensor]:
@@ -51,7 +56,8 @@ def problem_of(runner: Runner, recipe: Recipe, batch: Batch, replica: Replica, m
         min_gain: Required speed-up as a factor; 0 for none.
     """
     arguments = batch()
-    if tuple(tuple(argument.shape[1:]) for argument in arguments) != _row_shapes(recipe):
+    inputs = arguments[: len(recipe.arguments)]
+    if tuple(tuple(argument.shape[1:]) for argument in inputs) != _row_shapes(recipe):
         return "the batch has another signature than expected"
     with torch.inference_mode():
         expected, eager_s = _fastest(lambda given: _eager(replica, recipe, given), arguments, 2)
@@ -81,7 +87,8 @@ def _problem_with_company(
 
 
 def _eager(replica: Replica, recipe: Recipe, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    return collect(replica.module, (arguments, {}), PassSpec(recipe.targets), PassGuard()).values
+    inputs, surgery = recipe.bound(arguments)
+    return collect(replica.module, (inputs, {}), PassSpec(recipe.targets, surgery), PassGuard()).values
 
 
 Run = Callable[[Sequence[torch.Tensor]], Values]

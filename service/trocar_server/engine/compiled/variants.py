@@ -18,7 +18,7 @@ import structlog
 from trocar_server.config import EngineConfig, Limits
 from trocar_server.engine.compiled.backends.availability import available_numerics
 from trocar_server.engine.compiled.backends.builds import build_apart
-from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, is_compilable
+from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, is_compilable, is_recordable
 from trocar_server.engine.compiled.compiled_pass import CompiledCall, NotCompiledError, run_group
 from trocar_server.engine.compiled.group_sizes import GroupSizes
 from trocar_server.engine.compiled.variant import (
@@ -26,7 +26,7 @@ from trocar_server.engine.compiled.variant import (
     Variant,
     argument_specs,
     example_plan,
-    looks_only,
+    is_one_forward,
     plan_signature,
     rows_of,
 )
@@ -96,12 +96,16 @@ class CompiledVariants:
     def find(self, checked: CheckedPlan) -> Variant | None:
         """Return the variant for a checked plan, ready or not; None where only eager is possible."""
         deployment, plan, numerics = checked.deployment, checked.plan, self.asked(checked)
-        if not self._config.compile_after or not looks_only(plan):
+        if not self._config.compile_after or not is_one_forward(plan):
             return None
+        if plan.edits:
+            if not self.builder.keeps_bits(deployment):
+                return None
+            numerics = Numerics.EXACT  # they are replayed as they are, never converted
         arguments = argument_specs(deployment, plan)
         if arguments is None:
             return None
-        key = (id(deployment), plan.taps, arguments, numerics)
+        key = (id(deployment), plan.taps, plan.edits, arguments, numerics)
         if key not in self._by_key:
             self._by_key[key] = self._make(deployment, plan, arguments, numerics)
             if len(self._by_key) > _KEYS_KEPT:
@@ -118,7 +122,7 @@ class CompiledVariants:
         deployment, plan, asked = checked.deployment, checked.plan, self.asked(checked)
         if asked is Numerics.EXACT:
             return ""
-        if not looks_only(plan):
+        if plan.edits or not is_one_forward(plan):
             return "passes with edits, gradients, sources or start_at always run exactly"
         if variant is None:
             lacking = self.availability(deployment)[asked] if not self._config.compile_after else None
@@ -162,7 +166,10 @@ class CompiledVariants:
             found = await variant.queue.submit(
                 call, rows_of(plan), may_merge=may_merge, priority=execution.priority
             )
-            return replace(found, report=replace(found.report, asked=variant.numerics, reason=_why(variant)))
+            asked, reason = variant.numerics, _why(variant)
+            if plan.edits:
+                asked, reason = self.asked(prepared.checked), self.why_exact(prepared.checked, variant)
+            return replace(found, report=replace(found.report, asked=asked, reason=reason))
         except asyncio.CancelledError:
             guard.cancel()
             raise
@@ -262,9 +269,12 @@ class CompiledVariants:
             return None
         resolved = deployment.resolve(plan, signature, recording, self._limits.max_reply_bytes, NO_SOURCES)
         targets = {entry.target.name: entry.target for entry in resolved.targets}
-        if not is_compilable(list(targets.values())):
+        surgery = resolved.surgery.bound((), (), {})
+        if not is_compilable(list(targets.values())) or not is_recordable(surgery):
             return None
-        variant = self._new_variant(deployment, Recipe(arguments, tuple(targets.values())), numerics)
+        counts = tuple(len(request.edit.operands) for request in plan.edits)
+        recipe = Recipe(arguments, tuple(targets.values()), surgery.before, surgery.after, counts)
+        variant = self._new_variant(deployment, recipe, numerics)
         variant = self._variants.setdefault(_key(variant), variant)
         if len(self._variants) > self._config.max_compiled:
             self._drop(next(iter(self._variants.values())))

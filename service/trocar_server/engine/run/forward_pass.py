@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from types import MappingProxyType
 
 import torch
@@ -27,7 +28,7 @@ from trocar_server.surgery import (
 )
 from trocar_server.tensors.reductions import CastValue, Reduced, cast_value, reduce_value
 from trocar_server.tensors.reductions.padding import Padding, unpadded
-from trocar_server.tensors.stats import Accumulator, Scope, StatisticsResult
+from trocar_server.tensors.stats import Accumulator, Scope, StatisticsResult, results
 
 Operands = Sequence[Sequence[torch.Tensor]]
 """Tensors sent with a request, for each tap."""
@@ -142,6 +143,8 @@ def finish_pass(
         feature_maps += found
         if accumulator is not None:
             taken[found[0].output.name] = accumulator
+    if taken:
+        feature_maps = list(_with_statistics(feature_maps, taken))
     transfers = this_thread.transfers
     if not transfers.is_synchronous:
         transfers.synchronize()  # so that errors and time are attributed to this pass
@@ -233,10 +236,9 @@ def _reduced_maps(
         cast = cast_value(reduced.value, tap.cast, reduced.channel_dim) if tap.cast else None
     sent = cast.value if cast else reduced.value
     main = Output(name, target, tuple(sent.shape), sent.dtype, tap.values)
-    result = taken.result() if taken else None
-    found = [FeatureMap(main, _bytes_of(name, sent) if tap.values else None, result, cast)]
-    companions = dict(reduced.companions) if tap.values else {}
-    return [*found, *_companions(main, companions, result)], taken
+    found = [FeatureMap(main, _bytes_of(name, sent) if tap.values else None, cast=cast)]
+    companions = reduced.companions if tap.values else {}
+    return [*found, *_companions(main, companions)], taken
 
 
 def _taken(target: TapTarget, reduced: Reduced) -> Accumulator | None:
@@ -248,14 +250,25 @@ def _taken(target: TapTarget, reduced: Reduced) -> Accumulator | None:
     return accumulator
 
 
-def _companions(
-    main: Output, values: Mapping[str, torch.Tensor], result: StatisticsResult | None
-) -> Iterator[FeatureMap]:
+def _companions(main: Output, values: Mapping[str, torch.Tensor]) -> Iterator[FeatureMap]:
     for role, value in values.items():
         output = companion_output(main, role, tuple(value.shape), value.dtype)
         yield FeatureMap(output, _bytes_of(output.name, value))
-    if result is not None and result.covariance is not None:
-        yield covariance_map(main, result.covariance)
+
+
+def _with_statistics(
+    feature_maps: Sequence[FeatureMap], taken: Mapping[str, Accumulator]
+) -> Iterator[FeatureMap]:
+    """Yield the feature maps of a pass with their statistics; covariances after their other companions."""
+    found = dict(zip(taken, results(list(taken.values())), strict=True))
+    mains = {entry.output.name: entry.output for entry in feature_maps}
+    for entry, following in zip_longest(feature_maps, feature_maps[1:]):
+        main = entry.output.companion_of or entry.output.name
+        result = found.get(main)
+        yield entry if entry.output.companion_of else replace(entry, statistics=result)
+        is_last = following is None or not following.output.companion_of
+        if is_last and result is not None and result.covariance is not None:
+            yield covariance_map(mains[main], result.covariance)
 
 
 def covariance_map(main: Output, matrix: torch.Tensor) -> FeatureMap:

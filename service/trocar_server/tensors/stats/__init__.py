@@ -7,7 +7,7 @@
 For more batches than fit in memory, feed an `Accumulator`.
 """
 
-from trocar_server.tensors.stats.accumulator import Accumulator, reduce
+from trocar_server.tensors.stats.accumulator import Accumulator, reduce, results
 from trocar_server.tensors.stats.statistic import (
     DEFAULT_BIN_COUNT,
     NO_PARAMETERS,
@@ -37,5 +37,6 @@ __all__ = [
     "find_problem",
     "number_count",
     "reduce",
+    "results",
     "state_byte_count",
 ]

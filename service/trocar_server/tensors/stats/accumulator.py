@@ -1,6 +1,6 @@
 """Accumulator: statistics over many tensors, one at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
@@ -104,15 +104,26 @@ class Accumulator:
 
     @torch.no_grad()
     def result(self) -> StatisticsResult:
-        """Return the statistics of everything so far, with one transfer from the device."""
-        accumulated = (
-            self._measure(group_nothing(self._scope)) if self._accumulated is None else self._accumulated
-        )
-        numeric: list[Statistic] = [s for s in self._statistics if s is not Statistic.COVARIANCE]
-        found = [accumulated.get(s, accumulated[SUMMARY]).finish(s).reshape(-1) for s in numeric]
-        flat = iter(torch.cat(found).tolist() if found else ())
+        """Return the statistics of everything so far."""
+        (found,) = results([self])
+        return found
+
+    def _numbers(self) -> dict[Statistic, torch.Tensor]:
+        """Return every statistic but a covariance, one-dimensional, float64, on the device."""
+        accumulated = self._present
+        numeric = (s for s in self._statistics if s is not Statistic.COVARIANCE)
+        return {s: accumulated.get(s, accumulated[SUMMARY]).finish(s).reshape(-1) for s in numeric}
+
+    @property
+    def _present(self) -> dict[Statistic, Any]:
+        if self._accumulated is None:
+            return self._measure(group_nothing(self._scope))
+        return self._accumulated
+
+    def _result(self, numbers: Mapping[Statistic, list[float]]) -> StatisticsResult:
+        accumulated = self._present
         values: dict[Statistic, list[float]] = {s: [] for s in self._statistics}
-        values |= {s: list(islice(flat, len(part))) for s, part in zip(numeric, found, strict=True)}
+        values |= numbers
         matrix = accumulated.get(Statistic.COVARIANCE)
         return StatisticsResult(
             self._scope,
@@ -225,6 +236,21 @@ class Accumulator:
         }
         self._channel_dim = channel_dim if self._scope is Scope.CHANNEL else None
         self._group_count, self._element_count = groups, count
+
+
+@torch.no_grad()
+def results(accumulators: Sequence[Accumulator]) -> list[StatisticsResult]:
+    """Return the statistics of several accumulators, with one transfer from each device for all numbers."""
+    found = [accumulator._numbers() for accumulator in accumulators]
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for numbers in found:
+        for part in numbers.values():
+            by_device.setdefault(part.device, []).append(part)
+    flat = {device: iter(torch.cat(parts).tolist()) for device, parts in by_device.items()}
+    taken = [
+        {s: list(islice(flat[part.device], len(part))) for s, part in numbers.items()} for numbers in found
+    ]
+    return [accumulator._result(numbers) for accumulator, numbers in zip(accumulators, taken, strict=True)]
 
 
 def reduce(

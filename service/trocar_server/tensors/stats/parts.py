@@ -35,27 +35,30 @@ class Rule:
     is_count: bool = False
     """Whether it is a count of elements."""
 
+    takes_floats: bool = False
+    """Whether it also measures a block of any real floating dtype, without a copy in float64."""
+
 
 class Part(Enum):
     """One sufficient statistic of every group."""
 
-    TOTAL = Rule(lambda block, dims: block.sum(dims))
+    TOTAL = Rule(lambda block, dims: block.sum(dims, dtype=torch.float64), takes_floats=True)
     """Plain sum, so that Inf and NaN propagate over merges as within one tensor."""
     ABSOLUTES = Rule(lambda block, dims: block.abs().sum(dims))
     SQUARES = Rule(lambda block, dims: block.square().sum(dims))
-    ZEROS = Rule(lambda block, dims: (block == 0).sum(dims), is_count=True)
-    NANS = Rule(lambda block, dims: block.isnan().sum(dims), is_count=True)
-    INFS = Rule(lambda block, dims: block.isinf().sum(dims), is_count=True)
-    LOW = Rule(lambda block, dims: block.amin(dims), torch.minimum, of_nothing=torch.inf)
-    HIGH = Rule(lambda block, dims: block.amax(dims), torch.maximum, of_nothing=-torch.inf)
+    ZEROS = Rule(lambda block, dims: (block == 0).sum(dims), is_count=True, takes_floats=True)
+    NANS = Rule(lambda block, dims: block.isnan().sum(dims), is_count=True, takes_floats=True)
+    INFS = Rule(lambda block, dims: block.isinf().sum(dims), is_count=True, takes_floats=True)
+    LOW = Rule(lambda block, dims: block.amin(dims), torch.minimum, of_nothing=torch.inf, takes_floats=True)
+    HIGH = Rule(lambda block, dims: block.amax(dims), torch.maximum, of_nothing=-torch.inf, takes_floats=True)
     SPREAD = Rule(spread.measure, spread.merge, rows=4)
     MOMENTS = Rule(moments.measure, moments.merge, rows=6)
 
     def measure(self, block: torch.Tensor, group_dim: int) -> torch.Tensor:
-        """Return this part of every group of a float64 block."""
+        """Return this part of every group of a float64 block; of other floats where `takes_floats`."""
         rule, groups = self.value, block.shape[group_dim]
         if block.numel() == 0:
-            return block.new_full((rule.rows, groups), rule.of_nothing)
+            return block.new_full((rule.rows, groups), rule.of_nothing, dtype=torch.float64)
         dims = tuple(dim for dim in range(block.ndim) if dim != group_dim)
         return rule.measure(block, dims).to(torch.float64).reshape(rule.rows, groups)
 

@@ -99,14 +99,26 @@ def summarize(
 
     Splits the first dimension that can be split, so that blocks are views and no more than
     `block_elements` are ever copied to float64 together. A count alone reads no element.
+
+    Away from the CPU each operation costs a launch, and no block stays in a cache: there the parts that need
+    no copy are measured of the whole tensor at once.
     """
     if not parts:
         return Summary(_counts(value, group_dim), {})
+    if value.device.type != "cpu" and value.is_floating_point():
+        at_once = {part: part.measure(value, group_dim) for part in parts if part.value.takes_floats}
+        others = tuple(part for part in parts if part not in at_once)
+        rest = _in_blocks(value, group_dim, others, block_elements) if others else None
+        return Summary(_counts(value, group_dim), {**at_once, **(rest.parts if rest else {})})
+    return _in_blocks(value, group_dim, parts, block_elements)
+
+
+def _in_blocks(value: torch.Tensor, group_dim: int, parts: tuple[Part, ...], block_elements: int) -> Summary:
     if value.numel() <= block_elements:
         return _measure(value.to(torch.float64), group_dim, parts)
     dim = next(dim for dim, size in enumerate(value.shape) if size > 1)
     rows = max(1, block_elements * value.shape[dim] // value.numel())
-    summaries = (summarize(piece, group_dim, parts, block_elements) for piece in value.split(rows, dim))
+    summaries = (_in_blocks(piece, group_dim, parts, block_elements) for piece in value.split(rows, dim))
     return reduce(Summary.concatenate if dim == group_dim else Summary.merge, summaries)
 
 

@@ -278,3 +278,34 @@ def test_inputs_come_through_while_a_gpu_computes() -> None:
         assert torch.equal((found @ weight).cpu(), torch.full((2048, 2048), float(number)))
         del found
     transfers.close()
+
+
+@pytest.mark.cuda
+def test_a_copy_waits_for_a_value_that_is_computed_late() -> None:
+    transfers = StreamTransfers(
+        torch.device("cuda"), CudaBackend(torch.device("cuda")), 1 << 30, least_bytes=1
+    )
+    payloads = []
+    for number in range(10):
+        value = torch.zeros(8 << 20, device="cuda")
+        torch.cuda._sleep(20_000_000)
+        value.fill_(float(number))
+        payloads.append(transfers.to_host(value))
+    transfers.wait()
+    assert [set(payload.view(np.float32)[:: 1 << 16].tolist()) for payload in payloads] == [
+        {float(number)} for number in range(10)
+    ]
+    transfers.close()
+
+
+@pytest.mark.cuda
+def test_a_pass_waits_for_inputs_that_arrive_late() -> None:
+    transfers = StreamTransfers(
+        torch.device("cuda"), CudaBackend(torch.device("cuda")), 4 << 30, least_bytes=1
+    )
+    for number in range(4):
+        value = torch.full((64 << 20,), float(number))
+        found = transfers.to_device(value, torch.device("cuda"))
+        last = found[-1:].clone()  # the end of it is copied last
+        assert last.tolist() == [float(number)]
+    transfers.close()

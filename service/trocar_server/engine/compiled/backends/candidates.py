@@ -1,6 +1,6 @@
 """Candidate backends for a compiled pass, in the order in which they are tried."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,8 +25,15 @@ class Runner(Protocol):
     numerics: Numerics
     """The numerics of its values."""
 
-    def run(self, arguments: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Run one pass; the values belong to the caller, keyed by the names of the recipe's targets."""
+    def run(
+        self, arguments: Sequence[torch.Tensor], lent: Collection[str] = ()
+    ) -> Mapping[str, torch.Tensor]:
+        """Run one pass; the values belong to the caller, keyed by the names of the recipe's targets.
+
+        Args:
+            arguments: As the recipe says; the tensors of its edits come last.
+            lent: The names of values that nobody reads once the next pass runs: they need no copy.
+        """
         ...
 
 

@@ -1,6 +1,6 @@
 """Graph runner: passes recorded for each recurring batch size, and replayed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 from trocar_server.engine.compiled.backends.graphs import GraphApi, Values
 from trocar_server.engine.compiled.backends.recipe import Recipe, copied
 from trocar_server.engine.request.numerics import Numerics
-from trocar_server.surgery import Collector, TapSession
+from trocar_server.surgery import Collector, operate
 
 MOST_GRAPHS = 8
 """The most batch sizes that one runner records: each keeps the memory of a full pass."""
@@ -17,6 +17,10 @@ MOST_GRAPHS = 8
 _MOST_COUNTED = 64
 
 _Signature = tuple[tuple[torch.Size, torch.dtype], ...]
+
+
+class CannotRecordError(Exception):
+    """No signature of a pass could be recorded, so there is no gain."""
 
 
 class Pass(Protocol):
@@ -30,11 +34,11 @@ class Pass(Protocol):
 
 
 class PlainPass:
-    """The eager pass on its own module tree: the same kernels, so the same bits.
+    """The eager pass on its own module tree, with its edits: the same kernels, so the same bits.
 
     Args:
         tree: A copy of the model's tree; its weights are shared.
-        recipe: The values wanted.
+        recipe: The values wanted, and the edits.
         numerics: The numerics that it is reported as.
     """
 
@@ -45,14 +49,13 @@ class PlainPass:
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Values:
         """See `Pass`."""
-        collector = Collector()
-        with torch.inference_mode(), TapSession(self._tree, self._recipe.targets, collector):
-            self._tree(*arguments)
-        return {name: collector.values[name] for name in self._recipe.names}
-
-
-class CannotRecordError(Exception):
-    """No signature of a pass could be recorded, so there is no gain."""
+        recipe, collector = self._recipe, Collector()
+        inputs, surgery = recipe.bound(arguments)
+        with torch.inference_mode(), operate(self._tree, surgery, recipe.targets, collector):
+            self._tree(*inputs)
+        if missing := recipe.edited - collector.edited:
+            raise CannotRecordError(f"the pass ended before the edit of '{min(missing)}'")
+        return {name: collector.values[name] for name in recipe.names}
 
 
 class GraphRunner:
@@ -85,8 +88,10 @@ class GraphRunner:
         """Number of recorded signatures."""
         return len(self._replays)
 
-    def run(self, arguments: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Run one pass; the values are the caller's own.
+    def run(
+        self, arguments: Sequence[torch.Tensor], lent: Collection[str] = ()
+    ) -> Mapping[str, torch.Tensor]:
+        """Run one pass; the values are the caller's own, except those that are lent until the next pass.
 
         Raises:
             CannotRecordError: The first signature that came twice cannot be recorded.
@@ -96,7 +101,7 @@ class GraphRunner:
             replay = self._replays.get(signature)
             if replay is None and self._is_due(signature):
                 replay = self._recorded(signature, arguments)
-            return self._inner.run(arguments) if replay is None else replay(arguments)
+            return self._inner.run(arguments) if replay is None else replay(arguments, lent)
 
     def _is_due(self, signature: _Signature) -> bool:
         if signature in self._refused or len(self._replays) + len(self._refused) >= self._most_graphs:
@@ -136,12 +141,13 @@ class _Replay:
         self._given = copied(arguments)
         self._graph = graphs.capture(lambda: run(self._given))
 
-    def __call__(self, arguments: Sequence[torch.Tensor]) -> Values:
+    def __call__(self, arguments: Sequence[torch.Tensor], lent: Collection[str] = ()) -> Values:
         for own, given in zip(self._given, arguments, strict=True):
             own.copy_(given)
         self._graph.replay()
         # The next replay overwrites these.
-        return {name: value.clone() for name, value in self._graph.values.items()}
+        found = self._graph.values.items()
+        return {name: value if name in lent else value.clone() for name, value in found}
 
 
 def _same_bits(expected: Values, found: Values) -> bool:

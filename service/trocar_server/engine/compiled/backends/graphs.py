@@ -1,17 +1,14 @@
-"""CUDA graphs: device work recorded once and replayed without Python.
+"""CUDA graphs: device work recorded once and replayed without Python."""
 
-Written without a GPU at hand: `CudaGraphs` has not run on one yet. Its contract is
-`GraphApi`; the tests have an implementation of exactly that contract.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 Values = Mapping[str, torch.Tensor]
-_WARM_UPS = 3
+_WARM_UPS = 2
 """Passes before a recording: libraries allocate memory and choose kernels in the first ones."""
 
 
@@ -49,24 +46,52 @@ class CudaGraphs:
     def capture(self, run: Callable[[], Values]) -> Graph:
         """See `GraphApi`."""
         computing = torch.cuda.current_stream(self._device)
+        stream = torch.cuda.Stream(self._device)
         try:
-            return self._captured(run, computing)
+            self._warm_up(run, computing, stream)
+            graph = torch.cuda.CUDAGraph()
+            with self._recording(graph, stream):
+                values = run()
         finally:
             # torch.cuda.graph (2.14) leaves its own stream current when a recording cannot be ended.
             torch.cuda.set_stream(computing)
+        return Graph(graph.replay, values)
 
-    def _captured(self, run: Callable[[], Values], computing: torch.cuda.Stream) -> Graph:
-        stream = torch.cuda.Stream(self._device)
+    def _warm_up(
+        self, run: Callable[[], Values], computing: torch.cuda.Stream, stream: torch.cuda.Stream
+    ) -> None:
         stream.wait_stream(computing)
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
                 run()
+            # A pass that waits for the device is found here, before it breaks a recording.
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                run()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
         computing.wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads wait for copies and free memory meanwhile: with `global` that would end the recording.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            values = run()
-        return Graph(graph.replay, values)
+
+    @contextmanager
+    def _recording(self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+        """Record what runs inside the context.
+
+        torch (2.11) does not end a recording that breaks: its random generator then refuses every draw, and
+        its allocator keeps all memory that another stream used. Both are put back.
+        """
+        device = self._device.index or 0
+        generator, pool = torch.cuda.default_generators[device], torch.cuda.graph_pool_handle()
+        drawn_before = generator.clone_state()
+        try:
+            # Other threads wait for copies and free memory meanwhile: `global` would end the recording.
+            with torch.cuda.graph(graph, pool, stream=stream, capture_error_mode="thread_local"):
+                yield
+        except BaseException:
+            generator.graphsafe_set_state(drawn_before)
+            with suppress(RuntimeError):  # it was ended after all
+                torch._C._cuda_endAllocateToPool(device, pool)
+            raise
 
 
 def graphs_of(device: torch.device) -> GraphApi | None:

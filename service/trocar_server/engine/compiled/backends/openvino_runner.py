@@ -1,6 +1,6 @@
 """OpenVINO runner: passes on a CPU. Compiling and running call no torch operator."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +44,9 @@ class OpenVinoRunner:
         compiled = _core().compile_model(folder / GRAPH_FILE, "CPU", settings)
         self._request = compiled.create_infer_request()
 
-    def run(self, arguments: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def run(
+        self, arguments: Sequence[torch.Tensor], lent: Collection[str] = ()
+    ) -> Mapping[str, torch.Tensor]:
         """Run one pass; the values are the caller's own."""
         inputs = [argument.contiguous().numpy() for argument in arguments]
         found = self._request.infer(inputs, share_inputs=True, share_outputs=True)

@@ -1,11 +1,11 @@
 """Recipe of a compiled variant: values of one pass of one model, for any batch size."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from trocar_server.surgery import Target
+from trocar_server.surgery import EditTarget, Surgery, Target
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,38 @@ class Recipe:
     Attributes:
         arguments: The positional arguments of the forward.
         targets: The values wanted: of calls of modules, no gradients and no parameters.
+        before: Edits that taps see, without their tensors.
+        after: Edits that taps at the same value do not see.
+        operand_counts: The number of tensors of each edit of the request. They follow the arguments of a
+            run, so that calls which differ only in these share a recording.
     """
 
     arguments: tuple[ArgumentSpec, ...]
     targets: tuple[Target, ...]
+    before: tuple[EditTarget, ...] = ()
+    after: tuple[EditTarget, ...] = ()
+    operand_counts: tuple[int, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the values, in the order in which a compiled variant returns them."""
         return tuple(target.name for target in self.targets)
+
+    @property
+    def edited(self) -> frozenset[str]:
+        """The names of the edited values."""
+        return frozenset(entry.target.name for entry in (*self.before, *self.after))
+
+    def bound(self, given: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Surgery]:
+        """Return the arguments of the forward and the edits with theirs, from the tensors of a run."""
+        count = len(self.arguments)
+        tensors = iter(given[count:])
+        operands = [tuple(next(tensors) for _ in range(size)) for size in self.operand_counts]
+        before, after = (
+            tuple(replace(entry, operands=operands[entry.position]) for entry in entries)
+            for entries in (self.before, self.after)
+        )
+        return given[:count], Surgery(before, after)
 
 
 def copied(arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -48,6 +71,17 @@ def copied(arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def is_compilable(targets: Sequence[Target]) -> bool:
     """Whether a compiled variant can compute the values: only outputs and inputs of module calls."""
-    return bool(targets) and all(
-        target.kind == "module" and target.parameter is None and not target.is_gradient for target in targets
+    return bool(targets) and all(map(_is_of_a_call, targets))
+
+
+def is_recordable(surgery: Surgery) -> bool:
+    """Whether a recorded pass can make the edits: of values of module calls, from tensors of the request."""
+    edits = (*surgery.before, *surgery.after)
+    return not (surgery.has_gradients or surgery.inner) and all(
+        _is_of_a_call(entry.target) and entry.edit.operation.is_on_values and not entry.found
+        for entry in edits
     )
+
+
+def _is_of_a_call(target: Target) -> bool:
+    return target.kind == "module" and target.parameter is None and not target.is_gradient

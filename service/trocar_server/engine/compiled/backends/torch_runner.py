@@ -1,6 +1,6 @@
 """PyTorch runner: batch norms folded, channels last, bfloat16 where the numerics allow it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -33,7 +33,9 @@ class TorchRunner:
         self._tree = _converted(tree, dtype)
         self._dtype = dtype
 
-    def run(self, arguments: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def run(
+        self, arguments: Sequence[torch.Tensor], lent: Collection[str] = ()
+    ) -> Mapping[str, torch.Tensor]:
         """Run one pass; the values are the caller's own."""
         given = [self._taken(argument) for argument in arguments]
         collector = Collector()

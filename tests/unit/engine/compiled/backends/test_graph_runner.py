@@ -266,15 +266,53 @@ def test_a_gpu_replays_the_bits_of_its_eager_pass(case: str) -> None:
     assert runner.graph_count == 1
 
 
+class Synchronizing(nn.Module):
+    """Waits for the device, which only a recording itself forbids."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = x * 2
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        return found
+
+
 @pytest.mark.cuda
-def test_a_gpu_goes_on_after_a_pass_that_cannot_be_recorded() -> None:
+@pytest.mark.parametrize("kind", [Looking, Synchronizing])
+def test_a_gpu_goes_on_after_a_pass_that_cannot_be_recorded(kind: type[nn.Module]) -> None:
+    """Streams, random numbers and freed memory are as if nothing had been tried."""
     before = torch.cuda.current_stream()
-    runner = GraphRunner(PlainPass(Looking(), recipe(out("")), Numerics.EXACT), _cuda())
+    runner = GraphRunner(PlainPass(kind(), recipe(out("")), Numerics.EXACT), _cuda())
     runner.run([torch.ones(2, 2, device="cuda")])
+    torch.cuda.manual_seed(3)
+    expected = torch.randn(4, device="cuda")
+    torch.cuda.manual_seed(3)
     with pytest.raises(CannotRecordError):
         runner.run([torch.ones(2, 2, device="cuda")])
     assert torch.cuda.current_stream() == before
-    assert (torch.ones(4, device="cuda") + 1).tolist() == [2.0] * 4
+    assert torch.cuda.get_sync_debug_mode() == 0
+    assert torch.equal(torch.randn(4, device="cuda"), expected)
+    _use_on_another_stream(64 << 20)
+    used = torch.cuda.memory_reserved()
+    for _ in range(20):
+        _use_on_another_stream(64 << 20)
+    assert torch.cuda.memory_reserved() <= used + (64 << 20)
+
+
+@pytest.mark.cuda
+def test_a_gpu_records_other_passes_after_one_that_cannot_be_recorded() -> None:
+    runner = GraphRunner(PlainPass(Synchronizing(), recipe(out("")), Numerics.EXACT), _cuda())
+    runner.run([torch.ones(2, 2, device="cuda")])
+    with pytest.raises(CannotRecordError):
+        runner.run([torch.ones(2, 2, device="cuda")])
+    test_a_gpu_replays_the_bits_of_its_eager_pass("aliases")
+
+
+def _use_on_another_stream(byte_count: int) -> None:
+    """Use memory as a copy does, and free it."""
+    value = torch.empty(byte_count, dtype=torch.uint8, device="cuda")
+    value.record_stream(torch.cuda.Stream())
+    del value
+    torch.cuda.synchronize()
 
 
 def _cuda() -> CudaGraphs:
