@@ -45,7 +45,7 @@ def parts(folder: Path) -> dict[str, Part]:
 def files_of_tests() -> list[str]:
     """Return the files that have a test marked `cuda`: to collect all others takes a minute."""
     files = sorted((_ROOT / "tests").rglob("test_*.py"))
-    marked = [file for file in files if "@pytest.mark.cuda" in file.read_text(encoding="utf-8")]
+    marked = [file for file in files if "pytest.mark.cuda" in file.read_text(encoding="utf-8")]
     return [str(file.relative_to(_ROOT)) for file in marked]
 
 
