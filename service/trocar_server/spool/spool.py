@@ -46,8 +46,7 @@ class Spool(AbstractContextManager["Spool"]):
 
     Parameters are never written, nor are the tensors of `keep` and tensors below `min_bytes`, sparse,
     quantised or of subclasses: they stay in memory as without a spool. Tensors of CUDA devices go to host
-    memory, within the same budget, and from there to disk; this has not run on a real GPU yet. Tensors of
-    other devices stay where they are.
+    memory, within the same budget, and from there to disk. Tensors of other devices stay where they are.
 
     A tensor that is changed in place between forward and backward raises as without a spool; inside
     `torch.autograd.graph.allow_mutation_on_saved_tensors` backward uses what it was. What torch
@@ -64,6 +63,8 @@ class Spool(AbstractContextManager["Spool"]):
             single tensor that is larger.
         device_ahead_bytes: The most bytes of a CUDA device that are on their way to host memory, and the most
             that are brought back ahead of the backward pass, but for a single tensor that is larger.
+        device_bytes: The most bytes of a forward pass that stay on a CUDA device: those that it saves last.
+            How many it will save is known from the pass before; of the first, none stay.
         quota_bytes: The most bytes on disk; no limit when None.
         modules: Only what calls of these modules save, in all threads, for as long as somebody is in the
             context; see `wrap`. All that the thread saves when None.
@@ -91,6 +92,7 @@ class Spool(AbstractContextManager["Spool"]):
         min_bytes: int | str = MIN_BYTES,
         ahead_bytes: int | str = AHEAD_BYTES,
         device_ahead_bytes: int | str = DEVICE_AHEAD_BYTES,
+        device_bytes: int | str = 0,
         quota_bytes: int | str | None = None,
         modules: Iterable[nn.Module] | None = None,
         keep: Iterable[nn.Module | torch.Tensor] = (),
@@ -101,18 +103,20 @@ class Spool(AbstractContextManager["Spool"]):
         store_dtype: StoreDtype | None = None,
         codec: Codec | None = None,
     ) -> None:
-        given = (budget_bytes, min_bytes, ahead_bytes, device_ahead_bytes)
-        names = ("budget_bytes", "min_bytes", "ahead_bytes", "device_ahead_bytes")
-        budget, least, ahead, device_ahead = map(byte_count, given, names)
+        given = (budget_bytes, min_bytes, ahead_bytes, device_ahead_bytes, device_bytes)
+        names = ("budget_bytes", "min_bytes", "ahead_bytes", "device_ahead_bytes", "device_bytes")
+        counts = list(map(byte_count, given, names))
         quota = None if quota_bytes is None else byte_count(quota_bytes, "quota_bytes")
-        if min(budget, least, ahead, device_ahead) < 0:
-            raise ValueError("budget_bytes, min_bytes, ahead_bytes and device_ahead_bytes cannot be negative")
+        for name, count in zip(names, counts, strict=True):
+            if count < 0:
+                raise ValueError(f"{name} cannot be negative")
+        budget, least, ahead, device_ahead, on_device = counts
         check_codec(codec)
         options = DiskOptions(quota, checksum, EncodingOptions(store_dtype, bits))
         self._store = BlockStore(Path(directory), budget, ahead, options)
         chosen = all_of(choose, None if operations is None else made_by(operations))
         # Bytes seen as two dtypes are two blocks where each loses another part.
-        tiers = Tiers(self._store, device_ahead, copier_of)
+        tiers = Tiers(self._store, device_ahead, copier_of, on_device)
         self._packer = Packer(tiers, least, chosen, tells_dtypes=store_dtype is not None, codec=codec)
         self._modules = None if modules is None else list(modules)
         self._keep = [*keep, *(self._modules or [])]
@@ -126,7 +130,7 @@ class Spool(AbstractContextManager["Spool"]):
         with ExitStack() as entered:
             if not stack:
                 self._packer.keep(self._keep)
-                self._store.begin_step()
+                self._packer.tiers.begin_step()
             if self._modules is None:
                 entered.enter_context(self._packer.hooks())
             else:

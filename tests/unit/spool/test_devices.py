@@ -99,6 +99,30 @@ def test_random_programs_come_to_the_same(copier: LateCopier, tmp_path: Path, fi
     assert not {seed: text for seed, text in found.items() if text is not None}
 
 
+@BUDGETS
+@pytest.mark.parametrize("device_bytes", [2_400, 10_000, 1 << 30])
+def test_the_last_tensors_of_a_pass_stay_on_the_device(
+    copier: LateCopier, tmp_path: Path, budget_bytes: int, device_bytes: int
+) -> None:
+    def work(context: Context) -> list[torch.Tensor]:
+        x = leaf()
+        with context:
+            loss = chain(x)
+        loss.backward()
+        assert x.grad is not None
+        return [x.grad]
+
+    expected, offloaded = work(nullcontext()), []
+    with open_spool(tmp_path, budget_bytes, min_bytes=0, device_bytes=device_bytes) as spool:
+        for _ in range(4):
+            before = spool.report().offloaded_bytes
+            assert are_equal(work(spool), expected)
+            offloaded.append(spool.report().offloaded_bytes - before)
+    first, *later = offloaded
+    assert len(set(later)) == 1
+    assert later[0] == max(0, first - device_bytes // 2_400 * 2_400)
+
+
 def test_second_derivatives_and_views(copier: LateCopier, tmp_path: Path) -> None:
     def work(context: Context) -> list[torch.Tensor]:
         x = leaf()

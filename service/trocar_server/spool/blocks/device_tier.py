@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from trocar_server.spool.blocks.block_store import BlockStore
 from trocar_server.spool.blocks.device_copies import Copier, Event
@@ -52,6 +53,39 @@ class Departure:
         self._source = self._event = self._copy = None
 
 
+class _Step:
+    """Tells which memory of one forward pass stays on the device: the last, which backward needs first.
+
+    How much a step saves is known from the one before, so in the first step none stays.
+    """
+
+    def __init__(self, most_bytes: int, before_bytes: int | None = None) -> None:
+        self._left = most_bytes
+        self._most, self._before = most_bytes, before_bytes
+        self._byte_count = 0
+        self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
+        """Whether it stays, by address, which the reference keeps from being used again."""
+
+    def next(self) -> "_Step":
+        """Return the step after this one."""
+        return _Step(self._most, self._byte_count)
+
+    def stays(self, storage: torch.UntypedStorage) -> bool:
+        """Whether this memory stays, saved for the first time or again."""
+        if not self._most:
+            return False
+        known = self._known.get(storage._cdata)
+        if known is not None:
+            return known[1]
+        byte_count, before = storage.nbytes(), self._before
+        is_last = before is not None and self._byte_count >= before - self._most
+        is_staying = is_last and byte_count <= self._left
+        self._byte_count += byte_count
+        self._left -= byte_count * is_staying
+        self._known[storage._cdata] = StorageWeakRef(storage), is_staying
+        return is_staying
+
+
 class DeviceTier:
     """Keeps the blocks of one device in a store in host memory. Thread-safe.
 
@@ -60,6 +94,7 @@ class DeviceTier:
         copier: Copies the blocks.
         window_bytes: The most bytes in flight to the host, and the most prefetched to the device, except
         for a single block that is larger.
+        staying_bytes: The most bytes of a step that stay on the device: its last ones.
 
     Attributes:
         live: Blocks with references, by number.
@@ -69,8 +104,9 @@ class DeviceTier:
         on_device_bytes: Of these.
     """
 
-    def __init__(self, store: BlockStore, copier: Copier, window_bytes: int) -> None:
+    def __init__(self, store: BlockStore, copier: Copier, window_bytes: int, staying_bytes: int = 0) -> None:
         self._store, self._copier, self._window = store, copier, window_bytes
+        self._step = _Step(staying_bytes)
         self._mutex = threading.Lock()
         self._released: deque[Block] = deque()
         self.live: dict[int, Block] = {}
@@ -101,6 +137,16 @@ class DeviceTier:
         """Unneeded copies must not read memory that has been reused."""
         while self.departures:
             self.departures.popleft().end()
+
+    def begin_step(self) -> None:
+        """Begin a forward pass."""
+        with self:
+            self._step = self._step.next()
+
+    def stays(self, storage: torch.UntypedStorage) -> bool:
+        """Whether memory that this step saves stays on the device."""
+        with self:
+            return self._step.stays(storage)
 
     # --- As a store -------------------------------------------------------------------------------
 
@@ -262,14 +308,27 @@ class Tiers:
         store: The store in host memory and on disk.
         window_bytes: See `DeviceTier`.
         copier_of: The copier of a device; None where the store itself takes its tensors, or nothing does.
+        staying_bytes: See `DeviceTier`.
     """
 
     def __init__(
-        self, store: BlockStore, window_bytes: int, copier_of: Callable[[torch.device], Copier | None]
+        self,
+        store: BlockStore,
+        window_bytes: int,
+        copier_of: Callable[[torch.device], Copier | None],
+        staying_bytes: int = 0,
     ) -> None:
         self._store, self._window, self._copier_of = store, window_bytes, copier_of
+        self._staying = staying_bytes
         self._homes: dict[torch.device, BlockStore | DeviceTier | None] = {}
         self._lock = threading.Lock()
+
+    def begin_step(self) -> None:
+        """Begin a forward pass."""
+        self._store.begin_step()
+        for home in list(self._homes.values()):
+            if isinstance(home, DeviceTier):
+                home.begin_step()
 
     def home_of(self, device: torch.device) -> BlockStore | DeviceTier | None:
         """Return the store or tier for tensors of a device; None where they stay."""
@@ -282,7 +341,7 @@ class Tiers:
     def _home(self, device: torch.device) -> BlockStore | DeviceTier | None:
         copier = self._copier_of(device)
         if copier is not None:
-            return DeviceTier(self._store, copier, self._window)
+            return DeviceTier(self._store, copier, self._window, self._staying)
         return self._store if device.type == "cpu" else None
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 Values = Mapping[str, torch.Tensor]
-_WARM_UPS = 2
+_WARM_UPS = 3
 """Passes before a recording: libraries allocate memory and choose kernels in the first ones."""
 
 
@@ -47,8 +47,12 @@ class CudaGraphs:
         """See `GraphApi`."""
         computing = torch.cuda.current_stream(self._device)
         stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(computing)
         try:
-            self._warm_up(run, computing, stream)
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    run()
+            computing.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with self._recording(graph, stream):
                 values = run()
@@ -56,22 +60,6 @@ class CudaGraphs:
             # torch.cuda.graph (2.14) leaves its own stream current when a recording cannot be ended.
             torch.cuda.set_stream(computing)
         return Graph(graph.replay, values)
-
-    def _warm_up(
-        self, run: Callable[[], Values], computing: torch.cuda.Stream, stream: torch.cuda.Stream
-    ) -> None:
-        stream.wait_stream(computing)
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                run()
-            # A pass that waits for the device is found here, before it breaks a recording.
-            before = torch.cuda.get_sync_debug_mode()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                run()
-            finally:
-                torch.cuda.set_sync_debug_mode(before)
-        computing.wait_stream(stream)
 
     @contextmanager
     def _recording(self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
