@@ -30,7 +30,10 @@ def why_not(numerics: str, call: Callable[..., trocar.FeatureMaps]) -> str:
         return ""
     limit, used = time.monotonic() + _ENGINE_WAIT_S, ""
     while time.monotonic() < limit:
-        used = answer_of(call(**options_of(numerics))).numerics
+        answer = call(**options_of(numerics))
+        used = answer_of(answer).numerics
         if used in (numerics, ""):
             return ""
+        if answer.execution.reason.startswith("no compiled pass qualified"):
+            return answer.execution.reason
     return f"{used} was used"

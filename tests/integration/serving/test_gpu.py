@@ -118,7 +118,7 @@ def test_a_trainer_makes_the_steps_of_a_plain_loop(client: trocar.Client, tmp_pa
     model.fc.weight.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     losses = []
-    for _ in range(4):
+    for _ in range(3):
         optimizer.zero_grad()
         loss = cross_entropy(model(torch.from_numpy(images).cuda()), torch.from_numpy(labels).cuda())
         loss.backward()
@@ -132,8 +132,8 @@ def test_a_trainer_makes_the_steps_of_a_plain_loop(client: trocar.Client, tmp_pa
         seed=5,
         saved_tensors=spool,
     )
-    found = [trainer.step(images, labels).loss for _ in range(4)]
-    np.testing.assert_allclose(found, losses, rtol=2e-2)
+    found = [trainer.step(images, labels).loss for _ in range(3)]
+    np.testing.assert_allclose(found, losses, rtol=1e-2)
     weights = load_file(trainer.export(tmp_path / "tuned.safetensors"))
     torch.testing.assert_close(weights["fc.weight"], model.fc.weight.detach().cpu(), rtol=2e-2, atol=1e-3)
 

@@ -152,6 +152,11 @@ def test_a_change_in_place_raises(copier: LateCopier, tmp_path: Path) -> None:
 # --- On a GPU -------------------------------------------------------------------------------------
 
 
+def _delay(output: torch.Tensor, cycles: int) -> None:
+    torch.cuda._sleep(cycles)
+    output.register_hook(lambda _: torch.cuda._sleep(cycles))
+
+
 def _on_gpu(spool: Context, delay_cycles: int = 0) -> tuple[list[torch.Tensor], int]:
     """Train three steps; a delay keeps the device behind: what waits for nothing then reads rubbish."""
     torch.manual_seed(0)
@@ -159,8 +164,7 @@ def _on_gpu(spool: Context, delay_cycles: int = 0) -> tuple[list[torch.Tensor], 
     model = nn.Sequential(*layers).cuda()
     if delay_cycles:
         for layer in model:
-            layer.register_forward_pre_hook(lambda *_: torch.cuda._sleep(delay_cycles))
-            layer.register_full_backward_hook(lambda *_: torch.cuda._sleep(delay_cycles))
+            layer.register_forward_hook(lambda *given: _delay(given[2], delay_cycles))
     x = torch.randn(8192, 512, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

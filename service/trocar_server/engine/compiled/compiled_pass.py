@@ -58,7 +58,8 @@ class _Ready:
     @property
     def given(self) -> list[torch.Tensor]:
         """The tensors of a run: the arguments, then those of the edits."""
-        return [*self.arguments, *chain.from_iterable(self.operands.edits)]
+        device = self.arguments[0].device
+        return [*self.arguments, *(tensor.to(device) for tensor in chain(*self.operands.edits))]
 
     @property
     def lent(self) -> set[str]:

@@ -34,7 +34,7 @@ def batch_of(hosted: HostedModel, prepared: Prepared) -> list[torch.Tensor]:
     given = build_arguments(hosted, plan.inputs, payloads.inputs, prepared.images)
     tensors = [argument for argument in given if isinstance(argument, torch.Tensor)]
     operands = OperandTensors.of(prepared.checked.deployment, plan, payloads)
-    return [*tensors, *chain.from_iterable(operands.edits)]
+    return [*tensors, *(tensor.to(hosted.device) for tensor in chain(*operands.edits))]
 
 
 def example_batch(hosted: HostedModel, recipe: Recipe) -> list[torch.Tensor]:

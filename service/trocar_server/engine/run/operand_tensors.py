@@ -23,7 +23,7 @@ class OperandTensors:
 
     Attributes:
         taps: For each tap, those of its reductions.
-        edits: For each edit.
+        edits: For each edit; in host memory, where their elements are checked without waiting for the device.
         objective: The labels of losses.
     """
 
@@ -34,11 +34,11 @@ class OperandTensors:
     @classmethod
     def of(cls, deployment: Deployment, plan: Plan, payloads: Payloads) -> Self:
         """Make the tensors of a plan."""
-        device = deployment.hosted.device
+        device, host = deployment.hosted.device, torch.device("cpu")
         taps, of_edits = iter(payloads.taps), iter(payloads.edits)
         return cls(
             [_tensors(operand_specs(tap.reductions), taps, device) for tap in plan.taps],
-            [_tensors(request.edit.operands, of_edits, device) for request in plan.edits],
+            [_tensors(request.edit.operands, of_edits, host) for request in plan.edits],
             _tensors(plan.objective_operands, iter(payloads.objective), device),
         )
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -386,3 +387,15 @@ def test_edits_compose_in_the_order_they_are_applied() -> None:
     edits = [Edit(Add(1.0)), Edit(Scale(2.0)), Edit(Zero(), Region(Index((0,))))]
     found = functools.reduce(lambda value, edit: edit_value(edit, value), edits, torch.ones(2))
     assert found.tolist() == [0, 4]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_every_edit_of_a_cuda_tensor_gives_what_a_cpu_gives(is_on_host: bool) -> None:
+    """With operands in host memory, as a server has them, or on the device."""
+    value, other = seeded_value(SHAPE, torch.float64), randn(*SHAPE, seed=21)
+    for case in every_case():
+        there = case if is_on_host else replace(case, operands=tuple(o.cuda() for o in case.operands))
+        found = there.run(value.cuda(), other.cuda())
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), case.run(value, other), rtol=1e-10, atol=1e-10, msg=str(case))
