@@ -1,8 +1,4 @@
-"""CUDA transfers: copies on two streams of a CUDA device.
-
-Written without a GPU at hand: nothing here has run on one yet. Its contract is
-`CopyBackend`; the tests have a backend of exactly that contract.
-"""
+"""CUDA transfers: copies on two streams of a CUDA device."""
 
 from functools import cached_property
 

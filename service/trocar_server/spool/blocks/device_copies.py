@@ -1,8 +1,4 @@
-"""Copies between a device and host memory, on a side stream that overlaps with compute.
-
-`CudaCopier` was written without a GPU at hand: nothing here has run on one yet. Its contract is `Copier`, and
-the tests have a copier that guarantees exactly that and no more.
-"""
+"""Copies between a device and host memory, on a side stream that overlaps with compute."""
 
 from typing import Protocol
 
