@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import trocar
@@ -17,7 +18,24 @@ from tests.support.servers.building import build_here
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import custom
 
-MODELS = {"plain": custom(Plain, (3, 8, 8)), "dependent": custom(DataDependent)}
+
+class Widening(nn.Module):
+    """Returns float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.wide = nn.Linear(3, 4), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.wide(self.fc(x).double())
+        return found
+
+
+MODELS = {
+    "plain": custom(Plain, (3, 8, 8)),
+    "widening": custom(Widening),
+    "dependent": custom(DataDependent),
+}
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +166,23 @@ def test_statistics_alone_are_those_of_eager(
         found, expected = (one.extract("plain", IMAGES * scale, taps) for one in (client, eager))
         assert found.stats == expected.stats
         assert list(found) == list(expected)
+
+
+def test_quantiles_of_a_stream_are_of_its_own_batches(
+    recording: RunningServer, client: trocar.Client, eager: trocar.Client
+) -> None:
+    """A value that is only measured is in memory that the next pass writes; nothing may be kept there."""
+    taps = [trocar.tap("wide", stats=["mean", "argmax_channel", trocar.quantiles(0.5)], values=False)]
+    batches = [noise(2, 3, seed=number) for number in range(6)]
+    assert asked(recording, client, "widening", taps, batches[0]).execution.engine == "cuda-graph"
+    found = []
+    for one in (client, eager):
+        with one.extract_stream("widening", batches, taps, running_statistics=True) as stream:
+            engines = {result.unwrap().execution.engine for result in stream}
+        found.append((dict(stream.statistics), engines))
+    (replayed, engines), (expected, _) = found
+    assert engines == {"cuda-graph"}
+    assert replayed == expected
 
 
 def test_models_that_decide_on_their_data_are_not_recorded(
