@@ -231,7 +231,7 @@ def test_a_gpu_answers_with_the_bits_of_its_own_eager_pass(rows: int) -> None:
 
 @pytest.mark.cuda
 def test_a_gpu_replays_edits_with_the_bits_of_eager_for_each_caller() -> None:
-    """Eight callers at once, each with a vector of its own, and statistics of every module."""
+    """Eight callers at once, each with a vector of its own, and statistics of every block."""
     models = {"resnet18": {"weights": "random:0"}}
     eager = running_server(models=models, device="cuda:0", engine={"cuda_graphs": False})
     graphs = running_server(models=models, device="cuda:0", engine={**ENGINE, "cuda_graphs": True})

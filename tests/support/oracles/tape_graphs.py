@@ -31,8 +31,8 @@ class _Tape(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         if isinstance(found, bool | int | float | complex) and _tensors((args, kwargs)):
             raise RuntimeError("operation not permitted when stream is capturing")
-        if _tensors(found):  # else about dtypes alone
-            self.steps.append((func, args, kwargs or {}, _tensors(found)))
+        if results := _tensors(found):  # else about dtypes alone
+            self.steps.append((func, args, kwargs or {}, results))
         return found
 
     def replay(self) -> None:

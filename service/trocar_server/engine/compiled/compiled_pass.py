@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 
@@ -58,15 +57,7 @@ class _Ready:
     @property
     def given(self) -> list[torch.Tensor]:
         """The tensors of a run: the arguments, then those of the edits."""
-        device = self.arguments[0].device
-        return [*self.arguments, *(tensor.to(device) for tensor in chain(*self.operands.edits))]
-
-    @property
-    def lent(self) -> set[str]:
-        """The names of values that are only measured."""
-        targets = self.resolved.targets
-        sent = {entry.target.name for entry in targets if entry.tap.values}
-        return {entry.target.name for entry in targets} - sent
+        return [*self.arguments, *self.operands.edits_on(self.arguments[0].device)]
 
     @property
     def rows(self) -> int:
@@ -131,7 +122,7 @@ def _values(runner: Runner, ready: Sequence[_Ready]) -> list[Mapping[str, torch.
         return []
     with torch.inference_mode():
         if len(ready) == 1:
-            return [runner.run(ready[0].given, ready[0].lent)]
+            return [runner.run(ready[0].given, ready[0].resolved.only_measured)]
         rows = [entry.rows for entry in ready]
         joined = [torch.cat(columns) for columns in zip(*(entry.arguments for entry in ready), strict=True)]
         together = runner.run(joined)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -34,7 +33,7 @@ def batch_of(hosted: HostedModel, prepared: Prepared) -> list[torch.Tensor]:
     given = build_arguments(hosted, plan.inputs, payloads.inputs, prepared.images)
     tensors = [argument for argument in given if isinstance(argument, torch.Tensor)]
     operands = OperandTensors.of(prepared.checked.deployment, plan, payloads)
-    return [*tensors, *(tensor.to(hosted.device) for tensor in chain(*operands.edits))]
+    return [*tensors, *operands.edits_on(hosted.device)]
 
 
 def example_batch(hosted: HostedModel, recipe: Recipe) -> list[torch.Tensor]:

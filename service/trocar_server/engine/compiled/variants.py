@@ -166,10 +166,9 @@ class CompiledVariants:
             found = await variant.queue.submit(
                 call, rows_of(plan), may_merge=may_merge, priority=execution.priority
             )
-            asked, reason = variant.numerics, _why(variant)
-            if plan.edits:
-                asked, reason = self.asked(prepared.checked), self.why_exact(prepared.checked, variant)
-            return replace(found, report=replace(found.report, asked=asked, reason=reason))
+            checked = prepared.checked
+            reason = self.why_exact(checked, variant) if plan.edits else _why(variant)
+            return replace(found, report=replace(found.report, asked=self.asked(checked), reason=reason))
         except asyncio.CancelledError:
             guard.cancel()
             raise

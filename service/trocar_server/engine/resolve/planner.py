@@ -69,6 +69,12 @@ class Resolved:
         """Whether a pattern selects gradients, some of which a pass may not compute."""
         return any(entry.target.is_gradient and entry.tap.selector.is_plural for entry in self.targets)
 
+    @cached_property
+    def only_measured(self) -> frozenset[str]:
+        """The names of values of which nothing but statistics is wanted."""
+        sent = {entry.target.name for entry in self.targets if entry.tap.values}
+        return frozenset(entry.target.name for entry in self.targets) - sent
+
     @property
     def needs_meta_pass(self) -> bool:
         """Whether the pass's memory is known only from a pass with gradients."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Self
 
 import torch
@@ -41,6 +42,10 @@ class OperandTensors:
             [_tensors(request.edit.operands, of_edits, host) for request in plan.edits],
             _tensors(plan.objective_operands, iter(payloads.objective), device),
         )
+
+    def edits_on(self, device: torch.device) -> Tensors:
+        """Return the tensors of all edits on a device, one after the other."""
+        return [tensor.to(device) for tensor in chain(*self.edits)]
 
 
 NO_OPERANDS = OperandTensors((), (), [])

@@ -8,6 +8,7 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from trocar_server.engine.run.forward_pass import FeatureMap, PassResult, covari
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Leaf, Target
 from trocar_server.tensors.reductions import dtype_name
-from trocar_server.tensors.stats import Accumulator, Scope
+from trocar_server.tensors.stats import Accumulator, Scope, StatisticsResult, results
 
 MAX_CHECKPOINT_BYTES = 1 << 30
 """The largest checkpoint that is accepted."""
@@ -82,7 +83,9 @@ class StreamStatistics:
 
     def feature_maps(self) -> tuple[FeatureMap, ...]:
         """Return every feature map so far: statistics without values, and their companions."""
-        return tuple(found for entry in self._entries.values() for found in _finished(entry))
+        entries = list(self._entries.values())
+        found = results([entry.accumulator for entry in entries])
+        return tuple(chain.from_iterable(map(_finished, entries, found)))
 
     def checkpoint(self) -> bytes:
         """Serialise the accumulators as bytes."""
@@ -149,8 +152,7 @@ def _without_statistics(feature_maps: Sequence[FeatureMap]) -> Iterator[FeatureM
             yield found
 
 
-def _finished(entry: _Entry) -> Iterator[FeatureMap]:
-    result = entry.accumulator.result()
+def _finished(entry: _Entry, result: StatisticsResult) -> Iterator[FeatureMap]:
     yield FeatureMap(entry.output, None, result)
     if result.covariance is not None:
         yield covariance_map(entry.output, result.covariance)

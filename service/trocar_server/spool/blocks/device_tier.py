@@ -72,8 +72,6 @@ class _Step:
 
     def stays(self, storage: torch.UntypedStorage) -> bool:
         """Whether this memory stays, saved for the first time or again."""
-        if not self._most:
-            return False
         known = self._known.get(storage._cdata)
         if known is not None:
             return known[1]
@@ -329,6 +327,13 @@ class Tiers:
         for home in list(self._homes.values()):
             if isinstance(home, DeviceTier):
                 home.begin_step()
+
+    def stays(self, storage: torch.UntypedStorage) -> bool:
+        """Whether memory that this step saves stays on its device."""
+        if not self._staying:
+            return False
+        home = self.home_of(storage.device)
+        return isinstance(home, DeviceTier) and home.stays(storage)
 
     def home_of(self, device: torch.device) -> BlockStore | DeviceTier | None:
         """Return the store or tier for tensors of a device; None where they stay."""

@@ -93,7 +93,7 @@ class Packer:
         self._count(byte_count, byte_count if byte_count < self._min_bytes else 0)
         if byte_count < self._min_bytes:
             return self._small(tensor, storage, mutable)
-        if isinstance(home, DeviceTier) and home.stays(storage):
+        if self.tiers.stays(storage):
             self._count(0, byte_count)
             return _kept(tensor, mutable)
         if self._codec is not None:

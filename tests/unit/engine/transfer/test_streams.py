@@ -233,12 +233,15 @@ def test_transfers_belong_to_their_thread_and_are_closed(backend: LateBackend) -
 # --- On a GPU -------------------------------------------------------------------------------------
 
 
+def gpu_transfers(most_bytes: int) -> StreamTransfers:
+    device = torch.device("cuda")
+    return StreamTransfers(device, CudaBackend(device), most_bytes, least_bytes=1)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("value", VALUES)
 def test_a_gpu_gives_the_bytes_that_cpu_gives(value: torch.Tensor) -> None:
-    transfers = StreamTransfers(
-        torch.device("cuda"), CudaBackend(torch.device("cuda")), 1 << 30, least_bytes=1
-    )
+    transfers = gpu_transfers(1 << 30)
     on_gpu = value.cuda()
     payload = transfers.to_host(on_gpu)
     transfers.wait()
@@ -251,9 +254,7 @@ def test_a_gpu_gives_the_bytes_that_cpu_gives(value: torch.Tensor) -> None:
 @pytest.mark.cuda
 def test_memory_that_a_copy_still_reads_is_not_given_to_the_next_pass() -> None:
     """Each round drops its value at once and writes over freed memory while the copy may be under way."""
-    transfers = StreamTransfers(
-        torch.device("cuda"), CudaBackend(torch.device("cuda")), 1 << 30, least_bytes=1
-    )
+    transfers = gpu_transfers(1 << 30)
     payloads = []
     for number in range(20):
         payloads.append(transfers.to_host(torch.full((8 << 20,), float(number), device="cuda")))
@@ -267,9 +268,7 @@ def test_memory_that_a_copy_still_reads_is_not_given_to_the_next_pass() -> None:
 
 @pytest.mark.cuda
 def test_inputs_come_through_while_a_gpu_computes() -> None:
-    transfers = StreamTransfers(
-        torch.device("cuda"), CudaBackend(torch.device("cuda")), 1 << 30, least_bytes=1
-    )
+    transfers = gpu_transfers(1 << 30)
     weight = torch.eye(2048, device="cuda")
     for number in range(20):
         value = torch.full((2048, 2048), float(number))
@@ -282,9 +281,7 @@ def test_inputs_come_through_while_a_gpu_computes() -> None:
 
 @pytest.mark.cuda
 def test_a_copy_waits_for_a_value_that_is_computed_late() -> None:
-    transfers = StreamTransfers(
-        torch.device("cuda"), CudaBackend(torch.device("cuda")), 1 << 30, least_bytes=1
-    )
+    transfers = gpu_transfers(1 << 30)
     payloads = []
     for number in range(10):
         value = torch.zeros(8 << 20, device="cuda")
@@ -300,9 +297,7 @@ def test_a_copy_waits_for_a_value_that_is_computed_late() -> None:
 
 @pytest.mark.cuda
 def test_a_pass_waits_for_inputs_that_arrive_late() -> None:
-    transfers = StreamTransfers(
-        torch.device("cuda"), CudaBackend(torch.device("cuda")), 4 << 30, least_bytes=1
-    )
+    transfers = gpu_transfers(4 << 30)
     for number in range(4):
         value = torch.full((64 << 20,), float(number))
         found = transfers.to_device(value, torch.device("cuda"))

@@ -77,7 +77,7 @@ def is_compilable(targets: Sequence[Target]) -> bool:
 def is_recordable(surgery: Surgery) -> bool:
     """Whether a recorded pass can make the edits: of values of module calls, from tensors of the request."""
     edits = (*surgery.before, *surgery.after)
-    return not (surgery.has_gradients or surgery.inner) and all(
+    return not surgery.has_gradients and all(
         _is_of_a_call(entry.target) and entry.edit.operation.is_on_values and not entry.found
         for entry in edits
     )
