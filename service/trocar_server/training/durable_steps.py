@@ -10,7 +10,7 @@ server died before, during or after it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -27,12 +27,19 @@ from trocar_server.training.shielded import shielded
 from trocar_server.training.step.step_result import StepResult
 from trocar_server.training.trainer_calls import Applied
 
-REPLAY_S = 10.0
-"""Seconds of computing in the journals of a server's trainers: a takeover of all has to repeat them."""
+REPLAY_S = 3.0
+"""Seconds of computing in the journals of a server's trainers: a takeover of all has to repeat them.
+
+It does so while the machine starts what was lost again, and takes several times as long.
+"""
+LONGEST_REPLAY_S = 10.0
+"""The same in the journal of one trainer, however long its checkpoints take."""
 _CHECKPOINT_SHARE = 0.1
-"""The most of a trainer's time that checkpoints take for that, unless its own journal is too long."""
+"""The most of a trainer's time that checkpoints take below that."""
 JOURNAL_BYTES = 1 << 30
 """Bytes of a journal after which a checkpoint ends it."""
+_READ_ENTRIES, _READ_BYTES = 32, 1 << 20
+"""Entries are read until they are so many, or have so many bytes."""
 
 Counts = tuple[int, int]
 """Steps and updates of a trainer."""
@@ -66,7 +73,7 @@ class DurableSteps:
 
     def needs_checkpoint(self, counts: Counts) -> bool:
         """Whether the next call must be preceded by a checkpoint, given the trainer's counts."""
-        is_long = self.compute_s > REPLAY_S or self.byte_count > JOURNAL_BYTES
+        is_long = self.compute_s > LONGEST_REPLAY_S or self.byte_count > JOURNAL_BYTES
         return counts != self.counts or is_long or self._is_due()
 
     def _is_due(self) -> bool:
@@ -111,16 +118,27 @@ class DurableSteps:
         with suppress(ServiceError):
             await shielded(asyncio.to_thread(journal.discard, self.trainer_id, self.checkpoint, number))
 
-    async def entries(self, first_number: int) -> AsyncIterator[JournalEntry]:
-        """Yield the entries that follow the checkpoint.
+    async def entries(self, first_number: int) -> AsyncIterator[list[JournalEntry]]:
+        """Yield the entries that follow the checkpoint, several small ones at once.
 
         Raises:
             ServiceError: `STORAGE_UNAVAILABLE`.
         """
         journal = (await asyncio.to_thread(self.storage.get)).journal
         found = journal.entries(self.trainer_id, self.checkpoint, first_number)
-        while (entry := await asyncio.to_thread(next, found, None)) is not None:
-            yield entry
+        while several := await asyncio.to_thread(_several, found):
+            self.byte_count += sum(entry.byte_count for entry in several)
+            yield several
+
+
+def _several(entries: Iterator[JournalEntry]) -> list[JournalEntry]:
+    """Return the next entries, at least one if there is one."""
+    found: list[JournalEntry] = []
+    for entry in entries:
+        found.append(entry)
+        if len(found) == _READ_ENTRIES or sum(one.byte_count for one in found) >= _READ_BYTES:
+            break
+    return found
 
 
 def results_to_json(kept: Sequence[KeptCall[Applied]]) -> list[dict[str, Any]]:

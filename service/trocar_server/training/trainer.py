@@ -5,7 +5,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -22,6 +22,7 @@ from trocar_server.training.durable_steps import DurableSteps, results_from_json
 from trocar_server.training.files.checkpoint_files import PRINCIPAL, Checkpoint, SavedTrainer
 from trocar_server.training.files.export import Export, make_export
 from trocar_server.training.files.snapshots import snapshot_state_dict, snapshot_tensors
+from trocar_server.training.files.step_journal import JournalEntry
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.model.description import TrainerDescription
@@ -35,6 +36,8 @@ from trocar_server.training.step.trainer_state import TrainerState
 from trocar_server.training.trainer_calls import Applied, CallKind, Evaluated, TrainerActivity
 
 _STATUS_WAIT_S = 0.02
+_REPEAT_S = 0.05
+"""So long calls of a journal are repeated in one turn of the device, in seconds."""
 _log = structlog.get_logger("trocar")
 Result = TypeVar("Result")
 
@@ -160,17 +163,39 @@ class Trainer:
             ServiceError: The journal cannot be read.
         """
         assert self.durable is not None
-        async for entry in self.durable.entries(self.numbering.next_number):
-            kind, make_batch = CallKind(entry.kind), _given(entry.batch)
-            async with self.numbering.turn(entry.number, kind) as turn:
-                done: list[StepResult] = []
+        async for entries in self.durable.entries(self.numbering.next_number):
+            while entries:
+                done: list[tuple[CallKind, Applied]] = []
                 try:
-                    await self._on_owner(partial(self._apply, kind, make_batch), None, done)
+                    await self._on_owner(partial(self._repeat, entries, done), None, [])
                 except ServiceError as error:  # as it did then, without an effect
                     _log.info("a step failed again", trainer_id=self.trainer_id, why=error.message)
+                    await self._repeated(self.durable, done)
                     return
-                turn.finish(Applied(turn.number, done[0], self.core.update_count))
-                self.durable.applied(self._steps, done[0].compute_s)
+                await self._repeated(self.durable, done)
+                entries = entries[len(done) :]
+
+    async def _repeated(self, durable: DurableSteps, done: Sequence[tuple[CallKind, Applied]]) -> None:
+        """Note repeated calls."""
+        for kind, applied in done:
+            async with self.numbering.turn(applied.number, kind) as turn:
+                turn.finish(applied)
+            durable.applied(self._steps, applied.result.compute_s)
+
+    def _repeat(
+        self, entries: Sequence[JournalEntry], done: list[tuple[CallKind, Applied]], guard: PassGuard
+    ) -> None:
+        """Apply entries in order until `_REPEAT_S` have passed: others wait for the device, too.
+
+        One at a time, a hand-over between threads takes longer than a small step on a machine with much to do.
+        """
+        until = time.monotonic() + _REPEAT_S
+        for entry in entries:
+            kind = CallKind(entry.kind)
+            result = self._apply(kind, _given(entry.batch), guard)
+            done.append((kind, Applied(entry.number, result, self.core.update_count)))
+            if time.monotonic() > until:
+                return
 
     async def evaluate(self, make_batch: MakeBatch, deadline: float | None) -> Evaluated:
         """Return the loss of a batch in eval mode, without changing any state."""

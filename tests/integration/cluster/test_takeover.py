@@ -29,6 +29,7 @@ from trocar._wire.trainer_requests import TrainerOptions, trainer_spec
 from trocar.errors import NonFiniteStepError, QuotaExceededError, UnknownTrainerError
 from trocar_api.v1.trainer_pb2 import CreateTrainerRequest, CreateTrainerResponse
 from trocar_server.cluster.replica_server import take_published, take_slot
+from trocar_server.training import trainer as trainer_module
 from trocar_server.training.files.owner_folders import OwnerFolders
 
 WAIT_S = 60.0
@@ -94,6 +95,30 @@ def test_every_acknowledged_step_is_there(replicas: Replicas, clients: Any, tmp_
     plain = PlainTrainer()
     assert [plain.step(samples(4, number)) for number in range(6)] == losses
     assert_weights(again, plain.model, tmp_path)
+
+
+@pytest.mark.parametrize("turn_s", [0.0, 60.0])
+def test_long_journals_are_repeated_piece_by_piece(
+    replicas: Replicas, clients: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn_s: float
+) -> None:
+    monkeypatch.setattr(trainer_module, "_REPEAT_S", turn_s)  # one call in a turn, or as many as were read
+    first, second = replicas.start(), replicas.start()
+    trainer = make_trainer(clients(first))
+    for number in range(70):
+        trainer.step(*samples(4, number))
+    replicas.lose(by=second)
+    again = clients(second).trainer(trainer.trainer_id)
+    assert again.info().next_number == 70
+    plain = plain_steps(70)
+    assert_weights(again, plain.model, tmp_path)
+    # the journal counts against its limits as if its calls had been made here
+    (taken,) = second.app.trainers.all()
+    assert taken.durable is not None
+    assert taken.durable.byte_count == 70 * sum(array.nbytes for array in samples(4, 0))
+    assert taken.durable.compute_s > 0
+    for number in range(6, 70):  # the last 64 calls can still be repeated
+        again.step(*samples(4, number), number=number)
+    assert again.step(*samples(4, 70), number=70).loss == plain.step(samples(4, 70))
 
 
 def test_the_late_owner_changes_nothing(replicas: Replicas, clients: Any, tmp_path: Path) -> None:

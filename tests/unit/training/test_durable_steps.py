@@ -5,7 +5,7 @@ from weakref import WeakSet
 
 import pytest
 
-from trocar_server.training.durable_steps import JOURNAL_BYTES, REPLAY_S, DurableSteps
+from trocar_server.training.durable_steps import JOURNAL_BYTES, LONGEST_REPLAY_S, REPLAY_S, DurableSteps
 
 STORAGE: Any = None  # asked for files only
 
@@ -20,9 +20,9 @@ def journals(*seconds: float) -> list[DurableSteps]:
     [
         ((REPLAY_S,), [False]),
         ((REPLAY_S + 1,), [True]),
-        ((4.0, 4.0, 1.0), [False, False, False]),
-        ((4.0, 4.0, 3.0), [True, True, False]),  # those that are no shorter than the mean
-        ((1.0,) * 12, [True] * 12),
+        ((1.2, 1.2, 0.3), [False, False, False]),
+        ((1.2, 1.2, 0.9), [True, True, False]),  # those that are no shorter than the mean
+        ((0.3,) * 12, [True] * 12),
     ],
 )
 def test_all_journals_of_a_server_together_are_kept_short(seconds: Any, due: list[bool]) -> None:
@@ -30,15 +30,15 @@ def test_all_journals_of_a_server_together_are_kept_short(seconds: Any, due: lis
 
 
 def test_trainers_of_slow_checkpoints_write_them_less_often() -> None:
-    slow, other = journals(8.0, 8.0)
+    slow, other = journals(LONGEST_REPLAY_S - 2, LONGEST_REPLAY_S - 2)
     slow.checkpoint_s = 1.0
     assert (slow.needs_checkpoint((0, 0)), other.needs_checkpoint((0, 0))) == (False, True)
-    slow.compute_s = REPLAY_S + 0.1
+    slow.compute_s = LONGEST_REPLAY_S + 0.1
     assert slow.needs_checkpoint((0, 0))
 
 
 def test_closed_trainers_do_not_count() -> None:
-    kept, closed = journals(6.0, 6.0)
+    kept, closed = journals(2.0, 2.0)
     assert kept.needs_checkpoint((0, 0))
     del closed
     assert not kept.needs_checkpoint((0, 0))

@@ -43,11 +43,13 @@ class JournalEntry:
         number: Its number.
         kind: Its kind.
         batch: Its batch; None for an update alone.
+        byte_count: Bytes of the batch, as read.
     """
 
     number: int
     kind: str
     batch: Batch | None = None
+    byte_count: int = 0
 
 
 class StepJournal:
@@ -151,4 +153,5 @@ def _read(path: Path, number: int) -> JournalEntry:
     if packed is None:
         return JournalEntry(number, kind)
     args, kwargs, names, targets, size = unpack(packed, content.tensors)
-    return JournalEntry(number, kind, Batch(args, kwargs, dict(zip(names, targets, strict=True)), size))
+    batch = Batch(args, kwargs, dict(zip(names, targets, strict=True)), size)
+    return JournalEntry(number, kind, batch, sum(tensor.nbytes for tensor in content.tensors.values()))
