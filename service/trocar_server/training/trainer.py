@@ -173,7 +173,7 @@ class Trainer:
                     await self._repeated(self.durable, done)
                     return
                 await self._repeated(self.durable, done)
-                entries = entries[len(done) :]
+                del entries[: len(done)]
 
     async def _repeated(self, durable: DurableSteps, done: Sequence[tuple[CallKind, Applied]]) -> None:
         """Note repeated calls."""
@@ -187,7 +187,7 @@ class Trainer:
     ) -> None:
         """Apply entries in order until `_REPEAT_S` have passed: others wait for the device, too.
 
-        One at a time, a hand-over between threads takes longer than a small step on a machine with much to do.
+        One at a time, hand-overs between threads take longer than small steps on a machine with much to do.
         """
         until = time.monotonic() + _REPEAT_S
         for entry in entries:
