@@ -170,7 +170,7 @@ async def start(  # noqa: PLR0913, PLR0915 - everything that starts, in order
             is_shared=owners is not None,
             launcher=launcher,
         )
-        trainers.on_close, trainers.on_moved, trainers.on_taken = fits.forget, fits.let_go, fits.resume
+        trainers.on_close, trainers.on_moved, trainers.on_taken = fits.forget, fits.let_go, fits.resume_soon
         takeover = None if owners is None else Takeover(owners, trainers)
         if takeover is not None:
             trainers.check_elsewhere = takeover.check_elsewhere

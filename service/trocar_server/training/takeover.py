@@ -18,6 +18,7 @@ import structlog
 from trocar_server.errors import ServiceError
 from trocar_server.training.files.owner_folders import OwnerFolders
 from trocar_server.training.files.trainer_store import moved
+from trocar_server.training.trainer_builder import import_optimizer
 from trocar_server.training.trainers import Trainers
 
 GONE_AFTER_S = 2.0
@@ -105,6 +106,8 @@ class Takeover:
         for trainer_id in list(self._cut_off):
             await self._take(self._folders.own.name, trainer_id)
         owners = await asyncio.to_thread(self._folders.others)
+        if owners:  # before it has to take their trainers: then the machine starts what was lost
+            await asyncio.to_thread(import_optimizer)
         now = self._clock()
         self._missing_since = {
             owner: self._missing_since.get(owner, now) for owner in owners if owner not in self._servers

@@ -61,7 +61,7 @@ class Trainers:
         self._creating = asyncio.Lock()
         self.on_close: Callable[[str], Awaitable[None]] | None = None
         self.on_moved: Callable[[str], Awaitable[None]] | None = None
-        self.on_taken: Callable[[Trainer], Awaitable[None]] | None = None
+        self.on_taken: Callable[[Trainer], None] | None = None
         self.check_elsewhere: Callable[[str], Awaitable[None]] | None = None
         self.trainers_elsewhere: Callable[[str, str], Awaitable[int]] | None = None
         self._janitor: asyncio.Task[None] | None = None
@@ -322,11 +322,11 @@ class Trainers:
                 return
             record = await asyncio.to_thread(storage.trainers.get, trainer_id)
             await self._bring_back(record)
-        found = self._trainers.get(trainer_id)
-        if found is not None:
-            _log.info("trainer taken over", trainer_id=trainer_id, of=owner)
-            if self.on_taken is not None:
-                await self.on_taken(found)
+            found = self._trainers.get(trainer_id)
+            if found is not None:
+                _log.info("trainer taken over", trainer_id=trainer_id, of=owner)
+                if self.on_taken is not None:  # before any call reaches it
+                    self.on_taken(found)
 
     async def _check_here(self, trainer: Trainer) -> None:
         """Refuse a call of a trainer that another server has taken over.

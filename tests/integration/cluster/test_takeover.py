@@ -26,11 +26,12 @@ from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.wire import raw_channel, unary_call
 from trocar._wire.trainer_requests import TrainerOptions, trainer_spec
-from trocar.errors import NonFiniteStepError, QuotaExceededError, UnknownTrainerError
+from trocar.errors import NonFiniteStepError, QuotaExceededError, TrainerBusyError, UnknownTrainerError
 from trocar_api.v1.trainer_pb2 import CreateTrainerRequest, CreateTrainerResponse
 from trocar_server.cluster.replica_server import take_published, take_slot
 from trocar_server.training import trainer as trainer_module
 from trocar_server.training.files.owner_folders import OwnerFolders
+from trocar_server.training.fit import fitting as fitting_module
 
 WAIT_S = 60.0
 
@@ -248,6 +249,29 @@ def test_a_fit_goes_on(replicas: Replicas, clients: Any, tmp_path: Path) -> None
     assert [event.number for event in seen] == list(range(number, number + len(seen)))
     assert [event["loss"] for event in seen if event.kind == "step"] == losses
     assert_weights(again, expected, tmp_path)
+
+
+def test_a_fit_that_begins_again_slowly_holds_up_no_other_trainer(
+    replicas: Replicas, clients: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = replicas.start(), replicas.start()
+    fitting, others = make_trainer(clients(first)), [make_trainer(clients(first)) for _ in range(2)]
+    number = fitting.start_fit(samples(40, 11), epochs=2000, batch_size=4, checkpoint_every=4)
+    next(event for event in fitting.watch(number) if event.kind == "checkpoint")
+    may_begin = threading.Event()
+    monkeypatch.setattr(fitting_module, "import_parts", lambda *_: may_begin.wait(WAIT_S))
+    replicas.lose(by=second)
+    for trainer in others:
+        clients(second).trainer(trainer.trainer_id).step(*samples(4))
+    again = clients(second).trainer(fitting.trainer_id)
+    with pytest.raises(TrainerBusyError):  # a step would come between two of the fit
+        again.step(*samples(4))
+    with ThreadPoolExecutor() as pool:
+        cancelled = pool.submit(again.cancel)
+        may_begin.set()
+        assert cancelled.result(WAIT_S) == "ended"
+    assert [event.kind for event in again.watch(number)][-1] == "cancelled"
+    again.step(*samples(4))
 
 
 def test_a_closed_trainer_leaves_nothing(replicas: Replicas, clients: Any) -> None:

@@ -147,14 +147,14 @@ def _problems_of_value(name: str, value: object) -> Iterator[str]:
 
 
 def _arguments(name: str) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(getattr(_v2(), name).__init__).parameters
+    parameters = inspect.signature(getattr(torchvision_v2(), name).__init__).parameters
     return {key: value for key, value in parameters.items() if key != "self"}
 
 
 def _build(spec: AugmentationSpec, **changes: object) -> tuple[Any, list[str]]:
     try:
         options = {name: _converted(name, value) for name, value in spec.options.items()} | changes
-        return getattr(_v2(), spec.name)(**options), []
+        return getattr(torchvision_v2(), spec.name)(**options), []
     except Exception as error:  # noqa: BLE001 - torchvision may raise anything on a bad value
         return None, [f"torchvision rejects its options: {first_line(error)}"]
 
@@ -162,7 +162,7 @@ def _build(spec: AugmentationSpec, **changes: object) -> tuple[Any, list[str]]:
 def _converted(name: str, value: Any) -> Any:
     """Return an option as torchvision expects it: integers in lists arrive as floats."""
     if name == "policy" and isinstance(value, str):
-        return _v2().AutoAugmentPolicy(value)
+        return torchvision_v2().AutoAugmentPolicy(value)
     if name in _LIMITS:
         return (
             [int(item) for item in value]
@@ -174,7 +174,7 @@ def _converted(name: str, value: Any) -> Any:
     return value
 
 
-def _v2() -> Any:
+def torchvision_v2() -> Any:
     """Return torchvision's v2 transforms. Imported late: they bring `torch._dynamo`, 1 s and 150 MB."""
     from torchvision.transforms import v2
 

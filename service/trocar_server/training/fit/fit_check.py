@@ -14,9 +14,9 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import nearest
 from trocar_server.surgery import PassGuard
 from trocar_server.training.datasets.order import batch_count
-from trocar_server.training.fit.augmentations import Augmentation, build_augmentation
+from trocar_server.training.fit.augmentations import Augmentation, build_augmentation, torchvision_v2
 from trocar_server.training.fit.fit_data import Core, Reader, named_target
-from trocar_server.training.fit.metrics import Metrics, Task, build_metrics
+from trocar_server.training.fit.metrics import Metrics, Task, build_metrics, torchmetrics_classification
 from trocar_server.training.fit.worker_check import worker_problems
 from trocar_server.training.spec.fit_spec import FitSpec, MetricSpec
 from trocar_server.training.spec.problems import Problems
@@ -57,6 +57,20 @@ class _Question:
         return value if isinstance(value, int) else _IGNORED
 
 
+def import_parts(core: Core, spec: FitSpec) -> None:
+    """Import what the parts of a fit need. It takes seconds: not for the thread that owns the device."""
+    if spec.augmentations:
+        torchvision_v2()
+    if spec.metrics and _wants_metrics(spec) and _question(core) is not None:
+        torchmetrics_classification()
+
+
+def _wants_metrics(spec: FitSpec) -> bool:
+    """Whether metrics are computed, or were asked for: a fit without evaluations has none by default."""
+    is_asked = spec.metrics != FitSpec.model_fields["metrics"].default
+    return is_asked or bool(spec.eval_dataset_id or spec.eval_split or spec.early_stop)
+
+
 def check_fit(
     core: Core, train: Reader, evaluation: Reader | None, spec: FitSpec, room_problem: str = ""
 ) -> FitParts:
@@ -89,7 +103,8 @@ def check_fit(
         question = _Question(question.loss, "binary")
     if shape is not None and question is not None and question.task == "multiclass":
         _note(problems, _label_problems(train, separate, question, classes))
-    metrics = _metrics(spec, question, classes if shape is not None else 0, problems)
+    is_evaluated = evaluation is not None or _wants_metrics(spec)
+    metrics = _metrics(spec, question, classes if shape is not None and is_evaluated else 0, problems)
     _note(problems, _stop_problems(core, evaluation, spec, metrics))
     problems.raise_any(ErrorReason.FIT_INVALID, "the fit cannot begin")
     target = question.loss.target if question else ""

@@ -27,6 +27,7 @@ from trocar_server.training.datasets.order import split_order
 from trocar_server.training.files.event_log import LAST_KINDS, EventLog, LoggedEvent, NewEvent
 from trocar_server.training.files.event_logs import EventLogs
 from trocar_server.training.fit.fit import Fit
+from trocar_server.training.fit.fit_check import import_parts
 from trocar_server.training.fit.fit_data import Reader
 from trocar_server.training.fit.fit_run import REPEATED, FitRun, began, new_event
 from trocar_server.training.fit.fit_samples import KEPT_BYTES, DatasetSamples, InputProcessing, SamplePart
@@ -125,19 +126,34 @@ class Fits:
             await self.resume(trainer)
         await self._logs.clean(await self._trainers.stored_ids())
 
+    def resume_soon(self, trainer: Trainer) -> None:
+        """Resume the fit of a trainer that was taken over, in a task; until then the trainer is busy.
+
+        Its preparation takes seconds, and other trainers may wait to be taken over.
+        """
+        if _is_active(trainer):
+            trainer.activity = TrainerActivity.FITTING
+            task = asyncio.create_task(self.resume(trainer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
     async def resume(self, trainer: Trainer) -> None:
         """Resume the fit of a restored trainer, if one was active; a failure ends it, with an event."""
-        described = trainer.stored_facts.get("fit")
-        if described is None or described.get("is_over"):
-            return
-        try:
-            await self._restore(trainer, described)
-        except ServiceError as error:
-            _log.warning("fit not resumed", trainer_id=trainer.trainer_id, why=error.message)
-            log = await self._logs.of(trainer.trainer_id)
-            facts = {"reason": error.reason, "message": error.message, "step": 0, "epoch": 0}
-            await log.add([NewEvent("failed", time.time(), facts)])
-            await self._set_over(trainer, int(described["first_number"]))
+        async with self._starting:
+            if not _is_active(trainer) or self._is_stopping or trainer.is_closed:
+                return
+            described = trainer.stored_facts["fit"]
+            try:
+                await self._restore(trainer, described)
+            except ServiceError as error:
+                _log.warning("fit not resumed", trainer_id=trainer.trainer_id, why=error.message)
+                log = await self._logs.of(trainer.trainer_id)
+                facts = {"reason": error.reason, "message": error.message, "step": 0, "epoch": 0}
+                await log.add([NewEvent("failed", time.time(), facts)])
+                await self._set_over(trainer, int(described["first_number"]))
+            finally:
+                if trainer.trainer_id not in self._runs:
+                    trainer.activity = TrainerActivity.READY
 
     async def let_go(self, trainer_id: str) -> None:
         """Abort the fit of a trainer that another server has taken over, and leave its files alone."""
@@ -221,6 +237,9 @@ class Fits:
             return run.first_number
 
     async def _control(self, trainer: Trainer, command: Command) -> str:
+        if trainer.trainer_id not in self._runs and trainer.activity is TrainerActivity.FITTING:
+            async with self._starting:  # it is being resumed
+                pass
         run = self._runs.get(trainer.trainer_id)
         if run is None or run.task is None:
             raise ServiceError(ErrorReason.UNKNOWN_FIT, "the trainer has no running fit")
@@ -280,6 +299,7 @@ class Fits:
                 hosted, seed = trainer.core.hosted, trainer.spec.seed
                 processing = self._processing(trainer, spec)
                 readers.append(DatasetSamples(opened, hosted, seed, processing, kept_bytes))
+            await asyncio.to_thread(import_parts, trainer.core, spec)
             run: FitRun
 
             def checkpoint(state: FitState) -> int:
@@ -370,6 +390,12 @@ class Fits:
         self._runs.pop(run.trainer.trainer_id, None)
         run.trainer.activity = TrainerActivity.READY
         await run.close()
+
+
+def _is_active(trainer: Trainer) -> bool:
+    """Whether a trainer's fit has not ended."""
+    described = trainer.stored_facts.get("fit")
+    return described is not None and not described.get("is_over")
 
 
 def _parts(readers: list[DatasetSamples], spec: FitSpec, seed: int) -> tuple[Reader, Reader | None]:

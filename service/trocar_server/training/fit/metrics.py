@@ -4,7 +4,7 @@
     metrics.update(logits, labels)          # (batch, 10, ...) and (batch, ...)
     metrics.compute()                       # {"accuracy": 0.97}
 
-torchmetrics is imported when the first metric is created: importing it takes longer than using it.
+torchmetrics is imported when the first metric is created: that takes seconds, and longer than using it.
 """
 
 import inspect
@@ -147,10 +147,15 @@ def build_metrics(
     return Metrics(members, task, ignored_label), problems
 
 
-def _class_of(spec: MetricSpec, task: Task) -> Any:
+def torchmetrics_classification() -> Any:
+    """Return torchmetrics' module of classification metrics."""
     import torchmetrics.classification
 
-    return getattr(torchmetrics.classification, task.capitalize() + _CLASSES[spec.name])
+    return torchmetrics.classification
+
+
+def _class_of(spec: MetricSpec, task: Task) -> Any:
+    return getattr(torchmetrics_classification(), task.capitalize() + _CLASSES[spec.name])
 
 
 def _problems_of(spec: MetricSpec, kind: Any, classes: int, task: Task) -> Iterator[str]:

@@ -1,0 +1,38 @@
+"""Imports of seconds, as a server needs them: never on the thread that owns the device, where all calls wait."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import threading
+from trocar_server.app.quick_imports import without_dynamo
+with without_dynamo():
+    from trocar_server.app import app
+import trocar
+from tests.support.oracles.tiny_training import MODELS, make_trainer, samples
+from tests.support.servers.running_server import running_server
+
+class Threads:
+    def find_spec(self, name, path=None, target=None):
+        if name in found:
+            found[name] = threading.current_thread().name
+
+found = dict.fromkeys(["torch._dynamo", "torchmetrics", "torchvision.transforms.v2"])
+sys.meta_path.insert(0, Threads())
+with running_server(models=MODELS, device="cpu") as server, trocar.connect(server.address) as client:
+    owner = server.on_owner(threading.current_thread).name
+    trainer = make_trainer(client)
+    trainer.step(*samples(4))
+    assert found["torch._dynamo"] not in (None, owner), found
+    trainer.fit(samples(8), epochs=1, batch_size=4)
+    assert found["torchmetrics"] is None, "a fit without evaluations has no metrics"
+    flip = trocar.augmentation("RandomHorizontalFlip", p=0.5)
+    trainer.fit(samples(8), epochs=1, batch_size=4, eval_split=0.5, augment=[flip])
+    assert owner not in found.values(), found
+    assert None not in found.values(), found
+"""
+
+
+def test_what_trainers_and_fits_import_is_imported_beside_the_device() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=300)
