@@ -44,7 +44,8 @@ _GET_TRAINER = "/trocar_api.v1.TrainerService/GetTrainer"
 _GET_MODEL = "/trocar_api.v1.ModelService/GetModel"
 _PROBE_S = 10.0
 _MAX_HOMES = 100_000
-_LOOK_AGAIN_S = 1.0
+_FIRST_PAUSE_S, _LOOK_AGAIN_S = 0.25, 1.0
+"""Pauses between two looks for a trainer on its way to another replica: each asks every replica."""
 _LIST_VALID_S = 5.0
 """How long a client may call the replicas of a list without asking again, in seconds."""
 
@@ -292,6 +293,7 @@ class _Call:
         Raises:
             ServiceError: `SERVER_BUSY`, none was ready in time.
         """
+        pause_s = _FIRST_PAUSE_S
         while True:
             found = await self._find(name, message)
             if found is not None:
@@ -300,7 +302,8 @@ class _Call:
             if left_s <= 0:
                 what = f"model '{name}'" if self.route.subject is Subject.MODEL else "this call"
                 raise busy(f"no replica for {what} is ready; try again later", None)
-            await self.gateway.table.changed(min(left_s, _LOOK_AGAIN_S))
+            await self.gateway.table.changed(min(left_s, pause_s))
+            pause_s = min(2 * pause_s, _LOOK_AGAIN_S)
 
     async def _find(self, name: str, message: bytes) -> Replica | None:
         """Return a replica that may answer; None if there is none now."""

@@ -80,7 +80,7 @@ class ReplicaTable:
                 `waiting_s`, `call_count` and `is_draining` of each replica.
             wanted: The least number of replicas by model id.
         """
-        replicas = {}
+        replicas, before = {}, self._states()
         for report in reports:
             fields = {key: report[key] for key in _FIXED}
             replica = self._replicas.get(report["replica_id"]) or Replica(**fields)
@@ -88,11 +88,16 @@ class ReplicaTable:
             replica.is_draining, replica.sent_count = report["is_draining"], 0
             replicas[replica.replica_id] = replica
         self._replicas, self._wanted = replicas, dict(wanted)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self._states() != before:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _states(self) -> object:
+        """Return what a call that finds no replica waits for; the load, told four times a second, is not it."""
+        return {(one.replica_id, one.is_draining) for one in self._replicas.values()}, self._wanted
 
     async def changed(self, timeout_s: float) -> None:
-        """Wait for the next update, at most `timeout_s` seconds."""
+        """Wait until replicas come, go or drain, at most `timeout_s` seconds."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)
 

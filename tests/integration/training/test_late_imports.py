@@ -1,4 +1,4 @@
-"""Imports of seconds, as a server needs them: never on the thread that owns the device, where all calls wait."""
+"""Imports that take seconds are never on the thread that owns the device, where all calls wait."""
 
 import subprocess
 import sys

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.support.servers.replica_report import replica_report
 from trocar_server.cluster.routing import Replica, ReplicaTable
 
@@ -60,15 +62,33 @@ def test_draining_replicas_and_other_models_are_not_chosen() -> None:
     assert home.address == "a:1"
 
 
-def test_an_update_keeps_open_calls_and_wakes_who_waits() -> None:
-    async def wait() -> None:
-        found = table(report("a", 0))
-        found.serving("m")[0].open_count = 3
-        waiting = asyncio.create_task(found.changed(60.0))
-        await asyncio.sleep(0)
-        found.update([report("a", 0, waiting_s=1.0)], {"m": 1})
-        await waiting
-        replica = found.serving("m")[0]
-        assert (replica.open_count, replica.waiting_s, found.is_complete) == (3, 1.0, True)
+async def test_an_update_keeps_open_calls() -> None:
+    found = table(report("a", 0))
+    found.serving("m")[0].open_count = 3
+    found.update([report("a", 0, waiting_s=1.0)], {"m": 1})
+    replica = found.serving("m")[0]
+    assert (replica.open_count, replica.waiting_s, found.is_complete) == (3, 1.0, True)
 
-    asyncio.run(wait())
+
+@pytest.mark.parametrize(
+    ("reports", "wanted", "is_news"),
+    [
+        ([report("a", 0, waiting_s=1.0, call_count=1)], 2, False),  # four a second
+        ([report("a", 0), report("b", 1)], 2, True),
+        ([report("b", 1)], 2, True),
+        ([], 2, True),
+        ([report("a", 0, is_draining=True)], 2, True),
+        ([report("a", 0)], 1, True),
+    ],
+)
+async def test_who_waits_is_woken_when_replicas_come_go_or_drain(
+    reports: list[dict[str, Any]], wanted: int, is_news: bool
+) -> None:
+    found = table(report("a", 0))
+    waiting = asyncio.create_task(found.changed(60.0))
+    await asyncio.sleep(0)
+    found.update(reports, {"m": wanted})
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert waiting.done() == is_news
+    waiting.cancel()
