@@ -93,7 +93,7 @@ class ReplicaTable:
             self._changed = asyncio.Event()
 
     def _states(self) -> object:
-        """Return what a call that finds no replica waits for; the load, told four times a second, is not it."""
+        """Return what a call that finds no replica waits for: not the load, told four times a second."""
         return {(one.replica_id, one.is_draining) for one in self._replicas.values()}, self._wanted
 
     async def changed(self, timeout_s: float) -> None:
