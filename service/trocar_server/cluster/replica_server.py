@@ -8,6 +8,7 @@ import asyncio
 import gc
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,7 @@ class _Serving:
         self._trainers_dir = root / settings["model_id"] / "trainers"
         self._ranks = RankRequests(lines, slot)
         self._tasks: list[asyncio.Task[None]] = []
+        self._taking = asyncio.Lock()
 
     async def serve(self) -> None:
         """Serve until the input has ended and the calls have."""
@@ -134,6 +136,7 @@ class _Serving:
 
     def _begin(self, running: Any) -> None:
         rpc = running.rpc
+        running.trainers.publishing.take_lost = partial(self._take_now, running)
         self._lines.write(
             ready=rpc.plain_address or rpc.address,
             client_address=rpc.address,
@@ -166,9 +169,13 @@ class _Serving:
             if running.lifecycle.drain_switch.is_draining:
                 continue
             try:
-                await take_published(self._slot, running.trainers.publishing)
+                await self._take_now(running)
             except ServiceError as error:
                 _log.warning("published models not taken over", why=error.message)
+
+    async def _take_now(self, running: Any) -> None:
+        async with self._taking:  # who comes second finds what the first one took
+            await take_published(self._slot, running.trainers.publishing)
 
     async def _wait_for_end(self, running: Any) -> None:
         """Take what the parent tells; drain and stop when it closes our input, or has died.

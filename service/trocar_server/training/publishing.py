@@ -1,7 +1,7 @@
 """Publishing of trained models: writing, hosting, removing. Belongs to one event loop."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ class Publishing:
         self._engine = engine
         self._storage = storage
         self._one_at_a_time = asyncio.Lock()
+        self.take_lost: Callable[[], Awaitable[None]] | None = None
+        """Takes what servers published that have gone; on a cluster."""
 
     async def host_all(self, store: PublishedStore) -> None:
         """Host the models published earlier; those that cannot be hosted are listed with the reason."""
@@ -108,6 +110,10 @@ class Publishing:
                 ErrorReason.MODEL_INVALID,
                 "32 hexadecimal digits are reserved for ids of trainers; choose another id",
             )
+        if (
+            is_repeated and self.take_lost is not None
+        ):  # its first answer may be lost together with its server
+            await self.take_lost()
         is_taken = model_id in {entry.spec.model_id for entry in self._engine.catalogue.entries()}
         if is_taken and not is_repeated:
             raise _taken(model_id)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from tests.support.servers.waiting import wait_until
 from tests.support.wire.wire import raw_channel, unary_call
 from trocar._wire.trainer_requests import TrainerOptions, trainer_spec
 from trocar.errors import NonFiniteStepError, QuotaExceededError, TrainerBusyError, UnknownTrainerError
-from trocar_api.v1.trainer_pb2 import CreateTrainerRequest, CreateTrainerResponse
+from trocar_api.repeats import REPEATED_KEY
+from trocar_api.v1.trainer_pb2 import CreateTrainerRequest, CreateTrainerResponse, PublishTrainerRequest
+from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 from trocar_server.cluster.replica_server import take_published, take_slot
 from trocar_server.training import trainer as trainer_module
 from trocar_server.training.files.owner_folders import OwnerFolders
@@ -47,8 +50,8 @@ class Replicas:
         name = f"replica-{len(self._names)}"
         settings: dict[str, Any] = {"models": MODELS, "device": "cpu", "data_dir": self._folder / "data"}
         settings |= options
-        own_dir, owners = self._folder / name, OwnerFolders(self.root, name)
-        server = self._stack.enter_context(running_server(owners=owners, own_dir=own_dir, **settings))
+        settings.setdefault("own_dir", self._folder / name)
+        server = self._stack.enter_context(running_server(owners=OwnerFolders(self.root, name), **settings))
         self._names[server] = name
         return server
 
@@ -342,6 +345,28 @@ def test_a_gateway_finds_it_again(replicas: Replicas, clients: Any, tmp_path: Pa
             assert_weights(trainer, plain_steps(3).model, tmp_path)
     finally:
         gateway.stop()
+
+
+def test_a_publication_whose_answer_is_lost_with_its_replica_is_not_made_twice(
+    replicas: Replicas, clients: Any, tmp_path: Path
+) -> None:
+    (lost_slot, lost_lock), (own_slot, own_lock) = (take_slot(tmp_path / "slots") for _ in range(2))
+    first, second = replicas.start(own_dir=lost_slot), replicas.start(own_dir=own_slot)
+    publishing = second.app.trainers.publishing
+    publishing.take_lost = partial(take_published, own_slot, publishing)  # as `replica_server` does
+    trainer = make_trainer(clients(first))
+    trainer.step(*samples(4))
+    trainer.publish("tuned")
+    replicas.lose(by=second)
+    lost_lock.release()
+    request = PublishTrainerRequest(trainer_id=trainer.trainer_id, model_id="tuned")
+    with raw_channel(second.address) as channel:
+        TrainerServiceStub(channel).PublishTrainer(request, metadata=((REPEATED_KEY, "1"),), timeout=WAIT_S)
+    found = [path.parent.parent.parent for path in tmp_path.glob("slots/*/published/*/model.json")]
+    assert found == [own_slot]
+    clients(second).unpublish("tuned")
+    assert list(tmp_path.glob("slots/*/published/*/model.json")) == []
+    own_lock.release()
 
 
 def test_published_models_of_a_replica_that_has_ended_are_hosted_by_another(tmp_path: Path) -> None:
