@@ -35,7 +35,7 @@ from tests.support.killing.audit import torn_on_cluster
 from tests.support.killing.looking import SHAPE, Extracting, Streaming
 from tests.support.killing.moments import Moments, random_delay_s
 from tests.support.killing.nodes_without_ray import NodesWithoutRay, nodes_without_ray
-from tests.support.killing.simulated_nodes import SimulatedNodes, simulated_nodes
+from tests.support.killing.simulated_nodes import SimulatedNodes, is_alive, simulated_nodes
 from tests.support.killing.storing import Editing, Uploading
 from tests.support.killing.through_faults import CALL_S, Counting, ThroughFaults
 from tests.support.killing.training import Fitting, Stepping
@@ -197,7 +197,7 @@ class ClusterKilling:
 
     def _is_settled(self) -> bool:
         state: dict[str, Any] = self._nodes.state()
-        gateways = [report for report in state["gateways"] if Path(f"/proc/{report['process_id']}").exists()]
+        gateways = [report for report in state["gateways"] if is_alive(report["process_id"])]
         serving = Counter(report["model_id"] for report in state["replicas"] if not report["is_draining"])
         return len(gateways) == _NODES + 1 and min(serving["tiny"], serving["plain"]) >= 2
 

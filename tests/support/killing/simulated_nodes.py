@@ -74,7 +74,7 @@ class SimulatedNodes:
     def repair(self) -> None:
         """Remove nodes whose raylet was killed, and add new ones in their place."""
         for node in list(self._cluster.worker_nodes):
-            if not _is_alive(_raylet_of(node)):
+            if not is_alive(_raylet_of(node)):
                 self._cluster.remove_node(node, allow_graceful=False)
         while len(self._cluster.worker_nodes) < self._count:
             self._add_node()
@@ -91,7 +91,7 @@ class SimulatedNodes:
         except (RayError, ValueError):
             return {"replicas": [], "gateways": [], "wanted": {}}
         for kind in ("replicas", "gateways"):
-            state[kind] = [report for report in state[kind] if _is_supervised(report["process_id"])]
+            state[kind] = [one for one in state[kind] if _is_supervised(one["process_id"])]
         return state
 
     def process_ids(self, kind: str) -> list[int]:
@@ -157,9 +157,9 @@ def _one(chance: random.Random, processes: list[int]) -> list[int]:
 
 
 def _is_supervised(process: int) -> bool:
-    """Whether the worker of Ray that started a process lives, and the raylet that started that one."""
+    """Whether a process lives, the worker of Ray that started it, and the raylet that started that one."""
     worker = _parent(process)
-    return _title(worker).startswith(b"ray::") and b"raylet" in _title(_parent(worker))
+    return is_alive(process) and _title(worker).startswith(b"ray::") and b"raylet" in _title(_parent(worker))
 
 
 def _parents(processes: Iterable[int]) -> list[int]:
@@ -192,7 +192,8 @@ def _title(process: int) -> bytes:
         return b""
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Whether a process has not ended; one that nobody has waited for yet has."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
