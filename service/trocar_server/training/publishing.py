@@ -91,7 +91,8 @@ class Publishing:
 
         Raises:
             ServiceError: `MODEL_CONFLICT`, the id is taken; `MODEL_INVALID`, the id is not valid;
-                `INVALID_ARGUMENT`, the trainer has an adapter, or the class names do not fit.
+                `INVALID_ARGUMENT`, the trainer has an adapter, or the class names do not fit;
+                `STORAGE_UNAVAILABLE`.
         """
         async with self._one_at_a_time:  # a repeated call may come while the first one runs
             await self._publish(trainer, base, model_id, categories, is_repeated=is_repeated)
