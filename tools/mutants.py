@@ -60,7 +60,7 @@ def mutations(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             changed.test = ast.UnaryOp(ast.Not(), test)
             yield "condition", changed
-        case ast.Return(value=value) if value is not None:
+        case ast.Return(value=value) if value is not None and ast.unparse(value) != "None":
             changed.value = ast.Constant(None)
             yield "return", changed
 

@@ -13,7 +13,7 @@ from torchvision.models.detection.image_list import ImageList
 
 from tests.support.models.odd_models import SlottedPair
 from tests.support.models.tiny_models import Pair
-from trocar_server.surgery.structure import format_picks, leaves, pick
+from trocar_server.surgery.structure import format_picks, leaves, pick, put
 
 Point = namedtuple("Point", ["x", "y"])
 A, B = torch.ones(1), torch.zeros(2)
@@ -125,3 +125,34 @@ def test_the_picks_of_a_leaf_reach_that_leaf_and_no_other(value: object) -> None
     assert len({picks for picks, _ in found}) == len(found)
     for picks, leaf in found:
         assert pick(value, picks) is leaf
+
+
+@pytest.mark.parametrize(
+    ("value", "picks", "expected"),
+    [
+        ({"a": A, "b": [A]}, ("b", 0), {"a": A, "b": [B]}),
+        (OrderedDict(a=A), ("a",), OrderedDict(a=B)),
+        ((A, [A, A]), (1, -1), (A, [A, B])),
+        (Point(A, A), ("y",), Point(A, B)),
+        (A, (), B),
+    ],
+)
+def test_an_element_is_replaced_in_a_copy(value: Any, picks: tuple[int | str, ...], expected: Any) -> None:
+    before = repr(value)
+    found = put(value, picks, B)
+    assert type(found) is type(expected)
+    assert repr(found) == repr(expected)
+    assert repr(value) == before
+
+
+def test_a_field_of_a_frozen_dataclass_is_replaced_in_a_copy() -> None:
+    value = Frozen(A)
+    assert put(value, ("held",), B).held is B
+    assert value.held is A
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A dataclass whose fields cannot be set."""
+
+    held: Any

@@ -1,5 +1,6 @@
 """Request checks before anything is computed. Every method belongs to one event loop."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -38,6 +39,7 @@ from trocar_server.engine.run.preview import Preview, assumed_signature, make_pr
 from trocar_server.engine.run.run_plan import known_signature, resolve_plan, resolve_with_meta_pass
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard, Recording
+from trocar_server.surgery.recording.symbolic import has_parts, import_parts
 
 Result = TypeVar("Result")
 
@@ -83,6 +85,7 @@ class Checks:
         self._deployment_of = deployment_of
         self._limits = limits
         self._run = run
+        self._importing: set[asyncio.Task[None]] = set()
 
     async def recording(self, model_id: str, signature: Signature | None = None) -> Recording:
         """Return a recorded pass, on the model's example input or on inputs of a given signature."""
@@ -252,8 +255,21 @@ class Checks:
         if found is None:
             found = await self._recorded_now(deployment, signature, kinds, plan, deadline)
             if deployment.may_extend:
-                self._later(deployment.extend_predictions)
+                self._extend_later(deployment)
         return found
+
+    def _extend_later(self, deployment: Deployment) -> None:
+        """Let predictions be extended, once what that takes has been imported beside the owner thread."""
+        if has_parts.is_set():
+            self._later(deployment.extend_predictions)
+            return
+        task = asyncio.create_task(self._import_and_extend(deployment))
+        self._importing.add(task)
+        task.add_done_callback(self._importing.discard)
+
+    async def _import_and_extend(self, deployment: Deployment) -> None:
+        await asyncio.to_thread(import_parts)
+        self._later(deployment.extend_predictions)
 
     async def _record_processed(
         self,

@@ -19,13 +19,14 @@ differs from a recorded one in these inputs, which are taken as recorded, and in
 padded batch. A model that needs an answer from its data has no symbolic recording.
 """
 
+import importlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,9 @@ from trocar_server.surgery.recording.recording import Call, Leaf, ModuleRecord, 
 from trocar_server.surgery.structure import leaves
 
 _one_at_a_time = Lock()
+_PARTS = ("torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.validator", "torch.export._trace")
+has_parts = Event()
+"""Set once `import_parts` has returned."""
 
 Shapes = Sequence[Sequence[int]]
 """Shapes of all input tensors: positional arguments, then keyword arguments, lists flattened."""
@@ -195,6 +199,17 @@ def is_tried(torch_version: str) -> bool:
     return torch_version.split(".")[:2] == ["2", "14"]
 
 
+def import_parts() -> None:
+    """Import the parts of torch that a symbolic recording uses.
+
+    With sympy and torch's compiler that takes 2.7 s: not for the thread that owns the device.
+    """
+    if is_tried(torch.__version__):
+        for name in _PARTS:
+            importlib.import_module(name)
+    has_parts.set()
+
+
 def record_symbolic(
     module: nn.Module,
     args: Sequence[Any],
@@ -220,7 +235,7 @@ def record_symbolic(
     """
     if not is_tried(torch.__version__):
         raise NotSymbolicError(f"symbolic recordings were not tried with torch {torch.__version__}")
-    # Imported here: with sympy they take half a second.
+    # Imported here, see `import_parts`.
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

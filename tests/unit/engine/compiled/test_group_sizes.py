@@ -67,3 +67,11 @@ def test_the_limit_is_always_between_one_and_the_most_rows(
 @pytest.mark.parametrize("max_rows", [1, 3])
 def test_a_limit_that_is_no_power_of_two_holds(max_rows: int) -> None:
     assert grown(lambda rows: 0.01 + 1e-4 * rows, max_rows=max_rows).limit() <= max_rows
+
+
+def test_no_size_is_tried_that_would_take_too_long() -> None:
+    sizes, tried = GroupSizes(32, 0.05), []
+    for _ in range(40):
+        tried.append(sizes.limit())
+        sizes.record(tried[-1], 0.01 * tried[-1])
+    assert max(tried) == 4

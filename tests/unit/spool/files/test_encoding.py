@@ -117,3 +117,16 @@ def test_int8_never_leaves_the_range_of_its_values(values: list[float]) -> None:
     if encoding.kind is Kind.INT8:
         assert np.abs(np.frombuffer(stored, np.int8).astype(int)).max() == 127
         assert torch.isfinite(back).all()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "remark"),
+    [
+        (Encoding(Kind.RAW, torch.float32), ""),
+        (Encoding(Kind.BITS, torch.bool, 8), "torch.bool as bits"),
+        (Encoding(Kind.BF16, torch.float32, 2), "torch.float32 as bf16"),
+        (Encoding(Kind.INT8, torch.float32, 4, 0.5), "torch.float32 as int8, to be multiplied with 0.5"),
+    ],
+)
+def test_readers_of_a_file_are_told_how_it_is_encoded(encoding: Encoding, remark: str) -> None:
+    assert encoding.remark == remark

@@ -1,9 +1,11 @@
-"""A stream of random numbers of one's own."""
+"""A stream of random numbers of one's own, and the copies of buffers."""
 
 import pytest
 import torch
+from torch import nn
 
-from trocar_server.training.step.rollback import RandomStream
+from trocar_server.errors import ServiceError
+from trocar_server.training.step.rollback import BufferBackup, RandomStream
 
 
 def test_it_is_what_torch_draws_after_the_seed() -> None:
@@ -52,3 +54,41 @@ def test_it_goes_on_from_its_state() -> None:
 def _draw_and_fail() -> None:
     torch.rand(9)
     raise KeyError
+
+
+class Counting(nn.Module):
+    """Writes to a buffer with a weight, or replaces it."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("count", torch.zeros(2))
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_buffer_that_was_computed_with_a_weight_keeps_memory_and_value_without_its_graph(
+    *, is_replaced: bool
+) -> None:
+    module = Counting()
+    memory, backup = module.count, BufferBackup(module)
+    backup.save()
+    if is_replaced:
+        module.count = module.count + module.weight
+    else:
+        module.count.add_(module.weight)
+    backup.settle()
+    assert module.count is memory
+    assert not memory.requires_grad
+    assert memory.tolist() == [1.0, 1.0]
+    backup.restore()
+    assert memory.tolist() == [0.0, 0.0]
+
+
+def test_a_buffer_of_another_shape_is_refused() -> None:
+    module = Counting()
+    backup = BufferBackup(module)
+    module.count = torch.zeros(3)
+    with pytest.raises(ServiceError, match="'count' by one of another shape"):
+        backup.settle()

@@ -71,3 +71,12 @@ def test_small_weights_are_asked_where_there_are_no_others() -> None:
         guard.cancel()
         with pytest.raises(PassAborted):
             loss.backward()
+
+
+def test_one_trained_weight_of_a_layer_is_enough() -> None:
+    model, guard = nn.Sequential(nn.Linear(4, 4, bias=False)), PassGuard()
+    with BackwardGuard(model).asking(guard):
+        loss = model(torch.randn(3, 4)).square().sum()
+        guard.cancel()
+        with pytest.raises(PassAborted):
+            loss.backward()
