@@ -9,17 +9,19 @@ import threading
 from trocar_server.app.quick_imports import without_dynamo
 with without_dynamo():
     from trocar_server.app import app
+import torch
 import trocar
 from tests.support.oracles.tiny_training import MODELS, make_trainer, samples
 from tests.support.servers.running_server import running_server
 from tests.support.servers.waiting import wait_until
+from trocar_server.surgery.recording.symbolic import is_tried
 
 class Threads:
     def find_spec(self, name, path=None, target=None):
         if name in found:
             found[name] = threading.current_thread().name
 
-sizes = ["torch.fx.experimental.validator", "torch.export._trace"]
+sizes = ["torch.fx.experimental.validator", "torch.export._trace"] if is_tried(torch.__version__) else []
 found = dict.fromkeys(["torch._dynamo", "torchmetrics", "torchvision.transforms.v2", *sizes])
 sys.meta_path.insert(0, Threads())
 with running_server(models=MODELS, device="cpu") as server, trocar.connect(server.address) as client:
