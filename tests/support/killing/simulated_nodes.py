@@ -31,6 +31,7 @@ class SimulatedNodes:
         from ray.cluster_utils import Cluster
 
         self._count, self._cpus = count, cpus
+        self._killed: set[int] = set()
         # Ray (2.60) starts workers with a niceness of 15: beside anything else they would hardly run.
         os.environ.setdefault("RAY_worker_niceness", "0")
         head = {"include_dashboard": False, "num_cpus": 0, **_NODE}
@@ -66,6 +67,7 @@ class SimulatedNodes:
     def kill(self, kind: str, chance: random.Random) -> int:
         """Kill one of a kind, each of its processes with SIGKILL; returns the number of processes."""
         victims = self._victims[kind](chance)
+        self._killed.update(victims)
         for process_id in victims:
             with suppress(ProcessLookupError):
                 os.kill(process_id, signal.SIGKILL)
@@ -91,8 +93,13 @@ class SimulatedNodes:
         except (RayError, ValueError):
             return {"replicas": [], "gateways": [], "wanted": {}}
         for kind in ("replicas", "gateways"):
-            state[kind] = [one for one in state[kind] if _is_supervised(one["process_id"])]
+            state[kind] = [one for one in state[kind] if self._is_living(one["process_id"])]
         return state
+
+    def _is_living(self, process: int) -> bool:
+        """Whether neither a process nor what supervises it was killed; the end itself may take a moment."""
+        worker = _parent(process)
+        return self._killed.isdisjoint((process, worker, _parent(worker))) and _is_supervised(process)
 
     def process_ids(self, kind: str) -> list[int]:
         """Return the processes of all `replicas` or `gateways`."""
