@@ -111,9 +111,7 @@ class Publishing:
                 ErrorReason.MODEL_INVALID,
                 "32 hexadecimal digits are reserved for ids of trainers; choose another id",
             )
-        if (
-            is_repeated and self.take_lost is not None
-        ):  # its first answer may be lost together with its server
+        if is_repeated and self.take_lost is not None:  # its server may have gone with its answer
             await self.take_lost()
         is_taken = model_id in {entry.spec.model_id for entry in self._engine.catalogue.entries()}
         if is_taken and not is_repeated:

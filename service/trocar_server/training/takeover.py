@@ -105,9 +105,7 @@ class Takeover:
         await self._trainers.drop_moved()
         for trainer_id in list(self._cut_off):
             await self._take(self._folders.own.name, trainer_id)
-        owners = await asyncio.to_thread(self._folders.others)
-        if owners:  # before it has to take their trainers: then the machine starts what was lost
-            await asyncio.to_thread(import_optimizer)
+        owners = await asyncio.to_thread(self._others)
         now = self._clock()
         self._missing_since = {
             owner: self._missing_since.get(owner, now) for owner in owners if owner not in self._servers
@@ -115,6 +113,13 @@ class Takeover:
         for owner, since in self._missing_since.items():
             if now - since >= self._gone_after_s:
                 await self._take_from(owner)
+
+    def _others(self) -> list[str]:
+        """Return the other owners; if there are any, import what their trainers need before one is lost."""
+        owners = self._folders.others()
+        if owners:
+            import_optimizer()
+        return owners
 
     async def _take_from(self, owner: str) -> None:
         for trainer_id in await asyncio.to_thread(self._folders.trainer_ids, owner):

@@ -165,35 +165,34 @@ class Trainer:
         assert self.durable is not None
         async for entries in self.durable.entries(self.numbering.next_number):
             while entries:
-                done: list[tuple[CallKind, Applied]] = []
+                done: list[Applied] = []
                 try:
                     await self._on_owner(partial(self._repeat, entries, done), None, [])
                 except ServiceError as error:  # as it did then, without an effect
                     _log.info("a step failed again", trainer_id=self.trainer_id, why=error.message)
-                    await self._repeated(self.durable, done)
                     return
-                await self._repeated(self.durable, done)
+                finally:
+                    await self._note(self.durable, entries, done)
                 del entries[: len(done)]
 
-    async def _repeated(self, durable: DurableSteps, done: Sequence[tuple[CallKind, Applied]]) -> None:
-        """Note repeated calls."""
-        for kind, applied in done:
-            async with self.numbering.turn(applied.number, kind) as turn:
+    async def _note(
+        self, durable: DurableSteps, entries: Sequence[JournalEntry], done: Sequence[Applied]
+    ) -> None:
+        """Note the calls that were repeated: the first of these entries."""
+        for entry, applied in zip(entries, done, strict=False):
+            async with self.numbering.turn(entry.number, entry.kind) as turn:
                 turn.finish(applied)
             durable.applied(self._steps, applied.result.compute_s)
 
-    def _repeat(
-        self, entries: Sequence[JournalEntry], done: list[tuple[CallKind, Applied]], guard: PassGuard
-    ) -> None:
+    def _repeat(self, entries: Sequence[JournalEntry], done: list[Applied], guard: PassGuard) -> None:
         """Apply entries in order until `_REPEAT_S` have passed: others wait for the device, too.
 
         One at a time, hand-overs between threads take longer than small steps on a machine with much to do.
         """
         until = time.monotonic() + _REPEAT_S
         for entry in entries:
-            kind = CallKind(entry.kind)
-            result = self._apply(kind, _given(entry.batch), guard)
-            done.append((kind, Applied(entry.number, result, self.core.update_count)))
+            result = self._apply(CallKind(entry.kind), _given(entry.batch), guard)
+            done.append(Applied(entry.number, result, self.core.update_count))
             if time.monotonic() > until:
                 return
 

@@ -76,6 +76,14 @@ def clients() -> Iterator[Any]:
         yield lambda server: stack.enter_context(trocar.connect(server.address, retries=0))
 
 
+def make_steps(client: trocar.Client, count: int) -> trocar.Trainer:
+    """Make a trainer, and the first steps of it."""
+    trainer = make_trainer(client)
+    for number in range(count):
+        trainer.step(*samples(4, number))
+    return trainer
+
+
 def plain_steps(count: int) -> PlainTrainer:
     plain = PlainTrainer()
     for number in range(count):
@@ -107,9 +115,7 @@ def test_long_journals_are_repeated_piece_by_piece(
 ) -> None:
     monkeypatch.setattr(trainer_module, "_REPEAT_S", turn_s)  # one call in a turn, or as many as were read
     first, second = replicas.start(), replicas.start()
-    trainer = make_trainer(clients(first))
-    for number in range(70):
-        trainer.step(*samples(4, number))
+    trainer = make_steps(clients(first), 70)
     replicas.lose(by=second)
     again = clients(second).trainer(trainer.trainer_id)
     assert again.info().next_number == 70
@@ -127,9 +133,7 @@ def test_long_journals_are_repeated_piece_by_piece(
 
 def test_the_late_owner_changes_nothing(replicas: Replicas, clients: Any, tmp_path: Path) -> None:
     first, second = replicas.start(), replicas.start()
-    late = make_trainer(clients(first))
-    for number in range(2):
-        late.step(*samples(4, number))
+    late = make_steps(clients(first), 2)
     replicas.lose(by=second)
     trainer = clients(second).trainer(late.trainer_id)
     trainer.step(*samples(4, 2))

@@ -17,7 +17,7 @@ from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom, rebuilt
 from trocar_server.engine.host import predictions
 from trocar_server.engine.host.recordings import Recorder
-from trocar_server.surgery.recording.symbolic import import_parts
+from trocar_server.surgery.recording.symbolic import import_symbolic_parts
 
 _REQUESTS, _PADDED_REQUESTS = 125, 20
 
@@ -32,7 +32,7 @@ _KINDS: dict[str, tuple[Any, tuple[int, ...], str]] = {
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no symbolic recording be given up for its time, on a machine with other work, or begin late."""
-    import_parts()
+    import_symbolic_parts()
     monkeypatch.setattr(predictions, "_LIMIT_S", 60.0)
 
 

@@ -97,9 +97,14 @@ class SimulatedNodes:
         return state
 
     def _is_living(self, process: int) -> bool:
-        """Whether neither a process nor what supervises it was killed; the end itself may take a moment."""
+        """Whether a process lives, the worker of Ray that started it, and the raylet that started that one.
+
+        What was killed does not, though its end may take a moment.
+        """
         worker = _parent(process)
-        return self._killed.isdisjoint((process, worker, _parent(worker))) and _is_supervised(process)
+        raylet = _parent(worker)
+        is_supervised = _title(worker).startswith(b"ray::") and b"raylet" in _title(raylet)
+        return is_supervised and is_alive(process) and self._killed.isdisjoint((process, worker, raylet))
 
     def process_ids(self, kind: str) -> list[int]:
         """Return the processes of all `replicas` or `gateways`."""
@@ -161,12 +166,6 @@ def _raylet_of(node: Any) -> int:
 
 def _one(chance: random.Random, processes: list[int]) -> list[int]:
     return [chance.choice(processes)] if processes else []
-
-
-def _is_supervised(process: int) -> bool:
-    """Whether a process lives, the worker of Ray that started it, and the raylet that started that one."""
-    worker = _parent(process)
-    return is_alive(process) and _title(worker).startswith(b"ray::") and b"raylet" in _title(_parent(worker))
 
 
 def _parents(processes: Iterable[int]) -> list[int]:

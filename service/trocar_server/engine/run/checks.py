@@ -39,7 +39,7 @@ from trocar_server.engine.run.preview import Preview, assumed_signature, make_pr
 from trocar_server.engine.run.run_plan import known_signature, resolve_plan, resolve_with_meta_pass
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard, Recording
-from trocar_server.surgery.recording.symbolic import has_parts, import_parts
+from trocar_server.surgery.recording.symbolic import has_symbolic_parts, import_symbolic_parts
 
 Result = TypeVar("Result")
 
@@ -260,7 +260,7 @@ class Checks:
 
     def _extend_later(self, deployment: Deployment) -> None:
         """Let predictions be extended, once what that takes has been imported beside the owner thread."""
-        if has_parts.is_set():
+        if has_symbolic_parts.is_set():
             self._later(deployment.extend_predictions)
             return
         task = asyncio.create_task(self._import_and_extend(deployment))
@@ -268,7 +268,7 @@ class Checks:
         task.add_done_callback(self._importing.discard)
 
     async def _import_and_extend(self, deployment: Deployment) -> None:
-        await asyncio.to_thread(import_parts)
+        await asyncio.to_thread(import_symbolic_parts)
         self._later(deployment.extend_predictions)
 
     async def _record_processed(

@@ -39,8 +39,8 @@ from trocar_server.surgery.structure import leaves
 
 _one_at_a_time = Lock()
 _PARTS = ("torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.validator", "torch.export._trace")
-has_parts = Event()
-"""Set once `import_parts` has returned."""
+has_symbolic_parts = Event()
+"""Set once `import_symbolic_parts` has returned."""
 
 Shapes = Sequence[Sequence[int]]
 """Shapes of all input tensors: positional arguments, then keyword arguments, lists flattened."""
@@ -199,7 +199,7 @@ def is_tried(torch_version: str) -> bool:
     return torch_version.split(".")[:2] == ["2", "14"]
 
 
-def import_parts() -> None:
+def import_symbolic_parts() -> None:
     """Import the parts of torch that a symbolic recording uses.
 
     With sympy and torch's compiler that takes 2.7 s: not for the thread that owns the device.
@@ -207,7 +207,7 @@ def import_parts() -> None:
     if is_tried(torch.__version__):
         for name in _PARTS:
             importlib.import_module(name)
-    has_parts.set()
+    has_symbolic_parts.set()
 
 
 def record_symbolic(
@@ -235,7 +235,7 @@ def record_symbolic(
     """
     if not is_tried(torch.__version__):
         raise NotSymbolicError(f"symbolic recordings were not tried with torch {torch.__version__}")
-    # Imported here, see `import_parts`.
+    # Imported here, see `import_symbolic_parts`.
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

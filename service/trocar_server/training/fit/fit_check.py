@@ -24,6 +24,7 @@ from trocar_server.training.spec.trainer_spec import LossSpec
 
 _SHOWN_LABELS = 10
 _IGNORED = -100
+_DEFAULT_METRICS = FitSpec.model_fields["metrics"].default
 _EVALUATIONS = "set `eval_dataset_id` or `eval_split` (`eval=` or `eval_split=` in Python)"
 
 
@@ -67,7 +68,7 @@ def import_parts(core: Core, spec: FitSpec) -> None:
 
 def _wants_metrics(spec: FitSpec) -> bool:
     """Whether metrics are computed, or were asked for: a fit without evaluations has none by default."""
-    is_asked = spec.metrics != FitSpec.model_fields["metrics"].default
+    is_asked = spec.metrics != _DEFAULT_METRICS
     return is_asked or bool(spec.eval_dataset_id or spec.eval_split or spec.early_stop)
 
 
@@ -223,7 +224,7 @@ def _shown(labels: Collection[int]) -> str:
 
 def _metrics(spec: FitSpec, question: _Question | None, classes: int, problems: Problems) -> Metrics:
     if question is None:
-        if spec.metrics not in ((), FitSpec.model_fields["metrics"].default):
+        if spec.metrics not in ((), _DEFAULT_METRICS):
             problems.add(
                 "metrics", "they need labels: a term of the loss that is cross_entropy or bce_with_logits"
             )

@@ -9,7 +9,7 @@ are not logged twice, so that a reconnecting watcher neither misses an event nor
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import Any
@@ -133,9 +133,7 @@ class Fits:
         """
         if _is_active(trainer):
             trainer.activity = TrainerActivity.FITTING
-            task = asyncio.create_task(self.resume(trainer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin_task(self.resume(trainer))
 
     async def resume(self, trainer: Trainer) -> None:
         """Resume the fit of a restored trainer, if one was active; a failure ends it, with an event."""
@@ -361,9 +359,14 @@ class Fits:
     def _begin(self, run: FitRun, *, is_paused: bool = False) -> None:
         if not is_paused:
             run.goes_on.set()
-        run.task = asyncio.create_task(self._run(run))
-        self._tasks.add(run.task)  # a fit still stores its end after logging it
-        run.task.add_done_callback(self._tasks.discard)
+        run.task = self._begin_task(self._run(run))  # a fit still stores its end after logging it
+
+    def _begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin a task that `stop` waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     # --- Running -----------------------------------------------------------------------------------
 
