@@ -57,7 +57,9 @@ def test_a_trainer_arrives_with_every_option() -> None:
         ),
         schedule=trocar.schedule("step", per="epoch", warmup=3, warmup_start=0.5, step_size=10, gamma=0.5),
         gradient_rules=[trocar.clamp("fc.*", -0.1, 0.1), trocar.gradient_rule("layer4/grad_out", "zero")],
-        saved_tensors=trocar.spool(1 << 40, modules="layer4", min_bytes=7, store_dtype="bf16"),
+        saved_tensors=trocar.spool(
+            "1TiB", modules="layer4", min_bytes=7, store_dtype="bf16", device_bytes="1KiB"
+        ),
         regularizers=trocar.regularizer("fc.weight", 0.5, norm="l1"),
         train_mode="layer1",
         activation_checkpointing=["layer2"],
@@ -97,7 +99,7 @@ def test_a_trainer_arrives_with_every_option() -> None:
     ]
     assert dumped["saved_tensors"] == {
         "store": "spool", "budget_bytes": 1 << 40, "modules": ["layer4"], "min_bytes": 7,
-        "store_dtype": "bf16",
+        "store_dtype": "bf16", "device_bytes": 1024,
     }  # fmt: skip
     assert dumped["regularizers"] == [{"parameters": ["fc.weight"], "norm": "l1", "weight": 0.5}]
     rest = {

@@ -703,6 +703,7 @@ class SavedTensorsSpec(_message.Message):
     MODULES_FIELD_NUMBER: _builtins.int
     MIN_BYTES_FIELD_NUMBER: _builtins.int
     STORE_DTYPE_FIELD_NUMBER: _builtins.int
+    DEVICE_BYTES_FIELD_NUMBER: _builtins.int
     store: _builtins.str
     """`none`, `host` or `spool`; none when unset."""
     budget_bytes: _builtins.int
@@ -711,6 +712,8 @@ class SavedTensorsSpec(_message.Message):
     """The least size in bytes of a tensor that is stored; smaller ones stay on the device."""
     store_dtype: _builtins.str
     """`bf16` or `int8` on disk; exact when unset."""
+    device_bytes: _builtins.int
+    """Bytes of a forward pass that stay on a GPU: those that it saves last; none when unset."""
     @_builtins.property
     def modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only tensors saved by these modules."""
@@ -723,13 +726,16 @@ class SavedTensorsSpec(_message.Message):
         modules: _abc.Iterable[_builtins.str] | None = ...,
         min_bytes: _builtins.int | None = ...,
         store_dtype: _builtins.str | None = ...,
+        device_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_bytes", b"_budget_bytes", "_min_bytes", b"_min_bytes", "_store", b"_store", "_store_dtype", b"_store_dtype", "budget_bytes", b"budget_bytes", "min_bytes", b"min_bytes", "store", b"store", "store_dtype", b"store_dtype"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_bytes", b"_budget_bytes", "_device_bytes", b"_device_bytes", "_min_bytes", b"_min_bytes", "_store", b"_store", "_store_dtype", b"_store_dtype", "budget_bytes", b"budget_bytes", "device_bytes", b"device_bytes", "min_bytes", b"min_bytes", "store", b"store", "store_dtype", b"store_dtype"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_bytes", b"_budget_bytes", "_min_bytes", b"_min_bytes", "_store", b"_store", "_store_dtype", b"_store_dtype", "budget_bytes", b"budget_bytes", "min_bytes", b"min_bytes", "modules", b"modules", "store", b"store", "store_dtype", b"store_dtype"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_bytes", b"_budget_bytes", "_device_bytes", b"_device_bytes", "_min_bytes", b"_min_bytes", "_store", b"_store", "_store_dtype", b"_store_dtype", "budget_bytes", b"budget_bytes", "device_bytes", b"device_bytes", "min_bytes", b"min_bytes", "modules", b"modules", "store", b"store", "store_dtype", b"store_dtype"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__budget_bytes: _TypeAlias = _typing.Literal["budget_bytes"]  # noqa: Y015
     _WhichOneofArgType__budget_bytes: _TypeAlias = _typing.Literal["_budget_bytes", b"_budget_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__device_bytes: _TypeAlias = _typing.Literal["device_bytes"]  # noqa: Y015
+    _WhichOneofArgType__device_bytes: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes"]  # noqa: Y015
     _WhichOneofReturnType__min_bytes: _TypeAlias = _typing.Literal["min_bytes"]  # noqa: Y015
     _WhichOneofArgType__min_bytes: _TypeAlias = _typing.Literal["_min_bytes", b"_min_bytes"]  # noqa: Y015
     _WhichOneofReturnType__store: _TypeAlias = _typing.Literal["store"]  # noqa: Y015
@@ -738,6 +744,8 @@ class SavedTensorsSpec(_message.Message):
     _WhichOneofArgType__store_dtype: _TypeAlias = _typing.Literal["_store_dtype", b"_store_dtype"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_bytes) -> _WhichOneofReturnType__budget_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device_bytes) -> _WhichOneofReturnType__device_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_bytes) -> _WhichOneofReturnType__min_bytes | None: ...
     @_typing.overload

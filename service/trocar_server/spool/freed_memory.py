@@ -1,4 +1,4 @@
-"""A limit to the freed memory that a process keeps, with glibc's heap in huge pages.
+"""A limit to the freed memory that a process keeps.
 
     limit_freed_memory()                                # once, before training with a spool
 
@@ -9,126 +9,25 @@ Smaller ones come from the heap, which keeps what is freed below its end for goo
 of what a spool saves stays with the process. Here all blocks come from the heap, and its free pages are
 returned when they come to more than a limit. Below it they are used again without page faults.
 
-# Note: [Resident free memory]
-glibc knows how many bytes are free, but not which of them are resident; the kernel knows how many are
-resident, but not which of them are free. Right after a trim no free page is resident, so what is resident
-beyond the bytes in use is the rest of the process. What comes to this rest later is free memory, or was
-mapped by others; then one trim is made for nothing.
-
 # Note: [When to trim]
 An operation takes and frees up to some hundred MiB around its result. To return these each time would cost
-the page faults again, and gain nothing where the process is far from its peak. How much it needs at its peak
-shows one check after a trim, when no page that is free was resident before. So the heap is trimmed only where
-the process is larger than it had to be so far in this step or the last.
+the page faults again, and gain nothing where the process is far from its peak. Steps are alike: by how much
+the process grows after each check is known from the steps before. What was in use at a check and what it
+grew by after it is what that part of a step needs; the most of these is what no trim can avoid. So the heap
+is trimmed only where the process would grow beyond that. Threads that write and read ahead make one step
+need more than another; the least of the last steps counts.
 """
 
-import ctypes
-import mmap
-import os
 import sys
 import threading
-from pathlib import Path
-from typing import Any
+from collections import deque
 
 from trocar_api.byte_sizes import byte_count
+from trocar_server.spool.heaps import GlibcHeap, TcmallocHeap, heap_of_process, resident_bytes
 
 FREED_BYTES = 64 << 20
-
-# From malloc.h of glibc.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
-_DEFAULT_TOP_PAD = 128 << 10
-_NEVER_TRIMMED = -1
-_HUGE_BYTES = 2 << 20
-_RESERVED_BYTES = (1 << 31) - _HUGE_BYTES
-"""What the heap grows by, in addresses: the most that `mallopt` accepts, in whole huge pages."""
-
-_LOW_BYTES = 256 << 20
-_KEEPS_END = (1 << 63) - 1
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
-_NEVER = "2"
-
-
-class HeapCounts(ctypes.Structure):
-    """`struct mallinfo2` of glibc, in bytes: `uordblks` in use, `keepcost` free at the heap's end."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
-class Heap:
-    """glibc's heap of this process.
-
-    Raises:
-        OSError: The C library is not glibc, or another allocator was preloaded.
-        AttributeError: It is older than 2.33.
-    """
-
-    def __init__(self) -> None:
-        library = ctypes.CDLL("libc.so.6")
-        if _address(library.malloc) != _address(ctypes.CDLL(None).malloc):
-            raise OSError("the allocator of this process is not glibc's")
-        address, size = ctypes.c_void_p, ctypes.c_size_t
-        self._counts = _function(library.mallinfo2, HeapCounts)
-        self._malloc = _function(library.malloc, address, size)
-        self._free = _function(library.free, None, address)
-        self._malloc_trim = _function(library.malloc_trim, ctypes.c_int, size)
-        self._madvise = _function(library.madvise, ctypes.c_int, address, size, ctypes.c_int)
-        self._sbrk = _function(library.sbrk, address, ctypes.c_ssize_t)
-        self._mallopt = _function(library.mallopt, ctypes.c_int, ctypes.c_int, ctypes.c_int)
-
-    def hold_all_blocks(self) -> bool:
-        """Let large blocks come from the heap, too, and let nothing be returned but by `trim`.
-
-        One arena, because the heap of a thread's own arena holds no block over 64 MiB.
-
-        Returns:
-            Whether the settings were taken.
-        """
-        settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER_TRIMMED), (_M_ARENA_MAX, 1))
-        return [self._mallopt(option, value) for option, value in settings] == [1, 1, 1]
-
-    def used_bytes(self) -> int:
-        """Count the bytes of blocks that are in use, in all arenas."""
-        counts = self._counts()
-        return int(counts.uordblks + counts.hblkhd)
-
-    def trim(self) -> None:
-        """Return all free pages to the system."""
-        self._malloc_trim(_KEEPS_END)
-        self._trim_end()
-        if _may_use_huge_pages() and self._counts().keepcost < _LOW_BYTES:
-            self.reserve()
-
-    def reserve(self) -> None:
-        """Let the heap grow by 2 GiB of addresses, which takes no memory, and request huge pages for them."""
-        start = self._sbrk(0)
-        self._mallopt(_M_TOP_PAD, _RESERVED_BYTES)
-        try:
-            self._free(self._malloc(self._counts().keepcost + _HUGE_BYTES))  # larger than what is free there
-        finally:
-            self._mallopt(_M_TOP_PAD, _DEFAULT_TOP_PAD)
-        start, end = -(-start // _HUGE_BYTES) * _HUGE_BYTES, self._sbrk(0)
-        if end > start:
-            self._madvise(start, end - start, mmap.MADV_HUGEPAGE)
-
-    def _trim_end(self) -> None:
-        """Return the pages behind the last block, but not their addresses, which have huge pages.
-
-        As a block of its own, so that no other thread takes them meanwhile.
-        """
-        size = self._counts().keepcost - mmap.PAGESIZE
-        block = self._malloc(size) if size > _HUGE_BYTES else None
-        if block is None:
-            return
-        start, end = -(-block // mmap.PAGESIZE), (block + size) // mmap.PAGESIZE
-        self._madvise(start * mmap.PAGESIZE, (end - start) * mmap.PAGESIZE, mmap.MADV_DONTNEED)
-        self._free(block)
+_STEPS = 3
+"""So many steps tell what the next one needs."""
 
 
 class FreedMemory:
@@ -142,37 +41,58 @@ class FreedMemory:
         trim_count: How often the heap was trimmed.
     """
 
-    def __init__(self, heap: Heap, most_bytes: int) -> None:
+    def __init__(self, heap: GlibcHeap | TcmallocHeap, most_bytes: int) -> None:
         self.trim_count = 0
         self._heap, self._most_bytes = heap, most_bytes
         self._checking = threading.Lock()
-        self._rest_bytes = self._needed_bytes = self._needed_before_bytes = 0
-        self._is_trimmed = False
+        self._step = _Step()
+        self._steps = deque([_Step()], maxlen=_STEPS)
+        self._resident_bytes = self._used_bytes = 0  # after the last check
         self._trim()
 
     def begin_step(self) -> None:
-        """Note that a forward pass begins: what the last but one needed no longer counts."""
-        self._needed_before_bytes, self._needed_bytes = self._needed_bytes, 0
+        """Note that a forward pass begins."""
+        self._steps.append(self._step)
+        self._step = _Step()
 
     def check(self) -> None:
         """Trim the heap if it is time; takes some microseconds where it is not."""
         if not self._checking.acquire(blocking=False):
             return
         try:
-            resident, used = _resident_bytes(), self._heap.used_bytes() + self._rest_bytes
-            self._needed_bytes = max(self._needed_bytes, resident if self._is_trimmed else used)
-            self._is_trimmed = False
-            needed = max(self._needed_bytes, self._needed_before_bytes)
-            if resident - used > self._most_bytes and resident > needed:
+            resident = resident_bytes()
+            kept = self._heap.kept_bytes(resident)
+            growth = max(0, resident - self._resident_bytes)
+            self._step.add(growth, max(self._used_bytes + growth, resident - kept))
+            self._resident_bytes, self._used_bytes = resident, resident - kept
+            if kept > self._most_bytes and resident + self._next_growth() > self._needed_bytes():
                 self._trim()
         finally:
             self._checking.release()
 
+    def _next_growth(self) -> int:
+        number = len(self._step.growths)
+        return max(step.growths[number] if number < len(step.growths) else 0 for step in self._steps)
+
+    def _needed_bytes(self) -> int:
+        return max(self._step.needed_bytes, min(step.needed_bytes for step in self._steps))
+
     def _trim(self) -> None:
         self._heap.trim()
-        self._rest_bytes = _resident_bytes() - self._heap.used_bytes()
-        self._is_trimmed = True
+        self._resident_bytes = self._used_bytes = resident_bytes()
         self.trim_count += 1
+
+
+class _Step:
+    """The checks of a step, in bytes: what the process grew by before each, and the most that it needed."""
+
+    def __init__(self) -> None:
+        self.growths: list[int] = []
+        self.needed_bytes = 0
+
+    def add(self, growth: int, needed_bytes: int) -> None:
+        self.growths.append(growth)
+        self.needed_bytes = max(self.needed_bytes, needed_bytes)
 
 
 _limits: list[FreedMemory] = []
@@ -183,14 +103,15 @@ def limit_freed_memory(most_bytes: int | str = FREED_BYTES) -> bool:
     """Let this process keep no more freed memory than this for later, from now on.
 
     Sets glibc's allocator for the whole process: all blocks come from its heap, which has huge pages where
-    Linux leaves these to programs (`TROCAR_HUGE_PAGES=0` in the environment: small ones). Spools look after
-    it, whenever a large tensor is saved or brought back. Call it before training; again to change the limit.
+    Linux leaves these to programs (`TROCAR_HUGE_PAGES=0` in the environment: small ones). With tcmalloc
+    preloaded its heap is trimmed in the same way. Spools look after it, whenever a large tensor is saved or
+    brought back. Call it before training; again to change the limit.
 
     Args:
         most_bytes: As a number, or a text such as "64MiB".
 
     Returns:
-        Whether it is so; False where the C library is not glibc 2.33 or newer.
+        Whether it is so; False where the allocator is neither that of glibc 2.33 or newer nor tcmalloc.
 
     Raises:
         ValueError: It is negative, or a text that is no size.
@@ -199,16 +120,9 @@ def limit_freed_memory(most_bytes: int | str = FREED_BYTES) -> bool:
     most = byte_count(most_bytes, "most_bytes")
     if most < 0:
         raise ValueError("most_bytes cannot be negative")
-    if not sys.platform.startswith("linux"):
+    heap = heap_of_process() if sys.platform.startswith("linux") else None
+    if heap is None:
         return False
-    try:
-        heap = Heap()
-    except (OSError, AttributeError):
-        return False
-    if not heap.hold_all_blocks():
-        return False
-    if not _limits and _may_use_huge_pages():
-        heap.reserve()
     _limits[:] = [FreedMemory(heap, most)]
     return True
 
@@ -216,29 +130,3 @@ def limit_freed_memory(most_bytes: int | str = FREED_BYTES) -> bool:
 def freed_memory() -> FreedMemory | None:
     """Return the limit of this process; None where it has none."""
     return _limits[0] if _limits else None
-
-
-def _address(function: Any) -> int | None:
-    return ctypes.cast(function, ctypes.c_void_p).value
-
-
-def _function(function: Any, result: Any, *arguments: Any) -> Any:
-    function.restype, function.argtypes = result, arguments
-    return function
-
-
-def _resident_bytes() -> int:
-    file = os.open("/proc/self/statm", os.O_RDONLY)  # each time: after a fork it would be the parent's
-    try:
-        return int(os.read(file, 128).split()[1]) * mmap.PAGESIZE
-    finally:
-        os.close(file)
-
-
-def _may_use_huge_pages() -> bool:
-    if os.environ.get("TROCAR_HUGE_PAGES") == "0":
-        return False
-    try:
-        return "[madvise]" in _HUGE_PAGES.read_text() and _OVERCOMMIT.read_text().strip() != _NEVER
-    except OSError:
-        return False

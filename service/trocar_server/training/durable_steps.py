@@ -19,11 +19,11 @@ from weakref import WeakSet
 import structlog
 
 from trocar_server.errors import ServiceError
+from trocar_server.tasks import shielded
 from trocar_server.training.files.step_journal import JournalEntry
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.numbering import KeptCall
-from trocar_server.training.shielded import shielded
 from trocar_server.training.step.step_result import StepResult
 from trocar_server.training.trainer_calls import Applied
 

@@ -18,6 +18,7 @@ from trocar_server.engine.run.forward_pass import domain_errors
 from trocar_server.engine.schedule.admission import PassThroughput
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard
+from trocar_server.tasks import shielded
 from trocar_server.training.durable_steps import DurableSteps, results_from_json, results_to_json
 from trocar_server.training.files.checkpoint_files import PRINCIPAL, Checkpoint, SavedTrainer
 from trocar_server.training.files.export import Export, make_export
@@ -27,7 +28,6 @@ from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.model.description import TrainerDescription
 from trocar_server.training.numbering import Numbering
-from trocar_server.training.shielded import shielded
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.step.prediction_count import correct_count

@@ -15,10 +15,10 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
+from trocar_server.tasks import all_done, shielded
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.files.trainer_store import TrainerRecord, UnreadableTrainer, moved
 from trocar_server.training.publishing import Publishing
-from trocar_server.training.shielded import all_done, shielded
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_builder import TrainerBuilder, teacher_ids

@@ -5,7 +5,6 @@ The script's folder has `job.pt`, a `Job`; rank 0 writes the model's state after
 
 import copy
 import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from tests.support.servers import warm_python
 
 
 @dataclass
@@ -44,7 +45,7 @@ def states_of(job: Job, size: int, folder: Path) -> list[dict[str, Tensor]]:
     torch.save(job, folder / "job.pt")
     command = [sys.executable, "-c", f"from {__name__} import main; main()", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ranks = [subprocess.Popen([*command, str(rank), str(size)], env=environment) for rank in range(size)]
+    ranks = [warm_python.Popen([*command, str(rank), str(size)], env=environment) for rank in range(size)]
     assert [rank.wait() for rank in ranks] == [0] * size
     found: list[dict[str, Tensor]] = torch.load(folder / "states.pt")
     return found

@@ -9,6 +9,7 @@ interpreter is taken down. A program that is about imports, memory or the interp
 `subprocess`.
 """
 
+import fcntl
 import gc
 import json
 import os
@@ -29,13 +30,15 @@ from typing import Any
 ALSO = "TROCAR_TEST_IMPORTS"
 """Variable with the names of more modules that are imported before all programs."""
 _MESSAGE_BYTES = 1 << 17
+_MOST_PASSED = 8
+_LAST_DESCRIPTOR = 4096
 _ROOT = Path(__file__).parents[3]
-_CLEAN = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS", "PYTHONHOME")
+_CLEAN = ("PYTHONUNBUFFERED", "PYTHONWARNINGS", "PYTHONHOME")
 """What the interpreter reads as it starts: a program's must be those of the tests."""
 
 
 class Popen(subprocess.Popen[Any]):
-    """`subprocess.Popen` of Python: `-W`, then `-c`, `-m` or a file; no preexec_fn, pass_fds, user, umask."""
+    """`subprocess.Popen` of Python: `-W`, then `-c`, `-m` or a file; no preexec_fn, user, umask."""
 
     _status: socket.socket
 
@@ -73,12 +76,13 @@ class Popen(subprocess.Popen[Any]):
             "environment": environment,
             "folder": os.fspath(cwd) if cwd is not None else os.getcwd(),  # noqa: PTH109 - as it is sent
             "is_leader": start_new_session,
+            "passed": list(pass_fds),
         }
         self._status, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         given = [p2cread, c2pwrite, errwrite]
         with other:
             own = [own if found == -1 else found for own, found in enumerate(given)]
-            self.pid = _first().start(job, [*own, other.fileno()], self._status)
+            self.pid = _first().start(job, [*own, other.fileno(), *pass_fds], self._status)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
@@ -190,29 +194,37 @@ def _next_program(control: socket.socket) -> dict[str, Any] | None:
                 with suppress(BrokenPipeError), socket.socket(fileno=status) as telling:
                     telling.send(str(code).encode())
                 continue
-            message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 4)
+            message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 4 + _MOST_PASSED)
             if not message:
                 return None
             job: dict[str, Any] = json.loads(message)
             pid = os.fork()
             if pid == 0:
-                _become(job, descriptors[:3])
+                _become(job, descriptors[:3], descriptors[4:])
                 return job
-            os.write(descriptors[3], str(pid).encode())
-            children[os.pidfd_open(pid)] = (pid, descriptors[3])
-            for descriptor in descriptors[:3]:
+            status = descriptors.pop(3)
+            os.write(status, str(pid).encode())
+            children[os.pidfd_open(pid)] = (pid, status)
+            for descriptor in descriptors:
                 os.close(descriptor)
 
 
-def _become(job: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+def _become(job: Mapping[str, Any], descriptors: Sequence[int], passed: Sequence[int]) -> None:
     if job["is_leader"]:
         os.setsid()
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
-    os.closerange(3, 4096)
+    # Its own numbers may be those that the program knows others by.
+    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_DESCRIPTOR) for descriptor in passed]
+    os.closerange(3, _LAST_DESCRIPTOR)
+    for number, descriptor in zip(job["passed"], aside, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    paths = job["environment"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in paths if path and path not in sys.path]
     tempfile.tempdir = None
 
 

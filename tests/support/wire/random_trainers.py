@@ -145,6 +145,7 @@ SAVED = st.builds(
     modules=TEXTS,
     min_bytes=maybe(INT64),
     store_dtype=maybe(name("", "bf16", "int8")),
+    device_bytes=maybe(INT64),
 )
 PENALTIES = st.builds(
     pb.RegularizerSpec, parameters=TEXTS, norm=maybe(name("l1", "l2")), weight=maybe(DOUBLE)

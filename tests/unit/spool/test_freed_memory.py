@@ -1,13 +1,18 @@
 """A limit to freed memory: what is freed is used again, and what is more than the limit goes back."""
 
 import ctypes
+import os
+import subprocess
 import sys
+from ctypes.util import find_library
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.support.spool.spool_processes import Processes
-from trocar_server.spool import freed_memory, limit_freed_memory
+from trocar_server.spool import freed_memory, heaps, limit_freed_memory
+from trocar_server.spool.freed_memory import FreedMemory
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own figures")
 
@@ -150,6 +155,74 @@ def test_a_forked_process_counts_its_own_memory(processes: Processes, tmp_path: 
     assert figures(processes, tmp_path, FORKED) == [1]
 
 
+class Fragmented:
+    """A heap that uses nothing again: what is freed stays, until it is trimmed."""
+
+    def __init__(self) -> None:
+        self.used = self.resident = self.most = 100
+        self.trim_count = 0
+
+    def kept_bytes(self, resident: int) -> int:
+        return resident - self.used
+
+    def trim(self) -> None:
+        self.resident = self.used
+        self.trim_count += 1
+
+    def work(self, byte_count: int) -> None:
+        """Take and free memory."""
+        self.resident += byte_count
+        self.most = max(self.most, self.resident)
+
+
+def test_it_is_trimmed_before_what_would_be_the_peak_and_not_more_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heap = Fragmented()
+    monkeypatch.setattr(freed_memory, "resident_bytes", lambda: heap.resident)
+    limit = FreedMemory(cast("Any", heap), 5)
+    growths = [20, 20, 20, 20, 200, 20, 20]
+    peaks, trims = [], []
+    for _ in range(6):
+        limit.begin_step()
+        heap.most, heap.trim_count = heap.resident, 0
+        for growth in growths:
+            limit.check()
+            heap.work(growth)
+        peaks.append(heap.most)
+        trims.append(heap.trim_count)
+    assert peaks[0] > 300
+    assert peaks[2:] == [300] * 4  # what is in use, and the largest operation: no trim can do better
+    assert max(trims[3:]) <= 2
+
+
+@pytest.mark.parametrize("growths", [[10], [10, 300, 10, 10], []])
+def test_a_step_unlike_those_before_does_no_harm(growths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    heap = Fragmented()
+    monkeypatch.setattr(freed_memory, "resident_bytes", lambda: heap.resident)
+    limit = FreedMemory(cast("Any", heap), 5)
+    for step in ([50, 100, 50], [50, 100, 50], growths, [50, 100, 50]):
+        limit.begin_step()
+        for growth in step:
+            limit.check()
+            heap.work(growth)
+    limit.check()
+    assert heap.most <= 100 + sum(growths) + 200
+
+
+def test_tcmalloc_is_trimmed_where_it_is_preloaded() -> None:
+    library = find_library("tcmalloc_minimal")
+    if library is None:
+        pytest.skip("tcmalloc is not installed: apt install libtcmalloc-minimal4")
+    command = [sys.executable, "-c", RESIDENT + SCATTERED]
+    environment = {**os.environ, "LD_PRELOAD": library}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    most, left, trim_count = map(int, ended.stdout.split())
+    assert most >= 250
+    assert left <= 50 + 16
+    assert trim_count == 1
+
+
 def test_where_the_library_is_another_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: str | None) -> None:
         raise OSError("no such library")
@@ -163,7 +236,7 @@ def test_where_the_library_is_another_nothing_happens(monkeypatch: pytest.Monkey
 
 def test_where_another_allocator_is_preloaded_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = iter((1, 2))
-    monkeypatch.setattr(freed_memory, "_address", lambda _: next(addresses))
+    monkeypatch.setattr(heaps, "_address", lambda _: next(addresses))
     assert limit_freed_memory() is False
     assert freed_memory.freed_memory() is None
 

@@ -208,6 +208,7 @@ class SavedTensors:
     modules: tuple[str, ...] = ()
     min_bytes: int = 32 << 10
     store_dtype: str = ""
+    device_bytes: int = 0
 
     def to_wire(self) -> pb.SavedTensorsSpec:
         """Return the message."""
@@ -217,6 +218,7 @@ class SavedTensors:
             modules=self.modules,
             min_bytes=whole("min_bytes", self.min_bytes),
             store_dtype=text("store_dtype", self.store_dtype),
+            device_bytes=whole("device_bytes", self.device_bytes),
         )
 
 
@@ -226,6 +228,7 @@ def spool(
     modules: Selectors = (),
     min_bytes: int | str = 32 << 10,
     store_dtype: str = "",
+    device_bytes: int | str = 0,
 ) -> SavedTensors:
     """Keep saved tensors in memory within a budget, and write the rest to the server's disk.
 
@@ -234,13 +237,17 @@ def spool(
         modules: Only tensors that these modules save; all when empty.
         min_bytes: Smaller tensors stay in memory.
         store_dtype: "bf16" or "int8" for less precision on disk; exact when empty.
+        device_bytes: How much of a forward pass stays on a GPU: what it saves last, as the backward pass
+            needs that first. Copies take longer than most passes; this is the way to have few of them.
 
     Raises:
         TypeError: A size is neither a whole number nor a text.
         ValueError: A text is not a size.
     """
     budget, least = byte_count(budget_bytes, "budget_bytes"), byte_count(min_bytes, "min_bytes")
-    return SavedTensors("spool", budget, tuple(selectors(modules, "modules")), least, store_dtype)
+    on_device = byte_count(device_bytes, "device_bytes")
+    paths = tuple(selectors(modules, "modules"))
+    return SavedTensors("spool", budget, paths, least, store_dtype, on_device)
 
 
 def host_memory() -> SavedTensors:

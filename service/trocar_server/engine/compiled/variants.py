@@ -7,7 +7,7 @@ numerics has been built in another process and has kept its promise on a real ba
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from trocar_server.errors import first_line
 from trocar_server.models import current_flow
 from trocar_server.models.spec import WarmVariant
 from trocar_server.surgery import PassGuard
+from trocar_server.tasks import begin
 
 _KEYS_KEPT = 512
 _CHECK_AGAIN_AFTER = 1024
@@ -178,10 +179,10 @@ class CompiledVariants:
         variant.asked_count += 1
         if variant.state is State.COUNTING and variant.asked_count >= self._config.compile_after:
             variant.state = State.BUILDING
-            self._start(self.builder.build(variant))
+            begin(self.builder.build(variant), self._tasks)
         elif variant.state is State.CANDIDATE:
             variant.state = State.TRYING
-            self._start(self.builder.attempt(variant, prepared))
+            begin(self.builder.attempt(variant, prepared), self._tasks)
 
     def clean(self) -> None:
         """Remove what killed processes left half-built."""
@@ -193,7 +194,7 @@ class CompiledVariants:
 
         It raises nothing.
         """
-        return self._start(self._prepare(deployment))
+        return begin(self._prepare(deployment), self._tasks)
 
     async def _prepare(self, deployment: Deployment) -> None:
         await self._restore(deployment)
@@ -309,7 +310,7 @@ class CompiledVariants:
         variant.group_count += 1
         if variant.group_count % _CHECK_AGAIN_AFTER == 0 or not variant.is_proven:
             variant.is_proven = True
-            self._start(self.builder.check_again(variant, calls[0].prepared))
+            begin(self.builder.check_again(variant, calls[0].prepared), self._tasks)
         return outcomes
 
     def _drop(self, variant: Variant) -> None:
@@ -317,12 +318,6 @@ class CompiledVariants:
         del self._variants[_key(variant)]
         for key in [key for key, other in self._by_key.items() if other is variant]:
             del self._by_key[key]
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _why(variant: Variant) -> str:

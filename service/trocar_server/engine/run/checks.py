@@ -40,6 +40,7 @@ from trocar_server.engine.run.run_plan import known_signature, resolve_plan, res
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import PassGuard, Recording
 from trocar_server.surgery.recording.symbolic import has_symbolic_parts, import_symbolic_parts
+from trocar_server.tasks import begin
 
 Result = TypeVar("Result")
 
@@ -263,9 +264,7 @@ class Checks:
         if has_symbolic_parts.is_set():
             self._later(deployment.extend_predictions)
             return
-        task = asyncio.create_task(self._import_and_extend(deployment))
-        self._importing.add(task)
-        task.add_done_callback(self._importing.discard)
+        begin(self._import_and_extend(deployment), self._importing)
 
     async def _import_and_extend(self, deployment: Deployment) -> None:
         await asyncio.to_thread(import_symbolic_parts)

@@ -45,7 +45,7 @@ def combination_problems(spec: TrainerSpec, problems: Problems) -> None:
         )
     saved = spec.saved_tensors
     if saved.store != "spool":
-        for name in ("modules", "store_dtype"):
+        for name in ("modules", "store_dtype", "device_bytes"):
             if getattr(saved, name):
                 problems.add(
                     f"saved_tensors.{name}", f"only a spool has this option, and the store is '{saved.store}'"

@@ -9,7 +9,7 @@ are not logged twice, so that a reconnecting watcher neither misses an event nor
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from trocar_server.engine.request.plan import Payload
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel, current_flow, set_flow
 from trocar_server.processing.inputs import ProcessorInput, TextOptions
+from trocar_server.tasks import begin, shielded
 from trocar_server.training.datasets.library import DatasetLibrary
 from trocar_server.training.datasets.order import split_order
 from trocar_server.training.files.event_log import LAST_KINDS, EventLog, LoggedEvent, NewEvent
@@ -35,7 +36,6 @@ from trocar_server.training.fit.fit_state import FitState
 from trocar_server.training.fit.ranks.data_parallel import DataParallel
 from trocar_server.training.fit.ranks.local_ranks import LocalLauncher
 from trocar_server.training.fit.ranks.rank_launch import RankLauncher
-from trocar_server.training.shielded import shielded
 from trocar_server.training.spec.fit_spec import FitSpec
 from trocar_server.training.spec.fit_validation import parse_fit_spec
 from trocar_server.training.trainer import Trainer
@@ -81,7 +81,7 @@ class Fits:
         self._trainers, self._library = trainers, library
         self._launcher = launcher or LocalLauncher(scratch_dir)
         self._scratch_dir = scratch_dir
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # `stop` waits for them
         self._runs: dict[str, FitRun] = {}
         self._logs = EventLogs(folder, is_shared=is_shared)
         self._starting = asyncio.Lock()
@@ -133,7 +133,7 @@ class Fits:
         """
         if _is_active(trainer):
             trainer.activity = TrainerActivity.FITTING
-            self._begin_task(self.resume(trainer))
+            begin(self.resume(trainer), self._tasks)
 
     async def resume(self, trainer: Trainer) -> None:
         """Resume the fit of a restored trainer, if one was active; a failure ends it, with an event."""
@@ -359,14 +359,7 @@ class Fits:
     def _begin(self, run: FitRun, *, is_paused: bool = False) -> None:
         if not is_paused:
             run.goes_on.set()
-        run.task = self._begin_task(self._run(run))  # a fit still stores its end after logging it
-
-    def _begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin a task that `stop` waits for."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        run.task = begin(self._run(run), self._tasks)  # a fit still stores its end after logging it
 
     # --- Running -----------------------------------------------------------------------------------
 

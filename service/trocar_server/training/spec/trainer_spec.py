@@ -198,6 +198,8 @@ class SavedTensorsSpec(SpecPart):
     """Spool: smaller tensors are left in place."""
     store_dtype: Literal["", "bf16", "int8"] = ""
     """Spool: lower precision on disk; exact when empty."""
+    device_bytes: int = Field(default=0, ge=0)
+    """Spool: bytes of a forward pass that stay on a GPU, those that it saves last; not used on a CPU."""
 
 
 class TrainerSpec(SpecPart):

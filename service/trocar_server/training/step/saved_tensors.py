@@ -128,6 +128,7 @@ class SavedTensors:
                 modules=self._modules or None,
                 keep=[module],
                 store_dtype=spec.store_dtype or None,
+                device_bytes=spec.device_bytes,
             )
             SPOOLING.begin()
             SPOOLED.begin(self._spool.counters)

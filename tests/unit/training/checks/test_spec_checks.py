@@ -115,6 +115,10 @@ def test_what_works_is_let_through(resnet: tuple[HostedModel, Recording], fields
             {"saved_tensors": {"store_dtype": "bf16"}},
             "saved_tensors.store_dtype: only a spool has this option",
         ),
+        (
+            {"saved_tensors": {"store": "host", "device_bytes": 1}},
+            "saved_tensors.device_bytes: only a spool has this option",
+        ),
         ({"losses": []}, "losses: give at least one"),
         (
             {"losses": [{"name": "mse", "selector": "layer9"}]},

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.spool.spool_devices import all_tensors_on_a_device
 from trocar_server.errors import ServiceError
 from trocar_server.spool.report import Report
 from trocar_server.training.spec.trainer_spec import SavedTensorsSpec
@@ -46,6 +47,26 @@ def test_a_spool_takes_what_the_chosen_modules_save(modules: tuple[str, ...], tm
     whole = 4 * (3 * 4 + 3 * 6 * 3)  # the input, and each value behind it that a derivative needs
     assert (taken >= whole) == (modules != ("0",))
     assert taken > 0
+
+
+def test_the_last_tensors_of_a_pass_stay_on_a_device(tmp_path: Path) -> None:
+    net, other, x = model(), model(), torch.randn(3, 4)
+    other(x).square().sum().backward()
+    moved = {}
+    with all_tensors_on_a_device() as copier:
+        for device_bytes in (0, 1 << 20):
+            spec = SavedTensorsSpec(store="spool", min_bytes=0, device_bytes=device_bytes)
+            saved = SavedTensors(net, spec, tmp_path, {})
+            for _ in range(2):  # how much a pass saves is known from the one before
+                copier.log.clear()
+                net.zero_grad()
+                with saved.forward():
+                    loss = net(x).square().sum()
+                loss.backward()
+                assert all(map(torch.equal, gradients(net), gradients(other)))
+            saved.close()
+            moved[device_bytes] = len(copier.log)
+    assert moved[0] > moved[1 << 20] == 0
 
 
 def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:

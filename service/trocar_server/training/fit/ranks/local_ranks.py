@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -65,6 +65,8 @@ class LocalRanks:
 
     has_weights = True
     why_lost = ""
+    starts: Callable[..., "subprocess.Popen[Any]"] = staticmethod(subprocess.Popen)
+    """Starts processes; tests replace it."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self._folder, self._size = folder, size
@@ -91,7 +93,7 @@ class LocalRanks:
                 # The model's classes may come from folders that only this process was told of.
                 environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
                 command = [sys.executable, "-c", COMMAND, *arguments]
-                process = subprocess.Popen(command, pass_fds=[there.fileno()], env=environment)
+                process = self.starts(command, pass_fds=[there.fileno()], env=environment)
             self._processes.append(process)
 
     def send_job(self, job: RankJob) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from tests.support.models.trainable_nets import SteadyNet
 from tests.support.oracles.ddp_training import Job, states_of
+from tests.support.servers import warm_python
 from tests.unit.training.fits import Checkpoints, dataset, run_fit, shown_core, steps_of
 from tests.unit.training.trainers import TinyNet, assert_same, tiny
 from trocar_api.reasons import ErrorReason
@@ -22,7 +24,7 @@ from trocar_server.training.fit.fit import Fit
 from trocar_server.training.fit.fit_state import FitState
 from trocar_server.training.fit.ranks import local_ranks
 from trocar_server.training.fit.ranks.data_parallel import DataParallel, shard_of
-from trocar_server.training.fit.ranks.local_ranks import LocalLauncher
+from trocar_server.training.fit.ranks.local_ranks import LocalLauncher, LocalRanks
 from trocar_server.training.losses.batch import Batch
 from trocar_server.training.spec.fit_spec import FitSpec
 from trocar_server.training.step.core import TrainerCore
@@ -44,6 +46,12 @@ def one_thread() -> Iterator[None]:
 def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines of any size run these tests."""
     monkeypatch.setattr(local_ranks, "cpu_count", lambda: 64)
+
+
+@pytest.fixture(autouse=True)
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are there in 0.1 s instead of 4."""
+    monkeypatch.setattr(LocalRanks, "starts", warm_python.Popen)
 
 
 class Fits:
@@ -114,7 +122,10 @@ def test_each_step_is_that_of_a_ddp_script(fits: Fits, tmp_path: Path, case: str
     run_fit(fit)
 
 
-def test_three_ranks_take_the_steps_of_three_ddp_processes(fits: Fits, tmp_path: Path) -> None:
+def test_three_ranks_take_the_steps_of_three_ddp_processes(
+    fits: Fits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalRanks, "starts", staticmethod(subprocess.Popen))  # as a server starts them
     base = tiny(SteadyNet)
     core = shown_core(base, **SGD)
     model = SteadyNet()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from trocar_server.training.shielded import all_done, shielded
+from trocar_server.tasks import all_done, shielded
 
 
 async def test_the_result_and_the_error_are_the_works() -> None:

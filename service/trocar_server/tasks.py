@@ -1,0 +1,47 @@
+"""Tasks of the event loop: work in the background, and work that runs to its end once begun.
+
+task = begin(self._watch(variant), self._tasks)
+return await shielded(self._close(trainer))
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_shielded: set[asyncio.Task[Any]] = set()
+
+
+def begin(work: Coroutine[Any, Any, Result], tasks: set[asyncio.Task[Result]]) -> asyncio.Task[Result]:
+    """Run work in a task of its own, kept in `tasks` until it is done: a loop alone may lose it."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+async def shielded(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run work in its own task; on cancellation, wait for it to end, then raise.
+
+    A broken connection must not leave a half-applied change: something on disk but not in memory, or the
+    other way round.
+    """
+    task = begin(work, _shielded)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # retrieved: nothing else awaits it
+        raise
+
+
+async def all_done() -> None:
+    """Wait for all shielded work of this event loop, before its dependencies are torn down."""
+    loop = asyncio.get_running_loop()
+    while tasks := [task for task in list(_shielded) if task.get_loop() is loop]:
+        await asyncio.wait(tasks)
