@@ -12,6 +12,7 @@ import trocar
 from tests.support import ROOT
 from tests.support.models.trainable_nets import CLASSES, SHAPE, SteadyNet
 from tests.support.oracles.ddp_training import step_of_two_ranks
+from tests.support.servers import warm_python
 from trocar.errors import FitInvalidError
 from trocar_server.cluster.child_process import ChildProcess, Line
 
@@ -65,6 +66,7 @@ class Supervisor:
 @pytest.fixture
 def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
+    monkeypatch.setattr(ChildProcess, "starts", warm_python.Popen)  # torch is imported once for all of them
     made = Supervisor(tmp_path / "data")
     yield made
     made.stop()

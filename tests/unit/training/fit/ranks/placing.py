@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from tests.support.models.trainable_nets import SteadyNet
+from tests.support.servers import warm_python
 from tests.unit.training.trainers import tiny
 from trocar_server.models import HostedModel
 from trocar_server.training.fit.ranks.placed_ranks import serve_rank
@@ -42,7 +42,7 @@ class LocalPlacer:
     def __init__(self, model_id: str = "") -> None:
         self.capacity: int | None = None
         self.refusal = ""
-        self.launches: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self.launches: dict[str, list[warm_python.Popen]] = {}
         self.secrets: list[str] = []
         self._model_id = model_id
 
@@ -61,7 +61,7 @@ class LocalPlacer:
             code = f"from {__name__} import main; main()"
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             command = [sys.executable, "-c", code, settings]
-            self.launches[own_id].append(subprocess.Popen(command, env=environment))
+            self.launches[own_id].append(warm_python.Popen(command, env=environment))
 
     def no_room(self, own_id: str) -> str:
         return self.refusal
