@@ -28,6 +28,8 @@ from trocar_server.spool.heaps import GlibcHeap, TcmallocHeap, heap_of_process, 
 FREED_BYTES = 64 << 20
 _STEPS = 3
 """So many steps tell what the next one needs."""
+_MOST_CHECKS = 10_000
+"""Of a step: a context may be entered once for a whole training."""
 
 
 class FreedMemory:
@@ -60,6 +62,8 @@ class FreedMemory:
         if not self._checking.acquire(blocking=False):
             return
         try:
+            if len(self._step.growths) == _MOST_CHECKS:
+                self.begin_step()
             resident = resident_bytes()
             kept = self._heap.kept_bytes(resident)
             growth = max(0, resident - self._resident_bytes)

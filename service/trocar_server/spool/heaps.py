@@ -68,7 +68,7 @@ class GlibcHeap:
         self._rest_bytes = 0
         self._hold_all_blocks()
 
-    def used_bytes(self) -> int:
+    def _used_bytes(self) -> int:
         """Count the bytes of blocks that are in use, in all arenas."""
         counts = self._counts()
         return int(counts.uordblks + counts.hblkhd)
@@ -79,17 +79,17 @@ class GlibcHeap:
         Args:
             resident: Bytes of this process that are in memory.
         """
-        return resident - self.used_bytes() - self._rest_bytes
+        return resident - self._used_bytes() - self._rest_bytes
 
     def trim(self) -> None:
         """Return all free pages to the system."""
         self._malloc_trim(_KEEPS_END)
         self._trim_end()
         if _may_use_huge_pages() and self._counts().keepcost < _LOW_BYTES:
-            self.reserve()
-        self._rest_bytes = resident_bytes() - self.used_bytes()
+            self._reserve()
+        self._rest_bytes = resident_bytes() - self._used_bytes()
 
-    def reserve(self) -> None:
+    def _reserve(self) -> None:
         """Let the heap grow by 2 GiB of addresses, which takes no memory, and request huge pages for them."""
         start = self._sbrk(0)
         self._mallopt(_M_TOP_PAD, _RESERVED_BYTES)

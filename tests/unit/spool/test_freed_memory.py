@@ -53,6 +53,9 @@ assert all((tensor == 1).all() for tensor in kept)
 """
 
 WITHIN = """
+torch.ones(2 << 18)  # code and threads that the first tensor brings into memory are no freed memory
+limit_freed_memory("16MiB")
+limit = freed_memory()
 trims = limit.trim_count
 for _ in range(50):
     tensor = torch.ones(2 << 18)  # 2 MiB
@@ -194,6 +197,15 @@ def test_it_is_trimmed_before_what_would_be_the_peak_and_not_more_often(
     assert peaks[0] > 300
     assert peaks[2:] == [300] * 4  # what is in use, and the largest operation: no trim can do better
     assert max(trims[3:]) <= 2
+
+
+def test_a_context_that_is_entered_once_for_all_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freed_memory, "resident_bytes", lambda: 100)
+    monkeypatch.setattr(freed_memory, "_MOST_CHECKS", 5)
+    limit = FreedMemory(cast("Any", Fragmented()), 5)
+    for _ in range(100):
+        limit.check()
+    assert max(len(step.growths) for step in (*limit._steps, limit._step)) == 5
 
 
 @pytest.mark.parametrize("growths", [[10], [10, 300, 10, 10], []])

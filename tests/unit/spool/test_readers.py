@@ -77,8 +77,8 @@ def test_what_another_process_sees_is_valid_and_does_not_change(
             if step % 10 == 0:
                 spool.store.disk.pool.rest(0.0)
         report = spool.report()
-    (tmp_path / "stop").touch()
-    assert processes.wait(reader) == 0, errors.read_text()
+        (tmp_path / "stop").touch()
+        assert processes.wait(reader) == 0, errors.read_text()  # before the folder is removed
     found_out = json.loads(output.read_text())
     assert found_out["seen"] > 0
     assert (found_out["invalid"], found_out["changed"]) == ([], [])
