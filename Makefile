@@ -29,7 +29,7 @@ RANGE_TESTS := tests/contract tests/unit/rpc tests/integration/transfer tests/in
 	$(addprefix tests/integration/extraction/test_,extraction.py extraction_images.py numerics.py) \
 	$(addprefix tests/integration/open_inference/test_,open_inference.py open_inference_bad_input.py) \
 	$(addprefix tests/integration/serving/test_,auth.py health.py metrics.py tls.py traces.py) \
-	$(addprefix tests/integration/training/test_,datasets.py trainer_wire.py trainers.py)
+	$(addprefix tests/integration/training/test_,datasets.py trainers.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-train demo-text test test-newest test-floors check check-triton bench bench-spool gpu proto page wheel sdist docs constraints clean
