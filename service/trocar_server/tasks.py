@@ -1,7 +1,9 @@
 """Tasks of the event loop: work in the background, and work that runs to its end once begun.
 
-task = begin(self._watch(variant), self._tasks)
-return await shielded(self._close(trainer))
+    task = begin(self._watch(variant), self._tasks)
+    return await shielded(self._close(trainer))
+
+A loop holds its tasks weakly: one that nobody else keeps may vanish before it is done.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ _shielded: set[asyncio.Task[Any]] = set()
 
 
 def begin(work: Coroutine[Any, Any, Result], tasks: set[asyncio.Task[Result]]) -> asyncio.Task[Result]:
-    """Run work in a task of its own, kept in `tasks` until it is done: a loop alone may lose it."""
+    """Run work in a task of its own, kept in `tasks` until it is done."""
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

@@ -149,7 +149,7 @@ class TcmallocHeap:
 
 
 def heap_of_process() -> GlibcHeap | TcmallocHeap | None:
-    """Return the heap of this process; None where its allocator is another one."""
+    """Return the heap of this process, with all its blocks from now on; None for another allocator."""
     for kind in (TcmallocHeap, GlibcHeap):
         with suppress(OSError, AttributeError):
             return kind()

@@ -4,7 +4,6 @@ The script's folder has `job.pt`, a `Job`; rank 0 writes the model's state after
 """
 
 import copy
-import os
 import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -44,8 +43,7 @@ def states_of(job: Job, size: int, folder: Path) -> list[dict[str, Tensor]]:
     """Run the script on `size` processes; return the model's state after each batch."""
     torch.save(job, folder / "job.pt")
     command = [sys.executable, "-c", f"from {__name__} import main; main()", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ranks = [warm_python.Popen([*command, str(rank), str(size)], env=environment) for rank in range(size)]
+    ranks = [warm_python.Popen([*command, str(rank), str(size)]) for rank in range(size)]
     assert [rank.wait() for rank in ranks] == [0] * size
     found: list[dict[str, Tensor]] = torch.load(folder / "states.pt")
     return found

@@ -1,7 +1,6 @@
 """A placer that starts ranks as processes of this machine, as Ray does on nodes; for tests."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,9 +58,8 @@ class LocalPlacer:
         for rank in range(1, count + 1):
             settings = json.dumps([address, secret, rank, self._model_id])
             code = f"from {__name__} import main; main()"
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             command = [sys.executable, "-c", code, settings]
-            self.launches[own_id].append(warm_python.Popen(command, env=environment))
+            self.launches[own_id].append(warm_python.Popen(command))
 
     def no_room(self, own_id: str) -> str:
         return self.refusal
