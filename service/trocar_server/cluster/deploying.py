@@ -4,14 +4,17 @@ deploy(config)
 wait_until_ready(config)
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.schema import ApplicationStatus, ServeStatus
 
 from trocar_api.reasons import ErrorReason
@@ -38,6 +41,7 @@ _OWN_ERRORS = ("ChildFailedError: ", "trocar_server.errors.ServiceError: ")
 """Of a child process, and of its supervisor."""
 _DIED = "health check failed"
 """What Ray Serve (2.60) says of a replica that served and died; its application then stays failed."""
+logging.getLogger("ray.serve").setLevel(logging.WARNING)  # or it tells of HTTP options, which nobody set
 
 
 def _run(targets: Sequence[Any]) -> None:
@@ -212,18 +216,23 @@ def deployed() -> ServerConfig:
 
 
 def stop() -> None:
-    """Drain and stop every replica and gateway, and Ray Serve itself if it has nothing else to do."""
-    own = [name for name in serve.status().applications if _is_own(name)]
-    others = [name for name in serve.status().applications if not _is_own(name)]
-    if others:
-        for name in own:
-            serve.delete(name)
-    else:
-        serve.shutdown()
-    try:
+    """Drain and stop every replica and gateway, and Ray Serve itself if it has nothing else to do.
+
+    Does nothing where all of it has stopped already, as by `trocar cluster stop` in another process.
+    """
+    with suppress(RayActorError):  # of Ray Serve's controller, which this process has used
+        _stop_applications()
+    with suppress(ValueError):
         ray.kill(open_directory())
-    except ValueError:
+
+
+def _stop_applications() -> None:
+    names = list(serve.status().applications)
+    if all(_is_own(name) for name in names):
+        serve.shutdown()
         return
+    for name in filter(_is_own, names):
+        serve.delete(name)
 
 
 def _is_own(name: str) -> bool:

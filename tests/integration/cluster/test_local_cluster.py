@@ -1,0 +1,84 @@
+"""`trocar serve --ray local`, and the commands that look at it, scale it and stop it."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trocar
+from tests.support.servers.ray_cluster import command, write_config
+from tests.support.servers.waiting import wait_until
+from trocar_server.auth import Scope, TokenFile
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'trocar[ray]'")
+pytestmark = pytest.mark.timeout(600)
+
+MODELS = {"tiny": {"architecture": "squeezenet1_1", "weights": "random:0"}}
+READY = "trocar is ready on "
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of Ray's own, where `--ray auto` finds the cluster of this test and no other one."""
+    path = Path(tempfile.mkdtemp(prefix="ray-"))  # short, for the names of sockets
+    monkeypatch.setenv("RAY_TMPDIR", str(path))
+    monkeypatch.setenv("HOME", str(path))  # of Ray's token
+    yield path
+    shutil.rmtree(path)
+
+
+def test_a_local_cluster_is_scaled_and_stopped_by_commands(folder: Path) -> None:
+    config = write_config(folder / "cluster.toml", MODELS, {"tiny": "cpus = 0.5"}, start_timeout_s=400)
+    token = TokenFile(folder / "data").add("ann", {Scope.RUN}, expires_at_s=None, now_s=0)[1]
+    line = [sys.executable, "-m", "trocar", "serve", "--ray", "local", "--config", str(config)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = next(text for text in process.stdout if text.startswith(READY))
+            address = ready.removeprefix(READY).partition(" ")[0]
+            with trocar.connect(address, token=str(token)) as client:
+                images = np.zeros((1, 3, 64, 64), np.float32)
+                assert client.extract("tiny", images, ["classifier"])["classifier"].shape[:2] == (1, 1000)
+            check_commands()
+        finally:
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    wait_until(lambda: not any(is_of(path, folder) for path in Path("/proc").glob("[0-9]*/environ")))
+
+
+def is_of(environ: Path, folder: Path) -> bool:
+    """Whether a process is of the cluster in this folder."""
+    try:
+        return f"RAY_TMPDIR={folder}\0".encode() in environ.read_bytes()
+    except OSError:  # it has ended
+        return False
+
+
+def check_commands() -> None:
+    """Scale, look at and stop what runs; each wrong word is one line."""
+    for words, message in (
+        (("scale", "other", "1"), "no model 'other'; deployed: tiny"),
+        (("scale", "tiny", "0"), "0 to 0 replicas: at least 1"),
+        (("scale", "tiny", "3", "2"), "3 to 2 replicas: at least 1, and the first the smaller"),
+        (("status", "--ray", "local"), "use --ray auto while it runs"),
+    ):
+        ended = command("cluster", *words)
+        assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1), ended.stderr
+        assert message in ended.stderr
+    scaled = command("cluster", "scale", "tiny", "2", "3")
+    assert (scaled.returncode, scaled.stdout) == (0, "tiny has at least 2 and at most 3 replicas\n")
+    state = json.loads(command("cluster", "status", "--json").stdout)
+    assert [replica["is_draining"] for replica in state["replicas"]] == [False, False]
+    stopped = command("cluster", "stop")
+    assert (stopped.returncode, stopped.stdout) == (0, "stopped\n")
+    again = command("cluster", "stop")
+    assert again.returncode == 1
+    assert again.stderr.startswith("error: Trocar is not deployed on this cluster")
