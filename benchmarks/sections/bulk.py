@@ -24,6 +24,8 @@ from benchmarks.served import served
 from trocar._base.tensors import Array
 
 _ROUNDS, _PHOTOS, _BATCH = 3, 192, 32
+_COPIES = 10
+"""Of every photo for `elsewhere`: N batches through two equally slow stages take N + 1 times of one."""
 _TARGET = 0.95
 _NOTHING, _ELSEWHERE = "nothing", "elsewhere"
 _PREPROCESSING = """preprocessing = { resize = [256], crop = [224], mean = [0.485, 0.456, 0.406], \
@@ -35,22 +37,27 @@ input_shape = [3, 224, 224]
 def run(effort: Effort) -> list[Table]:
     """Measure all rows."""
     with tempfile.TemporaryDirectory() as folder:
-        photos = Path(folder, "photos")
+        photos, many = Path(folder, "photos"), Path(folder, "many")
         save_photos(photos, effort.of(_PHOTOS))
-        bulk = Bulk(photos, Path(folder, "out"), effort)
+        link_copies(photos, many, effort.of(_COPIES))
+        bulk, long_bulk = (Bulk(source, Path(folder, "out"), effort) for source in (photos, many))
         with served([], config=config(0)) as server, trocar.connect(server.address) as client:
-            decode_s = statistics.median(bulk.export(client, _NOTHING)[0] for _ in range(3)) / bulk.count
+            decode_s = (
+                statistics.median(long_bulk.export(client, _NOTHING)[0] for _ in range(3)) / long_bulk.count
+            )
         models = ["resnet18=random:0", "resnet50=random:0"]
         with (
             served(models, config=config(decode_s)) as server,
             trocar.connect(server.address, timeout_s=600) as client,
         ):
-            rows = [bulk.measure(client, model) for model in ("resnet18", "resnet50", _ELSEWHERE)]
+            rows = [bulk.measure(client, model) for model in ("resnet18", "resnet50")]
+            rows.append(long_bulk.measure(client, _ELSEWHERE))
     note = (
         f"Images per second of `trocar extract` over {bulk.count} photos in batches of {_BATCH}, against the "
         "smaller one of decoding alone (the same run with a model that computes nothing) and of the passes "
-        "alone. `elsewhere` is a model that waits as long as decoding takes, as one on another device. On "
-        "the same cores the best that is possible is both after one another, as the note says."
+        "alone. `elsewhere` is a model that waits as long as decoding takes, as one on another device; over "
+        f"{long_bulk.count} photos. On the same cores the best that is possible is both after one another, "
+        "as the note says."
     )
     return [Table("Bulk", rows, note=note)]
 
@@ -114,6 +121,14 @@ def save_photos(folder: Path, count: int) -> None:
         data = io.BytesIO()
         part.save(data, "JPEG", quality=90)
         (folder / f"{index:05}.jpg").write_bytes(data.getvalue())
+
+
+def link_copies(source: Path, target: Path, count: int) -> None:
+    """Make a folder in which every file of another one is so many times."""
+    target.mkdir()
+    for path in source.iterdir():
+        for number in range(count):
+            (target / f"{path.stem}-{number}{path.suffix}").hardlink_to(path)
 
 
 def sample_photos() -> list[Image.Image]:
