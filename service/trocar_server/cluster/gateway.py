@@ -127,7 +127,7 @@ class Gateway:
         """Forward one call."""
         messages = CallerMessages(requests)
         try:
-            await _Call(self, method, context, messages).run()
+            await _ForwardedCall(self, method, context, messages).run()
         except ServiceError as error:
             details = ((DETAILS_KEY, status_details(error, "")),)
             await context.abort(STATUS_CODES[error.reason], status_message(error), trailing_metadata=details)
@@ -159,7 +159,7 @@ class _Handler(grpc.GenericRpcHandler):
 
 
 @dataclass
-class _Call:
+class _ForwardedCall:
     """One call, from its first message to its status."""
 
     gateway: Gateway

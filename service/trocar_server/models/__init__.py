@@ -17,7 +17,7 @@ from trocar_server.caller import (
     set_principal,
 )
 from trocar_server.models.architectures import default_categories
-from trocar_server.models.catalogue import Catalogue, Entry, ModelState, client_spec, guest_refused
+from trocar_server.models.catalogue import Catalogue, CatalogueEntry, ModelState, client_spec, guest_refused
 from trocar_server.models.families import Family, family_of
 from trocar_server.models.hosted import HostedModel
 from trocar_server.models.inputs import InputSignature, InputSpec
@@ -38,7 +38,7 @@ from trocar_server.models.weights.downloads import clean_downloads, prefetch_wei
 __all__ = [
     "ANONYMOUS",
     "Catalogue",
-    "Entry",
+    "CatalogueEntry",
     "Family",
     "HostedModel",
     "InputSignature",

@@ -27,7 +27,7 @@ class ModelState(StrEnum):
 
 
 @dataclass(eq=False)
-class Entry:
+class CatalogueEntry:
     """One model of the catalogue. The engine moves it from state to state."""
 
     spec: ModelSpec
@@ -73,9 +73,9 @@ class Catalogue:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, CatalogueEntry] = {}
 
-    def get(self, model_id: str) -> Entry:
+    def get(self, model_id: str) -> CatalogueEntry:
         """Return an entry.
 
         Raises:
@@ -105,15 +105,17 @@ class Catalogue:
             raise _not_loaded(entry)
         return entry.hosted
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CatalogueEntry]:
         """Return every entry but guests, ordered by id."""
         entries = [self._entries[model_id] for model_id in sorted(self._entries)]
         return [entry for entry in entries if entry.owner is None]
 
-    def adopt(self, hosted: HostedModel, owner: str) -> Entry:
+    def adopt(self, hosted: HostedModel, owner: str) -> CatalogueEntry:
         """Add a guest, which is in memory already."""
         model_id = hosted.spec.model_id
-        return self._entries.setdefault(model_id, Entry(hosted.spec, ModelState.LOADED, hosted, owner=owner))
+        return self._entries.setdefault(
+            model_id, CatalogueEntry(hosted.spec, ModelState.LOADED, hosted, owner=owner)
+        )
 
     def release(self, model_id: str) -> None:
         """Remove a guest, if there is one."""
@@ -125,9 +127,9 @@ class Catalogue:
 
     def put(self, hosted: HostedModel) -> None:
         """Store a model that is in memory, replacing any entry with its id."""
-        self._entries[hosted.spec.model_id] = Entry(hosted.spec, ModelState.LOADED, hosted)
+        self._entries[hosted.spec.model_id] = CatalogueEntry(hosted.spec, ModelState.LOADED, hosted)
 
-    def add(self, spec: ModelSpec) -> Entry:
+    def add(self, spec: ModelSpec) -> CatalogueEntry:
         """Add a model, unloaded; an equal spec of an existing id changes nothing.
 
         Raises:
@@ -140,9 +142,9 @@ class Catalogue:
                 raise _conflict(existing)
             return existing
         check_spec(spec)
-        return self._entries.setdefault(spec.model_id, Entry(spec))
+        return self._entries.setdefault(spec.model_id, CatalogueEntry(spec))
 
-    def add_failed(self, model_id: str, error: ServiceError) -> Entry:
+    def add_failed(self, model_id: str, error: ServiceError) -> CatalogueEntry:
         """Add a model whose configuration is invalid, so that it is listed with the reason.
 
         An id that is in use, or invalid, changes nothing.
@@ -151,7 +153,7 @@ class Catalogue:
             model_id: Its id.
             error: Why.
         """
-        entry = Entry(ModelSpec(model_id, _UNKNOWN_ARCHITECTURE), is_spec_known=False)
+        entry = CatalogueEntry(ModelSpec(model_id, _UNKNOWN_ARCHITECTURE), is_spec_known=False)
         entry.fail(error)
         return self._entries.setdefault(model_id, entry)
 
@@ -167,7 +169,7 @@ class Catalogue:
             )
         del self._entries[model_id]
 
-    def request(self, model_id: str, weights: str = "") -> Entry:
+    def request(self, model_id: str, weights: str = "") -> CatalogueEntry:
         """Return the entry that a client asks to load; add one for a torchvision name that is new.
 
         Args:
@@ -188,7 +190,7 @@ class Catalogue:
         return existing
 
 
-def _not_loaded(entry: Entry) -> ServiceError:
+def _not_loaded(entry: CatalogueEntry) -> ServiceError:
     """Error for a call to a model that is not in memory, with the cause if loading failed."""
     model_id, why = entry.spec.model_id, entry.error_message
     if entry.state is ModelState.FAILED:
@@ -256,7 +258,7 @@ def _same_weights(spec: ModelSpec, weights: str) -> bool:
     return weights_label(other) == weights_label(spec)
 
 
-def _conflict(entry: Entry) -> ServiceError:
+def _conflict(entry: CatalogueEntry) -> ServiceError:
     return ServiceError(
         ErrorReason.MODEL_CONFLICT,
         f"model '{entry.spec.model_id}' is in the catalogue with weights '{entry.weights}'; "

@@ -47,15 +47,15 @@ class FreedMemory:
         self.trim_count = 0
         self._heap, self._most_bytes = heap, most_bytes
         self._checking = threading.Lock()
-        self._step = _Step()
-        self._steps = deque([_Step()], maxlen=_STEPS)
+        self._step = _StepGrowth()
+        self._steps = deque([_StepGrowth()], maxlen=_STEPS)
         self._resident_bytes = self._used_bytes = 0  # after the last check
         self._trim()
 
     def begin_step(self) -> None:
         """Note that a forward pass begins."""
         self._steps.append(self._step)
-        self._step = _Step()
+        self._step = _StepGrowth()
 
     def check(self) -> None:
         """Trim the heap if it is time; takes some microseconds where it is not."""
@@ -87,7 +87,7 @@ class FreedMemory:
         self.trim_count += 1
 
 
-class _Step:
+class _StepGrowth:
     """The checks of a step, in bytes: what the process grew by before each, and the most that it needed."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from trocar_server.storage.tensor_header import (
     ITEM_BYTES,
     LENGTH_BYTES,
     HeaderError,
-    Limits,
+    HeaderLimits,
     describe,
     encode_header,
     header_length,
@@ -200,7 +200,7 @@ class _Reader:
 
 
 def _read(reader: _Source) -> TensorFile:
-    limits = Limits(header_bytes=MAX_HEADER_BYTES)
+    limits = HeaderLimits(header_bytes=MAX_HEADER_BYTES)
     try:
         length = header_length(reader.take(min(LENGTH_BYTES, reader.size)), reader.size, limits)
         header = parse_header(reader.take(length), reader.size, limits)

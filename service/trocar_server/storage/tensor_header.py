@@ -1,6 +1,6 @@
 """Header of a safetensors file: dtypes, shapes and byte ranges of its tensors; free of torch.
 
-    header = read_header(descriptor, Limits(header_bytes=1 << 20))
+    header = read_header(descriptor, HeaderLimits(header_bytes=1 << 20))
     header.tensors["weight"].start                  # every byte belongs to exactly one tensor
     encode_header({"weight": describe("F32", (3,), 0, 12)}, {"format": "pt"})
 
@@ -55,7 +55,7 @@ class HeaderError(ValueError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class HeaderLimits:
     """Limits of a header that is read."""
 
     header_bytes: int
@@ -97,7 +97,7 @@ class Header:
     """Texts by key."""
 
 
-def read_header(descriptor: int, limits: Limits) -> Header:
+def read_header(descriptor: int, limits: HeaderLimits) -> Header:
     """Read the header of an open file.
 
     Raises:
@@ -109,7 +109,7 @@ def read_header(descriptor: int, limits: Limits) -> Header:
     return parse_header(os.pread(descriptor, length, LENGTH_BYTES), size, limits)
 
 
-def header_length(prefix: bytes, size: int, limits: Limits) -> int:
+def header_length(prefix: bytes, size: int, limits: HeaderLimits) -> int:
     """Return the bytes of a header, given the first `LENGTH_BYTES` of its file and the size of the file.
 
     Raises:
@@ -121,7 +121,7 @@ def header_length(prefix: bytes, size: int, limits: Limits) -> int:
     return length
 
 
-def parse_header(text: bytes, size: int, limits: Limits) -> Header:
+def parse_header(text: bytes, size: int, limits: HeaderLimits) -> Header:
     """Parse a header; every byte of the file belongs to exactly one tensor.
 
     Args:
@@ -189,7 +189,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _entry(name: str, value: object, first: int, limits: Limits) -> Entry:
+def _entry(name: str, value: object, first: int, limits: HeaderLimits) -> Entry:
     if not isinstance(value, Mapping) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise HeaderError(f"{_shown(name)} needs dtype, shape and data_offsets, nothing else")
     dtype = NAMES.get(value["dtype"]) if isinstance(value["dtype"], str) else None

@@ -12,7 +12,7 @@ Usable alone on any `nn.Module`, with no server:
 from trocar_server.surgery.guard import PassAborted, PassGuard
 from trocar_server.surgery.kept_tensors import graphs_end_here
 from trocar_server.surgery.recording.graph import TracedGraph, trace_graph
-from trocar_server.surgery.recording.recording import Call, Leaf, ModuleRecord, Recording, record_calls
+from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.resolution.resolve import resolve
 from trocar_server.surgery.selectors.parsing import parse_selector
 from trocar_server.surgery.selectors.selectors import Selector
@@ -41,7 +41,6 @@ from trocar_server.surgery.sessions.taps import (
 
 __all__ = [
     "ATTENTION_FUNCTIONS",
-    "Call",
     "CallInput",
     "CallsDifferError",
     "Collector",
@@ -51,6 +50,7 @@ __all__ = [
     "GradientPoint",
     "GradientSession",
     "Leaf",
+    "ModuleCall",
     "ModuleRecord",
     "NodeSession",
     "PassAborted",

@@ -16,7 +16,7 @@ from tests.support.models.transformers_folders import save_family
 from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom, rebuilt
 from trocar_server.engine.host import predictions
-from trocar_server.engine.host.recordings import Recorder
+from trocar_server.engine.host.recordings import ModelRecorder
 from trocar_server.surgery.recording.symbolic import import_symbolic_parts
 
 _REQUESTS, _PADDED_REQUESTS = 125, 20
@@ -100,7 +100,7 @@ def test_attention_of_new_lengths_is_served_without_another_recording(
     """Of patterns on padded batches, too, whose masks the models read."""
     recorded: list[str] = []
     for method in ("record", "record_data"):
-        monkeypatch.setattr(Recorder, method, noted(recorded, method))
+        monkeypatch.setattr(ModelRecorder, method, noted(recorded, method))
     save_family(family, tmp_path)
     server, rng = serve(models={family: {"source": f"hf:{tmp_path}"}}), random.Random(5)
     tap = f"{path}/pattern"
@@ -127,7 +127,7 @@ def test_attention_of_new_lengths_is_served_without_another_recording(
 
 def noted(names: list[str], method: str) -> Callable[..., Any]:
     """Return a method of recorders that notes its name when it is called."""
-    own = getattr(Recorder, method)
+    own = getattr(ModelRecorder, method)
 
     def called(*given: Any) -> Any:
         names.append(method)

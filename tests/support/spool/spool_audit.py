@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from trocar_server.spool.blocks.ledger import Ledger
-from trocar_server.spool.files.entries import Block, State
+from trocar_server.spool.files.entries import Block, EntryState
 
-_IN_MEMORY = (State.HELD, State.QUEUED, State.WRITING)
+_IN_MEMORY = (EntryState.HELD, EntryState.QUEUED, EntryState.WRITING)
 
 
 class AuditedLedger(Ledger):
@@ -77,14 +77,14 @@ class AuditedLedger(Ledger):
         in_memory = sum(block.byte_count for block in blocks if block.storage is not None)
         in_memory += sum(block.byte_count for block in taken.values())
         self._expect(in_memory == self.memory_bytes, f"{in_memory} bytes in memory, not {self.memory_bytes}")
-        staying = sum(block.byte_count for block in self._all.values() if block.state is State.HELD)
+        staying = sum(block.byte_count for block in self._all.values() if block.state is EntryState.HELD)
         self._expect(staying <= self.budget_bytes or self._has_failed, f"{staying} bytes stay")
         bound = self.budget_bytes + self._largest_ever
         self._expect(self.memory_bytes <= bound, f"{self.memory_bytes} bytes over {bound}")
         live = sum(block.byte_count for block in self._all.values())
         self._expect(live == self.live_bytes, f"{live} bytes needed, not {self.live_bytes}")
         for block in self._all.values():
-            has_storage = block.state in (*_IN_MEMORY, State.LOADED)
+            has_storage = block.state in (*_IN_MEMORY, EntryState.LOADED)
             self._expect(has_storage == (block.storage is not None), f"{block.state} without its bytes")
 
     def _expect(self, holds: Any, otherwise: str) -> None:

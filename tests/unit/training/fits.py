@@ -13,7 +13,7 @@ from trocar_server.models import HostedModel
 from trocar_server.surgery import PassGuard
 from trocar_server.training.datasets.order import random_numbers
 from trocar_server.training.fit.augmentations import Augmentation
-from trocar_server.training.fit.events import Event
+from trocar_server.training.fit.events import FitEvent
 from trocar_server.training.fit.fit import Fit
 from trocar_server.training.fit.fit_state import FitState
 from trocar_server.training.losses.batch import Batch
@@ -102,18 +102,18 @@ def fit_of(
     return Fit(core, train, evaluation, spec, scratch, kept, state)
 
 
-def run_fit(fit: Fit, units: int = 10**6) -> list[Event]:
+def run_fit(fit: Fit, units: int = 10**6) -> list[FitEvent]:
     """Advance a fit to its end, or for so many units."""
-    events: list[Event] = []
+    events: list[FitEvent] = []
     while not fit.is_over and units:
         events += fit.advance(PassGuard())
         units -= 1
     return events
 
 
-def steps_of(fit: Fit, count: int) -> list[Event]:
+def steps_of(fit: Fit, count: int) -> list[FitEvent]:
     """Advance a fit until it has done so many steps in all."""
-    events: list[Event] = []
+    events: list[FitEvent] = []
     while fit.state().step < count:
         events += fit.advance(PassGuard())
     return events

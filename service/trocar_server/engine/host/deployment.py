@@ -19,7 +19,7 @@ from trocar_server.engine.host.recordings import (
     Called,
     DataNeededError,
     MadeDataRefusedError,
-    Recorder,
+    ModelRecorder,
     record_example,
 )
 from trocar_server.engine.request.plan import EditRequest, Plan, Signature, TapRequest
@@ -80,7 +80,7 @@ class Deployment:
 
     hosted: HostedModel
     pool: ReplicaPool
-    recorder: Recorder
+    recorder: ModelRecorder
     example: Recording
     is_live: bool = False
     """Whether its weights change between passes, as a trainer's do."""

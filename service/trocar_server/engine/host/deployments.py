@@ -16,7 +16,7 @@ from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import (
     Catalogue,
-    Entry,
+    CatalogueEntry,
     HostedModel,
     ModelSpec,
     ModelState,
@@ -113,7 +113,7 @@ class Deployments(Mapping[str, Deployment]):
         if len(self._checked) > _CHECKED_KEPT:
             self._checked.popitem(last=False)
 
-    async def load(self, model_id: str) -> Entry:
+    async def load(self, model_id: str) -> CatalogueEntry:
         """Load a model of the catalogue; does nothing when it is loaded already.
 
         Raises:
@@ -151,7 +151,7 @@ class Deployments(Mapping[str, Deployment]):
             self._on_drop(deployment)
             raise
 
-    async def unload(self, model_id: str) -> Entry:
+    async def unload(self, model_id: str) -> CatalogueEntry:
         """Drop a model from memory when its calls have ended; its catalogue entry stays."""
         entry = self._entry_to_load(model_id)
         async with self._loading.setdefault(model_id, asyncio.Lock()):
@@ -212,7 +212,7 @@ class Deployments(Mapping[str, Deployment]):
         if deployment is not None:
             await deployment.pool.drain()
 
-    def _entry_to_load(self, model_id: str) -> Entry:
+    def _entry_to_load(self, model_id: str) -> CatalogueEntry:
         entry = self._catalogue.get(model_id)
         if entry.owner is not None:
             raise guest_refused(model_id)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from trocar_server.engine.host.recordings import Recorder, made_arguments
+from trocar_server.engine.host.recordings import ModelRecorder, made_arguments
 from trocar_server.engine.request.plan import Signature, TensorSignature
 from trocar_server.models import make_meta_replica, make_replica
 from trocar_server.surgery import PassAborted, PassGuard, Recording, attention_in, record_functions
@@ -53,7 +53,7 @@ class Predictions:
         symbolic: Symbolic recordings by kind of signature; not to be changed.
     """
 
-    recorder: Recorder
+    recorder: ModelRecorder
     attempt_count: int = 0
     symbolic: dict[_Kind, tuple[SymbolicRecording, ...]] = field(default_factory=dict)
     _recorded: Counter[tuple[_Kind, frozenset[str]]] = field(default_factory=Counter)

@@ -47,7 +47,7 @@ class MadeDataRefusedError(ServiceError):
 
 
 @dataclass
-class Recorder:
+class ModelRecorder:
     """Records passes of one model. Owner thread only.
 
     Attributes:
@@ -161,7 +161,7 @@ class Recorder:
         return recording
 
 
-def record_example(hosted: HostedModel) -> tuple[Recorder, Recording]:
+def record_example(hosted: HostedModel) -> tuple[ModelRecorder, Recording]:
     """Record a pass on the example input, on the meta device if possible.
 
     Raises:
@@ -171,12 +171,12 @@ def record_example(hosted: HostedModel) -> tuple[Recorder, Recording]:
         with suppress(Exception):  # detection models, among others, read their data: no meta pass
             meta = make_meta_replica(hosted.module)
             on_meta = dict(zip(keywords, _to_meta(tuple(keywords.values())), strict=True))
-            return Recorder(hosted, meta), record_calls(meta, _to_meta(args), on_meta)
+            return ModelRecorder(hosted, meta), record_calls(meta, _to_meta(args), on_meta)
     problem: Exception | None = None
     for args, keywords in example_arguments(hosted):
         try:
             recording = record_calls(make_replica(hosted.module), args, keywords, is_symbolic=False)
-            return Recorder(hosted, None), recording
+            return ModelRecorder(hosted, None), recording
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             problem = problem or error
     raise ServiceError(

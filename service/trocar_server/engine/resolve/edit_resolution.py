@@ -11,7 +11,7 @@ from trocar_server.engine.request.plan import EditRequest
 from trocar_server.engine.resolve.differentiable import with_gradients
 from trocar_server.errors import ServiceError, unknown
 from trocar_server.surgery import CallInput, Leaf, Recording, Target, call_order, parse_selector, resolve
-from trocar_server.surgery.recording.recording import Call
+from trocar_server.surgery.recording.recording import ModuleCall
 from trocar_server.surgery.resolution.values import Value
 from trocar_server.tensors.edits import (
     AddInput,
@@ -191,7 +191,7 @@ def _call_input(target: Target, edit: Edit, recording: Recording) -> tuple[CallI
     return CallInput(leaf.port, leaf.picks, clone), leaf
 
 
-def _call_of(target: Target, recording: Recording) -> Call:
+def _call_of(target: Target, recording: Recording) -> ModuleCall:
     return recording.of_kind(target.kind)[target.path].calls[target.call]
 
 

@@ -5,7 +5,7 @@ from functools import cached_property
 import torch
 
 from trocar_server.config import PINNED_BYTES
-from trocar_server.engine.transfer.pinned_pool import Event
+from trocar_server.engine.transfer.pinned_pool import CopyEvent
 from trocar_server.engine.transfer.seam import HOST, Transfers
 from trocar_server.engine.transfer.streams import StreamTransfers
 
@@ -34,13 +34,13 @@ class CudaBackend:
         if empty is not None:
             empty()
 
-    def download(self, target: torch.Tensor, source: torch.Tensor) -> Event:
+    def download(self, target: torch.Tensor, source: torch.Tensor) -> CopyEvent:
         """See `CopyBackend`."""
         self._down.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._down):
             target.copy_(source, non_blocking=True)
             # `blocking`: the waiting thread sleeps, and frees its core.
-            event: Event = self._down.record_event(torch.cuda.Event(blocking=True))
+            event: CopyEvent = self._down.record_event(torch.cuda.Event(blocking=True))
         # Without this the allocator may reuse the memory on the compute stream before this copy is done.
         source.record_stream(self._down)
         return event
@@ -50,14 +50,14 @@ class CudaBackend:
         with torch.cuda.stream(self._up):  # the memory belongs to this stream: no earlier work still uses it
             return torch.empty_like(like, device=self._device)
 
-    def upload(self, target: torch.Tensor, source: torch.Tensor) -> Event:
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> CopyEvent:
         """See `CopyBackend`."""
         with torch.cuda.stream(self._up):
             target.copy_(source, non_blocking=True)
-            event: Event = self._up.record_event()
+            event: CopyEvent = self._up.record_event()
         return event
 
-    def hand_over(self, target: torch.Tensor, event: Event) -> None:
+    def hand_over(self, target: torch.Tensor, event: CopyEvent) -> None:
         """See `CopyBackend`."""
         if not isinstance(event, torch.cuda.Event):
             raise TypeError("this copy belongs to another backend")

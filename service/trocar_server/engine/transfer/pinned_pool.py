@@ -17,7 +17,7 @@ from trocar_server.engine.request.plan import Payload
 _LEAST_PIECE_BYTES = 64 << 10
 
 
-class Event(Protocol):
+class CopyEvent(Protocol):
     """The end of a copy, like `torch.cuda.Event`."""
 
     def query(self) -> bool:
@@ -39,7 +39,7 @@ class Piece:
     """
 
     memory: torch.Tensor
-    event: Event | None = None
+    event: CopyEvent | None = None
 
     @property
     def is_idle(self) -> bool:

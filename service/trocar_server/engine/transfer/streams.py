@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from trocar_server.engine.request.plan import Payload
-from trocar_server.engine.transfer.pinned_pool import Event, Piece, PinnedPool
+from trocar_server.engine.transfer.pinned_pool import CopyEvent, Piece, PinnedPool
 from trocar_server.engine.transfer.seam import HOST, Copies
 
 _LEAST_BYTES = 256 << 10
@@ -28,7 +28,7 @@ class CopyBackend(Protocol):
         """Unlock memory from `allocate` that is no longer referenced."""
         ...
 
-    def download(self, target: torch.Tensor, source: torch.Tensor) -> Event:
+    def download(self, target: torch.Tensor, source: torch.Tensor) -> CopyEvent:
         """Begin to copy the source to page-locked memory, after the work queued so far.
 
         The device keeps the source's memory until then, even if it is dropped.
@@ -39,11 +39,11 @@ class CopyBackend(Protocol):
         """Return a tensor on the device that only `upload` may write, until it is handed over."""
         ...
 
-    def upload(self, target: torch.Tensor, source: torch.Tensor) -> Event:
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> CopyEvent:
         """Begin to copy from page-locked memory."""
         ...
 
-    def hand_over(self, target: torch.Tensor, event: Event) -> None:
+    def hand_over(self, target: torch.Tensor, event: CopyEvent) -> None:
         """Let all later work of the device wait for a copy, and use its target."""
         ...
 
@@ -71,7 +71,7 @@ class StreamTransfers:
         self._backend = backend
         self._least_bytes = least_bytes
         self.pool = PinnedPool(max_bytes, backend.allocate, backend.release)
-        self._begun: list[Event] = []
+        self._begun: list[CopyEvent] = []
         # One thread is enough: copies finish in the order in which they are awaited.
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix=f"copies-{device}")
 
@@ -134,7 +134,7 @@ class StreamTransfers:
     def _piece(self, byte_count: int) -> Piece | None:
         return self.pool.take(byte_count) if byte_count >= max(self._least_bytes, 1) else None
 
-    def _staged(self, target: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> Event:
+    def _staged(self, target: torch.Tensor, tensor: torch.Tensor, piece: Piece) -> CopyEvent:
         """Copy a tensor to its target through a piece; returns the event of the last copy."""
         given, wanted = _bytes(tensor), _bytes(target)
         for start in range(0, tensor.nbytes, _CHUNK_BYTES):
@@ -145,7 +145,7 @@ class StreamTransfers:
         return piece.event
 
 
-def _wait_for(events: Sequence[Event]) -> None:
+def _wait_for(events: Sequence[CopyEvent]) -> None:
     for event in events:
         event.synchronize()
 

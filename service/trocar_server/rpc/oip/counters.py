@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from trocar_server.models import Entry, HostedModel
+from trocar_server.models import CatalogueEntry, HostedModel
 from trocar_server.rpc.oip.oip_messages import ModelStatistics
 
 VERSION = "1"
@@ -88,13 +88,13 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._models: WeakKeyDictionary[Entry, ModelCounters] = WeakKeyDictionary()
+        self._models: WeakKeyDictionary[CatalogueEntry, ModelCounters] = WeakKeyDictionary()
 
-    def of(self, entry: Entry) -> ModelCounters:
+    def of(self, entry: CatalogueEntry) -> ModelCounters:
         """Return the counts of a model."""
         return self._models.setdefault(entry, ModelCounters())
 
-    def describe(self, entry: Entry) -> Any:
+    def describe(self, entry: CatalogueEntry) -> Any:
         """Return the `ModelStatistics` of a model."""
         counted = self.of(entry)
         message = ModelStatistics(

@@ -17,7 +17,7 @@ from trocar_server.engine.request.plan import Payload, Plan
 from trocar_server.engine.run.call import Call
 from trocar_server.engine.schedule.admission import MethodClass, Reservation
 from trocar_server.errors import ServiceError, unknown
-from trocar_server.models import Entry, HostedModel, current_flow
+from trocar_server.models import CatalogueEntry, HostedModel, current_flow
 from trocar_server.rpc.codec.extract_requests import base_plan
 from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
 from trocar_server.rpc.codec.replies import Parts
@@ -92,7 +92,9 @@ class Inference:
             self._counters.of(entry).failed(time.perf_counter() - started)
             raise
 
-    async def _answer(self, entry: Entry, message: Message, deadline: float | None, started: float) -> Parts:
+    async def _answer(
+        self, entry: CatalogueEntry, message: Message, deadline: float | None, started: float
+    ) -> Parts:
         hosted, engine = self._engine.catalogue.loaded(entry.spec.model_id), self._engine
         if message.is_large:  # health is answered meanwhile
             asked = await asyncio.to_thread(_read, message, hosted, engine.limits, deadline)
@@ -181,7 +183,7 @@ def _read(message: Message, hosted: HostedModel, limits: Limits, deadline: float
     return _Inference(plan, read.payloads, taps, batch, deadline)
 
 
-def entry_of(engine: Engine, field: str, name: str, version: str) -> Entry:
+def entry_of(engine: Engine, field: str, name: str, version: str) -> CatalogueEntry:
     """Return the entry of a model that a request names.
 
     Raises:

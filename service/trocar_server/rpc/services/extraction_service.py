@@ -1,7 +1,7 @@
 """`ExtractionService`: parse, call the engine, send."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -53,8 +53,6 @@ from trocar_server.rpc.transfer.shared_payloads import NOT_SHARED, SharedPayload
 from trocar_server.shared_memory import Lender
 from trocar_server.telemetry import note_hit, note_model, note_pass, phase
 from trocar_server.training.trainers import Trainers
-
-_ALL_SENT = nullcontext(NOT_SHARED)
 
 
 async def _no_messages() -> AsyncIterator[bytes]:
@@ -188,44 +186,52 @@ class ExtractionService:
         """Run a call, and return the messages of its reply."""
         engine, planned, principal = self._engine, asked.planned, asked.principal
         request, stored = planned.message, NO_LISTS
-        borrowed = shared_payloads(self._lender, principal, request) if planned.shares_memory else _ALL_SENT
-        if asked.lent is not None:
-            borrowed = nullcontext(asked.lent)
+        borrowed: AbstractContextManager[SharedPayloads] = nullcontext(asked.lent or NOT_SHARED)
+        if planned.shares_memory:
+            borrowed = shared_payloads(self._lender, principal, request)
         with borrowed as shared:
             if request.edits:
                 stored = await self._lists.find(principal, request.model_id, request.edits)
             plan, byte_counts = planned.plan(engine.limits, stored)
-            receiving: Callable[[Reservation], Awaitable[list[Payload]]]
-            arrived = None
-            if shared.has_payload:
-                receiving = partial(shared.receive, byte_counts, asked.chunks)
-                arrived = None if asked.chunks else shared.arrived(byte_counts)
-            else:
-                receiving = partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks)
-                if asked.sizes == byte_counts or are_whole(byte_counts, asked.chunks):
-                    arrived = partial(whole_payloads, asked.chunks)
-            call = Call(
-                plan,
-                sum(byte_counts),
-                receiving,
-                phase,
-                asked.deadline,
-                planned.key,
-                tensors_of(stored) if stored else {},
-                self._keeping(plan, principal, request, stored) if engine.replies.max_bytes else None,
-                arrived,
-            )
-            answer = await engine.serve(call, reservation)
+            answer = await engine.serve(self._call(asked, shared, plan, byte_counts, stored), reservation)
             if isinstance(answer, KeptReply):
                 return await _kept_messages(answer, plan.max_chunk_bytes, shared)
             note_pass(plan, answer)
             is_shared = shared.has_reply and await shared.place(answer.payloads)
         return reply_messages(plan, answer, planned.reply, is_shared=is_shared)
 
-    def _keeping(
-        self, plan: Plan, principal: str, request: pb.ExtractRequest, stored: Mapping[str, StoredList]
-    ) -> Keeping | None:
-        question = question_of(self._engine, principal, request, stored)
+    def _call(
+        self,
+        asked: _Asked,
+        shared: SharedPayloads,
+        plan: Plan,
+        byte_counts: Sequence[int],
+        stored: Mapping[str, StoredList],
+    ) -> Call:
+        """Return what the engine serves: the plan, and how its payloads come."""
+        receiving: Callable[[Reservation], Awaitable[list[Payload]]]
+        arrived = None
+        if shared.has_payload:
+            receiving = partial(shared.receive, byte_counts, asked.chunks)
+            arrived = None if asked.chunks else shared.arrived(byte_counts)
+        else:
+            receiving = partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks)
+            if asked.sizes == byte_counts or are_whole(byte_counts, asked.chunks):
+                arrived = partial(whole_payloads, asked.chunks)
+        return Call(
+            plan,
+            sum(byte_counts),
+            receiving,
+            phase,
+            asked.deadline,
+            asked.planned.key,
+            tensors_of(stored) if stored else {},
+            self._keeping(asked, plan, stored) if self._engine.replies.max_bytes else None,
+            arrived,
+        )
+
+    def _keeping(self, asked: _Asked, plan: Plan, stored: Mapping[str, StoredList]) -> Keeping | None:
+        question = question_of(self._engine, asked.principal, asked.planned.message, stored)
         return None if question is None else Keeping(question, partial(kept_head, plan))
 
     async def _kept(self, asked: _Asked) -> Iterable[Parts]:

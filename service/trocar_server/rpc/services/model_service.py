@@ -5,7 +5,7 @@ from trocar_api.v1 import model_pb2_grpc
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.plan import Signature, TensorSignature
 from trocar_server.models import (
-    Entry,
+    CatalogueEntry,
     Family,
     HostedModel,
     InputSignature,
@@ -17,7 +17,7 @@ from trocar_server.rpc.codec.inputs import check_argument_count, check_request_b
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.codec.wire_dtypes import spec_to_wire, to_wire
 from trocar_server.rpc.transfer.messages import CallContext
-from trocar_server.surgery import Call, ModuleRecord
+from trocar_server.surgery import ModuleCall, ModuleRecord
 from trocar_server.surgery.structure import format_picks
 from trocar_server.telemetry import note_model
 
@@ -104,7 +104,7 @@ def _calls(record: ModuleRecord) -> list[pb.ModuleCall]:
     return [pb.ModuleCall(outputs=_outputs(call)) for call in record.calls]
 
 
-def _outputs(call: Call) -> list[pb.OutputValue]:
+def _outputs(call: ModuleCall) -> list[pb.OutputValue]:
     return [
         pb.OutputValue(
             pick=sendable(format_picks(leaf.picks)),
@@ -116,7 +116,7 @@ def _outputs(call: Call) -> list[pb.OutputValue]:
     ]
 
 
-def _model(entry: Entry) -> pb.Model:
+def _model(entry: CatalogueEntry) -> pb.Model:
     message = pb.Model(
         model_id=entry.spec.model_id,
         state=_STATES[entry.state],

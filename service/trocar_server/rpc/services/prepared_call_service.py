@@ -85,13 +85,7 @@ class PreparedCallService:
         connection = await self._connection(segment, layout, slot_count, context)
         if connection is None:
             return
-        calls = PreparedCalls(connection, segment, layout, slot_count, serve)
-        try:
-            await self._over(calls)
-        finally:
-            calls.close()
-        if calls.problem:
-            raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"prepared calls were ended: {calls.problem}")
+        await self._over(PreparedCalls(connection, segment, layout, slot_count, serve))
 
     async def _connection(
         self, segment: Segment, layout: SlotLayout, slot_count: int, context: CallContext
@@ -114,7 +108,11 @@ class PreparedCallService:
                 return None
 
     async def _over(self, calls: PreparedCalls) -> None:
-        """Wait until the connection has ended or is idle; or until the server stops and calls have ended."""
+        """Wait until the connection has ended or is idle; or until the server stops and calls have ended.
+
+        Raises:
+            ServiceError: `INVALID_ARGUMENT`, the caller broke the rules of the connection.
+        """
         ended = asyncio.ensure_future(calls.ended(UNUSED_S))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -124,6 +122,9 @@ class PreparedCallService:
         finally:
             ended.cancel()
             stopping.cancel()
+            calls.close()
+        if calls.problem:
+            raise ServiceError(ErrorReason.INVALID_ARGUMENT, f"prepared calls were ended: {calls.problem}")
 
     async def _serve(
         self,

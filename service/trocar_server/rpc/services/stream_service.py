@@ -17,7 +17,7 @@ from trocar_server.engine.engine import Engine
 from trocar_server.engine.execute.operand_checks import check_operands
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.request.payload_layout import split_payloads
-from trocar_server.engine.request.plan import Payloads, Plan
+from trocar_server.engine.request.plan import Payload, Payloads, Plan
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.run.stream_statistics import MAX_CHECKPOINT_BYTES, StreamStatistics
@@ -36,7 +36,7 @@ from trocar_server.rpc.listen.registration import Handler
 from trocar_server.rpc.services.adapters import with_adapter
 from trocar_server.rpc.transfer.messages import CallContext, compress_if_asked, send
 from trocar_server.rpc.transfer.prefetch import prefetch
-from trocar_server.rpc.transfer.stream_batches import Batch, StreamReader
+from trocar_server.rpc.transfer.stream_batches import StreamBatch, StreamReader
 from trocar_server.telemetry import note_model, note_pass, phase
 from trocar_server.training.trainers import Trainers
 
@@ -113,42 +113,38 @@ class StreamService:
         start, chunks = await reader.start()
         start = await with_adapter(self._trainers, start, principal)
         note_model(start.model_id)
-        limits = self._engine.limits
         stored = await self._lists.find(principal, start.model_id, start.edits)
-        plan = base_plan(start, limits, stored)
+        plan = base_plan(start, self._engine.limits, stored)
         with phase("check"):
             await self._engine.checks.check_taps(plan)
         byte_counts = [*plan_operand_bytes(plan), *_checkpoint_byte_count(start)]
-        check_request_bytes([*byte_counts, stored_bytes(plan)], limits)
+        check_request_bytes([*byte_counts, stored_bytes(plan)], self._engine.limits)
         reservation.check(sum(byte_counts))
         received = await reader.payloads(byte_counts, chunks)
-        checkpoint = received.pop().tobytes() if start.checkpoint_byte_count else b""
+        statistics = await self._statistics(plan, start, received)
         payloads = split_payloads(plan, received, tensors_of(stored))
         await check_operands(plan, payloads)
-        statistics: StreamStatistics | None = None
-        if start.has_running_statistics:
-            surgery = _surgery_digest(start)
-            statistics = await self._engine.owner.run(
-                lambda: StreamStatistics(plan.taps, checkpoint, surgery)
-            )
-        return _Stream(
-            plan,
-            _first_index(start),
-            _timeout_s(start),
-            payloads,
-            statistics,
-            _checkpoint_interval(start),
-            reservation,
-        )
+        first_index, timeout_s, interval = _first_index(start), _timeout_s(start), _checkpoint_interval(start)
+        return _Stream(plan, first_index, timeout_s, payloads, statistics, interval, reservation)
+
+    async def _statistics(
+        self, plan: Plan, start: pb.ExtractStreamStart, received: list[Payload]
+    ) -> StreamStatistics | None:
+        """Return running statistics; their checkpoint, the last payload, is taken out of the others."""
+        checkpoint = received.pop().tobytes() if start.checkpoint_byte_count else b""
+        if not start.has_running_statistics:
+            return None
+        surgery = _surgery_digest(start)
+        return await self._engine.owner.run(lambda: StreamStatistics(plan.taps, checkpoint, surgery))
 
     async def _ready(
-        self, stream: _Stream, batches: AsyncGenerator[Batch, None]
+        self, stream: _Stream, batches: AsyncGenerator[StreamBatch, None]
     ) -> AsyncGenerator[_ReadyBatch, None]:
         async with aclosing(batches):
             async for batch in batches:
                 yield await self._decoded(stream, batch)
 
-    async def _decoded(self, stream: _Stream, batch: Batch) -> _ReadyBatch:
+    async def _decoded(self, stream: _Stream, batch: StreamBatch) -> _ReadyBatch:
         if batch.error is not None:
             return _ReadyBatch(batch.index, None, batch.error, batch.byte_count)
         try:
@@ -159,7 +155,7 @@ class StreamService:
         except ServiceError as error:
             return _ReadyBatch(batch.index, None, error.with_traceback(None), batch.byte_count)
 
-    async def _processed(self, stream: _Stream, batch: Batch) -> Batch:
+    async def _processed(self, stream: _Stream, batch: StreamBatch) -> StreamBatch:
         """Turn texts and sound into arguments; what they become counts as received."""
         payloads = replace(stream.payloads, inputs=batch.payloads)
         deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
@@ -171,7 +167,7 @@ class StreamService:
         batch.byte_count += made_bytes
         return batch
 
-    async def _prepared(self, stream: _Stream, batch: Batch, checked: CheckedPlan) -> Prepared:
+    async def _prepared(self, stream: _Stream, batch: StreamBatch, checked: CheckedPlan) -> Prepared:
         """Decode the images of a batch; a stream waits for memory, as it does for a replica."""
         payloads = replace(stream.payloads, inputs=batch.payloads)
         deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s

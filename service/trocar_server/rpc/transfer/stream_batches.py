@@ -26,7 +26,7 @@ _Message = tuple[pb.ExtractStreamRequest, list[Chunk]]
 
 
 @dataclass
-class Batch:
+class StreamBatch:
     """One batch: its inputs, or its own error."""
 
     index: int
@@ -91,7 +91,7 @@ class StreamReader:
             await self._grow(receiver.feed(message[1]))
         return receiver.finish()
 
-    async def batches(self, plan: Plan, first_index: int) -> AsyncGenerator[Batch, None]:
+    async def batches(self, plan: Plan, first_index: int) -> AsyncGenerator[StreamBatch, None]:
         """Yield every batch, in order; an invalid batch carries its error.
 
         Raises:
@@ -109,7 +109,7 @@ class StreamReader:
             yield await self._batch(plan, message.batch, chunks)
             index += 1
 
-    async def _batch(self, plan: Plan, message: pb.StreamBatch, chunks: Sequence[Chunk]) -> Batch:
+    async def _batch(self, plan: Plan, message: pb.StreamBatch, chunks: Sequence[Chunk]) -> StreamBatch:
         self._is_skipping = False
         self._received_bytes = 0
         try:
@@ -120,13 +120,13 @@ class StreamReader:
             self._arrivals = Arrivals(self._messages, self._limits, len)
             payloads = await self.payloads(byte_counts, chunks)
             plan_of_batch = replace(plan, inputs=inputs, unprocessed=tuple(unprocessed))
-            return Batch(message.batch_index, plan_of_batch, payloads, byte_count)
+            return StreamBatch(message.batch_index, plan_of_batch, payloads, byte_count)
         except ServiceError as error:
             self._reservation.add(-self._received_bytes)
             if error.reason is ErrorReason.DEADLINE_EXCEEDED:  # the caller has stalled: end the stream
                 raise
             self._is_skipping = True  # skip the rest of its messages
-            return Batch(message.batch_index, plan, error=error.with_traceback(None))
+            return StreamBatch(message.batch_index, plan, error=error.with_traceback(None))
 
     async def _grow(self, byte_count: int) -> None:
         """Reserve received bytes; nothing is read until they fit."""

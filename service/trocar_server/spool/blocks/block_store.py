@@ -20,7 +20,7 @@ from trocar_server.spool.blocks.ledger import Ledger
 from trocar_server.spool.blocks.traffic import Traffic
 from trocar_server.spool.files.block_files import Disk
 from trocar_server.spool.files.directory import remove_leftovers
-from trocar_server.spool.files.entries import Block, Label, State
+from trocar_server.spool.files.entries import Block, EntryState, Label
 from trocar_server.spool.files.file_pool import close_pools, forget_pools
 from trocar_server.spool.files.options import DiskOptions
 from trocar_server.spool.freed_memory import freed_memory
@@ -152,7 +152,7 @@ class BlockStore:
         """Return the bytes of a block that is needed soon, if in memory; otherwise start reading them."""
         with self.blocks:
             self.blocks.collect()
-            if block.generation == self._generation and block.state is not State.GONE:
+            if block.generation == self._generation and block.state is not EntryState.GONE:
                 self.ledger.ask(block)
                 self.traffic.poke_reader()
             return block.storage
@@ -197,7 +197,7 @@ class BlockStore:
         self.blocks.raise_failure()
         has_room = self.ledger.make_room_to_read(block)
         self.traffic.poke_writer()
-        if block.state is State.READING or not has_room:
+        if block.state is EntryState.READING or not has_room:
             self.blocks.wait()
         else:
             self.traffic.read_now(block)

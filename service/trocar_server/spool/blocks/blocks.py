@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from trocar_server.spool.blocks.ledger import Ledger
 from trocar_server.spool.files.block_transfer import Place
-from trocar_server.spool.files.entries import Block, State
+from trocar_server.spool.files.entries import Block, EntryState
 from trocar_server.spool.report import Report
 from trocar_server.spool.spool_errors import SpoolError
 
@@ -145,7 +145,7 @@ class Blocks:
             return
         error, failed, self.error, self._failed = self.error, self._failed, None, None
         try:
-            if failed is None or failed.state is not State.GONE:
+            if failed is None or failed.state is not EntryState.GONE:
                 raise error
         finally:
             del error  # otherwise this frame, the error and the callers' tensors form a reference cycle

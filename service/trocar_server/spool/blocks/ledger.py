@@ -18,7 +18,7 @@ from collections import OrderedDict
 
 import torch
 
-from trocar_server.spool.files.entries import Block, State
+from trocar_server.spool.files.entries import Block, EntryState
 
 _NEW_STEP_SHARE = 4
 
@@ -113,15 +113,15 @@ class Ledger:
         if not self._queue:
             return None
         _, block = self._queue.popitem(last=False)
-        block.state = State.WRITING
+        block.state = EntryState.WRITING
         return block
 
     def written(self, block: Block) -> None:
         """Record that a block is on disk: its memory is free."""
         self._leave_memory(block, is_pending=True)
-        if block.state is State.GONE:
+        if block.state is EntryState.GONE:
             return
-        block.state = State.STORED
+        block.state = EntryState.STORED
         self.stored[block.number] = block
         if not self._numbers or block.number > self._numbers[-1]:
             self._numbers.append(block.number)
@@ -136,7 +136,7 @@ class Ledger:
         """Record that writing has failed: queued blocks stay in memory for now."""
         while self._queue:
             self._stay(self._queue.popitem()[1])
-        if block.state is State.GONE:
+        if block.state is EntryState.GONE:
             self._leave_memory(block, is_pending=True)
         else:
             self._stay(block)
@@ -155,10 +155,10 @@ class Ledger:
         is_above = block.number > self._cursor
         self._cursor = block.number
         if block.number > self._top or (
-            is_above and block.number >= self._top_read and block.state is State.STORED
+            is_above and block.number >= self._top_read and block.state is EntryState.STORED
         ):
             self._begin_pass()
-        elif block.state is State.STORED or block.number < self._read_below:
+        elif block.state is EntryState.STORED or block.number < self._read_below:
             self._read_below = block.number
 
     def _begin_pass(self) -> None:
@@ -182,14 +182,14 @@ class Ledger:
         while position:
             position -= 1
             block = self.stored.get(self._numbers[position])
-            if block is not None and block.state is State.STORED:
+            if block is not None and block.state is EntryState.STORED:
                 return block if self._has_room_ahead(block.byte_count) else None
             self._read_below = self._numbers[position]
         return None
 
     def begin_reading(self, block: Block) -> None:
         """Record that a block is being read: it takes memory from now on."""
-        block.state, block.pass_number = State.READING, self._pass_number
+        block.state, block.pass_number = EntryState.READING, self._pass_number
         self._loaded[block.number] = block
         self.loaded_bytes += block.byte_count
         self._read_below = min(self._read_below, block.number)
@@ -198,26 +198,26 @@ class Ledger:
 
     def loaded(self, block: Block, storage: torch.UntypedStorage | None) -> None:
         """Record the result of reading a block: its bytes, or None."""
-        if storage is None or block.state is State.GONE:
+        if storage is None or block.state is EntryState.GONE:
             self._unload(block)
-        if block.state is State.READING:
+        if block.state is EntryState.READING:
             block.storage = storage
-            block.state = State.STORED if storage is None else State.LOADED
+            block.state = EntryState.STORED if storage is None else EntryState.LOADED
 
     # --- The end ----------------------------------------------------------------------------------
 
     def drop(self, block: Block) -> None:
         """Remove a block without references. While it is written or read it still takes memory."""
-        if block.state in (State.HELD, State.QUEUED):
+        if block.state in (EntryState.HELD, EntryState.QUEUED):
             is_pending = self._queue.pop(block.number, None) is not None
             self.staying.pop(block.number, None)
             self._leave_memory(block, is_pending)
-        elif block.state is State.LOADED:
+        elif block.state is EntryState.LOADED:
             self._unload(block)
             block.storage = None
         self.stored.pop(block.number, None)
         self.live_bytes -= block.byte_count
-        block.state = State.GONE
+        block.state = EntryState.GONE
 
     # --- Within -----------------------------------------------------------------------------------
 
@@ -228,10 +228,10 @@ class Ledger:
         del self.staying[block.number]
         self._queue[block.number] = block
         self.pending_bytes += block.byte_count
-        block.state = State.QUEUED
+        block.state = EntryState.QUEUED
 
     def _stay(self, block: Block) -> None:
-        block.state = State.HELD
+        block.state = EntryState.HELD
         self.pending_bytes -= block.byte_count
         self.staying[block.number] = block
         self.staying.move_to_end(block.number, last=False)
@@ -271,7 +271,7 @@ class Ledger:
         while self._loaded and self.loaded_bytes + byte_count > self._ahead:
             block = next(iter(self._loaded.values()))
             is_needed = block.number <= self._cursor and block.pass_number == self._pass_number
-            if is_needed or block.state is not State.LOADED:
+            if is_needed or block.state is not EntryState.LOADED:
                 return
             self._forget(block)
 
@@ -280,14 +280,14 @@ class Ledger:
         if self.memory_bytes <= most_bytes or not self._loaded:
             return
         for block in list(self._loaded.values()):
-            if block.state is State.LOADED:
+            if block.state is EntryState.LOADED:
                 self._forget(block)
             if self.memory_bytes <= most_bytes:
                 return
 
     def _forget(self, block: Block) -> None:
         self._unload(block)
-        block.state, block.storage = State.STORED, None
+        block.state, block.storage = EntryState.STORED, None
 
     def _unload(self, block: Block) -> None:
         del self._loaded[block.number]

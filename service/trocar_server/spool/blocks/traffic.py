@@ -12,7 +12,7 @@ from trocar_server.spool.files.block_files import Disk
 from trocar_server.spool.files.block_transfer import Place, Transfer
 from trocar_server.spool.files.direct_memory import padded
 from trocar_server.spool.files.encoding import Encoding, Kind
-from trocar_server.spool.files.entries import Block, State
+from trocar_server.spool.files.entries import Block, EntryState
 from trocar_server.spool.report import Report
 from trocar_server.spool.spool_errors import SpoolError, write_error
 
@@ -113,7 +113,7 @@ class Traffic:
         with self._blocks:
             self._count_written(place, block.byte_count)
             self._ledger.written(block)
-            if block.state is State.GONE:
+            if block.state is EntryState.GONE:
                 self._blocks.leave(place)
             else:
                 block.place = place
@@ -161,7 +161,7 @@ class Traffic:
             with self._blocks:
                 self._report.read_bytes += padded(block.byte_count) if storage is not None else 0
                 self._ledger.loaded(block, storage)
-                if error is not None and block.state is not State.GONE:
+                if error is not None and block.state is not EntryState.GONE:
                     self._report.note(str(error))
                 self._blocks.notify()
         return error

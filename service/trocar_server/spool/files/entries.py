@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from trocar_server.spool.files.block_transfer import Place
 
 
-class State(Enum):
+class EntryState(Enum):
     """Location of the bytes of a block."""
 
     HELD = auto()
@@ -77,7 +77,7 @@ class Block:
     key: Hashable
     origin: StorageWeakRef
     storage: torch.UntypedStorage | None
-    state: State = State.HELD
+    state: EntryState = EntryState.HELD
     users: int = 1
     generation: int = 0
     place: Place | None = None

@@ -58,7 +58,7 @@ class Leaf:
 
 
 @dataclass
-class Call:
+class ModuleCall:
     """One call of a module: its inputs and outputs, and when it started and ended in the pass.
 
     Attributes:
@@ -98,7 +98,7 @@ class ModuleRecord:
 
     path: str
     type_name: str
-    calls: list[Call]
+    calls: list[ModuleCall]
     parameter_count: int = 0
     description: str = ""
     parameters: Mapping[str, Leaf] = field(default_factory=dict)
@@ -161,14 +161,14 @@ class Recorder:
 
     def __init__(self, watch: WriteWatch | None) -> None:
         self.clock = 0
-        self.calls: dict[str, list[Call]] = {}
+        self.calls: dict[str, list[ModuleCall]] = {}
         self._watch = watch
         self._seen: list[tuple[list[Leaf], int, torch.Tensor, int]] = []
-        self._open: dict[str, list[Call]] = {}
+        self._open: dict[str, list[ModuleCall]] = {}
 
-    def enter(self, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def enter(self, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:
         """Record the start of a call, with its inputs."""
-        call = Call(started=self._tick())
+        call = ModuleCall(started=self._tick())
         self.calls.setdefault(path, []).append(call)
         self._open.setdefault(path, []).append(call)
         self._note(call.inputs, "in", args)
@@ -176,7 +176,7 @@ class Recorder:
             self._note(call.inputs, f"in({name})", value)
         return call
 
-    def leave(self, path: str, output: Any) -> Call:
+    def leave(self, path: str, output: Any) -> ModuleCall:
         """Record the end of the last call of this path, with its output; None while an error propagates."""
         call = self._open[path].pop()
         if not has_raised(output):
@@ -330,14 +330,16 @@ def _hook(module: nn.Module, path: str, recorder: Recorder | PeakMeter | StepCou
 
 
 def _in_execution_order(
-    module: nn.Module, calls: dict[str, list[Call]], watch: WriteWatch | None
+    module: nn.Module, calls: dict[str, list[ModuleCall]], watch: WriteWatch | None
 ) -> dict[str, ModuleRecord]:
     modules = dict(module.named_modules())
     order = [*(path for path in calls if path in modules), *(path for path in modules if path not in calls)]
     return {path: _module_record(path, modules[path], calls.get(path, []), watch) for path in order}
 
 
-def _module_record(path: str, module: nn.Module, calls: list[Call], watch: WriteWatch | None) -> ModuleRecord:
+def _module_record(
+    path: str, module: nn.Module, calls: list[ModuleCall], watch: WriteWatch | None
+) -> ModuleRecord:
     count = sum(parameter.numel() for parameter in module.parameters())
     parameters = {
         name: Leaf(

@@ -34,7 +34,7 @@ import torch
 from torch import nn
 
 from trocar_server.surgery.recording.liveness import LiveBytes
-from trocar_server.surgery.recording.recording import Call, Leaf, ModuleRecord, Recording, record_calls
+from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.structure import leaves
 
 _one_at_a_time = Lock()
@@ -175,7 +175,7 @@ class PredictedRecords(Mapping[str, ModuleRecord]):
         """Return the number of records."""
         return len(self.structure)
 
-    def _call(self, call: Call) -> Call:
+    def _call(self, call: ModuleCall) -> ModuleCall:
         return replace(
             call,
             inputs=[self._leaf(leaf) for leaf in call.inputs],
@@ -265,7 +265,7 @@ def _with_inputs_of(found: Recording, recorded: Recording) -> Recording:
         NotSymbolicError: The passes have other modules, calls or inputs.
     """
 
-    def call_of(call: Call, known: Call) -> Call:
+    def call_of(call: ModuleCall, known: ModuleCall) -> ModuleCall:
         pairs = zip(call.inputs, known.inputs, strict=True)
         return replace(call, inputs=[other if other.shape is None else leaf for leaf, other in pairs])
 
@@ -364,7 +364,7 @@ class _Expressions:
             for path, record in records.items()
         }
 
-    def _call(self, call: Call) -> Call:
+    def _call(self, call: ModuleCall) -> ModuleCall:
         inputs, outputs = ([self._leaf(leaf) for leaf in found] for found in (call.inputs, call.outputs))
         return replace(call, inputs=inputs, outputs=outputs)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.surgery.recording.recording import Call, Leaf, ModuleRecord, Recording
+from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord, Recording
 from trocar_server.surgery.resolution.call_records import Records, modules_of
 from trocar_server.surgery.resolution.values import Value, values_of
 from trocar_server.surgery.selectors.selectors import LOGITS, Selector
@@ -78,7 +78,7 @@ def _held(
 
 
 def _outer_first(
-    held: Mapping[Place, list[_Attention]], calls: Mapping[Place, Call]
+    held: Mapping[Place, list[_Attention]], calls: Mapping[Place, ModuleCall]
 ) -> list[tuple[Place, list[_Attention]]]:
     return sorted(held.items(), key=lambda item: calls[item[0]].started)
 
@@ -95,23 +95,23 @@ def _computed(functions: Mapping[str, ModuleRecord], port: str) -> Iterator[_Att
             yield _Attention((SOFTMAX, index), call.after_module, found)
 
 
-def _calls(functions: Mapping[str, ModuleRecord], name: str) -> Sequence[Call]:
+def _calls(functions: Mapping[str, ModuleRecord], name: str) -> Sequence[ModuleCall]:
     return functions[name].calls if name in functions else ()
 
 
-def _inside(call: Call, computed: Sequence[_Attention]) -> list[_Attention]:
+def _inside(call: ModuleCall, computed: Sequence[_Attention]) -> list[_Attention]:
     found = [entry for entry in computed if call.started <= entry.at < call.ended]
     fused = [entry for entry in found if entry.place[0] == ATTENTION]
     return fused or found
 
 
-def _with_port(call: Call, attention: _Attention | None, port: str) -> Call:
+def _with_port(call: ModuleCall, attention: _Attention | None, port: str) -> ModuleCall:
     if attention is None:
         return call
     return replace(call, outputs=[*call.outputs, replace(attention.leaf, port=port, picks=())])
 
 
-def _of_function(target: Target, attention: _Attention, call: Call) -> Value:
+def _of_function(target: Target, attention: _Attention, call: ModuleCall) -> Value:
     """Return the function's value under the module's name."""
     (path, index), leaf = attention.place, attention.leaf
     view = _unpacked(leaf.shape or (), call) if path == ATTENTION else ()
@@ -131,7 +131,7 @@ def _of_function(target: Target, attention: _Attention, call: Call) -> Value:
 # Note: [Packed heads]
 # Of a single token and heads in groups with a mask, transformers 5.23 calls torch's attention with the heads
 # of a group in the place of the queries, (batch, groups, heads of a group, width): it spares copies of keys.
-def _unpacked(shape: tuple[int, ...], call: Call) -> tuple[int, ...]:
+def _unpacked(shape: tuple[int, ...], call: ModuleCall) -> tuple[int, ...]:
     """Return the shape (batch, heads, 1, keys) of attention with packed heads; empty for others."""
     values = (leaf.shape for leaf in (*call.inputs, *call.outputs) if leaf.shape and len(leaf.shape) == 3)
     tokens = next(values, (0, 0, 0))[1]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, nearest
-from trocar_server.surgery.recording.recording import Call, Leaf, ModuleRecord
+from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord
 from trocar_server.surgery.resolution.call_records import Records
 from trocar_server.surgery.selectors.naming import canonical_name
 from trocar_server.surgery.selectors.selectors import ALL_CALLS, Order, Selector
@@ -146,7 +146,7 @@ def _is_input(selector: Selector) -> bool:
     return selector.port.startswith("in")
 
 
-def _port_leaves(selector: Selector, record: ModuleRecord, call: Call, kind: str) -> list[Leaf]:
+def _port_leaves(selector: Selector, record: ModuleRecord, call: ModuleCall, kind: str) -> list[Leaf]:
     """Return the tensors of the port below the pick."""
     leaves = call.inputs if _is_input(selector) else call.outputs
     if selector.port == "in":
@@ -175,7 +175,7 @@ def _is_below(leaf: Leaf, picks: Picks, leaves: list[Leaf]) -> bool:
     return True
 
 
-def _shown_picks(leaf: Leaf, call: Call) -> Picks:
+def _shown_picks(leaf: Leaf, call: ModuleCall) -> Picks:
     """Omit `[0]` of a module's only input, so that its name is `fc/in`."""
     is_only = leaf.port == "in" and len(call.inputs) == 1 and leaf.picks == (0,)
     return () if is_only else leaf.picks
@@ -199,7 +199,7 @@ def _never_called(selector: Selector, record: ModuleRecord, records: Records) ->
     )
 
 
-def _unknown_pick(selector: Selector, record: ModuleRecord, call: Call, kind: str) -> ServiceError:
+def _unknown_pick(selector: Selector, record: ModuleRecord, call: ModuleCall, kind: str) -> ServiceError:
     leaves = call.inputs if _is_input(selector) else call.outputs
     available = [canonical_name(record.path, None, leaf.port, leaf.picks, kind) for leaf in leaves[:20]]
     return ServiceError(

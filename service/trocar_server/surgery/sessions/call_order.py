@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.surgery.recording.recording import Call, Recording
+from trocar_server.surgery.recording.recording import ModuleCall, Recording
 from trocar_server.surgery.sessions.taps import Target
 
 
@@ -71,7 +71,7 @@ class Skips:
         missing = sum(self._around(call) is not None for call in calls[: target.call])
         return replace(target, call=target.call - missing)
 
-    def _around(self, call: Call) -> str | None:
+    def _around(self, call: ModuleCall) -> str | None:
         for name, span in self._spans.items():
             if span.started < call.started and call.ended < span.ended:
                 return name

@@ -7,13 +7,13 @@ from pathlib import Path
 from trocar_server.storage.durable import DamagedError, remove_partial
 from trocar_server.training.datasets.dataset_records import SUFFIX, read_record
 from trocar_server.training.datasets.incoming import drop_unused
-from trocar_server.training.datasets.layout import Layout
+from trocar_server.training.datasets.layout import DatasetLayout
 
 UPLOAD_ENDS_AFTER_S = 7 * 86_400.0
 """An upload without activity for so long is abandoned and removed."""
 
 
-def clean(layout: Layout, clock: Callable[[], float]) -> None:
+def clean(layout: DatasetLayout, clock: Callable[[], float]) -> None:
     """Remove leftovers of killed servers: partial files, abandoned uploads, unreferenced shards.
 
     Args:
@@ -29,7 +29,7 @@ def clean(layout: Layout, clock: Callable[[], float]) -> None:
             drop_unused(path)
 
 
-def end_old_uploads(layout: Layout, principal: str, now_s: float) -> None:
+def end_old_uploads(layout: DatasetLayout, principal: str, now_s: float) -> None:
     """Remove a principal's abandoned uploads.
 
     Raises:
@@ -42,7 +42,7 @@ def end_old_uploads(layout: Layout, principal: str, now_s: float) -> None:
             layout.drop_unused_shards(principal)
 
 
-def _clean_owner(layout: Layout, owner: Path, clock: Callable[[], float]) -> None:
+def _clean_owner(layout: DatasetLayout, owner: Path, clock: Callable[[], float]) -> None:
     remove_partial(owner)
     records = [read_record(path) for path in owner.glob(f"*{SUFFIX}")]
     if records and layout.owner(records[0].principal) == owner:

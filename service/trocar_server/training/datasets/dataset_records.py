@@ -25,7 +25,7 @@ _KIND = "dataset"
 
 
 @dataclass(frozen=True)
-class Record:
+class DatasetRecord:
     """Record of one data set, or of an upload in progress."""
 
     principal: str
@@ -52,7 +52,7 @@ class Record:
         )
 
 
-def write_record(path: Path, record: Record) -> None:
+def write_record(path: Path, record: DatasetRecord) -> None:
     """Write a record atomically: after a crash the file holds either the new or the old one.
 
     Raises:
@@ -61,7 +61,7 @@ def write_record(path: Path, record: Record) -> None:
     write_durably(path, seal(_KIND, json.dumps(_to_json(record)).encode()))
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> DatasetRecord:
     """Read a record.
 
     Raises:
@@ -75,7 +75,7 @@ def read_record(path: Path) -> Record:
         raise DamagedError("it was written by another version of the server") from None
 
 
-def _to_json(record: Record) -> dict[str, Any]:
+def _to_json(record: DatasetRecord) -> dict[str, Any]:
     return {
         "principal": record.principal,
         "dataset_id": record.dataset_id,
@@ -85,8 +85,8 @@ def _to_json(record: Record) -> dict[str, Any]:
     }
 
 
-def _from_json(value: dict[str, Any]) -> Record:
-    return Record(
+def _from_json(value: dict[str, Any]) -> DatasetRecord:
+    return DatasetRecord(
         principal=str(value["principal"]),
         dataset_id=str(value["dataset_id"]),
         stored_at_s=float(value["stored_at_s"]),

@@ -16,11 +16,11 @@ from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import make_folder, sync_folder
 from trocar_server.storage.shared_lock import SharedLock
 from trocar_server.training.datasets import dataset_janitor
-from trocar_server.training.datasets.dataset_records import Record, write_record
+from trocar_server.training.datasets.dataset_records import DatasetRecord, write_record
 from trocar_server.training.datasets.dataset_schema import DatasetInfo, Manifest, SampleSignature, Shard
 from trocar_server.training.datasets.incoming import IncomingShard
 from trocar_server.training.datasets.inspection import inspect, joined
-from trocar_server.training.datasets.layout import Layout, sizes, unknown_dataset
+from trocar_server.training.datasets.layout import DatasetLayout, sizes, unknown_dataset
 from trocar_server.training.datasets.stored_shard import StoredShard
 from trocar_server.training.datasets.upload_checks import check_manifest
 
@@ -66,7 +66,7 @@ class DatasetStore:
         self, folder: Path, max_bytes: int, max_pixels: int, clock: Callable[[], float] = time.time
     ) -> None:
         self.max_bytes = max_bytes
-        self._layout = Layout(folder)
+        self._layout = DatasetLayout(folder)
         self._max_pixels = max_pixels
         self._clock = clock
         self._lock = SharedLock(folder)  # guards check-then-write sequences, also of other servers
@@ -93,7 +93,7 @@ class DatasetStore:
             known = next((record for record in records if record.manifest == manifest), None)
             if known is None:
                 self._check_room(records, manifest)
-                known = Record(principal, secrets.token_hex(16), now_s, manifest)
+                known = DatasetRecord(principal, secrets.token_hex(16), now_s, manifest)
                 self._layout.make_folders(principal)
                 write_record(self._layout.path(principal, known.dataset_id), known)
             else:
@@ -241,7 +241,7 @@ class DatasetStore:
         with suppress(OSError), self._lock:
             dataset_janitor.clean(self._layout, self._clock)
 
-    def _check_room(self, records: list[Record], manifest: Manifest) -> None:
+    def _check_room(self, records: list[DatasetRecord], manifest: Manifest) -> None:
         if len(records) >= MAX_DATASETS:
             raise _too_much(f"you have {len(records)} data sets and uploads, the maximum")
         total = sum({**sizes(records), **manifest.sizes()}.values())
@@ -252,7 +252,7 @@ class DatasetStore:
                 limit=str(self.max_bytes),
             )
 
-    def _missing(self, record: Record) -> tuple[int, ...]:
+    def _missing(self, record: DatasetRecord) -> tuple[int, ...]:
         seen: set[str] = set()
         missing = []
         for index, shard in enumerate(record.manifest.shards):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trocar_api.reasons import ErrorReason
 from trocar_server.decoding.headers import read_header as read_image_header
 from trocar_server.errors import ServiceError
-from trocar_server.storage.tensor_header import ITEM_BYTES, Entry, HeaderError, Limits, read_header
+from trocar_server.storage.tensor_header import ITEM_BYTES, Entry, HeaderError, HeaderLimits, read_header
 from trocar_server.training.datasets.dataset_schema import (
     MAX_LABELS,
     ArraySignature,
@@ -32,7 +32,7 @@ MAX_ENCODED = 65_536
 DTYPES = ("float64", "int64", "float32", "int32", "float16", "bfloat16", "int16", "int8", "uint8", "bool")
 """Dtypes of a shard's tensors."""
 
-_LIMITS = Limits(header_bytes=1 << 20, tensors=10_000, rank=8, dtypes=DTYPES)
+_LIMITS = HeaderLimits(header_bytes=1 << 20, tensors=10_000, rank=8, dtypes=DTYPES)
 _PART_BYTES = 4 << 20
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 

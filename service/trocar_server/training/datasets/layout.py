@@ -21,7 +21,7 @@ from trocar_server.errors import ServiceError
 from trocar_server.models import is_unproven
 from trocar_server.storage.disk_errors import storage_error
 from trocar_server.storage.durable import DamagedError, sync_folder
-from trocar_server.training.datasets.dataset_records import SUFFIX, Record, read_record
+from trocar_server.training.datasets.dataset_records import SUFFIX, DatasetRecord, read_record
 from trocar_server.training.datasets.incoming import drop_unused
 
 MAX_UNPROVEN = 256
@@ -31,7 +31,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _log = structlog.get_logger("trocar")
 
 
-class Layout:
+class DatasetLayout:
     """Paths and contents of the folder. Methods may raise `OSError`; none takes a lock."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +62,7 @@ class Layout:
             raise unknown_dataset(dataset_id)
         return self.owner(principal) / f"{dataset_id}{SUFFIX}"
 
-    def record(self, principal: str, dataset_id: str) -> Record:
+    def record(self, principal: str, dataset_id: str) -> DatasetRecord:
         """Return the record of a data set.
 
         Raises:
@@ -78,7 +78,7 @@ class Layout:
             raise damaged("its file belongs to another data set")
         return record
 
-    def records(self, principal: str) -> list[Record]:
+    def records(self, principal: str) -> list[DatasetRecord]:
         """Return all readable records of a principal; see `unreadable` for the others."""
         found = []
         for path in sorted(self.owner(principal).glob(f"*{SUFFIX}")):
@@ -159,7 +159,7 @@ class Layout:
             self.owner(principal).rmdir()
 
 
-def sizes(records: Iterable[Record]) -> dict[str, int]:
+def sizes(records: Iterable[DatasetRecord]) -> dict[str, int]:
     """Return byte counts by content hash, for all contents that the records name."""
     return {digest: size for record in records for digest, size in record.manifest.sizes().items()}
 

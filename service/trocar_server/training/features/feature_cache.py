@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trocar_server.training.datasets.order import batches
-from trocar_server.training.features.feature_store import FeatureStore, Layout, NoRoomError
+from trocar_server.training.features.feature_store import FeatureStore, MemoryLayout, NoRoomError
 from trocar_server.training.features.trial_run import random_state
 from trocar_server.training.losses.batch import Batch
 
@@ -86,7 +86,7 @@ class FeatureCache:
     def __init__(self, plan: CachePlan, prefix: Prefix, load: Load) -> None:
         self._plan, self._prefix, self._load = plan, prefix, load
         self._stores: dict[int, FeatureStore] = {}
-        self._layouts: dict[int, list[Layout]] = {}
+        self._layouts: dict[int, list[MemoryLayout]] = {}
         self._target_names: tuple[str, ...] = ()
 
     @property
@@ -150,7 +150,7 @@ class FeatureCache:
             return
         indices = self._random_batch(plan.rest, _PROBES)
         values = self._compute(indices)
-        self._layouts[plan.rest] = [Layout.of(value) for value in values]
+        self._layouts[plan.rest] = [MemoryLayout.of(value) for value in values]
         self._stores[plan.rest] = self._stores[plan.size]
         if self._is_equal(indices, values):
             return
@@ -183,7 +183,7 @@ class FeatureCache:
             yield int(indices[-1]) + 1, plan.count
 
     def _keep(self, size: int, indices: Tensor, rows: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        layouts = [Layout.of(value) for value in values]
+        layouts = [MemoryLayout.of(value) for value in values]
         if size not in self._stores:
             plan = self._plan
             in_memory = self.byte_count - self.disk_byte_count

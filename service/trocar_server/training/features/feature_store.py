@@ -28,7 +28,7 @@ class NoRoomError(Exception):
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """Memory layout of a value, which affects the choice of kernels.
 
     Attributes:
@@ -46,7 +46,7 @@ class Layout:
     device: torch.device
 
     @classmethod
-    def of(cls, value: Tensor) -> "Layout":
+    def of(cls, value: Tensor) -> "MemoryLayout":
         """Return a value's layout."""
         offset = int(value.storage_offset())
         return cls(tuple(value.shape), value.stride(), offset, value.dtype, value.device)
@@ -91,7 +91,12 @@ class FeatureStore:
     """
 
     def __init__(
-        self, layouts: Sequence[Layout], count: int, memory_bytes: int, disk_bytes: int, scratch_dir: Path
+        self,
+        layouts: Sequence[MemoryLayout],
+        count: int,
+        memory_bytes: int,
+        disk_bytes: int,
+        scratch_dir: Path,
     ) -> None:
         row_bytes = sum(layout.row_bytes for layout in layouts)
         self.byte_count = row_bytes * count
@@ -138,7 +143,7 @@ class FeatureStore:
         return in_memory, ~in_memory
 
 
-def _mapped(layouts: Sequence[Layout], count: int, folder: Path) -> list[Tensor]:
+def _mapped(layouts: Sequence[MemoryLayout], count: int, folder: Path) -> list[Tensor]:
     """Return a tensor (count, ...) for each layout, all of them in one unlinked file."""
     sizes = [layout.row_bytes * count for layout in layouts]
     aligned = [-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes]

@@ -49,7 +49,7 @@ class Checkpoint(Record):
     """Whether a fit saved it, without a request."""
 
 
-class Manifest(Record):
+class CheckpointManifest(Record):
     """Metadata of a checkpoint: everything beside its tensors."""
 
     checkpoint: Checkpoint
@@ -94,14 +94,14 @@ def read_checkpoint(folder: Path, trainer_id: str, number: int) -> SavedTrainer:
     return SavedTrainer(checkpoint, state, manifest.attached)
 
 
-def read_manifest(folder: Path, trainer_id: str, number: int) -> Manifest:
+def read_manifest(folder: Path, trainer_id: str, number: int) -> CheckpointManifest:
     """Read a manifest alone.
 
     Raises:
         DamagedError: It differs from what was written.
         OSError: It cannot be read.
     """
-    manifest = read_record(manifest_path(folder, number), KIND, Manifest)
+    manifest = read_record(manifest_path(folder, number), KIND, CheckpointManifest)
     if (manifest.checkpoint.trainer_id, manifest.checkpoint.number) != (trainer_id, number):
         raise DamagedError("it belongs to another checkpoint")
     return manifest

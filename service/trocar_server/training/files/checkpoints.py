@@ -28,7 +28,7 @@ from trocar_server.training.files.checkpoint_files import (
     KIND,
     SAME,
     Checkpoint,
-    Manifest,
+    CheckpointManifest,
     SavedTrainer,
     damaged_checkpoints,
     data_path,
@@ -118,7 +118,9 @@ class CheckpointStore:
                     note=note,
                     is_automatic=is_automatic,
                 )
-                manifest = Manifest(checkpoint=checkpoint, facts=state.facts, attached=dict(attached or {}))
+                manifest = CheckpointManifest(
+                    checkpoint=checkpoint, facts=state.facts, attached=dict(attached or {})
+                )
                 write_record(manifest_path(folder, number), KIND, manifest)
             self._drop_old(folder, trainer_id, is_automatic)
         return checkpoint

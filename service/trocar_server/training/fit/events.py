@@ -1,6 +1,6 @@
 """Fit events: numbered from 0, without gaps.
 
-Event(number=7, kind="step", step=8, epoch=0, loss=1.25).to_json()
+FitEvent(number=7, kind="step", step=8, epoch=0, loss=1.25).to_json()
 # {"number": 7, "kind": "step", "step": 8, "epoch": 0, "loss": 1.25}
 """
 
@@ -18,7 +18,7 @@ MetricValue = float | list[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class FitEvent:
     """An event of a fit. Fields that do not apply to its kind are None and are not sent."""
 
     number: int

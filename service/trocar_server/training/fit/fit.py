@@ -28,7 +28,7 @@ from torch import Tensor
 
 from trocar_server.surgery import PassGuard
 from trocar_server.training.datasets.order import batch_count, batches, epoch_order, padded
-from trocar_server.training.fit.events import Event, EventKind
+from trocar_server.training.fit.events import EventKind, FitEvent
 from trocar_server.training.fit.fit_caches import FitCaches, Progress
 from trocar_server.training.fit.fit_check import check_fit
 from trocar_server.training.fit.fit_data import Core, Reader
@@ -128,7 +128,7 @@ class Fit:
         if self._parallel is not None:
             self._parallel.prepare(guard)
 
-    def advance(self, guard: PassGuard) -> list[Event]:
+    def advance(self, guard: PassGuard) -> list[FitEvent]:
         """Do one unit of work; return its events, none when the fit is over.
 
         Raises:
@@ -145,7 +145,7 @@ class Fit:
             return self._fill(guard)
         return self._evaluate(guard) if self._state.phase == "evaluate" else self._step(guard)
 
-    def note(self, kind: EventKind, **facts: Any) -> Event:
+    def note(self, kind: EventKind, **facts: Any) -> FitEvent:
         """Return a numbered event with an external cause: `paused`, `cancelled`, `failed`."""
         return self._event(kind, **facts)
 
@@ -157,7 +157,7 @@ class Fit:
 
     # --- Units -------------------------------------------------------------------------------------
 
-    def _fill(self, guard: PassGuard) -> list[Event]:
+    def _fill(self, guard: PassGuard) -> list[FitEvent]:
         try:
             if self._filling is None:
                 self._filling = self._caches.fill()
@@ -173,7 +173,7 @@ class Fit:
         message = progress.message or None
         return [self._event("cache", done=progress.done, total=progress.total, message=message)]
 
-    def _step(self, guard: PassGuard) -> list[Event]:
+    def _step(self, guard: PassGuard) -> list[FitEvent]:
         state, started = self._state, time.perf_counter()
         order = self._batches(state.epoch)
         indices = order[state.batch]
@@ -204,7 +204,7 @@ class Fit:
             events.append(self._end_training(result))
         return events
 
-    def _evaluate(self, guard: PassGuard) -> list[Event]:
+    def _evaluate(self, guard: PassGuard) -> list[FitEvent]:
         started = time.perf_counter()
         count = self._evaluation.advance(self._caches, guard)
         self._throughput.evaluated(count, time.perf_counter() - started)
@@ -222,7 +222,7 @@ class Fit:
         self._next_epoch()
         return [event]
 
-    def _save(self) -> Event:
+    def _save(self) -> FitEvent:
         # The saved state counts the number of this event as used.
         kept = replace(self._state, event=self._state.event + 1, checkpoint_update=self._state.update)
         number = self._checkpoint(kept)
@@ -230,7 +230,7 @@ class Fit:
         self._state, self._is_due = kept, False
         return event
 
-    def _finish(self) -> Event:
+    def _finish(self) -> FitEvent:
         self._is_told = True
         self.close()
         return self._event("finished", message=self._state.ended)
@@ -245,7 +245,7 @@ class Fit:
             self._order = (epoch, batches(order, spec.batch_size, drop_last=spec.drop_last))
         return self._order[1]
 
-    def _end_training(self, last: StepResult) -> Event:
+    def _end_training(self, last: StepResult) -> FitEvent:
         """End the training phase of an epoch."""
         state = self._state
         self._core.schedule.advance("epoch")
@@ -287,7 +287,7 @@ class Fit:
 
     # --- Events ------------------------------------------------------------------------------------
 
-    def _step_event(self, result: StepResult) -> Event:
+    def _step_event(self, result: StepResult) -> FitEvent:
         return self._event(
             "step",
             update=self._state.update,
@@ -314,9 +314,9 @@ class Fit:
         done = min(state.batch * spec.batch_size, of_epoch)
         return epochs_left * of_epoch - done, epochs_left * len(self._evaluation_data or ())
 
-    def _event(self, kind: EventKind, **facts: Any) -> Event:
+    def _event(self, kind: EventKind, **facts: Any) -> FitEvent:
         state = self._state
         self._state = replace(state, event=state.event + 1)
-        return Event(
+        return FitEvent(
             number=state.event, kind=kind, step=state.step, epoch=state.epoch, time=time.time(), **facts
         )

@@ -13,7 +13,7 @@ from trocar_server.errors import TRAINER_MOVED, ServiceError
 from trocar_server.surgery import PassGuard
 from trocar_server.surgery.guard import PassAborted
 from trocar_server.training.files.event_log import LAST_KINDS, EventLog, NewEvent
-from trocar_server.training.fit.events import Event
+from trocar_server.training.fit.events import FitEvent
 from trocar_server.training.fit.fit import Fit
 from trocar_server.training.fit.fit_samples import DatasetSamples
 from trocar_server.training.fit.fit_state import FitState
@@ -69,7 +69,7 @@ class FitRun:
         finally:
             self.rests.set()
 
-    async def unit(self) -> list[Event]:
+    async def unit(self) -> list[FitEvent]:
         """Do one unit of work, including the checkpoint that it requests.
 
         Raises:
@@ -117,7 +117,7 @@ class FitRun:
         state = await self.trainer.engine.owner.run(self.trainer.core.state)
         await self._save(state, self.fit.state())
 
-    async def tell(self, events: list[Event]) -> None:
+    async def tell(self, events: list[FitEvent]) -> None:
         """Log events, except those already logged before the server was killed."""
         new = [event for event in events if (event.kind, event.step) not in self.reported]
         self.reported -= {(event.kind, event.step) for event in events}
@@ -183,7 +183,7 @@ def began(spec: FitSpec, step_total: int) -> NewEvent:
     return NewEvent("started", time.time(), facts)
 
 
-def new_event(event: Event) -> NewEvent:
+def new_event(event: FitEvent) -> NewEvent:
     """Convert a fit's event to a log event; the log has numbers of its own."""
     facts = event.to_json()
     facts.pop("number")

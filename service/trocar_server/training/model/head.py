@@ -19,7 +19,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, nearest
-from trocar_server.surgery import Call, ModuleRecord, Recording
+from trocar_server.surgery import ModuleCall, ModuleRecord, Recording
 from trocar_server.training.model.text_head import add_text_head
 from trocar_server.training.spec.trainer_spec import HeadSpec
 
@@ -110,7 +110,7 @@ def _output_width(recording: Recording) -> int:
     return _class_size(outputs[0].shape or ())
 
 
-def _width(call: Call) -> int:
+def _width(call: ModuleCall) -> int:
     outputs = [leaf.shape for leaf in call.outputs if leaf.shape is not None]
     return _class_size(outputs[0]) if len(outputs) == 1 else -1
 

@@ -16,7 +16,7 @@ from trocar_server.spool.blocks import block_store as store_module
 from trocar_server.spool.blocks.blocks import Blocks
 from trocar_server.spool.blocks.traffic import Traffic
 from trocar_server.spool.files.block_transfer import Transfer
-from trocar_server.spool.files.entries import State
+from trocar_server.spool.files.entries import EntryState
 from trocar_server.spool.saved.saved import Saved
 
 
@@ -293,5 +293,5 @@ def test_an_interrupted_read_leaves_the_block_on_disk(spool: Spool, monkeypatch:
         patch.setattr(Transfer, "read", interrupted)
         with pytest.raises(KeyboardInterrupt):
             held[0].unpack()
-    assert block.state is State.STORED
+    assert block.state is EntryState.STORED
     assert torch.equal(held[0].unpack(), values[0])

@@ -5,7 +5,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from trocar_server.spool.blocks.ledger import Ledger
-from trocar_server.spool.files.entries import Block, State
+from trocar_server.spool.files.entries import Block, EntryState
 
 
 class Steps:
@@ -205,7 +205,7 @@ def test_a_graph_that_is_retained_is_read_ahead_again() -> None:
             steps.ask(block)
             steps.read_ahead()
     assert steps.ledger.peak_bytes <= 300
-    held = [block for block in blocks if block.state is State.HELD]
+    held = [block for block in blocks if block.state is EntryState.HELD]
     for block in held:
         steps.ledger.drop(block)
     steps.ask(blocks[5])
@@ -241,7 +241,7 @@ def test_a_block_that_goes_while_it_is_written_or_read_takes_memory_until_then()
     steps.ledger.drop(block)
     assert steps.ledger.memory_bytes == 100
     steps.ledger.written(block)
-    assert (block.state, block.storage, steps.ledger.memory_bytes) == (State.GONE, None, 0)
+    assert (block.state, block.storage, steps.ledger.memory_bytes) == (EntryState.GONE, None, 0)
     (block,) = steps.save(100)
     steps.write()
     steps.ledger.ask(block)
@@ -249,7 +249,7 @@ def test_a_block_that_goes_while_it_is_written_or_read_takes_memory_until_then()
     steps.ledger.drop(block)
     assert steps.ledger.memory_bytes == 100
     steps.ledger.loaded(block, torch.UntypedStorage(100))
-    assert (block.state, block.storage, steps.ledger.memory_bytes) == (State.GONE, None, 0)
+    assert (block.state, block.storage, steps.ledger.memory_bytes) == (EntryState.GONE, None, 0)
 
 
 def test_after_a_fault_all_stays_and_the_oldest_go_first_again() -> None:

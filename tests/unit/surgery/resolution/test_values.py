@@ -9,15 +9,15 @@ from tests.support.models.tiny_models import Plain
 from tests.unit.surgery.recordings import recorded
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
-from trocar_server.surgery import Call, Leaf, ModuleRecord, parse_selector, resolve
+from trocar_server.surgery import Leaf, ModuleCall, ModuleRecord, parse_selector, resolve
 
 
 def leaf(port: str = "out", *picks: int | str) -> Leaf:
     return Leaf(port, picks, "Tensor", (2, 3), torch.float32, is_overwritten=False)
 
 
-def call(moment: int, inputs: list[Leaf] | None = None, outputs: list[Leaf] | None = None) -> Call:
-    return Call(moment, moment + 1, inputs or [leaf("in", 0)], outputs or [leaf()])
+def call(moment: int, inputs: list[Leaf] | None = None, outputs: list[Leaf] | None = None) -> ModuleCall:
+    return ModuleCall(moment, moment + 1, inputs or [leaf("in", 0)], outputs or [leaf()])
 
 
 SDPA = "scaled_dot_product_attention"

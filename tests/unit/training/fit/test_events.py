@@ -1,11 +1,11 @@
 import json
 
-from trocar_server.training.fit.events import Event
+from trocar_server.training.fit.events import FitEvent
 from trocar_server.training.fit.fit_state import FitState
 
 
 def test_only_what_is_set_is_sent() -> None:
-    event = Event(number=7, kind="step", step=8, epoch=0, loss=1.25, learning_rates=(0.1,))
+    event = FitEvent(number=7, kind="step", step=8, epoch=0, loss=1.25, learning_rates=(0.1,))
     assert event.to_json() == {
         "number": 7,
         "kind": "step",
@@ -17,7 +17,7 @@ def test_only_what_is_set_is_sent() -> None:
 
 
 def test_what_is_not_finite_is_text() -> None:
-    event = Event(
+    event = FitEvent(
         number=0, kind="evaluation", step=0, epoch=0, loss=float("nan"), metrics={"f1": [float("inf")]}
     )
     text = json.dumps(event.to_json(), allow_nan=False)
