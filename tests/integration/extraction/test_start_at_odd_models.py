@@ -46,6 +46,7 @@ INPUTS: dict[str, tuple[Any, Any]] = {
     "plain-tensor": (stateful_models.PlainTensor, ROWS),
     "makes-tensors": (stateful_models.MakesTensors, ROWS),
     "writes-across": (stateful_models.WritesAcross, ROWS),
+    "looks-later": (stateful_models.LooksLater, ROWS),
     "transposes": (stateful_models.Transposes, ROWS),
     "expands": (stateful_models.Expands, ROWS),
 }
@@ -137,6 +138,15 @@ def test_a_buffer_written_before_the_start_and_read_after_it_is_missed(
     value = near.extract(name, ROWS, "second")["second"]
     with pytest.raises(trocar.StartNotPossibleError, match="needs a value from before it"):
         near.extract(name, value, "/out", start_at="second")
+
+
+def test_modules_before_the_start_that_cannot_run_without_data_are_told(near: trocar.Client) -> None:
+    for _ in range(stateful_models.LooksLater.FIRST):
+        full = near.extract("looks-later", ROWS, ["first", "second", "/out"])
+    found = near.extract("looks-later", full["first"], "/out", start_at="first")
+    assert same(found["/out"], full["/out"])
+    with pytest.raises(trocar.StartNotPossibleError, match="before it cannot run without data"):
+        near.extract("looks-later", full["second"], "/out", start_at="second")
 
 
 def test_parameters_can_be_collected_beside_a_start(near: trocar.Client) -> None:

@@ -112,6 +112,23 @@ class WritesAcross(TwoSteps):
         return self.second(total.to(x.device)) + total
 
 
+class LooksLater(TwoSteps):
+    """Looks at its data, but not in its first passes."""
+
+    FIRST = 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.count += 1
+        y = self.first(x)
+        if self.count > self.FIRST:
+            y.sum().item()
+        return self.second(y)
+
+
 class Transposes(TwoSteps):
     """Its first layer's value reaches the rest as a transposed view, whose sum has other last bits."""
 

@@ -110,7 +110,7 @@ class FitCaches:
         try:
             runs = prepare()
             units = runs.fill(guard)
-            done, total = next(units, (0, 0))
+            done, total = next(units)
             while True:
                 guard = yield Progress(done, total)
                 done, total = units.send(guard)

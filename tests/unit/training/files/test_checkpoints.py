@@ -1,6 +1,7 @@
 """Checkpoints: bit-equal, numbered, limited, and told when they are damaged."""
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -227,6 +228,27 @@ def test_a_damaged_checkpoint_is_told_with_the_one_before(
     assert error.details["previous"] == "2"
     assert str(folder) not in error.message
     assert_same_state(store.load(ID, 2).state, make_state(2))
+
+
+SEEN = {
+    "cut": r"its tensors have [\d,]+ bytes, expected [\d,]+",
+    "bit": None,  # seen only by reading all of it
+    "gone": "its tensor file is missing",
+    "link": None,
+    "another's": "its manifest is damaged: it belongs to another checkpoint",
+    "manifest": "its manifest is damaged: .+",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_is_listed_with_its_reason(store: CheckpointStore, folder: Path, kind: str) -> None:
+    for seed in (1, 2, 3):
+        store.save(ID, make_state(seed))
+    assert store.damaged(ID) == []
+    damage(folder, 2, kind)
+    listed, pattern = store.damaged(ID), SEEN[kind]
+    assert [number for number, _ in listed] == ([] if pattern is None else [2])
+    assert all(re.fullmatch(pattern or "", why) for _, why in listed), listed
 
 
 @pytest.mark.parametrize("kind", DAMAGES)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trocar_server.engine.compiled.backends.recipe import Recipe
+from trocar_server.errors import first_line
 
 _LIMIT_CPU_S = 600
 """CPU time of a build, in seconds."""
@@ -76,7 +77,7 @@ def build(job: Job) -> Built:
     try:
         convert(hosted.module, job.recipe, job.folder)
     except Exception as error:  # noqa: BLE001 - torch.export and OpenVINO raise anything
-        return Built(pairs, problem=f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"[:300])
+        return Built(pairs, problem=f"{type(error).__name__}: {first_line(error)}")
     return Built(pairs, has_graph=True)
 
 
