@@ -125,14 +125,6 @@ class Reservation:
         self._admission.check_seconds(self, seconds)
         self.add(0, seconds)
 
-    def check_seconds(self, seconds: float) -> None:
-        """Refuse seconds of computing that would be too many now; reserves none.
-
-        Raises:
-            ServiceError: As `expect` does.
-        """
-        self._admission.check_seconds(self, seconds)
-
     def computed(self) -> None:
         """Release the seconds: the work is done."""
         self.add(0, -self.seconds)
