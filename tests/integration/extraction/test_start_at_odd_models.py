@@ -141,8 +141,9 @@ def test_a_buffer_written_before_the_start_and_read_after_it_is_missed(
 
 
 def test_modules_before_the_start_that_cannot_run_without_data_are_told(near: trocar.Client) -> None:
+    full = near.extract("looks-later", ROWS, ["first", "second", "/out"])
     for _ in range(stateful_models.LooksLater.FIRST):
-        full = near.extract("looks-later", ROWS, ["first", "second", "/out"])
+        near.extract("looks-later", ROWS, "/out")
     found = near.extract("looks-later", full["first"], "/out", start_at="first")
     assert same(found["/out"], full["/out"])
     with pytest.raises(trocar.StartNotPossibleError, match="before it cannot run without data"):

@@ -46,10 +46,13 @@ class Server:
     def __init__(self, root: Path, name: str, *trainer_ids: str) -> None:
         self.now = 0.0
         self.name, self.folders = name, OwnerFolders(root, name)
-        self.trainers: Any = Trainers(self.folders)
+        self.trainers = Trainers(self.folders)
         for trainer_id in trainer_ids:
             TrainerStore(self.folders.own, is_shared=True).create(trainer_id, "alice", SPEC, "m", "")
-        self.takeover = Takeover(self.folders, self.trainers, gone_after_s=2.0, clock=lambda: self.now)
+        self.takeover = Takeover(self.folders, self.stand_in(), gone_after_s=2.0, clock=lambda: self.now)
+
+    def stand_in(self) -> Any:
+        return self.trainers
 
     def look(self, now: float, **servers: bool) -> list[str]:
         """Look at a time, told of these servers; return what it has taken in all."""

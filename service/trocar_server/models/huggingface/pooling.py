@@ -45,17 +45,18 @@ class Pooling(nn.Module):
 
 
 class Dense(nn.Module):
-    """A linear layer with its activation."""
+    """A linear layer with its activation, and what is added to it, if anything."""
 
-    def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
+    def __init__(self, linear: nn.Linear, activation: nn.Module, residual: nn.Module | None = None) -> None:
         super().__init__()
         self.linear = linear
         self.activation = activation
+        self.residual = residual
 
     def forward(self, value: Tensor) -> Tensor:
-        """Apply both."""
+        """Apply all of them."""
         result: Tensor = self.activation(self.linear(value))
-        return result
+        return result if self.residual is None else result + self.residual(value)
 
 
 class Normalize(nn.Module):
@@ -102,6 +103,8 @@ def add_pooling(module: nn.Module, folder: ModelFolder, weights: bool) -> None:
         if kind == "Pooling":
             module.pooling = Pooling(_modes(read_configuration(path / "config.json")))
         elif kind == "Normalize":
+            if (path / "config.json").is_file():  # since sentence-transformers 6
+                _check_values(path, read_configuration(path / "config.json"))
             _add(module, "normalize", Normalize(), steps)
         elif kind == "Dense":
             _add(module, "dense", _dense(path, weights), steps)
@@ -133,22 +136,44 @@ def _modes(config: dict[str, Any]) -> tuple[str, ...]:
     return modes
 
 
+def _check_values(path: Path, config: dict[str, Any]) -> None:
+    """Refuse a part that reads or writes other values than the sentence's vector."""
+    for key in ("module_input_name", "module_output_name"):
+        name = config.get(key) or OUTPUT
+        if name != OUTPUT:
+            raise invalid(f"the part '{path.name}' is for {str(name)[:60]!r}; only {OUTPUT!r} is supported")
+
+
 def _dense(path: Path, weights: bool) -> Dense:
     config = read_configuration(path / "config.json")
+    _check_values(path, config)
     name = str(config.get("activation_function", "")).rpartition(".")[2]
     if name not in _ACTIVATIONS:
         raise invalid(f"the activation {name[:60]!r} of a dense layer is not known")
-    linear = nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
+    width, new_width = config["in_features"], config["out_features"]
+    residual: nn.Module | None = None
+    if config.get("use_residual"):
+        residual = nn.Identity() if width == new_width else nn.Linear(width, new_width, bias=False)
+    linear = nn.Linear(width, new_width, bias=config.get("bias", True))
+    dense = Dense(linear, _ACTIVATIONS[name](), residual)
     if weights:
-        file = path / "model.safetensors"
-        if not file.is_file():
-            raise invalid(
-                f"the dense layer '{path.name}' has no model.safetensors: run `trocar convert "
-                "pytorch_model.bin model.safetensors` in its folder first"
-            )
-        state = load_file(file)
-        linear.load_state_dict({key.removeprefix("linear."): value for key, value in state.items()})
-    return Dense(linear, _ACTIVATIONS[name]())
+        _load(dense, path)
+    return dense
+
+
+def _load(dense: Dense, path: Path) -> None:
+    file = path / "model.safetensors"
+    if not file.is_file():
+        raise invalid(
+            f"the dense layer '{path.name}' has no model.safetensors: run `trocar convert "
+            "pytorch_model.bin model.safetensors` in its folder first"
+        )
+    state = {key if "." in key else f"linear.{key}": value for key, value in load_file(file).items()}
+    try:
+        dense.load_state_dict(state)
+    except RuntimeError as error:
+        problem = " ".join(str(error).split())[:300]
+        raise invalid(f"the weights of the dense layer '{path.name}' do not fit it: {problem}") from None
 
 
 def _pooled(mode: str, values: Tensor, mask: Tensor) -> Tensor:

@@ -1,9 +1,12 @@
-"""What follows the transformer in a folder of sentence-transformers, where it is incomplete."""
+"""What follows the transformer in a folder of sentence-transformers: its arithmetic, and what is refused."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from trocar_server.errors import ServiceError
@@ -36,3 +39,103 @@ def test_a_part_without_its_configuration_is_named(tmp_path: Path) -> None:
     (folder / "1_Pooling" / "config.json").unlink()
     with pytest.raises(ServiceError, match="cannot read 'config"):
         add_pooling(nn.Linear(4, 4), open_folder(folder), weights=True)
+
+
+# --- What sentence-transformers itself computes -----------------------------------------------------------
+
+MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+MASKS = {
+    "none": [[1] * 5, [1] * 5, [1] * 5],
+    "right": [[1] * 5, [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]],
+    "left": [[1] * 5, [0, 0, 0, 1, 1], [0, 1, 1, 1, 1]],
+}
+
+
+class Tokens(nn.Module):
+    """Stands for a transformer whose values are its inputs."""
+
+    def forward(self, values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, Any]:
+        return {"last_hidden_state": values}
+
+
+def saved(folder: Path, *modules: Any) -> Path:
+    """Write a folder of sentence-transformers with these modules behind a transformer."""
+    entries = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    (folder / "config.json").write_text("{}")
+    for number, module in enumerate(modules, 1):
+        path = folder / f"{number}_{type(module).__name__}"
+        path.mkdir()
+        module.save(str(path))
+        kind = f"{type(module).__module__}.{type(module).__name__}"
+        entries.append({"path": path.name, "type": kind})
+    (folder / "modules.json").write_text(json.dumps(entries))
+    return folder
+
+
+def assert_equal_to_theirs(
+    folder: Path, mask: list[list[int]], *modules: Any, dtype: Any = torch.float32
+) -> None:
+    """Compare with the modules themselves, bit by bit."""
+    tree = Tokens()
+    add_pooling(tree, open_folder(saved(folder, *modules)), weights=True)
+    values = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    features = {"token_embeddings": values, "attention_mask": torch.tensor(mask)}
+    with torch.no_grad():
+        for module in modules:
+            features = module(features)
+        found = tree(values, attention_mask=torch.tensor(mask))["sentence_embedding"]
+    assert found.dtype == features["sentence_embedding"].dtype
+    assert torch.equal(found, features["sentence_embedding"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("padding", MASKS)
+@pytest.mark.parametrize("mode", [*MODES, ("mean", "max"), ("cls", "mean_sqrt_len_tokens", "weightedmean")])
+def test_vectors_are_those_of_the_pooling_of_sentence_transformers(
+    tmp_path: Path, mode: Any, padding: str, dtype: torch.dtype
+) -> None:
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    assert_equal_to_theirs(tmp_path, MASKS[padding], modules.Pooling(8, mode), dtype=dtype)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_older_folders_name_each_mode_by_a_key(tmp_path: Path, mode: str) -> None:
+    keys = {"cls": "cls_token", "lasttoken": "lasttoken"}
+    key = f"pooling_mode_{keys.get(mode, mode if mode.endswith('tokens') else mode + '_tokens')}"
+    folder = sentence_folder(tmp_path)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({key: True, "pooling_mode_other": False}))
+    tree = Tokens()
+    add_pooling(tree, open_folder(folder), weights=False)
+    assert tree.pooling.modes == (mode,)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("width", [8, 3])
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.Identity(), nn.GELU(), nn.ReLU(), nn.SiLU()])
+@pytest.mark.parametrize("residual", [False, True])
+def test_vectors_are_those_of_a_dense_layer_of_sentence_transformers(
+    tmp_path: Path, residual: bool, activation: nn.Module, width: int, bias: bool
+) -> None:
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    torch.manual_seed(0)
+    dense = modules.Dense(8, width, bias, activation, use_residual=residual)
+    steps = (modules.Pooling(8), dense, modules.Normalize(), modules.Dense(width, 4))
+    assert_equal_to_theirs(tmp_path, MASKS["right"], *steps)
+
+
+def test_weights_that_do_not_fit_a_dense_layer_are_named(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path)
+    save_file({"linear.weight": torch.zeros(2, 4)}, folder / "2_Dense" / "model.safetensors")
+    with pytest.raises(ServiceError, match=r"'2_Dense' do not fit .*linear\.bias"):
+        add_pooling(nn.Linear(4, 4), open_folder(folder), weights=True)
+
+
+@pytest.mark.parametrize("part", ["2_Dense", "3_Normalize"])
+@pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
+def test_a_part_for_other_values_than_the_vector_is_refused(tmp_path: Path, part: str, key: str) -> None:
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    folder = saved(tmp_path, modules.Pooling(8), modules.Dense(8, 8), modules.Normalize())
+    config = json.loads((folder / part / "config.json").read_text())
+    (folder / part / "config.json").write_text(json.dumps({**config, key: "token_embeddings"}))
+    with pytest.raises(ServiceError, match=f"'{part}' .*'token_embeddings'"):
+        add_pooling(Tokens(), open_folder(folder), weights=True)

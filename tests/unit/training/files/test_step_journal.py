@@ -132,7 +132,7 @@ def test_a_damaged_entry_is_the_end(journal: StepJournal, tmp_path: Path, kind: 
         path.symlink_to(tmp_path / "elsewhere")
     else:
         content[-1 if kind == "bit" else 20] ^= 1
-        path.write_bytes({"cut": content[:-1], "empty": b""}.get(kind, content))
+        path.write_bytes(bytes({"cut": content[:-1], "empty": b""}.get(kind, content)))
     assert [entry.number for entry in read(journal)] == [0]
 
 
