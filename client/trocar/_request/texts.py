@@ -123,8 +123,9 @@ def texts(
         samples: A text, a pair of texts as a tuple, the ids of tokens as a list, or a list of these. In a
             list, also texts that are split into words already, a list of strings each.
         max_tokens: The maximum number of tokens of one sample; the model's maximum when None.
-        truncate: Whether longer samples are cut; otherwise they are refused, and the error tells their number
-            of tokens.
+        truncate: Whether longer samples are cut, in a sentence-transformers folder at its `max_seq_length`
+            unless `max_tokens` is given; otherwise they are refused, and the error tells their number of
+            tokens.
         add_special_tokens: Whether the tokenizer adds its special tokens to texts and pairs.
 
     Raises:

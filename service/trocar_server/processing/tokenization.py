@@ -1,8 +1,10 @@
 """Tokenization by a model's own tokenizer, in a worker process."""
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -81,7 +83,20 @@ def token_limit(tokenizer: Any, head: dict[str, Any]) -> int:
         raise ServiceError(
             ErrorReason.INPUT_REJECTED, f"max_tokens is {wanted:,}, and the model takes {most:,} tokens"
         )
+    if wanted is None and head["truncate"]:
+        return min(most, _sentence_tokens(head["folder"]) or most)
     return most if wanted is None else wanted
+
+
+@cache
+def _sentence_tokens(folder: str) -> int | None:
+    """Return the `max_seq_length` of a sentence-transformers folder: there that library cuts every text."""
+    for file in sorted(Path(folder).glob("sentence_*_config.json")):  # sentence_bert_config.json, and others
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        count = settings.get("max_seq_length") if isinstance(settings, dict) else None
+        if isinstance(count, int) and count > 0:
+            return count
+    return None
 
 
 def _encoded(

@@ -176,6 +176,21 @@ def test_sentence_vectors_equal_those_of_sentence_transformers(client: trocar.Cl
     np.testing.assert_allclose(maps["normalize"], encoder.encode(texts), atol=1e-6)
 
 
+def test_a_long_text_is_cut_where_sentence_transformers_cuts_it(client: trocar.Client) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    encoder = SentenceTransformer(str(_minilm()), device="cpu")
+    long = " ".join(f"The cat sits on mat {number}." for number in range(50))
+    cut = client.extract("mini", trocar.texts([long, "Look inside"], truncate=True), ["normalize"])
+    assert cut.tokens.lengths == (256, 4)
+    np.testing.assert_allclose(cut["normalize"], encoder.encode([long, "Look inside"]), atol=1e-6)
+    whole = client.extract("mini", [long], ["normalize"])
+    asked = client.extract("mini", trocar.texts([long], truncate=True, max_tokens=512), ["normalize"])
+    assert whole.tokens.lengths == asked.tokens.lengths
+    assert whole.tokens.lengths[0] > 256
+    np.testing.assert_array_equal(whole["normalize"], asked["normalize"])
+
+
 def test_inputs_are_described(client: trocar.Client) -> None:
     found = client.model("bert").inputs
     assert [str(entry) for entry in found[:2]] == [
