@@ -193,42 +193,32 @@ class ExtractionService:
             if request.edits:
                 stored = await self._lists.find(principal, request.model_id, request.edits)
             plan, byte_counts = planned.plan(engine.limits, stored)
-            answer = await engine.serve(self._call(asked, shared, plan, byte_counts, stored), reservation)
+            receiving: Callable[[Reservation], Awaitable[list[Payload]]]
+            arrived = None
+            if shared.has_payload:
+                receiving = partial(shared.receive, byte_counts, asked.chunks)
+                arrived = None if asked.chunks else shared.arrived(byte_counts)
+            else:
+                receiving = partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks)
+                if asked.sizes == byte_counts or are_whole(byte_counts, asked.chunks):
+                    arrived = partial(whole_payloads, asked.chunks)
+            call = Call(
+                plan,
+                sum(byte_counts),
+                receiving,
+                phase,
+                asked.deadline,
+                planned.key,
+                tensors_of(stored) if stored else {},
+                self._keeping(asked, plan, stored) if engine.replies.max_bytes else None,
+                arrived,
+            )
+            answer = await engine.serve(call, reservation)
             if isinstance(answer, KeptReply):
                 return await _kept_messages(answer, plan.max_chunk_bytes, shared)
             note_pass(plan, answer)
             is_shared = shared.has_reply and await shared.place(answer.payloads)
         return reply_messages(plan, answer, planned.reply, is_shared=is_shared)
-
-    def _call(
-        self,
-        asked: _Asked,
-        shared: SharedPayloads,
-        plan: Plan,
-        byte_counts: Sequence[int],
-        stored: Mapping[str, StoredList],
-    ) -> Call:
-        """Return what the engine serves: the plan, and how its payloads come."""
-        receiving: Callable[[Reservation], Awaitable[list[Payload]]]
-        arrived = None
-        if shared.has_payload:
-            receiving = partial(shared.receive, byte_counts, asked.chunks)
-            arrived = None if asked.chunks else shared.arrived(byte_counts)
-        else:
-            receiving = partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks)
-            if asked.sizes == byte_counts or are_whole(byte_counts, asked.chunks):
-                arrived = partial(whole_payloads, asked.chunks)
-        return Call(
-            plan,
-            sum(byte_counts),
-            receiving,
-            phase,
-            asked.deadline,
-            asked.planned.key,
-            tensors_of(stored) if stored else {},
-            self._keeping(asked, plan, stored) if self._engine.replies.max_bytes else None,
-            arrived,
-        )
 
     def _keeping(self, asked: _Asked, plan: Plan, stored: Mapping[str, StoredList]) -> Keeping | None:
         question = question_of(self._engine, asked.principal, asked.planned.message, stored)
