@@ -12,7 +12,7 @@ _FEATURE_EXTRACTORS = ("preprocessor_config.json", "processor_config.json")
 _PATTERNS = (
     *_TOKENIZERS,
     *_FEATURE_EXTRACTORS,
-    *("special_tokens_map.json", "added_tokens.json", "config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "config.json", "sentence_*_config.json"),
     *("chat_template*", "additional_chat_templates/*.jinja"),
 )
 _MAX_FILE_BYTES = 256 << 20

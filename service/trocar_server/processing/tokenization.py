@@ -90,7 +90,10 @@ def token_limit(tokenizer: Any, head: dict[str, Any]) -> int:
 
 @cache
 def _sentence_tokens(folder: str) -> int | None:
-    """Return the `max_seq_length` of a sentence-transformers folder: there that library cuts every text."""
+    """Return the `max_seq_length` of a sentence-transformers folder: there that library cuts every text.
+
+    The files were checked with those of the tokenizer, see `processor_digest`.
+    """
     for file in sorted(Path(folder).glob("sentence_*_config.json")):  # sentence_bert_config.json, and others
         settings = json.loads(file.read_text(encoding="utf-8"))
         count = settings.get("max_seq_length") if isinstance(settings, dict) else None

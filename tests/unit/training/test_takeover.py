@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -49,10 +49,8 @@ class Server:
         self.trainers = Trainers(self.folders)
         for trainer_id in trainer_ids:
             TrainerStore(self.folders.own, is_shared=True).create(trainer_id, "alice", SPEC, "m", "")
-        self.takeover = Takeover(self.folders, self.stand_in(), gone_after_s=2.0, clock=lambda: self.now)
-
-    def stand_in(self) -> Any:
-        return self.trainers
+        trainers = cast("Any", self.trainers)
+        self.takeover = Takeover(self.folders, trainers, gone_after_s=2.0, clock=lambda: self.now)
 
     def look(self, now: float, **servers: bool) -> list[str]:
         """Look at a time, told of these servers; return what it has taken in all."""
