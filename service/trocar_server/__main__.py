@@ -158,11 +158,12 @@ def _deploy(address: str, settings: "ServerConfig", ready_file: Path | None, *, 
     """Serve from a Ray cluster."""
     from trocar_server.cluster.commands import serve_on_ray
 
-    def announce(gateways: list[str]) -> None:
+    def announce(gateways: list[str], ray_address: str) -> None:
         if as_json:
-            typer.echo(json.dumps({"address": gateways[0], "gateways": gateways}))
+            typer.echo(json.dumps({"address": gateways[0], "gateways": gateways, "ray": ray_address}))
         else:
-            typer.echo(f"trocar is ready on {', '.join(gateways)} ({len(settings.models)} models on Ray)")
+            where = f"{len(settings.models)} models on Ray at {ray_address}"
+            typer.echo(f"trocar is ready on {', '.join(gateways)} ({where})")
         _write_address(ready_file, gateways[0])
 
     gc.enable()

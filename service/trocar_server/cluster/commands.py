@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trocar_server.cluster.session import LOCAL, open_session
+from trocar_server.cluster.session import AUTO, LOCAL, open_session
 from trocar_server.config import ServerConfig
 from trocar_server.errors import ServiceError
 
@@ -28,19 +28,21 @@ cluster_app = typer.Typer(
 )
 
 
-def serve_on_ray(address: str, config: ServerConfig, on_ready: Callable[[list[str]], None]) -> None:
+def serve_on_ray(address: str, config: ServerConfig, on_ready: Callable[[list[str], str], None]) -> None:
     """Deploy a configuration. With `local`, serve until SIGTERM or SIGINT; otherwise return when it is ready.
 
     Args:
         address: `local`, `auto`, or the address of a cluster.
         config: What to deploy.
-        on_ready: Called with the addresses of the gateways.
+        on_ready: Called with the addresses of the gateways, and the one of the Ray cluster.
 
     Raises:
         ServiceError: There is no cluster, the configuration does not fit it, or a replica cannot start.
     """
     stopped = Event()
     with open_session(address):
+        import ray
+
         from trocar_server.cluster import deploying
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -49,7 +51,7 @@ def serve_on_ray(address: str, config: ServerConfig, on_ready: Callable[[list[st
             deploying.deploy(config, "127.0.0.1" if address == LOCAL else "")
             addresses = deploying.wait_until_ready(config, stopped.is_set)
             if not stopped.is_set():
-                on_ready(addresses)
+                on_ready(addresses, ray.get_runtime_context().gcs_address)
             if address == LOCAL:
                 stopped.wait()
         finally:
@@ -62,7 +64,7 @@ def serve_on_ray(address: str, config: ServerConfig, on_ready: Callable[[list[st
 
 @cluster_app.command("status")
 def status(
-    address: Address = "auto",
+    address: Address = AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print gateways, and replicas with the work that waits for them."""
@@ -108,7 +110,7 @@ def scale(
     most: Annotated[
         int | None, typer.Argument(help="The most replicas; the same number if left out.")
     ] = None,
-    address: Address = "auto",
+    address: Address = AUTO,
 ) -> None:
     """Change the number of replicas of a model, and wait until the new ones are ready."""
     with _on_cluster(address):
@@ -120,7 +122,7 @@ def scale(
 
 
 @cluster_app.command("stop")
-def stop(address: Address = "auto") -> None:
+def stop(address: Address = AUTO) -> None:
     """Drain and stop every replica and gateway; the Ray cluster stays."""
     with _on_cluster(address):
         from trocar_server.cluster import deploying

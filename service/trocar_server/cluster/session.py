@@ -14,6 +14,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
 
 LOCAL = "local"
+AUTO = "auto"
 NAMESPACE = "trocar"
 _CONNECT_S = 5.0
 _OBJECT_STORE_BYTES = 100 << 20
@@ -28,7 +29,8 @@ def open_session(address: str) -> Iterator[None]:
         address: `local`, `auto`, or the address of a cluster: `10.0.0.1:6379`.
 
     Raises:
-        ServiceError: `INVALID_ARGUMENT`: Ray is not installed, or does not answer there.
+        ServiceError: `INVALID_ARGUMENT`: Ray is not installed, does not answer there, or `auto` could mean
+            any of several clusters.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address == LOCAL:
@@ -46,6 +48,8 @@ def open_session(address: str) -> Iterator[None]:
             f"a cluster needs Ray, and {error.name!r} is not installed: pip install 'trocar[server,ray]'",
         ) from None
     check_reachable(address)
+    if address != LOCAL:
+        _look_at_this_machine(address)
     own = {"object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False} if address == LOCAL else {}
     try:
         ray.init(
@@ -82,6 +86,31 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise _no_cluster(address, str(error)) from None
+
+
+def _look_at_this_machine(address: str) -> None:
+    """Refuse `auto` where any of several clusters could be meant, and use Ray's token for one that is named.
+
+    For `auto` Ray (2.60) takes the cluster of `RAY_ADDRESS`, or the one that `ray start` noted, or else any:
+    a stop would stop another's. And only for `auto` it uses the token that a local cluster has made.
+
+    Raises:
+        ServiceError: `INVALID_ARGUMENT`.
+    """
+    from ray._private import services  # what `ray.init` itself asks
+    from ray._private.authentication import authentication_token_setup
+
+    services.find_gcs_addresses.cache_clear()
+    found = sorted(services.find_gcs_addresses())
+    if address in found:
+        logging.getLogger("ray").setLevel(logging.ERROR)  # as `ray.init` does; this would warn of the token
+        authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    is_noted = os.environ.get("RAY_ADDRESS") or services.find_bootstrap_address(None)
+    if address == AUTO and len(found) > 1 and not is_noted:
+        raise ServiceError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"several Ray clusters run on this machine: name one of them, --ray {' or --ray '.join(found)}",
+        )
 
 
 def _no_cluster(address: str, why: str) -> ServiceError:

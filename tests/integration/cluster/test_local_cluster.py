@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import trocar
-from tests.support.servers.ray_cluster import command, write_config
+from tests.support.servers.ray_cluster import command, ray_nodes, write_config
 from tests.support.servers.waiting import wait_until
 from trocar_server.auth import Scope, TokenFile
 
@@ -26,7 +26,7 @@ READY = "trocar is ready on "
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of Ray's own, where `--ray auto` finds the cluster of this test and no other one."""
+    """A folder of Ray's own."""
     path = Path(tempfile.mkdtemp(prefix="ray-"))  # short, for the names of sockets
     monkeypatch.setenv("RAY_TMPDIR", str(path))
     monkeypatch.setenv("HOME", str(path))  # of Ray's token
@@ -34,7 +34,9 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def test_a_local_cluster_is_scaled_and_stopped_by_commands(folder: Path) -> None:
+def test_a_local_cluster_is_scaled_and_stopped_by_commands(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = write_config(folder / "cluster.toml", MODELS, {"tiny": "cpus = 0.5"}, start_timeout_s=400)
     token = TokenFile(folder / "data").add("ann", {Scope.RUN}, expires_at_s=None, now_s=0)[1]
     line = [sys.executable, "-m", "trocar", "serve", "--ray", "local", "--config", str(config)]
@@ -43,10 +45,12 @@ def test_a_local_cluster_is_scaled_and_stopped_by_commands(folder: Path) -> None
             assert process.stdout is not None
             ready = next(text for text in process.stdout if text.startswith(READY))
             address = ready.removeprefix(READY).partition(" ")[0]
+            ray_address = ready.rpartition(" ")[2].rstrip(")\n")
             with trocar.connect(address, token=str(token)) as client:
                 images = np.zeros((1, 3, 64, 64), np.float32)
                 assert client.extract("tiny", images, ["classifier"])["classifier"].shape[:2] == (1, 1000)
-            check_commands()
+            check_commands(ray_address)
+            check_auto(ray_address, monkeypatch, folder / "empty")
         finally:
             process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
@@ -62,23 +66,37 @@ def is_of(environ: Path, folder: Path) -> bool:
         return False
 
 
-def check_commands() -> None:
+def check_commands(ray_address: str) -> None:
     """Scale, look at and stop what runs; each wrong word is one line."""
+
+    def run(*words: str) -> "subprocess.CompletedProcess[str]":
+        return command("cluster", *words, "--ray", ray_address)
+
     for words, message in (
         (("scale", "other", "1"), "no model 'other'; deployed: tiny"),
         (("scale", "tiny", "0"), "0 to 0 replicas: at least 1"),
         (("scale", "tiny", "3", "2"), "3 to 2 replicas: at least 1, and the first the smaller"),
-        (("status", "--ray", "local"), "use --ray auto while it runs"),
     ):
-        ended = command("cluster", *words)
-        assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1), ended.stderr
-        assert message in ended.stderr
-    scaled = command("cluster", "scale", "tiny", "2", "3")
+        check_refused(run(*words), message)
+    check_refused(command("cluster", "status", "--ray", "local"), "use --ray auto while it runs")
+    scaled = run("scale", "tiny", "2", "3")
     assert (scaled.returncode, scaled.stdout) == (0, "tiny has at least 2 and at most 3 replicas\n")
-    state = json.loads(command("cluster", "status", "--json").stdout)
+    state = json.loads(run("status", "--json").stdout)
     assert [replica["is_draining"] for replica in state["replicas"]] == [False, False]
-    stopped = command("cluster", "stop")
+    stopped = run("stop")
     assert (stopped.returncode, stopped.stdout) == (0, "stopped\n")
-    again = command("cluster", "stop")
-    assert again.returncode == 1
-    assert again.stderr.startswith("error: Trocar is not deployed on this cluster")
+    check_refused(run("stop"), "error: Trocar is not deployed on this cluster")
+
+
+def check_auto(ray_address: str, monkeypatch: pytest.MonkeyPatch, empty: Path) -> None:
+    """Where two clusters run and `ray start` noted none, `auto` could stop another's: it is refused."""
+    with ray_nodes(1) as other:
+        monkeypatch.setenv("RAY_TMPDIR", str(empty))
+        ended = command("cluster", "stop")
+    check_refused(ended, "error: several Ray clusters run on this machine: name one of them")
+    assert all(f"--ray {address}" in ended.stderr for address in (ray_address, other))
+
+
+def check_refused(ended: "subprocess.CompletedProcess[str]", message: str) -> None:
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1), ended.stderr
+    assert message in ended.stderr
