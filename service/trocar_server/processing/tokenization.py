@@ -62,12 +62,27 @@ def _tokenizer(folder: str) -> Any:
             "this server has no tokenizers; its operator has to install trocar[transformers]",
         ) from None
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        problem = first_line(error)
-        raise ServiceError(
-            ErrorReason.MODEL_INVALID, f"the model's tokenizer cannot be loaded: {problem}"
-        ) from error
+        raise _no_tokenizer(first_line(error)) from error
+    if _sentence_settings(folder).get("do_lower_case"):
+        _lower_case(tokenizer)
+    return tokenizer
+
+
+def _lower_case(tokenizer: Any) -> None:
+    """Have a tokenizer lower every text first, as sentence-transformers does where its folder says so."""
+    if not tokenizer.is_fast:
+        raise _no_tokenizer("do_lower_case of a sentence-transformers folder needs a fast tokenizer")
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    backend = tokenizer.backend_tokenizer
+    own = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = Sequence([Lowercase(), *own])
+
+
+def _no_tokenizer(problem: str) -> ServiceError:
+    return ServiceError(ErrorReason.MODEL_INVALID, f"the model's tokenizer cannot be loaded: {problem}")
 
 
 def token_limit(tokenizer: Any, head: dict[str, Any]) -> int:
@@ -88,18 +103,23 @@ def token_limit(tokenizer: Any, head: dict[str, Any]) -> int:
     return most if wanted is None else wanted
 
 
-@cache
 def _sentence_tokens(folder: str) -> int | None:
-    """Return the `max_seq_length` of a sentence-transformers folder: there that library cuts every text.
+    """Return the `max_seq_length` of a sentence-transformers folder: there that library cuts every text."""
+    count = _sentence_settings(folder).get("max_seq_length")
+    return count if isinstance(count, int) and count > 0 else None
 
-    The files were checked with those of the tokenizer, see `processor_digest`.
+
+@cache
+def _sentence_settings(folder: str) -> dict[str, Any]:
+    """Return what a sentence-transformers folder says of its transformer; nothing for other folders.
+
+    The file was checked with those of the tokenizer, see `processor_digest`.
     """
     for file in sorted(Path(folder).glob("sentence_*_config.json")):  # sentence_bert_config.json, and others
         settings = json.loads(file.read_text(encoding="utf-8"))
-        count = settings.get("max_seq_length") if isinstance(settings, dict) else None
-        if isinstance(count, int) and count > 0:
-            return count
-    return None
+        if isinstance(settings, dict):
+            return settings
+    return {}
 
 
 def _encoded(

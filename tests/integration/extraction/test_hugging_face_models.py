@@ -1,6 +1,7 @@
 """Models of transformers from folders: bit-equal to plain hooks, named inputs, refusals before the pass."""
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import trocar
+from tests.support.models.text_models import save_text_model
 from tests.support.models.transformers_folders import FAMILIES, save_family
 from tests.support.servers.running_server import running_server
 
@@ -189,6 +191,38 @@ def test_a_long_text_is_cut_where_sentence_transformers_cuts_it(client: trocar.C
     assert whole.tokens.lengths == asked.tokens.lengths
     assert whole.tokens.lengths[0] > 256
     np.testing.assert_array_equal(whole["normalize"], asked["normalize"])
+
+
+def test_a_sentence_folder_may_lower_texts_and_have_its_transformer_below(tmp_path: Path) -> None:
+    encoder = _lowering_encoder(tmp_path)
+    texts = ["The CAT sat.", "hello Dog", "a the cat sat on the mat a the cat sat on the mat"]
+    settings: Any = {"models": {"mini": {"source": f"hf:{tmp_path / 'sentences'}"}}, "device": "cpu"}
+    with running_server(**settings) as running, trocar.connect(running.address) as connected:
+        maps = connected.extract("mini", trocar.texts(texts, truncate=True), ["pooling"])
+    assert maps.tokens.samples[0].tokens == ("[CLS]", "the", "cat", "sat", "[UNK]", "[SEP]")
+    assert [start for start, _ in maps.tokens.samples[0].spans[1:5]] == [0, 4, 8, 11]
+    assert maps.tokens.lengths == (6, 4, 10)
+    np.testing.assert_allclose(maps["pooling"], encoder.encode(texts), atol=1e-6)
+
+
+def _lowering_encoder(folder: Path) -> Any:
+    """Write a sentence-transformers folder that lowers texts and cuts them at ten tokens."""
+    from sentence_transformers import SentenceTransformer
+
+    save_text_model(folder / "bert")
+    sentences = folder / "sentences"
+    SentenceTransformer(str(folder / "bert"), device="cpu").save(str(sentences))
+    modules = json.loads((sentences / "modules.json").read_text())
+    below = sentences / "0_Transformer"
+    below.mkdir()
+    for file in [*sentences.glob("tokenizer*"), sentences / "config.json", sentences / "model.safetensors"]:
+        file.rename(below / file.name)
+    modules[0]["path"] = below.name
+    (sentences / "modules.json").write_text(json.dumps(modules))
+    (sentences / "sentence_bert_config.json").unlink()
+    settings = {"max_seq_length": 10, "do_lower_case": True}
+    (below / "sentence_bert_config.json").write_text(json.dumps(settings))
+    return SentenceTransformer(str(sentences), device="cpu")
 
 
 def test_inputs_are_described(client: trocar.Client) -> None:
