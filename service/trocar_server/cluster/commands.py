@@ -17,6 +17,7 @@ Address = Annotated[
     str, typer.Option("--ray", help="Address of the Ray cluster, or auto for the one of this machine.")
 ]
 
+_LOOK_S = 1.0
 _STOP_S = 30.0
 """Seconds for the stop of Ray Serve, besides those of the replicas."""
 
@@ -29,7 +30,9 @@ cluster_app = typer.Typer(
 
 
 def serve_on_ray(address: str, config: ServerConfig, on_ready: Callable[[list[str], str], None]) -> None:
-    """Deploy a configuration. With `local`, serve until SIGTERM or SIGINT; otherwise return when it is ready.
+    """Deploy a configuration, and return when it is ready; with `local`, when it has been stopped.
+
+    That is by SIGTERM, SIGINT or `trocar cluster stop`.
 
     Args:
         address: `local`, `auto`, or the address of a cluster.
@@ -53,7 +56,8 @@ def serve_on_ray(address: str, config: ServerConfig, on_ready: Callable[[list[st
             if not stopped.is_set():
                 on_ready(addresses, ray.get_runtime_context().gcs_address)
             if address == LOCAL:
-                stopped.wait()
+                while not stopped.wait(_LOOK_S) and deploying.is_deployed():
+                    pass
         finally:
             if address == LOCAL:
                 # On a thread: if Ray has been killed, too, as by a signal to all processes, it would wait.
@@ -123,7 +127,7 @@ def scale(
 
 @cluster_app.command("stop")
 def stop(address: Address = AUTO) -> None:
-    """Drain and stop every replica and gateway; the Ray cluster stays."""
+    """Drain and stop every replica and gateway; a Ray cluster that you started stays."""
     with _on_cluster(address):
         from trocar_server.cluster import deploying
 

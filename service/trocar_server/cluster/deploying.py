@@ -197,6 +197,15 @@ def _spec(config: ServerConfig, host: str) -> dict[str, Any]:
     }
 
 
+def is_deployed() -> bool:
+    """Whether there is a deployment, or was and is not wholly stopped."""
+    try:
+        open_directory()
+    except ValueError:
+        return False
+    return True
+
+
 def deployed() -> ServerConfig:
     """Return the configuration that is deployed.
 

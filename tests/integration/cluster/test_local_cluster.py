@@ -49,10 +49,12 @@ def test_a_local_cluster_is_scaled_and_stopped_by_commands(
             with trocar.connect(address, token=str(token)) as client:
                 images = np.zeros((1, 3, 64, 64), np.float32)
                 assert client.extract("tiny", images, ["classifier"])["classifier"].shape[:2] == (1, 1000)
-            check_commands(ray_address)
             check_auto(ray_address, monkeypatch, folder / "empty")
-        finally:
+            check_commands(ray_address)
+            process.wait(60)  # stopped by another command, it ends
+        except BaseException:
             process.send_signal(signal.SIGINT)
+            raise
         _, errors = process.communicate()
     assert (process.returncode, errors) == (0, "")
     wait_until(lambda: not any(is_of(path, folder) for path in Path("/proc").glob("[0-9]*/environ")))
@@ -85,14 +87,15 @@ def check_commands(ray_address: str) -> None:
     assert [replica["is_draining"] for replica in state["replicas"]] == [False, False]
     stopped = run("stop")
     assert (stopped.returncode, stopped.stdout) == (0, "stopped\n")
-    check_refused(run("stop"), "error: Trocar is not deployed on this cluster")
 
 
 def check_auto(ray_address: str, monkeypatch: pytest.MonkeyPatch, empty: Path) -> None:
     """Where two clusters run and `ray start` noted none, `auto` could stop another's: it is refused."""
     with ray_nodes(1) as other:
+        none = command("cluster", "stop", "--ray", other)
         monkeypatch.setenv("RAY_TMPDIR", str(empty))
         ended = command("cluster", "stop")
+    check_refused(none, "error: Trocar is not deployed on this cluster")
     check_refused(ended, "error: several Ray clusters run on this machine: name one of them")
     assert all(f"--ray {address}" in ended.stderr for address in (ray_address, other))
 
