@@ -335,7 +335,7 @@ class _Call:
                 self.running.calls.discard(running)
                 if self.is_open:
                     self.running.let_out(running)
-            self._end(_code_set(context))
+            self._end(context.code())
             return reply
 
         if method.handler.response_streaming:
@@ -393,7 +393,7 @@ class _Call:
             self._end("DEADLINE_EXCEEDED" if _is_late(context) else "CANCELLED")
             return
         if isinstance(error, grpc.aio.AbortError):
-            self._end(_code_set(context))
+            self._end(context.code())
             return
         if isinstance(error, _GONE):
             self._end("CANCELLED")
@@ -414,9 +414,16 @@ class _Call:
             "the server failed on this call; its log has the details under request id " + request_id,
         )
 
-    def _end(self, code: str, reason: str = "") -> None:
-        """Notify the observer before the status is sent, and log afterwards: no caller waits for our log."""
-        self.record.end(code, reason)
+    def _end(self, code: object, reason: str = "") -> None:
+        """Notify the observer before the status is sent, and log afterwards: no caller waits for our log.
+
+        Args:
+            code: Name of the status code, or what `context.code()` says of the handler's: None or a number if
+                it has set none.
+            reason: Of an error.
+        """
+        name = code.name if isinstance(code, grpc.StatusCode) else code if isinstance(code, str) else "OK"
+        self.record.end(name, reason)
         if not self.is_open:
             self.lines.write(self.record)
 
@@ -430,12 +437,6 @@ def _is_late(context: CallContext) -> bool:
     """Whether the deadline ended a call. The client's clock may be slightly ahead of ours."""
     remaining_s: float | None = context.time_remaining()  # None without a deadline, whatever its type says
     return remaining_s is not None and remaining_s < _CLOCKS_APART_S
-
-
-def _code_set(context: CallContext) -> str:
-    """Status code that the handler itself has set or aborted with."""
-    code: object = context.code()  # None, or a number, whatever its type says
-    return code.name if isinstance(code, grpc.StatusCode) else "OK"
 
 
 def _request_id(given: str | bytes) -> str:

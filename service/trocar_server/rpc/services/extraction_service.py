@@ -79,6 +79,18 @@ class _Asked:
     """Memory of a prepared call, instead of what its message names."""
 
 
+def _receiving(
+    asked: _Asked, shared: SharedPayloads, byte_counts: Sequence[int]
+) -> tuple[Callable[[Reservation], Awaitable[list[Payload]]], Callable[[], list[Payload]] | None]:
+    """Return what receives the payloads of a call, and what copies them where all have come; None if not."""
+    if shared.has_payload:
+        receiving = partial(shared.receive, byte_counts, asked.chunks)
+        return receiving, None if asked.chunks else shared.arrived(byte_counts)
+    is_whole = asked.sizes == byte_counts or are_whole(byte_counts, asked.chunks)
+    arrived = partial(whole_payloads, asked.chunks) if is_whole else None
+    return partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks), arrived
+
+
 class ExtractionService:
     """Runs hosted models for callers of `ExtractionService`."""
 
@@ -193,15 +205,7 @@ class ExtractionService:
             if request.edits:
                 stored = await self._lists.find(principal, request.model_id, request.edits)
             plan, byte_counts = planned.plan(engine.limits, stored)
-            receiving: Callable[[Reservation], Awaitable[list[Payload]]]
-            arrived = None
-            if shared.has_payload:
-                receiving = partial(shared.receive, byte_counts, asked.chunks)
-                arrived = None if asked.chunks else shared.arrived(byte_counts)
-            else:
-                receiving = partial(receive, asked.arrivals, byte_counts, asked.chunks, _chunks)
-                if asked.sizes == byte_counts or are_whole(byte_counts, asked.chunks):
-                    arrived = partial(whole_payloads, asked.chunks)
+            receiving, arrived = _receiving(asked, shared, byte_counts)
             call = Call(
                 plan,
                 sum(byte_counts),
