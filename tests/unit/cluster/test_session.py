@@ -18,6 +18,6 @@ def test_auto_is_refused_where_any_of_several_clusters_could_be_meant(
     monkeypatch.setattr(services, "find_gcs_addresses", found)
     monkeypatch.setattr(services, "find_bootstrap_address", lambda _: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(ServiceError, match=r"--ray 10\.0\.0\.1:1 or --ray 10\.0\.0\.1:2"):
-        with open_session("auto"):
-            pytest.fail("connected")
+    named = pytest.raises(ServiceError, match=r"--ray 10\.0\.0\.1:1 or --ray 10\.0\.0\.1:2")
+    with named, open_session("auto"):
+        pytest.fail("connected")
