@@ -18,6 +18,7 @@ Address = Annotated[
 ]
 
 _LOOK_S = 1.0
+"""Seconds between looks at whether another command has stopped the deployment."""
 _STOP_S = 30.0
 """Seconds for the stop of Ray Serve, besides those of the replicas."""
 

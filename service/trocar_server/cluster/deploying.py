@@ -198,7 +198,7 @@ def _spec(config: ServerConfig, host: str) -> dict[str, Any]:
 
 
 def is_deployed() -> bool:
-    """Whether there is a deployment, or was and is not wholly stopped."""
+    """Whether there is a deployment, or one that is being stopped."""
     try:
         open_directory()
     except ValueError:

@@ -94,6 +94,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         deploying.stop()
         with pytest.raises(ServiceError, match="not deployed"):
             deploying.deployed()
+        again = command("cluster", "stop", "--ray", address)
+        assert again.returncode == 1
+        assert again.stderr.startswith("error: Trocar is not deployed on this cluster")
 
 
 @dataclass

@@ -30,6 +30,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="ray-"))  # short, for the names of sockets
     monkeypatch.setenv("RAY_TMPDIR", str(path))
     monkeypatch.setenv("HOME", str(path))  # of Ray's token
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)  # of simulated nodes, see `set_up_ray`
     yield path
     shutil.rmtree(path)
 

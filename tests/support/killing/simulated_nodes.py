@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.support.servers.ray_cluster import set_up_ray
 from trocar_server.config import ServerConfig
 
 _NODE: dict[str, Any] = {"object_store_memory": 100 << 20}
@@ -32,8 +33,7 @@ class SimulatedNodes:
 
         self._count, self._cpus = count, cpus
         self._killed: set[int] = set()
-        # Ray (2.60) starts workers with a niceness of 15: beside anything else they would hardly run.
-        os.environ.setdefault("RAY_worker_niceness", "0")
+        set_up_ray()
         head = {"include_dashboard": False, "num_cpus": 0, **_NODE}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._victims: dict[str, Callable[[random.Random], list[int]]] = {

@@ -32,7 +32,7 @@ def ray_cluster(count: int) -> Iterator[Any]:
 
     from trocar_server.cluster.session import open_session
 
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as in `session`
+    set_up_ray()
     head = {"include_dashboard": False, **_NODE}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
@@ -42,6 +42,13 @@ def ray_cluster(count: int) -> Iterator[Any]:
             yield cluster
     finally:
         cluster.shutdown()
+
+
+def set_up_ray() -> None:
+    """Set what simulated nodes, and this process with them, need of Ray's settings."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in `session`
+    # A user who has run `trocar serve --ray local` has a token at home: nodes that are added would use it alone.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 
 def add_node(cluster: Any, **options: Any) -> Any:

@@ -1,5 +1,7 @@
 """Session with a Ray cluster: which one `auto` may mean."""
 
+from functools import cache
+
 import pytest
 
 from trocar_server.cluster.session import open_session
@@ -11,10 +13,7 @@ services = pytest.importorskip("ray._private.services", reason="needs Ray: pip i
 def test_auto_is_refused_where_any_of_several_clusters_could_be_meant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def found() -> frozenset[str]:
-        return frozenset({"10.0.0.1:2", "10.0.0.1:1"})
-
-    found.cache_clear = lambda: None  # type: ignore[attr-defined]
+    found = cache(lambda: frozenset({"10.0.0.1:2", "10.0.0.1:1"}))
     monkeypatch.setattr(services, "find_gcs_addresses", found)
     monkeypatch.setattr(services, "find_bootstrap_address", lambda _: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

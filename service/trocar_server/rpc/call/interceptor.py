@@ -364,18 +364,18 @@ class _Call:
             raise self._known(running.problem or error) from None
         finally:
             self.running.calls.discard(running)
-        self._end("OK")
+        self._end(grpc.StatusCode.OK)
         return result
 
     def _known(self, error: BaseException) -> ServiceError:
         """End the call with an error, and return what its caller is told."""
         if isinstance(error, asyncio.CancelledError):
-            self._end("CANCELLED")
+            self._end(grpc.StatusCode.CANCELLED)
             return ServiceError(ErrorReason.CANCELLED, "the call was cancelled")
         known = error if isinstance(error, ServiceError) else self._internal(error)
         known.__traceback__ = None  # its frames keep the request alive until garbage collection
         self.record.principal = known.details.get("principal") or log_name(current_principal())
-        self._end(STATUS_CODES[known.reason].name, known.reason)
+        self._end(STATUS_CODES[known.reason], known.reason)
         return known
 
     def refusal(self, error: ServiceError) -> Any:
@@ -390,13 +390,13 @@ class _Call:
     async def _fail(self, error: BaseException, context: CallContext) -> None:
         """Abort the call with a status and its reason. A cancelled call or a stopping server just ends."""
         if isinstance(error, asyncio.CancelledError):
-            self._end("DEADLINE_EXCEEDED" if _is_late(context) else "CANCELLED")
+            self._end(grpc.StatusCode.DEADLINE_EXCEEDED if _is_late(context) else grpc.StatusCode.CANCELLED)
             return
         if isinstance(error, grpc.aio.AbortError):
             self._end(context.code())
             return
         if isinstance(error, _GONE):
-            self._end("CANCELLED")
+            self._end(grpc.StatusCode.CANCELLED)
             raise asyncio.CancelledError from None
         known = self._known(error)
         code = STATUS_CODES[known.reason]
@@ -418,12 +418,10 @@ class _Call:
         """Notify the observer before the status is sent, and log afterwards: no caller waits for our log.
 
         Args:
-            code: Name of the status code, or what `context.code()` says of the handler's: None or a number if
-                it has set none.
+            code: The status code; None or a number, as of `context.code()`, if the handler has set none.
             reason: Of an error.
         """
-        name = code.name if isinstance(code, grpc.StatusCode) else code if isinstance(code, str) else "OK"
-        self.record.end(name, reason)
+        self.record.end(code.name if isinstance(code, grpc.StatusCode) else "OK", reason)
         if not self.is_open:
             self.lines.write(self.record)
 
