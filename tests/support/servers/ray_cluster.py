@@ -47,7 +47,7 @@ def ray_cluster(count: int) -> Iterator[Any]:
 def set_up_ray() -> None:
     """Set what simulated nodes, and this process with them, need of Ray's settings."""
     os.environ.setdefault("RAY_worker_niceness", "0")  # as in `session`
-    # A user who has run `trocar serve --ray local` has a token at home: nodes that are added would use it alone.
+    # Who has run `trocar serve --ray local` has a token at home, which only nodes that are added would use.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 
