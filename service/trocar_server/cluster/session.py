@@ -100,7 +100,6 @@ def _look_at_this_machine(address: str) -> None:
     from ray._private import services  # what `ray.init` itself asks
     from ray._private.authentication import authentication_token_setup
 
-    services.find_gcs_addresses.cache_clear()
     found = sorted(services.find_gcs_addresses())
     if address in found:
         logging.getLogger("ray").setLevel(logging.ERROR)  # as `ray.init` does; this would warn of the token

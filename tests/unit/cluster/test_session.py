@@ -1,7 +1,5 @@
 """Session with a Ray cluster: which one `auto` may mean."""
 
-from functools import cache
-
 import pytest
 
 from trocar_server.cluster.session import open_session
@@ -13,8 +11,8 @@ services = pytest.importorskip("ray._private.services", reason="needs Ray: pip i
 def test_auto_is_refused_where_any_of_several_clusters_could_be_meant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = cache(lambda: frozenset({"10.0.0.1:2", "10.0.0.1:1"}))
-    monkeypatch.setattr(services, "find_gcs_addresses", found)
+    found = frozenset({"10.0.0.1:2", "10.0.0.1:1"})
+    monkeypatch.setattr(services, "find_gcs_addresses", lambda: found)
     monkeypatch.setattr(services, "find_bootstrap_address", lambda _: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     named = pytest.raises(ServiceError, match=r"--ray 10\.0\.0\.1:1 or --ray 10\.0\.0\.1:2")
