@@ -56,6 +56,7 @@ _WAIT_S = 2.0
 """For all others."""
 _AT_START, _LONGEST_START_S, _MOST_TIMES = 0.15, 0.6, 3
 _TOLD_EVERY = 20
+_MOST_LOGGED = 10_000
 
 
 @dataclass
@@ -74,6 +75,8 @@ class Outcome:
     """What did not hold."""
     exit_code: int = -1
     """Of the last server, which was stopped."""
+    logged: str = ""
+    """What the servers logged of it."""
 
     @property
     def is_well(self) -> bool:
@@ -87,6 +90,7 @@ class Outcome:
         lines += [f"leftovers of killed servers, all removed: {self.removed}"] if not self.wrong else []
         lines += [f"exit code of the last server: {self.exit_code}"]
         lines += [f"WRONG: {problem}" for problem in self.wrong[:20]]
+        lines += [self.logged] if self.wrong else []
         return "\n".join([*lines, "all is well" if self.is_well else "NOT well"])
 
 
@@ -198,7 +202,10 @@ def kill(kills: int, seed: int, folder: Path) -> Outcome:
     temporary = folder / "temporary"
     temporary.mkdir()
     with server_processes(temporary) as processes:
-        return Killing(processes, folder, seed).run(kills)
+        outcome = Killing(processes, folder, seed).run(kills)
+    _, head, after = (folder / "data.log").read_text().partition("[error")
+    outcome.logged = (head + after)[:_MOST_LOGGED]
+    return outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,24 +6,21 @@ ends with its input, or with the process that started it.
 `serve` is that loop, for workers of other kinds too.
 """
 
-import ctypes
 import json
 import os
 import resource
 import select
-import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from trocar_server import parent_process
 from trocar_server.decoding.headers import damaged
 from trocar_server.decoding.pixels import Conversion, decode_image, fitted
 from trocar_server.errors import ServiceError
 
-_PR_SET_PDEATHSIG = 1
-"""Of <linux/prctl.h>."""
 _MAX_MEMORY_BYTES = 2 << 30
 """Of address space: a picture of 64 MiB with all that libraries keep beside it needs less than a quarter."""
 
@@ -79,10 +76,7 @@ def _decode(head: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
 
 def _end_with(parent: int) -> None:
     """End when the server does, also in the middle of an image, and however it ends."""
-    with suppress(AttributeError):  # Linux alone has it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
+    parent_process.end_with(parent)
     threading.Thread(target=_watch_input, daemon=True).start()
 
 

@@ -15,6 +15,7 @@ from torchvision.models import WeightsEnum
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.late_imports import late_imports
 from trocar_server.models.architectures import check_spec, named_weights, weights_label
 from trocar_server.models.building import BuiltModule, build
 from trocar_server.models.families import Family, family_of
@@ -42,7 +43,8 @@ def load_model(spec: ModelSpec, device: torch.device, data_dir: Path) -> HostedM
     """
     check_spec(spec)
     try:
-        built = build(spec, data_dir)
+        with late_imports:  # a library may import torch's compiler
+            built = build(spec, data_dir)
         built.module.eval().requires_grad_(False).to(device, TORCH_DTYPES.get(spec.dtype))
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ServiceError(

@@ -16,9 +16,9 @@ from contextlib import suppress
 import structlog
 
 from trocar_server.errors import ServiceError
+from trocar_server.late_imports import import_compiler
 from trocar_server.training.files.owner_folders import OwnerFolders
 from trocar_server.training.files.trainer_store import moved
-from trocar_server.training.trainer_builder import import_optimizer
 from trocar_server.training.trainers import Trainers
 
 GONE_AFTER_S = 2.0
@@ -118,7 +118,7 @@ class Takeover:
         """Return the other owners; if there are any, import what their trainers need before one is lost."""
         owners = self._folders.others()
         if owners:
-            import_optimizer()
+            import_compiler()
         return owners
 
     async def _take_from(self, owner: str) -> None:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
+from trocar_server.late_imports import import_compiler
 from trocar_server.models import HostedModel
 from trocar_server.storage.fingerprint import fingerprint
 from trocar_server.training.checks.spec_checks import check_spec, parse_spec
@@ -121,7 +122,7 @@ class TrainerBuilder:
 
     async def _make_core(self, spec: TrainerSpec) -> TrainerCore:
         base, teachers = self.base(spec), self.teachers(spec)
-        await asyncio.to_thread(import_optimizer)
+        await asyncio.to_thread(import_compiler)  # the first step of an optimizer does (torch 2.14)
         recording = await self.engine.checks.recording(spec.model_id)
 
         def make() -> TrainerCore:
@@ -191,14 +192,6 @@ class TrainerBuilder:
     def teachers(self, spec: TrainerSpec) -> dict[str, HostedModel]:
         """Return the models that a spec distils from, by id."""
         return {model_id: self.engine.catalogue.loaded(model_id) for model_id in teacher_ids(spec)}
-
-
-def import_optimizer() -> None:
-    """Import what the first step of an optimizer imports, torch's compiler (torch 2.14).
-
-    It takes seconds: not for the thread that owns the device, on which all calls wait.
-    """
-    import torch._dynamo  # noqa: F401
 
 
 def teacher_ids(spec: TrainerSpec) -> list[str]:

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trocar_server.late_imports import import_compiler, late_imports
 from trocar_server.surgery.recording.liveness import LiveBytes
 from trocar_server.surgery.recording.recording import Leaf, ModuleCall, ModuleRecord, Recording, record_calls
 from trocar_server.surgery.structure import leaves
@@ -205,8 +206,10 @@ def import_symbolic_parts() -> None:
     With sympy and torch's compiler that takes 2.7 s: not for the thread that owns the device.
     """
     if is_tried(torch.__version__):
-        for name in _PARTS:
-            importlib.import_module(name)
+        with late_imports:
+            import_compiler()
+            for name in _PARTS:
+                importlib.import_module(name)
     has_symbolic_parts.set()
 
 

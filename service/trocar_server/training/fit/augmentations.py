@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line, nearest
+from trocar_server.late_imports import import_compiler
 from trocar_server.training.datasets.order import random_numbers
 from trocar_server.training.spec.fit_spec import AugmentationSpec
 
@@ -175,7 +176,8 @@ def _converted(name: str, value: Any) -> Any:
 
 
 def torchvision_v2() -> Any:
-    """Return torchvision's v2 transforms. Imported late: they bring `torch._dynamo`, 1 s and 150 MB."""
+    """Return torchvision's v2 transforms. Imported late: they bring torch's compiler."""
+    import_compiler()
     from torchvision.transforms import v2
 
     return v2

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import nearest
+from trocar_server.late_imports import late_imports
 from trocar_server.surgery import PassGuard
 from trocar_server.training.datasets.order import batch_count
 from trocar_server.training.fit.augmentations import Augmentation, build_augmentation, torchvision_v2
@@ -60,10 +61,11 @@ class _Question:
 
 def import_parts(core: Core, spec: FitSpec) -> None:
     """Import what the parts of a fit need. It takes seconds: not for the thread that owns the device."""
-    if spec.augmentations:
-        torchvision_v2()
-    if spec.metrics and _wants_metrics(spec) and _question(core) is not None:
-        torchmetrics_classification()
+    with late_imports:
+        if spec.augmentations:
+            torchvision_v2()
+        if spec.metrics and _wants_metrics(spec) and _question(core) is not None:
+            torchmetrics_classification()
 
 
 def _wants_metrics(spec: FitSpec) -> bool:

@@ -7,25 +7,27 @@ torch slows every pass of the first. So the server builds in another process, wh
 standard input, pickled by the server itself, and writes one line of JSON.
 """
 
-import ctypes
 import json
 import os
 import pickle
 import resource
-import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trocar_server.engine.compiled.backends.recipe import Recipe
+from trocar_server import parent_process
 from trocar_server.errors import first_line
+
+if (
+    TYPE_CHECKING
+):  # it imports torch: seconds, and this process has to know its parent first
+    from trocar_server.engine.compiled.backends.recipe import Recipe
 
 _LIMIT_CPU_S = 600
 """CPU time of a build, in seconds."""
-_PR_SET_PDEATHSIG = 1
-"""From <linux/prctl.h>."""
+_NICENESS = 19
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Job:
 
     spec: Any
     data_dir: Path
-    recipe: Recipe
+    recipe: "Recipe"
     folder: Path
     with_openvino: bool
 
@@ -81,30 +83,27 @@ def build(job: Job) -> Built:
     return Built(pairs, has_graph=True)
 
 
-def _dies_with(parent: int) -> bool:
-    """Let the kernel end this process when its parent dies for any reason; False if it is dead already.
-
-    Linux only; elsewhere a build whose server was killed runs to its end.
-    """
-    with suppress(AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.getppid() == parent
-
-
 def _limit_itself() -> None:
-    """Use one thread, and end after `_LIMIT_CPU_S`: nobody else sees an endless build at this priority."""
-    import torch
+    """Take the lowest priority and one thread, see Note: [Priority of a build], and end after `_LIMIT_CPU_S`.
 
-    torch.set_num_threads(1)
+    Nobody else sees an endless build.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     _, most_s = resource.getrlimit(resource.RLIMIT_CPU)
     limit_s = _LIMIT_CPU_S if most_s == resource.RLIM_INFINITY else min(_LIMIT_CPU_S, most_s)
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, most_s))
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def main() -> None:
     """Run the job on standard input; the only argument is the id of the parent process."""
-    if not _dies_with(int(sys.argv[1])):
-        return
+    parent_process.end_with(int(sys.argv[1]))  # while it has the priority of the server
     _limit_itself()
     # Unless this cannot be imported, OpenVINO's converter reports to Google Analytics and writes to ~/intel.
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]

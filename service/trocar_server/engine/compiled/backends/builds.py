@@ -5,7 +5,9 @@ Linux may divide the CPU among sessions first (`sched_autogroup_enabled`), and o
 priority. A build in a session of its own would get as much as the whole server, at any niceness. So it stays
 in the server's session, in a process group of its own: Ctrl-C in a terminal is for the server, and the build
 can be killed with all its children. `SCHED_IDLE` gives it what the server leaves, and about 0.3 % of a core
-that is always busy.
+that is always busy. The build takes that priority itself, after it has asked the kernel to end with the
+server: with it from the start it needed minutes until it asked, and builds of killed servers piled up, each
+with up to 0.5 GB.
 """
 
 import asyncio
@@ -20,7 +22,6 @@ from trocar_server.engine.compiled.backends.build_worker import Built, Job
 
 _LIMIT_S = 3600.0
 """Of a build; a busy server leaves it little time."""
-_NICENESS = 19
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -41,7 +42,6 @@ async def build_apart(job: Job) -> Built:
         env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         process_group=0,
     )
-    _lower_priority(process.pid)
     try:
         async with asyncio.timeout(_LIMIT_S):
             output, _ = await process.communicate(message)
@@ -53,15 +53,6 @@ async def build_apart(job: Job) -> Built:
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     return _parsed(output, process.returncode)
-
-
-def _lower_priority(pid: int) -> None:
-    """Give a process the lowest priority, see Note: [Priority of a build]; its threads inherit it."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _parsed(output: bytes, code: int | None) -> Built:

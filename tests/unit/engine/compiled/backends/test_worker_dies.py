@@ -75,6 +75,12 @@ def test_it_does_nothing_for_a_server_that_is_dead_already() -> None:
     assert done.stdout == b""
 
 
+def test_it_knows_its_parent_before_it_loads_torch() -> None:
+    loaded = "import sys, trocar_server.engine.compiled.backends.build_worker; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, check=True, text=True)
+    assert done.stdout == "False\n"  # at its priority a build takes minutes to load it on a busy machine
+
+
 @asynccontextmanager
 async def endless_build(folder: Path) -> AsyncIterator[tuple[int, int]]:
     """Yield the ids of a build process and of a child of it; cancel the build afterwards."""
