@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trocar_server import parent_process
 from trocar_server.errors import first_line
 
-if (
-    TYPE_CHECKING
-):  # it imports torch: seconds, and this process has to know its parent first
+if TYPE_CHECKING:  # it imports torch: seconds, and this process has to know its parent first
     from trocar_server.engine.compiled.backends.recipe import Recipe
 
 _LIMIT_CPU_S = 600
