@@ -67,6 +67,13 @@ def test_values_and_classes_are_those_of_torch(client: trocar.Client) -> None:
     assert len(found.changed) == (best != scores_b.argmax(1)).sum() > 0
 
 
+async def test_the_asyncio_client_compares_alike(client: trocar.Client, server: RunningServer) -> None:
+    async with trocar.aio.connect(server.address) as own:
+        found = await own.compare("plain", images(), edits=FLIP, other="other", batch_size=3)
+    assert str(found) == str(client.compare("plain", images(), edits=FLIP, other="other", batch_size=3))
+    assert found["pool"].relative_error > 0
+
+
 def test_two_models_pair_their_classes_by_name(client: trocar.Client) -> None:
     x = images()
     torch.manual_seed(1)
