@@ -1,4 +1,4 @@
-"""Trainers, fits and data sets of the asyncio client: where plain torch is, and as the other client sees them."""
+"""Trainers, fits and data sets of the asyncio client, against plain torch and the other client."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_a_fit_is_paused_resumed_and_watched_beside_another(
         history = await other.fit(data, epochs=12, batch_size=4, progress=False)
         return list(history.losses)
 
-    assert await asyncio.gather(watched(), whole()) == [losses, losses]
+    assert list(await asyncio.gather(watched(), whole())) == [losses, losses]
     assert states == ["paused", "running"]
     for trainer in (paused, other):
         assert_weights(client.trainer(trainer.trainer_id), expected, tmp_path)
