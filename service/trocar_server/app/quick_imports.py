@@ -53,7 +53,7 @@ def _is_compile_supported(device_type: str) -> bool:
 
 
 def calling_directly(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `_disable_dynamo` whose functions call theirs directly while there is no `torch._dynamo`.
+    """Return a `_disable_dynamo` whose functions call theirs directly until `torch._dynamo` is imported.
 
     Args:
         original: torch's own, used once `torch._dynamo` has been imported.
@@ -66,11 +66,17 @@ def calling_directly(original: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return (disabled if _DYNAMO in sys.modules else function)(*args, **kwargs)
+            return (disabled if _is_imported(_DYNAMO) else function)(*args, **kwargs)
 
         return call
 
     return disable
+
+
+def _is_imported(name: str) -> bool:
+    """Whether a module is there; not while another thread imports it, on which its user would wait."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 class _CompileFinder(importlib.abc.MetaPathFinder):
