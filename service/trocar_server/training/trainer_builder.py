@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
-from trocar_server.late_imports import import_compiler
+from trocar_server.late_imports import import_compiler, late_imports
 from trocar_server.models import HostedModel
 from trocar_server.storage.fingerprint import fingerprint
 from trocar_server.training.checks.spec_checks import check_spec, parse_spec
@@ -22,6 +22,7 @@ from trocar_server.training.durable_steps import DurableSteps
 from trocar_server.training.files.snapshots import snapshot_state_dict
 from trocar_server.training.files.trainer_storage import StorageOnDemand
 from trocar_server.training.files.trainer_store import TrainerRecord, check_base
+from trocar_server.training.model.lora import peft_library
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.trainer import Trainer
@@ -122,7 +123,7 @@ class TrainerBuilder:
 
     async def _make_core(self, spec: TrainerSpec) -> TrainerCore:
         base, teachers = self.base(spec), self.teachers(spec)
-        await asyncio.to_thread(import_compiler)  # the first step of an optimizer does (torch 2.14)
+        await asyncio.to_thread(_import_parts, spec)
         recording = await self.engine.checks.recording(spec.model_id)
 
         def make() -> TrainerCore:
@@ -192,6 +193,14 @@ class TrainerBuilder:
     def teachers(self, spec: TrainerSpec) -> dict[str, HostedModel]:
         """Return the models that a spec distils from, by id."""
         return {model_id: self.engine.catalogue.loaded(model_id) for model_id in teacher_ids(spec)}
+
+
+def _import_parts(spec: TrainerSpec) -> None:
+    """Import what a trainer needs. It takes seconds: not for the thread that owns the device."""
+    with late_imports:
+        import_compiler()  # the first step of an optimizer does (torch 2.14)
+        if spec.adapter is not None:
+            peft_library()
 
 
 def teacher_ids(spec: TrainerSpec) -> list[str]:

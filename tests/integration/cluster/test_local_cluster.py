@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,12 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def test_a_local_cluster_is_scaled_and_stopped_by_commands(folder: Path) -> None:
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Serve a model, and yield the process with the address of Ray once a client has been answered.
+
+    It ends within the context; then nothing is left of it, and it has printed no error.
+    """
     config = write_config(folder / "cluster.toml", MODELS, {"tiny": "cpus = 0.5"}, start_timeout_s=400)
     token = TokenFile(folder / "data").add("ann", {Scope.RUN}, expires_at_s=None, now_s=0)[1]
     line = [sys.executable, "-m", "trocar", "serve", "--ray", "local", "--config", str(config)]
@@ -44,18 +50,27 @@ def test_a_local_cluster_is_scaled_and_stopped_by_commands(folder: Path) -> None
             assert process.stdout is not None
             ready = next(text for text in process.stdout if text.startswith(READY))
             address = ready.removeprefix(READY).partition(" ")[0]
-            ray_address = ready.rpartition(" ")[2].rstrip(")\n")
             with trocar.connect(address, token=str(token)) as client:
                 images = np.zeros((1, 3, 64, 64), np.float32)
                 assert client.extract("tiny", images, ["classifier"])["classifier"].shape[:2] == (1, 1000)
-            check_commands(ray_address)
-            process.wait(60)  # stopped by another command, it ends
+            yield process, ready.rpartition(" ")[2].rstrip(")\n")
+            process.wait(60)
         except BaseException:
             process.send_signal(signal.SIGINT)
             raise
         _, errors = process.communicate()
     assert (process.returncode, errors) == (0, "")
     wait_until(lambda: not any(is_of(path, folder) for path in Path("/proc").glob("[0-9]*/environ")))
+
+
+def test_a_local_cluster_is_scaled_and_stopped_by_commands(folder: Path) -> None:
+    with serving(folder) as (_, ray_address):
+        check_commands(ray_address)
+
+
+def test_ctrl_c_ends_a_local_cluster_that_serves(folder: Path) -> None:
+    with serving(folder) as (process, _):
+        process.send_signal(signal.SIGINT)
 
 
 def is_of(environ: Path, folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """LoRA adapters of trainers: gradients, steps and files equal PEFT's on the same seeds."""
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.models.transformers_folders import FAMILIES, save_family
 from tests.support.servers.running_server import RunningServer, running_server
 from trocar._cli import main
 from trocar.errors import InvalidArgumentError, TrainerInvalidError, UnknownTrainerError
+from trocar_server.training import trainer_builder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT 0.21
 
@@ -213,6 +215,20 @@ def test_an_adapter_of_another_shape_is_refused(client: trocar.Client, folder: P
     trainer = client.train("gpt2", adapter=4, losses="causal_lm")
     with pytest.raises(TrainerInvalidError, match="is missing in either"):
         trainer.load_adapter(tmp_path)
+
+
+def test_peft_is_imported_beside_the_thread_that_owns_the_device(
+    client: trocar.Client, running: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def importing() -> None:
+        threads.append(threading.current_thread().name)
+
+    monkeypatch.setattr(trainer_builder, "peft_library", importing)
+    client.train("gpt2", adapter=4, losses="causal_lm")
+    assert len(threads) == 1
+    assert running.on_owner(lambda: threading.current_thread().name) not in threads
 
 
 def test_adapters_on_one_base_are_chosen_per_call_and_never_mixed(client: trocar.Client) -> None:

@@ -59,7 +59,7 @@ def add_lora(module: nn.Module, spec: LoraSpec, seed: int, head: str = "") -> di
         ServiceError: `TRAINER_INVALID`, a pattern matches no layer that can be adapted, or PEFT refuses.
     """
     chosen = lora_modules(module, spec, head)
-    peft = _library()
+    peft = peft_library()
     config = lora_config(module, spec, chosen)
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -134,7 +134,7 @@ def lora_config(module: nn.Module, spec: LoraSpec, chosen: Mapping[str, LoraRank
     alphas = {path: entry.alpha or spec.alpha for path, entry in chosen.items()}
     rank, alpha = next(iter(ranks.values())), next(iter(alphas.values()))
     names = "|".join(map(re.escape, layers))
-    return _library().LoraConfig(
+    return peft_library().LoraConfig(
         r=rank,
         lora_alpha=_whole(alpha),
         lora_dropout=spec.dropout,
@@ -239,7 +239,12 @@ def _whole(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
-def _library() -> Any:
+def peft_library() -> Any:
+    """Return PEFT. Its import takes seconds, and brings transformers.
+
+    Raises:
+        ServiceError: `TRAINER_INVALID`, it is not installed.
+    """
     try:
         import peft
     except ImportError:
