@@ -26,6 +26,19 @@ def test_a_canonical_name_says_no_more_than_needed(
     assert canonical_name(*arguments) == name
 
 
+@pytest.mark.parametrize(
+    ("port", "name"),
+    [
+        ("out", "fc/grad_out"),
+        ("in", "fc/grad_in"),
+        ("in(query)", "fc/grad_in(query)"),
+        ("param(bias)", "fc/param_grad(bias)"),
+    ],
+)
+def test_a_gradient_is_named_after_its_value(port: str, name: str) -> None:
+    assert canonical_name("fc", None, port, (), is_gradient=True) == name
+
+
 _NAMES = st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1, max_size=8)
 _PATHS = st.lists(_NAMES, min_size=1, max_size=5).map(".".join)
 _PICKS = st.lists(

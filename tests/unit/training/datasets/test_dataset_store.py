@@ -366,8 +366,10 @@ def test_a_damaged_record_is_listed_as_such_and_can_be_deleted(kept: DatasetStor
     (path,) = folder.glob(f"owners/*/{dataset_id}.dataset")
     path.write_bytes(path.read_bytes()[:-1])
     with capture_logs() as logs:
-        found = [(info.dataset_id, bool(info.problem)) for info in kept.entries("alice")]
-    assert found == [(fine, False), (dataset_id, True)]
+        first, damaged = kept.entries("alice")
+    assert (first.dataset_id, first.problem) == (fine, "")
+    assert (damaged.dataset_id, damaged.sample_count, damaged.byte_count) == (dataset_id, 0, 0)
+    assert damaged.problem
     assert [line["event"] for line in logs] == ["a stored data set is damaged"]
     assert reason(lambda: kept.get("alice", dataset_id)) is ErrorReason.DATASET_CORRUPT
     kept.clean()

@@ -95,6 +95,13 @@ def _loss(name: Any, value: Tensor, target: Tensor | None, **options: Any) -> Te
         (
             "kl_div",
             LOGITS,
+            torch.eye(4)[LABELS],  # a probability may be 0
+            {},
+            lambda v, t: F.kl_div(F.log_softmax(v, 1), t, reduction="batchmean"),
+        ),
+        (
+            "kl_div",
+            LOGITS,
             SOFT.log(),
             {"temperature": 2.0, "log_target": True},
             lambda v, t: F.kl_div(F.log_softmax(v / 2, 1), t, reduction="batchmean", log_target=True) * 4,
