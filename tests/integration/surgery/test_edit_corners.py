@@ -409,6 +409,17 @@ def test_an_edit_of_what_the_data_does_not_reach_is_an_error(near: trocar.Client
         near.extract("dependent", -rows, "/out", edits=edit)
 
 
+def test_a_source_whose_data_does_not_reach_the_place_is_an_error(near: trocar.Client) -> None:
+    edit = trocar.edit("first", "swap", source="other", at="late")
+    rows = np.ones((2, 3), np.float32)
+    with torch.inference_mode():
+        value = built("dependent")(torch.from_numpy(rows))  # that of `late`
+    found = near.extract("dependent", rows, "first", edits=edit, sources={"other": rows})["first"]
+    assert np.array_equal(found, value.numpy())
+    with pytest.raises(trocar.ModuleNotCalledError, match="'late' was not called with source 'other'"):
+        near.extract("dependent", rows, "first", edits=edit, sources={"other": -rows})
+
+
 def test_an_edit_of_an_element_that_the_data_leaves_out_is_an_error(near: trocar.Client) -> None:
     edit = trocar.edit("split/in(other)", "scale", 0.5)
     rows = np.ones((2, 3), np.float32)

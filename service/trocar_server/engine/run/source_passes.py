@@ -65,8 +65,9 @@ def found_values(
             found |= collect(replica.module, source.arguments, PassSpec(targets), guard).values
         missing = [target.name for target in targets if target.name not in found]
         if missing:
+            name = missing[0].removeprefix(f"{source.name}:")
             raise ServiceError(
                 ErrorReason.MODULE_NOT_CALLED,
-                f"'{missing[0]}' was not called: which modules run depends on the data",
+                f"'{name}' was not called with source '{source.name}': which modules run depends on the data",
             )
     return found
