@@ -76,7 +76,7 @@ class Outcome:
     exit_code: int = -1
     """Of the last server, which was stopped."""
     logged: str = ""
-    """What the servers logged of it."""
+    """What the servers logged, from their first error; empty where everything held."""
 
     @property
     def is_well(self) -> bool:
@@ -90,7 +90,7 @@ class Outcome:
         lines += [f"leftovers of killed servers, all removed: {self.removed}"] if not self.wrong else []
         lines += [f"exit code of the last server: {self.exit_code}"]
         lines += [f"WRONG: {problem}" for problem in self.wrong[:20]]
-        lines += [self.logged] if self.wrong else []
+        lines += [self.logged] if self.logged else []
         return "\n".join([*lines, "all is well" if self.is_well else "NOT well"])
 
 
@@ -192,6 +192,9 @@ class Killing:
 
     def _tell(self) -> None:
         self.outcome.wrong += self._world.wrong
+        if self.outcome.wrong:
+            _, head, after = self._data_dir.with_suffix(".log").read_text().partition("[error")
+            self.outcome.logged = (head + after)[:_MOST_LOGGED]
         self.outcome.calls += self._world.done
         self.outcome.calls += Counter({one: self._world.moments.counts[one] for one in (COMPILED, MERGED)})
         self.outcome.acknowledged += Counter({one.name: one.acknowledged for one in self._storing})
@@ -202,10 +205,7 @@ def kill(kills: int, seed: int, folder: Path) -> Outcome:
     temporary = folder / "temporary"
     temporary.mkdir()
     with server_processes(temporary) as processes:
-        outcome = Killing(processes, folder, seed).run(kills)
-    _, head, after = (folder / "data.log").read_text().partition("[error")
-    outcome.logged = (head + after)[:_MOST_LOGGED]
-    return outcome
+        return Killing(processes, folder, seed).run(kills)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

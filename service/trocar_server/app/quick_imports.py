@@ -66,16 +66,16 @@ def calling_directly(original: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return (disabled if _is_imported(_DYNAMO) else function)(*args, **kwargs)
+            return (disabled if _is_imported() else function)(*args, **kwargs)
 
         return call
 
     return disable
 
 
-def _is_imported(name: str) -> bool:
-    """Whether a module is there; not while another thread imports it, on which its user would wait."""
-    module = sys.modules.get(name)
+def _is_imported() -> bool:
+    """Whether `torch._dynamo` is there; not while another thread imports it: its user would wait."""
+    module = sys.modules.get(_DYNAMO)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 

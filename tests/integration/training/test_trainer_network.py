@@ -25,11 +25,11 @@ from tests.support.oracles.tiny_training import (
     samples,
     stepped_plainly,
 )
-from tests.support.servers.proxy import Proxy, running_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.servers.proxy import Proxy
     from tests.support.servers.running_server import RunningServer
     from tests.support.servers.serving import Serve
 
@@ -64,12 +64,6 @@ class Breaker:
 @pytest.fixture
 def running(serve: Serve, tmp_path: Path) -> RunningServer:
     return serve(models=MODELS, data_dir=tmp_path / "data", limits={"max_batch": 65_536})
-
-
-@pytest.fixture
-def proxy(running: RunningServer) -> Iterator[Proxy]:
-    with running_proxy(running.address) as proxy:
-        yield proxy
 
 
 @pytest.fixture

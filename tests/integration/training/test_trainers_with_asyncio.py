@@ -21,13 +21,13 @@ from tests.support.oracles.tiny_training import (
     samples,
     stepped_plainly,
 )
-from tests.support.servers.proxy import Proxy, running_proxy
 from trocar.errors import TrainerInvalidError, UnknownDatasetError, UnknownModelError, UnknownTrainerError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from tests.support.servers.proxy import Proxy
     from tests.support.servers.running_server import RunningServer
     from tests.support.servers.serving import Serve
 
@@ -180,12 +180,6 @@ async def test_data_sets_are_stored_once_listed_and_deleted(
     await own.delete_dataset(stored.dataset_id)
     with pytest.raises(UnknownDatasetError):
         await own.dataset(stored.dataset_id)
-
-
-@pytest.fixture
-def proxy(running: RunningServer) -> Iterator[Proxy]:
-    with running_proxy(running.address) as proxy:
-        yield proxy
 
 
 async def test_through_broken_connections_nothing_is_lost_or_doubled(

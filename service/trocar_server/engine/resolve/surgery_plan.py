@@ -12,7 +12,7 @@ from trocar_server.engine.execute.scoring import objective_value
 from trocar_server.engine.request.objective import GradientPenalty, Objective
 from trocar_server.engine.request.plan import EditRequest
 from trocar_server.engine.resolve.differentiable import check_float
-from trocar_server.engine.resolve.edit_resolution import Expansions, PlannedEdit, plan_edits
+from trocar_server.engine.resolve.edit_resolution import Expansions, PlannedEdit, SwapValue, plan_edits
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import (
     EditTarget,
@@ -70,10 +70,10 @@ class SurgeryPlan:
         yield from (entry.swap.target for entry in self.edits if entry.swap and not entry.swap.source)
         yield from (target for target, _ in (*self.scored, *self.anchors))
 
-    def source_targets(self, source: str) -> list[Target]:
-        """Return the values that swaps take from the pass on other inputs, each named by its key."""
+    def swaps_from(self, source: str) -> list[SwapValue]:
+        """Return the values that swaps take from the pass on other inputs, each once."""
         swaps = {entry.swap.key: entry.swap for entry in self.edits if entry.swap}
-        return [replace(s.target, name=key, clone=True) for key, s in swaps.items() if s.source == source]
+        return [swap for swap in swaps.values() if swap.source == source]
 
     @property
     def due_gradients(self) -> tuple[frozenset[str], ...]:

@@ -1,7 +1,7 @@
 """Source passes: passes on other inputs, run first on the same replica, whose values swaps use."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -58,16 +58,17 @@ def found_values(
     """
     found: dict[str, torch.Tensor] = {}
     for source in sources:
-        targets = resolved.surgery.source_targets(source.name)
-        if not targets:
+        swaps = resolved.surgery.swaps_from(source.name)
+        if not swaps:
             continue
+        targets = [replace(swap.target, name=swap.key, clone=True) for swap in swaps]
         with torch.no_grad():  # not inference mode: autograd may save these values for the backward pass
             found |= collect(replica.module, source.arguments, PassSpec(targets), guard).values
-        missing = [target.name for target in targets if target.name not in found]
+        missing = [swap.target.name for swap in swaps if swap.key not in found]
         if missing:
-            name = missing[0].removeprefix(f"{source.name}:")
             raise ServiceError(
                 ErrorReason.MODULE_NOT_CALLED,
-                f"'{name}' was not called with source '{source.name}': which modules run depends on the data",
+                f"'{missing[0]}' was not called with source '{source.name}': which modules run depends on "
+                "the data",
             )
     return found
