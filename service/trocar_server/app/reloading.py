@@ -6,6 +6,7 @@ Changes that need a restart (the address, the device, TLS or not) are refused by
 are loaded next to the old ones, before anything is replaced.
 """
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ class Reload:
         check_address(self.new)
         self._check_live()
         folders = dataset_folders(self.new)
-        specs = {model_id: self._spec(model_id) for model_id in self._models_to_load()}
+        specs = {model_id: await self._spec(model_id) for model_id in self._models_to_load()}
         deployments = {model_id: await self._build(spec) for model_id, spec in specs.items()}
         # From here on nothing fails or awaits: no call sees a partial change.
         for model_id in self._removed():
@@ -78,8 +79,9 @@ class Reload:
                 continue
             try:
                 if not entry.is_spec_known:
+                    spec = await self._checked_spec(model_id)
                     self.engine.catalogue.release(model_id)
-                    self.engine.catalogue.add(model_spec(model_id, self.new.models[model_id]))
+                    self.engine.catalogue.add(spec)
                 await self.engine.deployments.load(model_id)
             except ServiceError as error:
                 self.engine.catalogue.add_failed(model_id, error)
@@ -99,15 +101,19 @@ class Reload:
                 "server",
             )
 
-    def _spec(self, model_id: str) -> ModelSpec:
-        spec = model_spec(model_id, self.new.models[model_id])
-        check_spec(spec)
+    async def _spec(self, model_id: str) -> ModelSpec:
+        spec = await self._checked_spec(model_id)
         if model_id not in self.old.models and self.engine.catalogue.has(model_id):
             raise ServiceError(
                 ErrorReason.MODEL_CONFLICT,
                 f"a client has loaded or published a model '{model_id}'; unload it first, or choose another "
                 "id",
             )
+        return spec
+
+    async def _checked_spec(self, model_id: str) -> ModelSpec:
+        spec = model_spec(model_id, self.new.models[model_id])
+        await asyncio.to_thread(check_spec, spec)  # may import a library
         return spec
 
     async def _build(self, spec: ModelSpec) -> Deployment:

@@ -68,19 +68,24 @@ def source_label(spec: ModelSpec) -> str:
 
 
 def prefetch_source(spec: ModelSpec, cache_dir: Path) -> None:
-    """Download what a source needs. Calls no torch operator.
+    """Download what a source needs and import its library, which takes seconds. Calls no torch operator.
 
     Raises:
-        ServiceError: `WEIGHTS_UNAVAILABLE`, with what to do instead.
+        ServiceError: `WEIGHTS_UNAVAILABLE`, with what to do instead; as `check_source` does.
     """
+    check_source(spec)
     source = parse_source(spec.source)
-    require_packages(source)
-    if source.library == "timm" and spec.weights_kind is WeightsKind.NAMED:
-        from trocar_server.models.timm_models import download_timm
+    if source.library == "timm":
+        if spec.weights_kind is WeightsKind.NAMED:
+            from trocar_server.models.timm_models import download_timm
 
-        download_timm(source.name, cache_dir)
-    elif source.revision:
+            download_timm(source.name, cache_dir)
+        return
+    if source.revision:
         download(source, cache_dir)
+    from trocar_server.models.huggingface.building import import_code
+
+    import_code(_known_folder(source, cache_dir), source.task)
 
 
 def source_factory(spec: ModelSpec, cache_dir: Path) -> Callable[..., nn.Module]:
@@ -164,7 +169,7 @@ def _folder(source: Source, cache_dir: Path) -> ModelFolder:
 
 
 def _known_folder(source: Source, cache_dir: Path) -> ModelFolder:
-    """Return the folder of a source that is loaded: verified before."""
+    """Return the folder of a source that is there: what is built was, or will be, verified."""
     return open_folder(source.folder or cached_folder(source, cache_dir))
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line, nearest
+from trocar_server.late_imports import late_imports
 from trocar_server.models.blocks import block_stages
 from trocar_server.models.inputs import BATCH, InputSignature, InputSpec
 from trocar_server.models.source import invalid
@@ -158,7 +159,7 @@ def timm_stages(module: Any) -> dict[str, str]:
 
 def _timm() -> Any:
     try:
-        with warnings.catch_warnings():
+        with late_imports, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import timm
     except ImportError:

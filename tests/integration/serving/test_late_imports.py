@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import sys
@@ -39,6 +40,49 @@ with running_server(models=MODELS, device="cpu") as server, trocar.connect(serve
     assert owner not in found.values(), found
 """
 
+RELOAD = """
+import json
+import sys
+import threading
+from pathlib import Path
+from trocar_server.app.quick_imports import without_dynamo
+with without_dynamo():
+    from trocar_server.app import app
+import trocar
+from tests.support.oracles.tiny_training import MODELS
+from tests.support.servers.running_server import running_server
+from trocar_server.config import ServerConfig
+
+class Threads:
+    def find_spec(self, name, path=None, target=None):
+        found.setdefault(name, threading.current_thread().name)
+
+bert = Path(sys.argv[1])
+sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+config = {"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 16, **sizes}
+(bert / "config.json").write_text(json.dumps(config))
+new = {"bert": {"source": f"hf:{bert}", "weights": "random:0"},
+       "vit": {"source": "timm:test_vit", "weights": "random:0"}}
+found = {}
+sys.meta_path.insert(0, Threads())
+with running_server(models=MODELS, device="cpu") as server, trocar.connect(server.address) as client:
+    plain = server.app.lifecycle.config.model_dump(exclude_unset=True)
+    server.app.lifecycle.reread = lambda: ServerConfig(**{**plain, "models": {**MODELS, **new}})
+    client.reload_config()
+    assert {"tiny", "bert", "vit"} == {model.model_id for model in client.models()}
+    waiting = {server.on_owner(threading.current_thread).name, "server-loop"}
+    late = [name for name, thread in found.items() if thread in waiting]
+    heavy = {"timm", "transformers", "transformers.modeling_utils", "transformers.models.bert.modeling_bert"}
+    assert heavy <= found.keys()
+    assert heavy.isdisjoint(late), late
+"""
+
 
 def test_what_new_sizes_trainers_and_fits_need_is_imported_beside_the_device() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=300)
+
+
+def test_the_library_of_a_model_that_is_added_is_imported_beside_the_device_and_the_calls(
+    tmp_path: Path,
+) -> None:
+    subprocess.run([sys.executable, "-c", RELOAD, str(tmp_path)], check=True, timeout=300)

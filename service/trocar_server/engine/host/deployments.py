@@ -167,7 +167,7 @@ class Deployments(Mapping[str, Deployment]):
         Raises:
             ServiceError: Whatever makes loading impossible.
         """
-        # A download calls no torch operator and must not block the owner thread.
+        # Downloads and imports call no torch operator and must not block the owner thread.
         await asyncio.to_thread(prefetch_weights, spec, self._data_dir)
 
         def make() -> Deployment:

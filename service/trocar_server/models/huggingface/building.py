@@ -14,6 +14,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
+from trocar_server.late_imports import late_imports
 from trocar_server.models.huggingface.folder import ModelFolder, check_weights
 from trocar_server.models.huggingface.pooling import add_pooling
 from trocar_server.models.huggingface.quiet import quietly
@@ -41,6 +42,22 @@ TASKS = {
 """transformers' class for each task, under the Hub's names of tasks."""
 
 _LISTED_COUNT = 10
+
+
+def import_code(folder: ModelFolder, task: str) -> None:
+    """Import transformers, and the code of the class that `build` will most likely choose.
+
+    Args:
+        folder: The checked folder.
+        task: As in `build`.
+    """
+    own = folder.config.get("architectures")
+    names = (task, TASKS.get(task, "AutoModel"), *(own[:1] if isinstance(own, list) else ()))
+    with late_imports:
+        import transformers
+
+        for name in names:  # transformers imports the code of a class when it is named
+            getattr(transformers, str(name), None)
 
 
 def build(

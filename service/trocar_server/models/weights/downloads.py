@@ -28,13 +28,14 @@ _ABANDONED_AFTER_S = 24 * 3600
 
 
 def prefetch_weights(spec: ModelSpec, data_dir: Path) -> None:
-    """Download the weights that `load_model` needs, if any; does nothing for files and random weights.
+    """Download the weights that `load_model` needs, if any, and import the library of a model's source.
 
-    Optional, and calls no torch operator, so that a slow network holds up a side thread and not the
-    one that computes.
+    Optional, and calls no torch operator, so that a slow network or import holds up a side thread and not
+    the one that computes.
 
     Raises:
-        ServiceError: `WEIGHTS_UNAVAILABLE`, with what to do instead.
+        ServiceError: `WEIGHTS_UNAVAILABLE`, with what to do instead; `MODEL_INVALID` or
+            `UNKNOWN_ARCHITECTURE`, the source cannot be built.
     """
     if spec.source:
         prefetch_source(spec, data_dir)
