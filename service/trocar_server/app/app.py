@@ -347,10 +347,14 @@ async def _load_models(config: ServerConfig, engine: Engine, log: Any) -> None:
     """
     errors: list[ServiceError] = []
     for model_id in config.models:
+        if not engine.catalogue.has(model_id):  # a reload has removed it meanwhile
+            continue
         is_told = not engine.catalogue.get(model_id).is_spec_known
         try:
             await engine.deployments.load(model_id)
         except ServiceError as error:
+            if not engine.catalogue.has(model_id):
+                continue
             if config.strict:
                 raise
             errors.append(error)

@@ -61,6 +61,8 @@ class Reload:
         folders = dataset_folders(self.new)
         specs = {model_id: await self._spec(model_id) for model_id in self._models_to_load()}
         deployments = {model_id: await self._build(spec) for model_id, spec in specs.items()}
+        for model_id in specs:
+            self._check_free(model_id)
         # From here on nothing fails or awaits: no call sees a partial change.
         for model_id in self._removed():
             self.engine.deployments.remove(model_id)
@@ -103,13 +105,17 @@ class Reload:
 
     async def _spec(self, model_id: str) -> ModelSpec:
         spec = await self._checked_spec(model_id)
+        self._check_free(model_id)
+        return spec
+
+    def _check_free(self, model_id: str) -> None:
+        """Refuse the id of a new model that a client has taken, perhaps since the reload began."""
         if model_id not in self.old.models and self.engine.catalogue.has(model_id):
             raise ServiceError(
                 ErrorReason.MODEL_CONFLICT,
                 f"a client has loaded or published a model '{model_id}'; unload it first, or choose another "
                 "id",
             )
-        return spec
 
     async def _checked_spec(self, model_id: str) -> ModelSpec:
         spec = model_spec(model_id, self.new.models[model_id])

@@ -125,6 +125,10 @@ class Catalogue:
         """Whether an id is in use, by an entry of any visibility."""
         return model_id in self._entries
 
+    def holds(self, entry: CatalogueEntry) -> bool:
+        """Whether an entry is still the one of its id."""
+        return self._entries.get(entry.spec.model_id) is entry
+
     def put(self, hosted: HostedModel) -> None:
         """Store a model that is in memory, replacing any entry with its id."""
         self._entries[hosted.spec.model_id] = CatalogueEntry(hosted.spec, ModelState.LOADED, hosted)

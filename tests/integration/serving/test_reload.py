@@ -1,9 +1,12 @@
 """A configuration that is read again: what changes, what does not, and that an error changes nothing."""
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -15,9 +18,11 @@ from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom
 from trocar_server.auth import Scope, TokenFile
 from trocar_server.config import ServerConfig
+from trocar_server.engine.host.deployment import Deployment
 
 ROW = np.zeros((1, 3), np.float32)
 Change = Callable[..., None]
+Found = TypeVar("Found")
 
 
 @pytest.fixture
@@ -43,7 +48,7 @@ def change(running: RunningServer) -> Change:
     return change
 
 
-async def at_once(read: Callable[[], int]) -> int:
+async def at_once(read: Callable[[], Found]) -> Found:
     """Read on the event loop that changes what is read."""
     return read()
 
@@ -200,3 +205,48 @@ def test_tokens_are_asked_for_from_the_next_call(
         change(tokens=False)
         known.reload_config()
     assert ids(client) == ["a", "gated"]
+
+
+@contextmanager
+def loading(running: RunningServer, client: trocar.Client) -> Iterator[Future[Any]]:
+    """Begin to load model `a`, which ends after the context."""
+    client.unload("a")
+    deployments = running.engine.deployments
+    began, may_end = threading.Event(), threading.Event()
+    prepare = deployments._on_build
+
+    def slowly(deployment: Deployment) -> Awaitable[None]:
+        deployments._on_build = prepare  # only this one
+        began.set()
+        return asyncio.ensure_future(asyncio.to_thread(may_end.wait, WAIT_S))  # type: ignore[arg-type]
+
+    deployments._on_build = slowly
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(client.load, "a")
+        assert began.wait(WAIT_S)
+        try:
+            yield load
+        finally:
+            may_end.set()
+
+
+def test_a_load_that_ends_after_a_reload_leaves_its_model_in_place(
+    running: RunningServer, client: trocar.Client, change: Change
+) -> None:
+    with loading(running, client):
+        change(models={"a": custom(TellsPaths), "gated": custom(Gated)})
+        assert client.reload_config() == ["model a: changed"]
+        new = running.run(lambda: at_once(lambda: running.engine.deployments["a"]))
+    found = running.run(lambda: at_once(lambda: running.engine.deployments.find("a")))
+    assert found is new
+    assert found.hosted is running.engine.catalogue.get("a").hosted
+
+
+def test_a_model_that_a_reload_removes_while_it_is_loaded_is_gone(
+    running: RunningServer, client: trocar.Client, change: Change
+) -> None:
+    with loading(running, client) as load:
+        change(models={"gated": custom(Gated)})
+        client.reload_config()
+    assert isinstance(load.exception(), trocar.UnknownModelError)
+    assert "a" not in running.engine.deployments

@@ -97,7 +97,7 @@ class CompiledVariants:
     def find(self, checked: CheckedPlan) -> Variant | None:
         """Return the variant for a checked plan, ready or not; None where only eager is possible."""
         deployment, plan, numerics = checked.deployment, checked.plan, self.asked(checked)
-        if not self._config.compile_after or not is_one_forward(plan):
+        if deployment.is_dropped or not self._config.compile_after or not is_one_forward(plan):
             return None
         if plan.edits:
             if not self.builder.keeps_bits(deployment):
@@ -106,7 +106,7 @@ class CompiledVariants:
         arguments = argument_specs(deployment, plan)
         if arguments is None:
             return None
-        key = (id(deployment), plan.taps, plan.edits, arguments, numerics)
+        key = (id(deployment), plan.taps, plan.edits, plan.negative_zeros, arguments, numerics)
         if key not in self._by_key:
             self._by_key[key] = self._make(deployment, plan, arguments, numerics)
             if len(self._by_key) > _KEYS_KEPT:
@@ -199,7 +199,8 @@ class CompiledVariants:
     async def _prepare(self, deployment: Deployment) -> None:
         await self._restore(deployment)
         for wanted in deployment.hosted.spec.warm_variants:
-            await self._warm(deployment, wanted)
+            if not deployment.is_dropped:
+                await self._warm(deployment, wanted)
 
     async def _warm(self, deployment: Deployment, wanted: WarmVariant) -> None:
         """Build a variant, unless it was restored; log the reason where there is none in the end."""
@@ -224,6 +225,8 @@ class CompiledVariants:
             return
         found = await self.builder.find_kept(deployment)
         for kept in reversed(found[: self._config.max_compiled]):  # the last used one is dropped last
+            if deployment.is_dropped:
+                return
             try:
                 variant = self._new_variant(deployment, kept.record.recipe, kept.record.asked)
             except ValueError:  # a dtype of another version of torch

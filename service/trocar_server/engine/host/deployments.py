@@ -116,11 +116,14 @@ class Deployments(Mapping[str, Deployment]):
     async def load(self, model_id: str) -> CatalogueEntry:
         """Load a model of the catalogue; does nothing when it is loaded already.
 
+        A reload does not wait for it: what it has put in place of the model meanwhile stays.
+
         Raises:
             ServiceError: `UNKNOWN_MODEL`, and any error of loading.
         """
-        entry = self._entry_to_load(model_id)
+        self._entry_to_load(model_id)
         async with self._loading.setdefault(model_id, asyncio.Lock()):
+            entry = self._entry_to_load(model_id)
             if model_id in self._by_id:
                 return entry
             if not entry.is_spec_known:
@@ -129,7 +132,6 @@ class Deployments(Mapping[str, Deployment]):
             try:
                 deployment = await self.build(entry.spec, self._replica_counts.get(model_id, 1))
                 await self._begun(deployment)
-                self._by_id[model_id] = deployment
             except ServiceError as error:
                 entry.fail(error)
                 raise
@@ -140,7 +142,11 @@ class Deployments(Mapping[str, Deployment]):
             except BaseException:
                 entry.state = ModelState.UNLOADED
                 raise
-            entry.hosted, entry.state = self._by_id[model_id].hosted, ModelState.LOADED
+            if not self._catalogue.holds(entry):
+                self._dropped(deployment)
+                return self._entry_to_load(model_id)
+            self._by_id[model_id] = deployment
+            entry.hosted, entry.state = deployment.hosted, ModelState.LOADED
             return entry
 
     async def _begun(self, deployment: Deployment) -> None:
@@ -148,13 +154,14 @@ class Deployments(Mapping[str, Deployment]):
         try:
             await self._on_build(deployment)
         except BaseException:
-            self._on_drop(deployment)
+            self._dropped(deployment)
             raise
 
     async def unload(self, model_id: str) -> CatalogueEntry:
         """Drop a model from memory when its calls have ended; its catalogue entry stays."""
-        entry = self._entry_to_load(model_id)
+        self._entry_to_load(model_id)
         async with self._loading.setdefault(model_id, asyncio.Lock()):
+            entry = self._entry_to_load(model_id)
             deployment = self._drop(model_id)
             if deployment is not None:
                 entry.hosted, entry.state = None, ModelState.UNLOADED
@@ -226,8 +233,12 @@ class Deployments(Mapping[str, Deployment]):
     def _drop(self, model_id: str) -> Deployment | None:
         deployment = self._taken(model_id)
         if deployment is not None:
-            self._on_drop(deployment)
+            self._dropped(deployment)
         return deployment
+
+    def _dropped(self, deployment: Deployment) -> None:
+        deployment.is_dropped = True
+        self._on_drop(deployment)
 
     def _taken(self, model_id: str) -> Deployment | None:
         """Take a model out, with the checked plans that keep it in memory."""
