@@ -24,6 +24,7 @@ from trocar_server.engine.schedule.admission import MethodClass
 STREAM = "/trocar_api.v1.StreamService/ExtractStream"
 TRAIN = "/trocar_api.v1.TrainerService/Train"
 UPLOAD = "/trocar_api.v1.DatasetService/UploadShard"
+ADAPTER = "/trocar_api.v1.TrainerService/LoadAdapter"
 PENDING_BYTES = 8 << 20
 ROWS = 100_000
 """Of 3 float32 each: eight such calls announce more than all callers may have at once."""
@@ -152,6 +153,7 @@ SHORT = {"receive_timeout_s": 0.5, "stall_timeout_s": 1.0}
         (STREAM, [stream_start(), stream_batch(data=bytes(100))]),
         (TRAIN, []),
         (UPLOAD, []),
+        (ADAPTER, []),
     ],
 )
 def test_who_sends_no_more_is_refused(serve: Serve, path: str, messages: list[bytes]) -> None:

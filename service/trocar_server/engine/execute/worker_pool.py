@@ -91,7 +91,8 @@ class WorkerPool:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(running)
         except (TimeoutError, asyncio.CancelledError):
-            slot.process.kill()
+            if not running.done():  # else it was handed on already
+                slot.process.kill()
             raise
 
     def stop(self) -> None:

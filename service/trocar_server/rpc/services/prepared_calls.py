@@ -67,7 +67,7 @@ class PreparedCalls:
         """Number and task of the call in each slot that has one."""
         self._used_at = time.monotonic()
         self._has_ended = asyncio.Event()
-        self._is_closed = False
+        self._is_closed = self._is_released = False
         connection.setblocking(False)
         asyncio.get_running_loop().add_reader(connection, self._read)
 
@@ -99,8 +99,11 @@ class PreparedCalls:
             self._release()
 
     def _release(self) -> None:
-        self._connection.close()
-        self._segment.release()
+        """Release everything once: several last calls may end in the same turn of the loop."""
+        if not self._is_released:
+            self._is_released = True
+            self._connection.close()
+            self._segment.release()
 
     def _stop_reading(self) -> None:
         asyncio.get_running_loop().remove_reader(self._connection)

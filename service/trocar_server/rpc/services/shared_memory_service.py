@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -68,11 +67,9 @@ class SharedMemoryService:
             await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
             return reading.result() if reading.done() else None
         finally:
-            for task in (reading, stopping):
-                if not task.done():
-                    task.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await task
+            reading.cancel()
+            stopping.cancel()
+            await asyncio.wait((reading, stopping))  # raises what cancels this call, never their own cancel
 
     def own_handlers(self) -> dict[str, Handler]:
         """Handlers on bytes: messages are parsed within the call, so that an error carries a reason."""

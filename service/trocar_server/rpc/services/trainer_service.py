@@ -17,7 +17,7 @@ from trocar_server.rpc.codec.fields import invalid
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.codec.trainer_specs import spec_message, trainer_spec
 from trocar_server.rpc.listen.registration import Handler
-from trocar_server.rpc.transfer.messages import CallContext, deadline_of, send
+from trocar_server.rpc.transfer.messages import Arrivals, CallContext, deadline_of, send
 from trocar_server.rpc.transfer.train_requests import BatchPlans, TrainCall, receive_batch
 from trocar_server.telemetry import phase
 from trocar_server.training.files.checkpoint_files import Checkpoint
@@ -128,8 +128,10 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """Replace an adapter's weights by those of a file."""
         trainer: Trainer | None = None
         data = bytearray()
-        with self._trainers.engine.admission.admit(MethodClass.DATA, current_flow()) as reservation:
-            async for request in request_iterator:
+        engine = self._trainers.engine
+        arrivals = Arrivals(aiter(request_iterator), engine.limits, pb.LoadAdapterRequest.ByteSize)
+        with engine.admission.admit(MethodClass.DATA, current_flow()) as reservation:
+            while (request := await arrivals.next()) is not None:
                 trainer = trainer or await self._get(request.trainer_id, context)
                 reservation.reserve(len(request.data))
                 data += request.data

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from trocar_api.descriptors import CALL, DONE, Answer, Ask, SlotLayout
+from trocar_api.reasons import ErrorReason
+from trocar_server.errors import ServiceError
 from trocar_server.rpc.services.prepared_calls import PreparedCalls
 from trocar_server.rpc.transfer.shared_payloads import SharedPayloads
 from trocar_server.shared_memory import Segment
@@ -102,6 +104,31 @@ async def test_memory_is_kept_until_the_last_call_has_ended(
     may_end.set()
     await turns()
     assert not segment.is_borrowed
+
+
+async def test_memory_is_released_once_where_several_last_calls_end_together(
+    ends: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    ours, theirs = ends
+    segment = Segment(tmp_path, 2 * LAYOUT.slot_bytes)
+
+    async def until_cancelled(_ask: Ask, _lent: SharedPayloads, _answer: Answering) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ServiceError(ErrorReason.CANCELLED, "it was cancelled") from None
+
+    calls = PreparedCalls(ours, segment, LAYOUT, 2, until_cancelled)
+    for slot in range(2):
+        theirs.send(Ask(CALL, slot, 1).to_bytes())
+    await turns()
+    assert len(calls._running) == 2
+    calls.close()
+    await turns()
+    assert segment.retain(), "it is the lender's yet"
+    segment.release()
+    segment.release()
+    assert not segment.retain()
 
 
 async def test_finishing_waits_for_running_calls_and_takes_no_more(
