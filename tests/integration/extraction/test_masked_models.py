@@ -128,6 +128,40 @@ def test_an_edit_of_every_call_is_made_at_each_of_the_callers_data(client: troca
     assert np.array_equal(maps[name], kept[-1].numpy())
 
 
+def before_the_last(mask: Any) -> torch.Tensor:
+    """Return what the call before the last of the first block gives."""
+    return torch.from_numpy(truth("often", "blocks.0", mask)[-2])
+
+
+@pytest.mark.parametrize("source", [None, "other"])
+def test_the_value_that_a_swap_takes_is_of_the_call_of_its_own_data(
+    client: trocar.Client, source: str | None
+) -> None:
+    for mask in (MASK, np.ones_like(MASK), np.eye(2, 5, dtype=np.int64)):
+        swap = trocar.edit("blocks.1/in", "swap", source=source, at="blocks.0@-2")
+        sources = {"other": inputs(mask)} if source else None
+        own = MASK if source else mask
+        maps = client.extract("often", inputs(own), taps=["head"], edits=[swap], sources=sources)
+        model = rebuilt(KINDS["often"])
+        value = before_the_last(mask)
+        model.blocks[1].register_forward_pre_hook(lambda m, a, value=value: (value,))
+        with torch.inference_mode():
+            expected = model(torch.from_numpy(TOKENS), torch.from_numpy(own))
+        assert np.array_equal(maps["head"], expected.numpy())
+
+
+def test_a_penalty_is_of_the_call_of_its_own_data(client: trocar.Client) -> None:
+    for mask in (MASK, np.ones_like(MASK)):
+        penalty = trocar.gradient_penalty(trocar.value("head"), "blocks.0@-2")
+        grads = client.gradients("often", inputs(mask), of=penalty, at=["head/param(weight)"])
+        model, outputs = rebuilt(KINDS["often"]), list[torch.Tensor]()
+        model.blocks[0].register_forward_hook(lambda m, a, out, to=outputs: to.append(out))
+        total = model(torch.from_numpy(TOKENS), torch.from_numpy(mask)).sum()
+        (gradient,) = torch.autograd.grad(total, outputs[-2])
+        expected = gradient.flatten(1).norm(dim=1).square().mean()
+        assert grads.objective == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_a_recording_that_does_not_end_ends_with_the_deadline(client: trocar.Client) -> None:
     with pytest.raises(trocar.DeadlineExceededError):
         client.plan("forever", inputs(), taps=["head"], timeout_s=1.0)

@@ -416,7 +416,7 @@ def test_a_source_whose_data_does_not_reach_the_place_is_an_error(near: trocar.C
         value = built("dependent")(torch.from_numpy(rows))  # that of `late`
     found = near.extract("dependent", rows, "first", edits=edit, sources={"other": rows})["first"]
     assert np.array_equal(found, value.numpy())
-    with pytest.raises(trocar.ModuleNotCalledError, match="'late' was not called with source 'other'"):
+    with pytest.raises(trocar.ModuleNotCalledError, match="source 'other': module 'late'"):
         near.extract("dependent", rows, "first", edits=edit, sources={"other": -rows})
 
 
@@ -543,3 +543,10 @@ def test_parametrised_weights_are_computed_from_what_is_edited(near: trocar.Clie
     edit = trocar.edit("parametrized.parametrizations.weight/param(original0)", "scale", 2)
     found = near.extract("layers", rows, ['/out["values"]'], edits=edit)['/out["values"]']
     np.testing.assert_allclose(found, expected["values"].numpy(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("op", ["set", "scale"])
+def test_minus_zero_is_another_number_than_zero(near: trocar.Client, op: str) -> None:
+    for zero in (0.0, -0.0):
+        found = near.extract("plain", np.abs(IMAGES), ["/in"], edits=[trocar.edit("/in", op, zero)])
+        assert np.array_equal(np.signbit(found["/in"]), np.full(IMAGES.shape, np.signbit(zero)))

@@ -66,12 +66,15 @@ class RecordedSource:
 
     signature: Signature | None
     recording: Recording | None
+    is_own: bool = False
+    """Whether the pass was on the caller's data, so that nothing of it may be kept for other calls."""
 
 
 RecordedSources = Mapping[str, RecordedSource]
 """By the source's name."""
 
 _Key = tuple[object, ...]
+"""Of a resolved plan."""
 
 
 @dataclass
@@ -86,6 +89,8 @@ class Deployment:
     """Whether its weights change between passes, as a trainer's do."""
     owner: str | None = None
     """The only principal that may use it; None where all may."""
+    is_dropped: bool = False
+    """Whether it is served no longer: calls that run on it end, and nothing new is kept for it."""
     is_repeatable: bool = False
     """Whether equal requests are known to have equal replies."""
     version: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -310,7 +315,7 @@ class Deployment:
         """
         key = _key(plan, signature, sources)
         with self._lock:
-            found = self._resolved.get(key)
+            found = self._resolved.get(key) if key else None
         if found is None:
             recordings = {name: source.recording for name, source in sources.items()}
             surgery = plan_surgery(plan.edits, plan.objective, recording, recordings)
@@ -345,8 +350,8 @@ class Deployment:
         needed = max(resolved.pass_bytes, graph_bytes(scored, recording))
         return replace(resolved, pass_bytes=needed)
 
-    def _keep(self, key: _Key, plan: Plan, resolved: Resolved) -> None:
-        if is_large(plan, resolved):
+    def _keep(self, key: _Key | None, plan: Plan, resolved: Resolved) -> None:
+        if key is None or is_large(plan, resolved):
             return
         with self._lock:
             self._resolved[key] = resolved
@@ -354,10 +359,12 @@ class Deployment:
                 self._resolved.popitem(last=False)
 
 
-def _key(plan: Plan, signature: Signature, sources: RecordedSources) -> _Key:
-    """Return the cache key: everything that a plan's resolution depends on."""
+def _key(plan: Plan, signature: Signature, sources: RecordedSources) -> _Key | None:
+    """Return the cache key: everything that a plan's resolution depends on; None where that is data."""
+    if any(source.is_own for source in sources.values()):
+        return None
     signatures = tuple((name, source.signature) for name, source in sources.items())
-    return plan.taps, plan.edits, plan.objective, signature, signatures
+    return plan.taps, plan.edits, plan.negative_zeros, plan.objective, signature, signatures
 
 
 def is_large(plan: Plan, resolved: Resolved) -> bool:

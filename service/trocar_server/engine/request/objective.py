@@ -126,6 +126,11 @@ class Objective:
                 yield from term.score.of.operands
 
     @property
+    def penalties(self) -> Iterator[GradientPenalty]:
+        """Its penalties of gradients, in order."""
+        return (term.score for term in self.terms if isinstance(term.score, GradientPenalty))
+
+    @property
     def selectors(self) -> Iterator[Selector]:
         """The values that it is computed from, in order."""
         for term in self.terms:

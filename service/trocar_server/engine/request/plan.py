@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import copysign
 from typing import TypeAlias
 
 import numpy as np
@@ -229,6 +230,16 @@ class Plan:
     def needs_processing(self) -> bool:
         """Whether there are inputs for the model's processor."""
         return bool(self.unprocessed) or any(source.unprocessed for source in self.sources)
+
+    @cached_property
+    def negative_zeros(self) -> tuple[tuple[int, str], ...]:
+        """Position of an edit and name of its option, for each option that is -0.0: it equals 0.0."""
+        return tuple(
+            (position, name)
+            for position, request in enumerate(self.edits)
+            for name, value in vars(request.edit.operation).items()
+            if value == 0 and isinstance(value, float) and copysign(1.0, value) < 0
+        )
 
     @cached_property
     def has_images(self) -> bool:

@@ -10,7 +10,16 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.request.plan import EditRequest
 from trocar_server.engine.resolve.differentiable import with_gradients
 from trocar_server.errors import ServiceError, unknown
-from trocar_server.surgery import CallInput, Leaf, Recording, Target, call_order, parse_selector, resolve
+from trocar_server.surgery import (
+    CallInput,
+    Leaf,
+    Recording,
+    Selector,
+    Target,
+    call_order,
+    parse_selector,
+    resolve,
+)
 from trocar_server.surgery.recording.recording import ModuleCall
 from trocar_server.surgery.resolution.values import Value
 from trocar_server.tensors.edits import (
@@ -32,6 +41,7 @@ class SwapValue:
 
     source: str
     target: Target
+    selector: Selector
 
     @property
     def key(self) -> str:
@@ -203,10 +213,11 @@ def _swap_value(
             ErrorReason.UNKNOWN_SOURCE, "source", swap.source, sources, "give its inputs in `sources`"
         )
     other = sources[swap.source] if swap.source else recording
-    if other is None:
-        return SwapValue(swap.source, target), None
     selector = parse_selector(swap.selector or target.name)
-    (values,) = resolve([selector], other)
+    if other is None:
+        return SwapValue(swap.source, target, selector), None
+    with _of_source(swap.source):
+        (values,) = resolve([selector], other)
     if len(values) != 1 or selector.is_gradient or selector.parameter is not None:
         raise ServiceError(
             ErrorReason.EDIT_NOT_POSSIBLE,
@@ -222,7 +233,7 @@ def _swap_value(
             f"swap at '{target.name}': '{origin.name}' is computed later in the pass; give the same inputs "
             "as a source to swap in a later value",
         )
-    return SwapValue(swap.source, origin), leaf
+    return SwapValue(swap.source, origin, selector), leaf
 
 
 @contextmanager
@@ -233,6 +244,16 @@ def named(name: str) -> Iterator[None]:
     except ServiceError as error:
         message = f"'{name}': {error.message}"
         raise ServiceError(error.reason, message, **{**error.details, "name": name}) from None
+
+
+@contextmanager
+def _of_source(name: str) -> Iterator[None]:
+    """Add the name of the source, if any, to errors."""
+    try:
+        yield
+    except ServiceError as error:
+        message = f"source '{name}': {error.message}" if name else error.message
+        raise ServiceError(error.reason, message, **error.details) from None
 
 
 def _impossible(name: str, edit: Edit, problem: str) -> ServiceError:

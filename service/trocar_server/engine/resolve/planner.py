@@ -7,6 +7,7 @@ from functools import cached_property
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.collecting import CallCounts
 from trocar_server.engine.request.plan import SENDABLE, WIDE_UNSIGNED, Signature, TapRequest
+from trocar_server.engine.resolve.call_counts import calls_of, uncertain
 from trocar_server.engine.resolve.differentiable import with_gradients
 from trocar_server.engine.resolve.pass_memory import input_bytes, pass_bytes, reducing_bytes
 from trocar_server.engine.resolve.patch_grid import with_grid
@@ -15,9 +16,7 @@ from trocar_server.engine.resolve.surgery_plan import NO_SURGERY, SurgeryPlan, t
 from trocar_server.engine.resolve.tap_outputs import TapTarget
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import (
-    ATTENTION_FUNCTIONS,
     Recording,
-    Selector,
     Target,
     call_order,
     independent,
@@ -159,7 +158,7 @@ def resolve_taps(
     byte_count = _checked_byte_count(targets, max_reply_bytes)
     names = tuple(tuple(target.target.name for target in targets) for targets in expansions)
     surgery = reached(surgery, [entry.target for entry in targets], recording)
-    uncertain = _uncertain(taps, surgery, recording)
+    doubtful = uncertain((*(tap.selector for tap in taps), *surgery.selectors), recording)
     return Resolved(
         targets,
         names,
@@ -168,39 +167,9 @@ def resolve_taps(
         surgery,
         due=edits_due(surgery),
         depth=_depth([entry.target for entry in targets], surgery, recording),
-        calls=_calls_of(uncertain, recording),
-        is_counted=not any(selector.kind == "fn" and selector.is_pattern for selector in uncertain),
+        calls=calls_of(doubtful, recording),
+        is_counted=not any(selector.kind == "fn" and selector.is_pattern for selector in doubtful),
     )
-
-
-# Note: [Data-dependent calls]
-# After a recording on data it is unknown whether other data calls a module as often. The meaning of a request
-# may depend on that: `@*` and `@-1`, a pattern, and `block` without a call, valid where there is one.
-# So such a pass runs to its end and its calls are counted; where the counts differ the request is resolved
-# again on a recording of its own data. `block@0` means the same for any data, and may end the pass early.
-def _uncertain(taps: Sequence[TapRequest], surgery: SurgeryPlan, recording: Recording) -> list[Selector]:
-    """Return the selectors whose meaning depends on the number of calls."""
-    if recording.is_symbolic:
-        return []
-    selectors = [*(tap.selector for tap in taps), *(entry.request.selector for entry in surgery.edits)]
-    selectors += surgery.objective.selectors if surgery.objective else ()
-    staged = recording.stages
-    selectors = [parse_selector(staged[s.path]) if s.path in staged else s for s in selectors]
-    return [selector for selector in selectors if selector.depends_on_calls]
-
-
-def _calls_of(selectors: Sequence[Selector], recording: Recording) -> CallCounts:
-    functions = {selector.path for selector in selectors if selector.kind == "fn"}
-    if any(selector.is_attention for selector in selectors):
-        functions |= ATTENTION_FUNCTIONS
-    records = recording.of_kind("fn")
-    of_functions = {("fn", name): len(records[name].calls) if name in records else 0 for name in functions}
-    of_modules = {
-        ("module", path): len(record.calls)
-        for path, record in structure_of(recording.modules).items()
-        if any(s.order is not None or s.matches(path, record.type_name) for s in selectors if s.kind != "fn")
-    }
-    return of_modules | of_functions
 
 
 def _depth(targets: Sequence[Target], surgery: SurgeryPlan, recording: Recording) -> float | None:

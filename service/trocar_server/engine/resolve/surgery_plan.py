@@ -7,10 +7,11 @@ from functools import cached_property
 import torch
 
 from trocar_api.reasons import ErrorReason
-from trocar_server.engine.execute.collecting import Scoring
+from trocar_server.engine.execute.collecting import CallCounts, Scoring
 from trocar_server.engine.execute.scoring import objective_value
-from trocar_server.engine.request.objective import GradientPenalty, Objective
+from trocar_server.engine.request.objective import Objective
 from trocar_server.engine.request.plan import EditRequest
+from trocar_server.engine.resolve.call_counts import calls_of, uncertain
 from trocar_server.engine.resolve.differentiable import check_float
 from trocar_server.engine.resolve.edit_resolution import Expansions, PlannedEdit, SwapValue, plan_edits
 from trocar_server.errors import ServiceError
@@ -41,6 +42,8 @@ class SurgeryPlan:
         objective: The number whose gradients are taken.
         scored: The values that the objective is computed from, in the order of its selectors.
         anchors: The values of its penalties.
+        source_calls: By source, the number of calls in its recorded pass, where the values that swaps take
+            depend on it and other data may change it.
     """
 
     edits: tuple[PlannedEdit, ...] = ()
@@ -48,6 +51,7 @@ class SurgeryPlan:
     objective: Objective | None = None
     scored: tuple[Value, ...] = ()
     anchors: tuple[Value, ...] = ()
+    source_calls: Mapping[str, CallCounts] = field(default_factory=dict, compare=False)
     actual: Callable[[Target], Target] = field(default=lambda target: target, compare=False)
     """Returns a target under its call in the pass with skips; raises where it is inside a skipped module."""
 
@@ -63,6 +67,17 @@ class SurgeryPlan:
             replace(self.actual(target), name=f"objective {index}: {target.name}")
             for index, (target, _) in enumerate(self.scored)
         )
+
+    @property
+    def selectors(self) -> Iterable[Selector]:
+        """The selectors of all that this pass is used for: edits, values that swaps take, the objective."""
+        for entry in self.edits:
+            yield entry.request.selector
+            if entry.swap and not entry.swap.source:
+                yield entry.swap.selector
+        if self.objective is not None:
+            yield from self.objective.selectors
+            yield from (penalty.selector for penalty in self.objective.penalties)
 
     def targets(self) -> Iterable[Target]:
         """Return every target used in the forward pass: edits, values that swaps take, the objective."""
@@ -157,9 +172,19 @@ def plan_surgery(
     if skipped:
         planned, expansions = _that_happen(planned, expansions, skips)
     scored, anchors = _scored(objective, recording) if objective else ((), ())
-    found = SurgeryPlan(planned, expansions, objective, scored, anchors, skips.actual)
+    calls = _calls_of_sources(planned, sources)
+    found = SurgeryPlan(planned, expansions, objective, scored, anchors, calls, skips.actual)
     for target in found.targets():
         found.actual(target)
+    return found
+
+
+def _calls_of_sources(planned: Sequence[PlannedEdit], sources: Sources) -> dict[str, CallCounts]:
+    found: dict[str, CallCounts] = {}
+    for name, recording in sources.items():
+        selectors = [entry.swap.selector for entry in planned if entry.swap and entry.swap.source == name]
+        if recording is not None and (doubtful := uncertain(selectors, recording)):
+            found[name] = calls_of(doubtful, recording)
     return found
 
 
@@ -186,8 +211,7 @@ def _that_happen(
 def _scored(objective: Objective, recording: Recording) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
     """Return the values of an objective and the anchors of its penalties, checked without data."""
     scored = tuple(_one_value(selector, recording) for selector in objective.selectors)
-    penalties = [term.score for term in objective.terms if isinstance(term.score, GradientPenalty)]
-    anchors = tuple(_one_value(penalty.selector, recording) for penalty in penalties)
+    anchors = tuple(_one_value(penalty.selector, recording) for penalty in objective.penalties)
     for target, leaf in anchors:
         check_float(target, leaf)
     empty = [_empty(leaf.shape or (), leaf.dtype or torch.float32) for _, leaf in scored]

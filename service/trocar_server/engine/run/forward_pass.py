@@ -4,10 +4,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from types import MappingProxyType
 
 import torch
+from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.collecting import Arguments, Collected, PassSpec, collect
@@ -99,7 +100,7 @@ def run_pass(
         collected = collect(replica.module, arguments, pass_spec, guard)
         if pass_spec.start is not None:
             _check_data(collected.values)
-        values = _apart(collected.values, targets) if replica.is_live else collected.values
+        values = _apart(collected.values, replica.module) if replica.is_live else collected.values
         return finish_pass(replace(collected, values=values), targets, guard, operands, started, arguments[1])
 
 
@@ -156,10 +157,14 @@ def finish_pass(
     )
 
 
-def _apart(values: Mapping[str, torch.Tensor], targets: Sequence[TapTarget]) -> dict[str, torch.Tensor]:
-    """Copy parameters, which may change while the reply is being sent."""
-    names = {entry.target.name for entry in targets if entry.target.parameter is not None}
-    return {name: value.clone() if name in names else value for name, value in values.items()}
+def _apart(values: Mapping[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copy values that share memory with weights, which may change while the reply is being sent."""
+    weights = {_storage(tensor) for tensor in chain(module.parameters(), module.buffers())}
+    return {name: value.clone() if _storage(value) in weights else value for name, value in values.items()}
+
+
+def _storage(value: torch.Tensor) -> int | None:
+    return value.untyped_storage().data_ptr() if value.layout is torch.strided else None
 
 
 @contextmanager

@@ -199,6 +199,11 @@ class _ReadyPass:
         names = checked.argument_names
         return signature_of(names, self.arguments) if names else checked.deployment.example_signature
 
+    def on_own_data(self) -> "_ReadyPass":
+        """Return a copy whose sources are recorded on their own data, where it decides about calls."""
+        deployment, guard = self.checked.deployment, self.guard
+        return replace(self, sources=[source.on_own_data(deployment, guard) for source in self.sources])
+
     @cached_property
     def recorded_sources(self) -> RecordedSources:
         """Signatures and recordings of the sources' inputs."""
@@ -217,16 +222,21 @@ def _run_resolved(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
             resolved = _resolve_recorded(ready)
         if resolved is not None and resolved.is_counted:
             return _run(ready, resolved)
+    ready = ready.on_own_data()
     resolved = _resolve_own(ready)
     try:
         return _run(ready, resolved)
     except CallsDifferError as differs:
-        raise ServiceError(
-            ErrorReason.AMBIGUOUS_CALL,
-            f"'{differs}' is called more often in one pass than in the next on the same data; name the call, "
-            f"for example '{differs}@0'",
-            name=str(differs),
-        ) from None
+        raise _ambiguous(differs) from None
+
+
+def _ambiguous(differs: CallsDifferError) -> ServiceError:
+    return ServiceError(
+        ErrorReason.AMBIGUOUS_CALL,
+        f"'{differs}' is called more often in one pass than in the next on the same data; name the call, "
+        f"for example '{differs}@0'",
+        name=str(differs),
+    )
 
 
 def _resolve_recorded(ready: _ReadyPass) -> Resolved | None:
@@ -299,6 +309,20 @@ def _resolve_own(ready: _ReadyPass) -> Resolved:
 
 
 def _run_from_start(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
+    """Run the part of a pass after a given value; where a source's calls differ, as its own data says.
+
+    Raises:
+        ServiceError: As `_run_resolved` does.
+    """
+    with suppress(CallsDifferError):
+        return _run_rest(ready)
+    try:
+        return _run_rest(ready.on_own_data())
+    except CallsDifferError as differs:
+        raise _ambiguous(differs) from None
+
+
+def _run_rest(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
     """Run the part of a pass after a given value."""
     checked, guard, operands = ready.checked, ready.guard, ready.operands
     deployment, plan, (value,) = checked.deployment, checked.plan, ready.arguments

@@ -42,10 +42,18 @@ class SourcePass:
         signature = signature_of(names, arguments)
         called = split_arguments(names, arguments)
         try:
-            recording = deployment.record(signature, guard)
+            recorded = RecordedSource(signature, deployment.record(signature, guard))
         except MadeDataRefusedError:
-            recording = deployment.record_data(called, guard)
-        return cls(source.name, called, RecordedSource(signature, recording))
+            recorded = RecordedSource(signature, deployment.record_data(called, guard), is_own=True)
+        return cls(source.name, called, recorded)
+
+    def on_own_data(self, deployment: Deployment, guard: PassGuard) -> Self:
+        """Return a copy with a recording of its own data, where data decides how often modules are called."""
+        recorded = self.recorded
+        if recorded.is_own or recorded.recording is None or recorded.recording.is_symbolic:
+            return self
+        own = deployment.record_data(self.arguments, guard)
+        return replace(self, recorded=replace(recorded, recording=own, is_own=True))
 
 
 def found_values(
@@ -55,6 +63,7 @@ def found_values(
 
     Raises:
         ServiceError: `MODULE_NOT_CALLED`, the model does not call the module on a source's data.
+        CallsDifferError: The data calls modules more or less often than the recorded pass did.
     """
     found: dict[str, torch.Tensor] = {}
     for source in sources:
@@ -63,7 +72,8 @@ def found_values(
             continue
         targets = [replace(swap.target, name=swap.key, clone=True) for swap in swaps]
         with torch.no_grad():  # not inference mode: autograd may save these values for the backward pass
-            found |= collect(replica.module, source.arguments, PassSpec(targets), guard).values
+            spec = PassSpec(targets, calls=resolved.surgery.source_calls.get(source.name, {}))
+            found |= collect(replica.module, source.arguments, spec, guard).values
         missing = [swap.target.name for swap in swaps if swap.key not in found]
         if missing:
             raise ServiceError(

@@ -12,7 +12,7 @@ from tests.support.models.odd_models import Dtypes, KeepsState, OnlyNegative, Sp
 from tests.support.models.tiny_models import Plain
 from tests.support.servers.footprint import hook_count
 from tests.support.servers.serving import rebuilt
-from tests.unit.engine.deployments import hosted
+from tests.unit.engine.deployments import deployment, hosted
 from tests.unit.surgery.recordings import recorded
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.execute.collecting import PassSpec
@@ -62,6 +62,19 @@ def tensor_of(feature_map: FeatureMap) -> torch.Tensor:
     if not values.size:  # torch views no bytes of an empty array (2.14)
         return torch.empty(output.shape, dtype=output.dtype)
     return torch.from_numpy(values).view(output.dtype).reshape(output.shape)
+
+
+def test_a_reply_of_weights_that_change_is_not_changed_with_them() -> None:
+    made = deployment(Plain, (3, 8, 8))
+    recording = made.record(made.example_signature, PassGuard(), frozenset(["fn"]))
+    wanted = targets(recording, tap("fn:linear@0/in[1]"), tap("fc/param(weight)"))
+    found = run(Replica(made.hosted.module, is_live=True), wanted, IMAGES[:1]).feature_maps
+    weight = made.hosted.module.get_parameter("fc.weight")
+    before = weight.clone()
+    with torch.inference_mode():
+        weight.add_(1.0)
+    assert len(found) == 2
+    assert all(torch.equal(tensor_of(one), before) for one in found)
 
 
 def test_values_are_bytes_in_row_major_order() -> None:
