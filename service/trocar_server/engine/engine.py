@@ -150,14 +150,32 @@ class Engine:
             plan.has_images and self.preparation.needs_processing(self.deployment(plan.model_id).hosted, plan)
         )
 
+    async def process_inputs(
+        self, plan: Plan, payloads: Payloads, deadline: float | None, reservation: Reservation | None = None
+    ) -> tuple[Plan, Payloads]:
+        """Turn texts and sound into arguments by the processor of the model that is loaded in the end.
+
+        Args:
+            plan: The request.
+            payloads: Its payloads.
+            deadline: A time of `time.monotonic()` in seconds, or None.
+            reservation: Grows by the bytes of the arguments.
+
+        Raises:
+            ServiceError: As `Preparation.process`; `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`.
+        """
+        while True:
+            hosted = self.catalogue.loaded(plan.model_id)
+            found = await self.preparation.process(hosted, plan, payloads, deadline, reservation)
+            if self.catalogue.loaded(plan.model_id).processor_version == hosted.processor_version:
+                return found
+
     async def _processed(self, call: Call, reservation: Reservation) -> Call:
         """Receive a call and process its inputs, without which its shapes are not known."""
         with call.phase("receive"):
             received = await call.receive(reservation)
         payloads = split_payloads(call.plan, received, call.stored)
-        plan, payloads = await self.preparation.process(
-            self.catalogue.loaded(call.plan.model_id), call.plan, payloads, call.deadline, reservation
-        )
+        plan, payloads = await self.process_inputs(call.plan, payloads, call.deadline, reservation)
         return replace(
             call,
             plan=plan,

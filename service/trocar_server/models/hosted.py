@@ -1,5 +1,6 @@
 """Hosted model: a module in memory, with its metadata."""
 
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -55,6 +56,8 @@ class HostedModel:
     """Folder with the files of its tokenizer or feature extractor; None for a model without them."""
     why_no_images: str = ""
     """What its image processor does that the preprocessing cannot do; empty where it has none or it can."""
+    processor_version: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
+    """Unique for each load: the files in its processor's folder may be others the next time."""
 
     @property
     def signature(self) -> InputSignature:

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ def extract_features(head: dict[str, Any], clips: Sequence[bytes]) -> dict[str, 
         ServiceError: `INPUT_REJECTED`, a clip does not decode, or has another rate or several channels;
             `REQUEST_TOO_LARGE`, there is too much; `MODEL_INVALID`, the extractor cannot be loaded.
     """
-    extractor = _extractor(head["folder"])
+    extractor = _extractor(head["folder"], head["version"])
     rate, left_s = int(extractor.sampling_rate), float(head["most_s"])
     sounds: list[Samples] = []
     for index, (data, own_rate) in enumerate(zip(clips, head["rates"], strict=True)):
@@ -46,8 +46,8 @@ def extract_features(head: dict[str, Any], clips: Sequence[bytes]) -> dict[str, 
     return {"arrays": arrays, "samples": [{"length": len(sound)} for sound in sounds]}
 
 
-@cache
-def _extractor(folder: str) -> Any:
+@lru_cache(maxsize=8)  # those of models that were loaded again go with time
+def _extractor(folder: str, _version: str) -> Any:
     try:
         from transformers import AutoFeatureExtractor
 

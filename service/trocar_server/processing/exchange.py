@@ -35,12 +35,14 @@ class Takes:
         names: The arguments that the model takes; all when None.
         token_count: The most tokens of one sample, None where the model does not tell.
         padded_tokens: Tokens that every text is padded to at least; 0 for the longest of its batch.
+        version: Of the files in the folder, see `HostedModel.processor_version`.
     """
 
     folder: Path
     names: frozenset[str] | None
     token_count: int | None
     padded_tokens: int = 0
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ def _image_texts(
 
 
 def _common(takes: Takes) -> dict[str, Any]:
-    return {"folder": str(takes.folder), "names": None if takes.names is None else sorted(takes.names)}
+    names = None if takes.names is None else sorted(takes.names)
+    return {"folder": str(takes.folder), "version": takes.version, "names": names}
 
 
 def _made(

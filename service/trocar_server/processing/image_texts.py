@@ -10,7 +10,7 @@ sizes.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def process_image_texts(head: dict[str, Any], data: bytes) -> dict[str, Any]:
             `REQUEST_TOO_LARGE`, there are too many tokens; `IMAGE_TOO_LARGE`, the images become too large;
             `NO_PREPROCESSING` or `MODEL_INVALID`, the processor cannot be used.
     """
-    processor = _processor(head["folder"])
+    processor = _processor(head["folder"], head["version"])
     entries = head["entries"]
     sizes = [tuple(size) for size in head["sizes"]]
     if entries and head["truncate"] and sizes:
@@ -84,8 +84,8 @@ def process_image_texts(head: dict[str, Any], data: bytes) -> dict[str, Any]:
     }
 
 
-@cache
-def _processor(folder: str) -> Any:
+@lru_cache(maxsize=8)  # those of models that were loaded again go with time
+def _processor(folder: str, _version: str) -> Any:
     try:
         from transformers import AutoImageProcessor, AutoProcessor
 

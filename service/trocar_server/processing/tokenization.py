@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,7 +35,7 @@ def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str
         ServiceError: `INPUT_REJECTED`, a sample is too long or cannot be tokenized; `REQUEST_TOO_LARGE`, the
             batch has too many tokens; `MODEL_INVALID`, the tokenizer cannot be loaded.
     """
-    tokenizer = _tokenizer(head["folder"])
+    tokenizer = _tokenizer(head["folder"], head["version"])
     limit = token_limit(tokenizer, head)
     encoded = [
         _encoded(tokenizer, index, kind, content, head, limit)
@@ -52,8 +52,8 @@ def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str
     return {"arrays": arrays, "samples": samples, "padded_length": padded_length, "pads_left": pads_left}
 
 
-@cache
-def _tokenizer(folder: str) -> Any:
+@lru_cache(maxsize=8)  # those of models that were loaded again go with time
+def _tokenizer(folder: str, version: str) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -65,7 +65,7 @@ def _tokenizer(folder: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise _no_tokenizer(first_line(error)) from error
-    if _sentence_settings(folder).get("do_lower_case"):
+    if _sentence_settings(folder, version).get("do_lower_case"):
         _lower_case(tokenizer)
     return tokenizer
 
@@ -99,18 +99,18 @@ def token_limit(tokenizer: Any, head: dict[str, Any]) -> int:
             ErrorReason.INPUT_REJECTED, f"max_tokens is {wanted:,}, and the model takes {most:,} tokens"
         )
     if wanted is None and head["truncate"]:
-        return min(most, _sentence_tokens(head["folder"]) or most)
+        return min(most, _sentence_tokens(head["folder"], head["version"]) or most)
     return most if wanted is None else wanted
 
 
-def _sentence_tokens(folder: str) -> int | None:
+def _sentence_tokens(folder: str, version: str) -> int | None:
     """Return the `max_seq_length` of a sentence-transformers folder: there that library cuts every text."""
-    count = _sentence_settings(folder).get("max_seq_length")
+    count = _sentence_settings(folder, version).get("max_seq_length")
     return count if isinstance(count, int) and count > 0 else None
 
 
-@cache
-def _sentence_settings(folder: str) -> dict[str, Any]:
+@lru_cache(maxsize=8)  # those of models that were loaded again go with time
+def _sentence_settings(folder: str, _version: str) -> dict[str, Any]:
     """Return what a sentence-transformers folder says of its transformer; nothing for other folders.
 
     The file was checked with those of the tokenizer, see `processor_digest`.

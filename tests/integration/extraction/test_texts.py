@@ -1,5 +1,6 @@
 """Texts as inputs: tokens and values equal those of transformers in this process."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,23 @@ def test_the_command_line_takes_texts(server: RunningServer, client: Client, tmp
         main(["extract", "bert", *options, "--server", server.address])
     assert not ended.value.code
     assert np.array_equal(load_file(out)[LAYER], client.extract("bert", TEXTS, [LAYER])[LAYER])
+
+
+def test_a_model_that_is_loaded_again_gets_the_tokenizer_that_is_there_then(tmp_path: Path) -> None:
+    text_models.save_tokenizer(tmp_path)
+    model = {"factory": f"{MODELS}:bert", "input_shape": (4,), "processor": tmp_path}
+    with running_server(models={"bert": model}) as running, trocar.connect(running.address) as client:
+        before = client.extract("bert", ["cat dog"], [LAYER])
+        file = tmp_path / "tokenizer.json"
+        content = json.loads(file.read_text())
+        words = content["model"]["vocab"]
+        words["cat"], words["dog"] = words["dog"], words["cat"]
+        file.write_text(json.dumps(content))
+        assert client.extract("bert", ["cat dog"], [LAYER]).tokens.samples == before.tokens.samples
+        client.unload("bert")
+        client.load("bert")
+        after = client.extract("bert", ["cat dog"], [LAYER])
+    first, second = (maps.tokens.samples[0].ids for maps in (before, after))
+    assert second == (first[0], first[2], first[1], first[3])
+    assert not np.array_equal(before[LAYER], after[LAYER])
+    assert before.tokens.processor_digest != after.tokens.processor_digest

@@ -546,7 +546,7 @@ def test_parametrised_weights_are_computed_from_what_is_edited(near: trocar.Clie
 
 
 @pytest.mark.parametrize("op", ["set", "scale"])
-def test_minus_zero_is_another_number_than_zero(near: trocar.Client, op: str) -> None:
+def test_minus_zero_is_another_number_than_zero(near: trocar.Client, op: Any) -> None:
     for zero in (0.0, -0.0):
         found = near.extract("plain", np.abs(IMAGES), ["/in"], edits=[trocar.edit("/in", op, zero)])
         assert np.array_equal(np.signbit(found["/in"]), np.full(IMAGES.shape, np.signbit(zero)))

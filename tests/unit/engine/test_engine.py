@@ -17,8 +17,10 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import (
     EditRequest,
+    Execution,
     ImageInput,
     ImageSpec,
     Payload,
@@ -33,7 +35,7 @@ from trocar_server.engine.run.run_plan import Prepared, run_plan
 from trocar_server.engine.schedule.admission import MethodClass, Reservation
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import ServiceError
-from trocar_server.models import Catalogue, ModelSpec, ModelState
+from trocar_server.models import Catalogue, HostedModel, ModelSpec, ModelState
 from trocar_server.surgery import PassGuard, parse_selector
 from trocar_server.tensors.edits import Edit, Zero
 
@@ -233,3 +235,35 @@ async def test_edits_that_are_to_be_stored_must_be_of_modules_that_run(engine: E
     with pytest.raises(ServiceError) as caught:
         await engine.checks.check_edits("identity", [EditRequest(parse_selector("fc"), Edit(Zero()))])
     assert caught.value.reason is ErrorReason.UNKNOWN_MODULE
+
+
+async def test_texts_are_processed_again_for_a_model_that_was_loaded_meanwhile(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.deployments.load("identity")
+    asked = []
+
+    async def process(hosted: HostedModel, given: Plan, payloads: Payloads, *_: object) -> object:
+        asked.append(hosted)
+        if len(asked) == 1:
+            await engine.deployments.unload("identity")
+            await engine.deployments.load("identity")
+        return given, payloads
+
+    monkeypatch.setattr(engine.preparation, "process", process)
+    await engine.process_inputs(plan("identity"), Payloads(()), None)
+    assert len(asked) == 2
+    assert asked[1] is engine.catalogue.loaded("identity")
+    assert asked[0] is not asked[1]
+
+
+async def test_a_dropped_model_leaves_no_compiled_pass(engine: Engine) -> None:
+    await engine.deployments.load("resnet18")
+    of_images = replace(
+        plan("resnet18", "avgpool", (1, 3, 64, 64)), execution=Execution(numerics=Numerics.FAST)
+    )
+    checked = await engine.checks.check(of_images)
+    assert engine.compiled.find(checked) is not None
+    await engine.deployments.unload("resnet18")
+    assert engine.compiled.find(checked) is None  # by a call that was checked before
+    assert not engine.compiled.variants()

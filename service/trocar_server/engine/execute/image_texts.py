@@ -5,7 +5,7 @@ The number of tokens of an image is known only once its size is: see Note: [Imag
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -55,8 +55,8 @@ def takes_image_texts(
     hosted: HostedModel, inputs: Sequence[ArgumentInput], unprocessed: Sequence[ProcessorInput]
 ) -> bool:
     """Whether inputs are for a processor of texts and images together; arrays that it would make are not."""
-    folder = hosted.processor_folder
-    if folder is None or _model_type(hosted) not in _MODELS or not _has_processor(folder):
+    folder, version = hosted.processor_folder, hosted.processor_version
+    if folder is None or _model_type(hosted) not in _MODELS or not _has_processor(folder, version):
         return False
     if any(isinstance(entry, ImageInput) for entry in inputs):
         return True
@@ -186,8 +186,8 @@ def _model_type(hosted: HostedModel) -> str:
     return str(getattr(getattr(hosted.module, "config", None), "model_type", ""))
 
 
-@cache
-def _has_processor(folder: Path) -> bool:
+@lru_cache(maxsize=64)
+def _has_processor(folder: Path, _version: str) -> bool:
     return has_tokenizer(folder) and has_feature_extractor(folder)
 
 

@@ -10,6 +10,7 @@ deadline, a cancellation, a stop or `max_processing_s` kills them.
 
 import asyncio
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ _TEXT_PROCESSES = 2
 _AUDIO_PROCESSES = 1
 _IMAGE_TEXT_PROCESSES = 1
 _QUANTUM = 1 << 16
+_DIGESTS_KEPT = 256
 _SMALL_CHARACTERS = 1 << 14
 
 
@@ -83,7 +85,7 @@ class Processor:
         self._image_texts = WorkerPool(
             lambda: WorkerProcess(_WORKER, "image_text"), _IMAGE_TEXT_PROCESSES, _QUANTUM, _stopping
         )
-        self._digests: dict[Path, bytes] = {}
+        self._digests: OrderedDict[tuple[Path, str], bytes] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -138,7 +140,7 @@ class Processor:
         limits: Limits,
     ) -> Processed:
         takes = _takes(hosted, unprocessed)
-        digest = await self._digest(takes.folder)
+        digest = await self._digest(takes)
         rest, found = list(inputs), list(_of_others(unprocessed, payloads))
         described: list[ProcessedInput] = []
         byte_count = 0
@@ -190,10 +192,13 @@ class Processor:
         """Serve other threads too, on the running event loop."""
         self._loop = asyncio.get_running_loop()
 
-    async def _digest(self, folder: Path) -> bytes:
-        if folder not in self._digests:
-            self._digests[folder] = await asyncio.to_thread(processor_digest, folder)
-        return self._digests[folder]
+    async def _digest(self, takes: Takes) -> bytes:
+        key = takes.folder, takes.version
+        if key not in self._digests:
+            self._digests[key] = await asyncio.to_thread(processor_digest, takes.folder)
+            if len(self._digests) > _DIGESTS_KEPT:
+                self._digests.popitem(last=False)
+        return self._digests[key]
 
     async def measure_image_texts(
         self, hosted: HostedModel, given: ImageTextInput, limits: Limits, most_bytes: int
@@ -236,7 +241,7 @@ class Processor:
                 `MODEL_INVALID`, as the processor says; `CANCELLED`, the server stops.
         """
         takes = _taken(hosted)
-        digest = await self._digest(takes.folder)
+        digest = await self._digest(takes)
         made = await self._of_image_texts(
             given,
             limits,
@@ -314,9 +319,8 @@ def _taken(hosted: HostedModel) -> Takes:
     most = count if isinstance(count, int) and count > 0 else None
     # SigLIP was trained on texts of one length and takes the vector of the last token, padding or not.
     is_of_one_length = str(getattr(config, "model_type", "")).startswith("siglip")
-    return Takes(
-        folder, _argument_names(hosted.module), most, most if is_of_one_length and most is not None else 0
-    )
+    padded = most if is_of_one_length and most is not None else 0
+    return Takes(folder, _argument_names(hosted.module), most, padded, hosted.processor_version)
 
 
 def _argument_names(module: nn.Module) -> frozenset[str] | None:

@@ -257,9 +257,8 @@ class ExtractionService:
         """Return a plan with the arguments that its texts and images become, and these by name."""
         if plan.has_sound:
             raise invalid("extraction.inputs", "a dry run takes no sound; send the shapes of its features")
-        hosted = self._engine.catalogue.loaded(plan.model_id)
         payloads = split_payloads(plan, [], tensors_of(stored))
-        plan, processed = await self._engine.preparation.process(hosted, plan, payloads, deadline)
+        plan, processed = await self._engine.process_inputs(plan, payloads, deadline)
         names = [name for made in plan.processed for name in made.arguments]
         return plan, dict(zip(names, processed.inputs, strict=False))  # images alone are not described
 

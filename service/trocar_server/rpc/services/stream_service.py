@@ -159,8 +159,7 @@ class StreamService:
         """Turn texts and sound into arguments; what they become counts as received."""
         payloads = replace(stream.payloads, inputs=batch.payloads)
         deadline = None if stream.timeout_s is None else time.monotonic() + stream.timeout_s
-        hosted = self._engine.catalogue.loaded(batch.plan.model_id)
-        plan, processed = await self._engine.preparation.process(hosted, batch.plan, payloads, deadline)
+        plan, processed = await self._engine.process_inputs(batch.plan, payloads, deadline)
         made_bytes = max(0, sum(payload.nbytes for payload in processed.inputs) - batch.byte_count)
         stream.reservation.add(made_bytes)
         batch.plan, batch.payloads = plan, processed.inputs
