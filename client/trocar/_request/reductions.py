@@ -190,7 +190,9 @@ def pool(kind: PoolKind, size: int | Sequence[int] | None = None, power: float =
 def top_k(k: int, dim: int = -1, *, smallest: bool = False) -> Reduction:
     """Take the k largest elements along a dimension, largest first. Must be the last reduction.
 
-    Their positions are another feature map, int64, whose name ends in `.indices`.
+    Their positions are another feature map, int64, whose name ends in `.indices`. Along tokens or samples,
+    padding is never among them; `tap(padding=True)` includes it. Where a sample has fewer than k tokens,
+    zeros with the position -1 follow, which statistics ignore. Positions are those of the padded batch.
 
     Args:
         k: Number of elements, at least 1 and at most the dimension's size.

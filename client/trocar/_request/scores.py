@@ -91,7 +91,8 @@ def value(  # noqa: PLR0913 - one keyword for each thing that it can say
 
     Args:
         selector: One value.
-        reduce: "sum", "mean" or "norm", the Euclidean norm, over all elements.
+        reduce: "sum", "mean" or "norm", the Euclidean norm, over all elements that are left, padding tokens
+            among them; `tokens="cls"` or "last", pools, Gram matrices and `trocar.top_k` leave padding out.
         function: Applied to each element first: "square", "abs", "log" or "exp".
         samples: Which samples, as in `tap`.
         channels: Which channels, as in `tap`.

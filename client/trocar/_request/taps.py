@@ -165,7 +165,7 @@ def tap(  # noqa: PLR0913 - one keyword for each thing that a tap can say
         cast: The dtype of the values that are sent: "float16", "bfloat16", "int8" or "int8_per_channel".
         gradient: Whether to collect the gradient of the call's objective (`of=`) with respect to the value
             instead of the value: "layer4" then means "layer4/grad_out".
-        padding: Whether statistics, pools and Gram matrices include padding tokens, according to the
+        padding: Whether statistics, pools, Gram matrices and top-k include padding tokens, according to the
             attention mask of the tokenizer or of the request.
 
     Raises:

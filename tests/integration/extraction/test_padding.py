@@ -1,11 +1,13 @@
 """Padding: statistics, pools and covariance of a padded batch are those of each sample alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 import trocar
 from tests.support.models import text_models
@@ -93,6 +95,63 @@ def test_pools_are_those_of_each_text_alone(client: Client, kind: Any, of: Any) 
     close(found, [of(value) for value in alone(client)])
 
 
+@pytest.mark.parametrize("kind", ["avg", "max", "gem"])
+def test_pools_to_a_size_are_those_of_each_text_alone(client: Client, kind: Any) -> None:
+    pool = trocar.pool(kind, 2)
+    tap = trocar.tap(LAYER, reduce=pool, stats=["mean", "count"], over="sample")
+    maps = client.extract("bert", TEXTS, [tap])
+    own = [client.extract("bert", text, [trocar.tap(LAYER, reduce=pool)])[LAYER][0] for text in TEXTS]
+    close(maps[LAYER], own)
+    close(maps.stats[LAYER].mean, [value.mean() for value in own])
+    np.testing.assert_array_equal(maps.stats[LAYER].count, [2 * 16] * 3)
+
+
+@pytest.mark.parametrize("over", ["all", "sample"])
+def test_statistics_of_one_channel_by_an_integer_are_those_of_its_own_tokens(
+    client: Client, over: Any
+) -> None:
+    taps = [
+        trocar.tap(LAYER, alias="integer", index=np.s_[:, :, 5], stats=["mean", "count"], over=over),
+        trocar.tap(LAYER, alias="channel", channels=[5], stats=["mean", "count"], over=over),
+    ]
+    stats = client.extract("bert", TEXTS, taps).stats
+    np.testing.assert_array_equal(stats["integer"].mean, stats["channel"].mean)
+    np.testing.assert_array_equal(stats["integer"].count, stats["channel"].count)
+    assert np.sum(stats["integer"].count) == sum(map(len, alone(client)))
+
+
+def test_statistics_of_one_sample_or_token_by_an_integer_are_those_of_own_tokens(client: Client) -> None:
+    taps = [
+        trocar.tap(LAYER, alias="sample", index=0, stats="mean", over="channel"),
+        trocar.tap(LAYER, alias="token", index=np.s_[:, 5], stats=["count", "argmax_channel"], over="sample"),
+        trocar.tap(LAYER, alias="tokens", tokens=[5], stats=["count", "argmax_channel"], over="sample"),
+    ]
+    stats = client.extract("bert", TEXTS, taps).stats
+    own = alone(client)
+    close(stats["sample"].mean, own[0].mean(0))
+    np.testing.assert_array_equal(stats["token"].count, [16 * (len(value) > 5) for value in own])
+    np.testing.assert_array_equal(stats["token"].argmax_channel, stats["tokens"].argmax_channel)
+
+
+@pytest.mark.parametrize("smallest", [False, True])
+def test_the_top_tokens_are_those_of_each_text_alone(client: Client, smallest: bool) -> None:
+    tap = trocar.tap(LAYER, reduce=trocar.top_k(4, dim=1, smallest=smallest), stats="count", over="sample")
+    maps = client.extract("bert", TEXTS, [tap])
+    values = client.extract("bert", TEXTS, [LAYER])[LAYER]
+    for sample, own in enumerate(alone(client)):
+        count = min(4, len(own))  # "hello" has 3 tokens
+        ordered = np.sort(own, 0)
+        close(maps[LAYER][sample, :count], ordered[:count] if smallest else ordered[::-1][:count])
+        places = maps[f"{LAYER}.indices"][sample]
+        found = np.take_along_axis(values[sample], places[:count], 0)
+        np.testing.assert_array_equal(found, maps[LAYER][sample, :count])
+        assert (places[count:] == -1).all()
+        assert not maps[LAYER][sample, count:].any()
+        assert np.asarray(maps.stats[LAYER].count)[sample] == count * 16
+    whole = client.extract("bert", TEXTS, [trocar.tap(LAYER, reduce=trocar.top_k(4, dim=1), padding=True)])
+    np.testing.assert_array_equal(whole[LAYER], np.sort(values, 1)[:, ::-1][:, :4])
+
+
 @pytest.mark.parametrize("which", ["cls", "last"])
 def test_the_first_and_last_token_of_texts_padded_on_the_left(client: Client, which: Any) -> None:
     maps = client.extract("gpt", TEXTS, [trocar.tap(GPT_LAYER, tokens=which)])
@@ -149,3 +208,77 @@ def test_padding_is_counted_where_asked_for(client: Client) -> None:
     maps = client.extract("bert", TEXTS, [taps[0]])
     values = client.extract("bert", TEXTS, [LAYER])[LAYER]
     close(maps[LAYER], values.mean(1))
+
+
+def own_square(options: dict[str, Any], layer: str = LAYER) -> Any:
+    return trocar.value(layer, function="square", **options)
+
+
+SCORES: list[tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]] = [
+    ({"tokens": "cls"}, lambda own: own[0]),
+    ({"tokens": "last"}, lambda own: own[-1]),
+    ({"reductions": trocar.pool("avg")}, lambda own: own.mean(0)),
+    ({"reductions": trocar.pool("max")}, lambda own: own.amax(0)),
+    ({"reductions": trocar.pool("gem")}, lambda own: own.clamp(min=1e-6).pow(3).mean(0).pow(1 / 3)),
+    ({"reductions": trocar.pool("avg", 2)}, lambda own: F.adaptive_avg_pool1d(own.T[None], 2)),
+    ({"channels": [5, 2], "reductions": trocar.pool("max")}, lambda own: own[:, [5, 2]].amax(0)),
+    ({"reductions": trocar.gram()}, lambda own: own.T @ own / len(own)),
+    ({"reductions": trocar.top_k(2, dim=1)}, lambda own: own.topk(2, 0).values),
+    ({"reductions": trocar.top_k(7, dim=1)}, lambda own: own.topk(min(7, len(own)), 0).values),
+]
+"""What an objective makes of a value, and of a text's own tokens."""
+
+
+@pytest.mark.parametrize("index", range(len(SCORES)))
+@pytest.mark.parametrize(("model", "layer"), [("bert", LAYER), ("gpt", GPT_LAYER)])
+def test_objectives_of_tokens_and_their_gradients_are_those_of_torch_on_each_texts_own_tokens(
+    client: Client, model: str, layer: str, index: int
+) -> None:
+    options, function = SCORES[index]
+    found = client.gradients(model, TEXTS, of=own_square(options, layer), at=[layer], taps=[layer])
+    assert found.tokens.pads_left == (model == "gpt")
+    value = torch.from_numpy(found[layer].copy()).requires_grad_()
+    mask = torch.from_numpy(found.tokens.mask.copy())
+    sums = [function(own[kept]).square().sum() for own, kept in zip(value, mask, strict=True)]
+    expected = torch.stack(sums).sum()
+    (gradient,) = torch.autograd.grad(expected, value)
+    assert found.objective == pytest.approx(expected.item(), rel=1e-5)
+    close(found[f"{layer}/grad_out"], gradient)
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_gradients_before_an_objective_of_tokens_are_those_of_each_text_alone(
+    client: Client, index: int
+) -> None:
+    of, at = own_square(SCORES[index][0]), "model.encoder.layer.0"
+    own = [client.gradients("bert", text, of=of, at=[at])[f"{at}/grad_out"][0] for text in TEXTS]
+    found = client.gradients("bert", TEXTS, of=of, at=[at])[f"{at}/grad_out"]
+    for sample, wanted in enumerate(own):
+        close(found[sample, : len(wanted)], wanted)
+        assert not found[sample, len(wanted) :].any()
+
+
+def test_a_penalty_leaves_padding_out(client: Client) -> None:
+    at = "model.encoder.layer.0"
+    of = trocar.gradient_penalty(trocar.value(LAYER, tokens="last", function="square"), at=at)
+    own = [client.gradients("bert", text, of=of, at=[at]).objective or 0 for text in TEXTS]
+    assert client.gradients("bert", TEXTS, of=of, at=[at]).objective == pytest.approx(np.mean(own), rel=1e-3)
+
+
+@pytest.mark.parametrize("index", [np.s_[:], np.s_[:, :7], np.s_[:, :, 3], np.s_[..., 2:5]])
+def test_an_objective_of_selected_elements_counts_all_of_them(client: Client, index: Any) -> None:
+    of = trocar.value(LAYER, reduce="mean", function="square", index=index)
+    values = client.extract("bert", TEXTS, [LAYER])[LAYER]
+    found = client.gradients("bert", TEXTS, of=of, at=[LAYER])
+    assert found.objective == pytest.approx(np.square(values[index]).mean(), rel=1e-5)
+    whole = client.gradients("bert", TEXTS, of=own_square({}), at=[LAYER])
+    assert whole.objective == pytest.approx(np.square(values).sum(), rel=1e-5)
+
+
+def test_a_mask_that_the_caller_sends_is_that_of_objectives_as_well(client: Client) -> None:
+    ids = np.array([[2, 4, 3, 0, 0], [2, 4, 5, 6, 3]])
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).astype(np.int64)}
+    found = client.gradients("bert", inputs, of=trocar.value(LAYER, tokens="last"), at=[LAYER])
+    expected = np.zeros((2, 5, 16), np.float32)
+    expected[[0, 1], [2, 4]] = 1
+    np.testing.assert_array_equal(next(iter(found.values())), expected)

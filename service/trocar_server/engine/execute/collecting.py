@@ -33,6 +33,7 @@ from trocar_server.surgery import (
     independent,
     operate,
 )
+from trocar_server.tensors.reductions.padding import NO_PADDING, Padding
 
 CallCounts = Mapping[tuple[str, str], int]
 """Numbers of calls in a pass, by kind (`module` or `fn`) and path or name."""
@@ -176,7 +177,7 @@ def _with_gradients(
             module(*arguments[0], **arguments[1])
         assert gradients is not None  # an objective comes with gradients
         _check_edits(pass_spec, collector)
-        score = _score(collector.values, scoring, gradients)
+        score = _score(collector.values, scoring, gradients, arguments[1])
         gradients.backward(score)
     for due in pass_spec.due_gradients:
         if not due & gradients.edited:
@@ -241,12 +242,21 @@ def _check_edits(pass_spec: PassSpec, collector: Collector) -> None:
         )
 
 
-def _score(values: Mapping[str, torch.Tensor], scoring: Scoring, gradients: GradientSession) -> torch.Tensor:
+def _score(
+    values: Mapping[str, torch.Tensor],
+    scoring: Scoring,
+    gradients: GradientSession,
+    keywords: Mapping[str, object],
+) -> torch.Tensor:
     missing = next((target.name for target in scoring.values if target.name not in values), None)
     if missing is not None:
         raise ValueMissingError(missing)
     chosen = [values[target.name] for target in scoring.values]
-    return objective_value(scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient)
+    padding = Padding.of(keywords) if scoring.objective.has_reductions else NO_PADDING
+    masks = [padding.of_value(target.path, values[target.name]) for target in scoring.values]
+    return objective_value(
+        scoring.objective, chosen, scoring.labels, scoring.anchors, gradients.gradient, masks
+    )
 
 
 def _kernels(objective: Objective) -> AbstractContextManager[object]:

@@ -28,6 +28,9 @@ from trocar_server.tensors.reductions import reduce_value
 GradientOf = Callable[[torch.Tensor, str], torch.Tensor]
 """Returns the differentiable gradient of a number with respect to the value of this name."""
 
+Scored = tuple[torch.Tensor, torch.Tensor | None]
+"""A value and its mask of padding, None without padding. See Note: [Padding]."""
+
 IGNORED_LABEL = -100
 """The label that `cross_entropy` and `nll_loss` ignore."""
 
@@ -38,6 +41,7 @@ def objective_value(
     labels: Sequence[torch.Tensor],
     anchors: Sequence[str] = (),
     gradient: GradientOf | None = None,
+    masks: Sequence[torch.Tensor | None] | None = None,
 ) -> torch.Tensor:
     """Return the number of an objective.
 
@@ -47,16 +51,19 @@ def objective_value(
         labels: The tensors of `Objective.operands`, in order.
         anchors: The names of the values of its penalties, in order.
         gradient: Computes the penalties' gradients.
+        masks: For each value, its mask of padding, None without padding; None if no value has one. See
+            Note: [Padding].
 
     Raises:
         ServiceError: `OBJECTIVE_OUT_OF_RANGE` or `OBJECTIVE_REJECTED`.
     """
-    return _sum(objective, iter(values), iter(labels), iter(anchors), gradient)
+    scored = zip(values, [None] * len(values) if masks is None else masks, strict=True)
+    return _sum(objective, scored, iter(labels), iter(anchors), gradient)
 
 
 def _sum(
     objective: Objective,
-    values: Iterator[torch.Tensor],
+    values: Iterator[Scored],
     labels: Iterator[torch.Tensor],
     anchors: Iterator[str],
     gradient: GradientOf | None,
@@ -67,7 +74,7 @@ def _sum(
             inner = _sum(term.score.of, values, labels, anchors, None)
             number = _penalty(term.score, inner, next(anchors), gradient)
         else:
-            number = _score(term.score, _wide(next(values)), labels)
+            number = _score(term.score, next(values), labels)
         total = term.weight * number if total is None else total + term.weight * number
     assert total is not None  # an objective has a term
     return total
@@ -80,11 +87,12 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
-def _score(score: Score, value: torch.Tensor, labels: Iterator[torch.Tensor]) -> torch.Tensor:
+def _score(score: Score, scored: Scored, labels: Iterator[torch.Tensor]) -> torch.Tensor:
+    value = _wide(scored[0])
     if isinstance(score, ClassScore):
         return _class_score(score, value)
     if isinstance(score, ValueScore):
-        return _value_score(score, value)
+        return _value_score(score, value, scored[1])
     assert isinstance(score, Loss)
     return _loss(score, value, next(labels))
 
@@ -122,10 +130,12 @@ def check_classes(classes: Sequence[int], batch: int, count: int) -> None:
         raise _out_of_range(wrong, count)
 
 
-def _value_score(score: ValueScore, value: torch.Tensor) -> torch.Tensor:
+def _value_score(score: ValueScore, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     if score.reductions:
-        reduction = reduce_value(value, score.reductions, score.channel_dim)
-        value = reduction.value if reduction.mask is None else reduction.value[reduction.mask]
+        reduced = reduce_value(value, score.reductions, score.channel_dim, mask=mask)
+        # Padding that reductions leave in the value counts, as it does without them; filling is no element.
+        is_filled = reduced.mask is not None and reduced.is_filled
+        value = reduced.value[reduced.mask] if is_filled else reduced.value
     functions: dict[ElementFunction, Callable[[torch.Tensor], torch.Tensor]] = {
         ElementFunction.IDENTITY: lambda x: x,
         ElementFunction.SQUARE: torch.square,

@@ -140,6 +140,14 @@ class Objective:
                 yield term.score.selector
 
     @property
+    def has_reductions(self) -> bool:
+        """Whether a value is reduced first, which may depend on padding."""
+        scores = [term.score for term in self.terms]
+        return any(isinstance(score, ValueScore) and bool(score.reductions) for score in scores) or any(
+            penalty.of.has_reductions for penalty in self.penalties
+        )
+
+    @property
     def needs_second_derivative(self) -> bool:
         """Whether it contains a gradient."""
         return any(isinstance(term.score, GradientPenalty) for term in self.terms)

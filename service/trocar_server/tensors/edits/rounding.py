@@ -41,6 +41,9 @@ def _through_int8(value: torch.Tensor) -> torch.Tensor:
     scale = absmax / _INT8_MAX
     # 0, also for a tiny absmax: nothing is divided then, and everything is rounded to 0.
     scale = torch.where(scale > 0, scale, 1)
+    # Rounded up, the largest scale times 127 would be Inf.
+    is_over = (scale * _INT8_MAX).isinf()
+    scale = torch.where(is_over, scale.nextafter(torch.zeros_like(scale)), scale)
     limited = torch.where(value.isinf(), value.sign() * absmax, value)
     rounded = (limited / scale).round() * scale
     # Exact: a value is within a factor of 2 of its rounding, or was rounded to 0.

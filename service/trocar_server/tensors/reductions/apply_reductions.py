@@ -48,6 +48,8 @@ class Reduced:
     extra_bytes: int = 0
     mask: torch.Tensor | None = None
     """Which tokens of the result are no padding; None where all count. See Note: [Padding]."""
+    is_filled: bool = False
+    """Whether the mask is of filling: places that hold no element of the input."""
 
 
 def check_reductions(reductions: Sequence[Reduction]) -> None:
@@ -108,7 +110,13 @@ def reduce_value(
         extra_bytes = max(extra_bytes, held_bytes + stage.workspace_bytes + stage.byte_count)
         held_bytes = stage.byte_count
     return Reduced(
-        stage.value, stage.companions, stage.channel_dim, stage.has_samples, extra_bytes, stage.mask
+        stage.value,
+        stage.companions,
+        stage.channel_dim,
+        stage.has_samples,
+        extra_bytes,
+        stage.mask,
+        stage.is_filled,
     )
 
 

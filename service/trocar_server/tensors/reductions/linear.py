@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -45,8 +46,9 @@ def gram(stage: Stage, wanted: Gram) -> Stage:
         features = stage.value.movedim(channel_dim, 1).reshape(batch, channels, positions).to(dtype)
         count: int | torch.Tensor = positions
         if stage.mask is not None:
-            features = features.where(stage.mask[:, None], 0)
-            count = stage.mask.sum(1)[:, None, None]
+            own = stage.mask.reshape(batch, 1, positions)  # (batch,) where an index dropped the tokens
+            features = features.where(own, 0)
+            count = own.sum(2, keepdim=True)
         products = torch.bmm(features, features.mT)
         return products / count if wanted.is_normalized else products
 
@@ -148,7 +150,6 @@ def principal_components(stage: Stage, wanted: Pca, operands: Sequence[torch.Ten
 
     operand_count = sum(tensor.numel() for tensor in operands)
     workspace_bytes = (3 * stage.value.numel() + operand_count) * dtype.itemsize
+    scores = stage.to(stage.compute(shape, dtype, work), workspace_bytes)
     has_samples = stage.has_samples and channel_dim != 0
-    return Stage(
-        stage.compute(shape, dtype, work), has_samples, len(shape) - 1, workspace_bytes, mask=stage.mask
-    )
+    return replace(scores, has_samples=has_samples, channel_dim=len(shape) - 1)

@@ -4,9 +4,11 @@
     padding.of_value("encoder.layer.3", value)   # bool (batch, tokens), or None where nothing is padding
 
 # Note: [Padding]
-Statistics, pools and Gram matrices leave padding out: a sample's numbers are then those that it has alone. A
-value has tokens where it is (batch, tokens, width) with the batch and the tokens of the mask. Values of a
-decoder that has inputs of its own have its mask, and those of a vision tower have none, whatever their shape.
+Statistics, pools, Gram matrices and a top-k leave padding out: a sample's numbers are then those that it has
+alone. A value has tokens where it is (batch, tokens, width) with the batch and the tokens of the mask. Values
+of a decoder that has inputs of its own have its mask, and those of a vision tower have none, whatever their
+shape. The sum, mean or norm of an objective is over all elements that its reductions leave, padding among
+them, as it is without reductions; only filling, which is no element of the value, does not count.
 """
 
 from collections.abc import Mapping
@@ -64,15 +66,22 @@ def unpadded(value: torch.Tensor, mask: torch.Tensor | None, *, by_sample: bool)
     """Return the tokens of (batch, tokens, width) that are no padding: of each sample, or of all in one.
 
     Args:
-        value: The value.
-        mask: Its mask; the value itself is returned for None.
-        by_sample: Whether samples stay apart.
+        value: The value, also one that an index left without samples, tokens or width.
+        mask: Its mask, of the value's first dimensions; the value itself is returned for None.
+        by_sample: Whether samples, the first dimension, stay apart.
 
     Returns:
-        Tensors of shape (1, kept tokens, width).
+        Tensors of shape (1, kept tokens, width). Dimensions behind those of the mask keep their positions.
     """
     if mask is None:
         return [value]
     if by_sample:
-        return [own[kept][None] for own, kept in zip(value, mask, strict=True)]
-    return [value[mask][None]]
+        return [_kept(own, kept)[None] for own, kept in zip(value, mask, strict=True)]
+    kept = _kept(value, mask)
+    return [kept[None] if mask.ndim > 1 else kept]
+
+
+def _kept(value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return what a mask keeps, its dimensions as one; of a mask without dimensions that one comes last."""
+    kept = value[mask]
+    return kept if mask.ndim else kept.movedim(0, -1)

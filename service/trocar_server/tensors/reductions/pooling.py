@@ -6,10 +6,12 @@ third power of 41 overflows float16.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
+from trocar_server.tensors.reductions.padding import unpadded
 from trocar_server.tensors.reductions.reduction import Pool, PoolKind
 from trocar_server.tensors.reductions.reduction_stage import HALVES, ORDERED, Stage
 
@@ -128,15 +130,30 @@ def _pool_to_size(stage: Stage, wanted: Pool, rank: int) -> Stage:
         )
     shape = (stage.shape[0], stage.shape[channels], *size)
     stage.need_size(wanted, shape, stage.value.itemsize + _INT64_BYTES)
-    moved = stage.value.movedim(channels, 1)
-    if moved.numel():
-        pooled = stage.compute(shape, moved.dtype, lambda: _adaptive(moved, wanted, size))
-    else:  # no sample or no channel; torch's max pools reject the latter
-        pooled = moved.new_empty(shape)
+    pooled = stage.compute(shape, stage.value.dtype, lambda: _sized(stage, wanted, size))
     workspace_bytes = stage.byte_count  # for moving the channels, where needed
     workspace_bytes += _gem_bytes(stage, shape) if wanted.kind is PoolKind.GEM else 0
     workspace_bytes += math.prod(shape) * _INT64_BYTES if wanted.kind is PoolKind.MAX else 0  # positions, too
-    return stage.to(pooled.movedim(1, channels), workspace_bytes)
+    return replace(stage.to(pooled.movedim(1, channels), workspace_bytes), mask=None, is_filled=False)
+
+
+def _sized(stage: Stage, wanted: Pool, size: tuple[int, ...]) -> torch.Tensor:
+    """Pool to a size, with the channels in dimension 1."""
+    moved = stage.value.movedim(stage.need_channels(wanted), 1)
+    if not moved.numel():  # no sample or no channel; torch's max pools reject the latter
+        return moved.new_empty((*moved.shape[:2], *size))
+    if stage.mask is None:
+        return _adaptive(moved, wanted, size)
+    own = unpadded(stage.value, stage.mask, by_sample=True)
+    return torch.cat([_pool_own(tokens.mT, wanted, size) for tokens in own])
+
+
+def _pool_own(value: torch.Tensor, wanted: Pool, size: tuple[int, ...]) -> torch.Tensor:
+    """Pool one sample's own tokens, (1, width, tokens); if there are none, as `_pool_tokens` does."""
+    if value.shape[-1]:
+        return _adaptive(value, wanted, size)
+    nothing = _smallest(value.dtype) if wanted.kind is PoolKind.MAX else math.nan
+    return value.new_full((*value.shape[:2], *size), nothing)
 
 
 def _adaptive(value: torch.Tensor, wanted: Pool, size: tuple[int, ...]) -> torch.Tensor:

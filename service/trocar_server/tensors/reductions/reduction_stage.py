@@ -37,7 +37,9 @@ class Stage:
         channel_dim: The dimension of the channels, from 0; None where there is none.
         workspace_bytes: Bytes of temporaries that computing it needed, besides input and result.
         companions: Further results, by role.
-        mask: Of (batch, tokens, width) with padding: which tokens are a sample's own. See Note: [Padding].
+        mask: Of (batch, tokens, width) with padding: which tokens are a sample's own. Its dimensions are the
+            value's first ones: without a samples or tokens dimension it lacks it, too. See Note: [Padding].
+        is_filled: Whether the mask is of filling: places that hold no element of the original value.
     """
 
     value: torch.Tensor
@@ -46,6 +48,7 @@ class Stage:
     workspace_bytes: int = 0
     companions: dict[str, torch.Tensor] = field(default_factory=dict)
     mask: torch.Tensor | None = None
+    is_filled: bool = False
 
     @classmethod
     def of(

@@ -1,5 +1,6 @@
 """Selecting reductions, without arithmetic: index, take, tokens of spans, crop, grid, top-k."""
 
+import math
 from dataclasses import replace
 from types import EllipsisType
 
@@ -60,8 +61,9 @@ def index(stage: Stage, wanted: Index) -> Stage:
     )
     kept = [dim for dim, item in enumerate(items) if isinstance(item, Slice)]
     channels = kept.index(stage.channel_dim) if stage.channel_dim in kept else None
-    mask = stage.mask[torch_items[:2]] if stage.mask is not None and kept == [0, 1, 2] else None
-    return Stage(stage.value[torch_items], stage.has_samples and 0 in kept, channels, mask=mask)
+    mask = stage.mask[torch_items[: stage.mask.ndim]] if stage.mask is not None else None
+    selected = replace(stage.to(stage.value[torch_items]), mask=mask)
+    return replace(selected, has_samples=stage.has_samples and 0 in kept, channel_dim=channels)
 
 
 def take(stage: Stage, wanted: Take) -> Stage:
@@ -77,7 +79,7 @@ def take(stage: Stage, wanted: Take) -> Stage:
     shape = (*stage.shape[:dim], count, *stage.shape[dim + 1 :])
     stage.need_size(wanted, shape, stage.value.itemsize)
     positions = torch.tensor([position % size for position in wanted.positions], device=stage.value.device)
-    if stage.mask is not None and dim < 2:
+    if stage.mask is not None and dim < stage.mask.ndim:
         stage = replace(stage, mask=stage.mask.index_select(dim, positions))
     return stage.to(stage.value.index_select(dim, positions), count * _INT64_BYTES)
 
@@ -117,9 +119,8 @@ def token_rows(stage: Stage, wanted: TokenRows) -> Stage:
 
     value = stage.compute(shape, stage.value.dtype, work)
     is_ragged = not stage.value.is_meta and min(map(len, wanted.rows)) < wanted.longest
-    return replace(
-        stage.to(value, 2 * batch * wanted.longest * _INT64_BYTES), mask=mask if is_ragged else None
-    )
+    filled = stage.to(value, 2 * batch * wanted.longest * _INT64_BYTES)
+    return replace(filled, mask=mask if is_ragged else None, is_filled=is_ragged)
 
 
 def crop(stage: Stage, wanted: Crop) -> Stage:
@@ -134,8 +135,8 @@ def crop(stage: Stage, wanted: Crop) -> Stage:
     if wanted.top + wanted.height > rows or wanted.left + wanted.width > columns:
         raise stage.refuse(wanted, f"it must lie within the last two dimensions, {rows} x {columns}")
     cropped = stage.value.narrow(-2, wanted.top, wanted.height).narrow(-1, wanted.left, wanted.width)
-    if stage.mask is not None:
-        stage = replace(stage, mask=stage.mask.narrow(1, wanted.top, wanted.height))
+    if stage.mask is not None:  # the rows are its last dimension
+        stage = replace(stage, mask=stage.mask.narrow(-1, wanted.top, wanted.height))
     return stage.to(cropped)
 
 
@@ -159,7 +160,8 @@ def grid(stage: Stage, wanted: Grid) -> Stage:
 def top_k(stage: Stage, wanted: TopK) -> Stage:
     """Select the k largest elements along a dimension, as `torch.topk`: NaN counts as largest.
 
-    Of equal elements any may be selected; `indices` says which.
+    Of equal elements any may be selected; `indices` says which. Along tokens or samples padding is not
+    selected: where fewer than k are left, zeros with the index -1 follow, which the stage's mask leaves out.
 
     Raises:
         ServiceError: `REDUCTION_REJECTED`, there is no order, no such dimension or fewer than k elements.
@@ -173,11 +175,39 @@ def top_k(stage: Stage, wanted: TopK) -> Stage:
     if wanted.k > stage.shape[dim]:
         raise stage.refuse(wanted, f"dimension {dim} has {stage.shape[dim]:,} elements; ask for no more")
     shape = (*stage.shape[:dim], wanted.k, *stage.shape[dim + 1 :])
+    if stage.mask is not None and dim < stage.mask.ndim:
+        return _top_k_of_own(stage, stage.mask, wanted, dim)
     if value.is_meta:  # as in `Stage.compute`, for two results
         values, indices = value.new_empty(shape), value.new_empty(shape, dtype=torch.int64)
     else:
         values, indices = value.topk(wanted.k, dim, largest=not wanted.is_smallest, sorted=True)
     return replace(stage, value=values, workspace_bytes=0, companions={"indices": indices})
+
+
+def _top_k_of_own(stage: Stage, mask: torch.Tensor, wanted: TopK, dim: int) -> Stage:
+    """Select along a dimension of the mask, with padding behind all other elements."""
+    last = _last_in_order(stage.value.dtype, is_smallest=wanted.is_smallest)
+    value = stage.value.masked_fill(~_beside(mask, stage.value), last)
+    values, indices = value.topk(wanted.k, dim, largest=not wanted.is_smallest, sorted=True)
+    places = torch.arange(wanted.k, device=mask.device)
+    places = places.reshape([-1 if other == dim else 1 for other in range(mask.ndim)])
+    own = places < mask.sum(dim, keepdim=True)
+    is_filling = ~_beside(own, values)
+    companions = {"indices": indices.masked_fill(is_filling, -1)}
+    filled = replace(stage.to(values.masked_fill(is_filling, 0)), companions=companions)
+    return replace(filled, mask=own, is_filled=True)
+
+
+def _last_in_order(dtype: torch.dtype, *, is_smallest: bool) -> float:
+    """Return the number that a top-k takes last."""
+    if dtype.is_floating_point:
+        return math.nan if is_smallest else -math.inf
+    return torch.iinfo(dtype).max if is_smallest else torch.iinfo(dtype).min
+
+
+def _beside(mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a mask of a value's first dimensions with as many dimensions as the value."""
+    return mask.reshape(*mask.shape, *[1] * (value.ndim - mask.ndim))
 
 
 def _without_ellipsis(stage: Stage, wanted: Index) -> list[int | Slice]:

@@ -1,4 +1,4 @@
-"""Topics: the kinds of accumulated parts that the statistics need."""
+"""Accumulator kinds: the kinds of accumulated parts that the statistics need."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -23,7 +23,15 @@ from trocar_server.engine.request.objective import (
 )
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import parse_selector
-from trocar_server.tensors.reductions import Axis, OperandSpec, Take
+from trocar_server.tensors.reductions import (
+    Axis,
+    OperandSpec,
+    Pool,
+    PoolKind,
+    Reduction,
+    Take,
+    TopK,
+)
 
 OUT = parse_selector("/out")
 LOGITS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
@@ -86,6 +94,39 @@ def test_a_value_is_summed_up(function: ElementFunction, aggregate: Aggregate) -
     steps = (Take(Axis.CHANNELS, (1, 4)),)
     found = number(ValueScore(OUT, steps, None, function, aggregate), value)
     torch.testing.assert_close(found, expected)
+
+
+MASK = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
+
+
+@pytest.mark.parametrize(
+    ("reductions", "function"),
+    [
+        ((Pool(PoolKind.AVG),), lambda own: own.mean(0)),
+        ((Pool(PoolKind.LAST),), lambda own: own[-1]),
+        ((Pool(PoolKind.MAX, (2,)),), lambda own: F.adaptive_max_pool1d(own.T[None], 2)),
+        ((TopK(3, 1),), lambda own: own.topk(min(3, len(own)), 0).values),
+    ],
+)
+def test_reductions_of_an_objective_leave_padding_out(
+    reductions: tuple[Reduction, ...], function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    inner = ValueScore(OUT, reductions, function=ElementFunction.EXP)
+    parts = [function(own[kept]).exp().sum() for own, kept in zip(TOKENS, MASK, strict=True)]
+    objective = Objective((Term(2.0, ValueScore(OUT)), Term(1.0, inner)))
+    found = objective_value(objective, [MAPS, TOKENS], [], masks=[None, MASK])
+    torch.testing.assert_close(found, 2 * MAPS.sum() + torch.stack(parts).sum())
+    assert objective.has_reductions
+    penalty = GradientPenalty(objective, parse_selector("/in"))
+    assert Objective((Term(1.0, penalty),)).has_reductions
+
+
+def test_elements_that_are_only_selected_count_with_their_padding() -> None:
+    steps = (Take(Axis.CHANNELS, (1, 4)),)
+    for score, value in ((ValueScore(OUT), TOKENS), (ValueScore(OUT, steps), TOKENS[..., [1, 4]])):
+        found = objective_value(Objective((Term(1.0, score),)), [TOKENS], [], masks=[MASK])
+        torch.testing.assert_close(found, value.sum())
+    assert not Objective((Term(1.0, ValueScore(OUT)), Term(1.0, ClassScore(OUT, (1,))))).has_reductions
 
 
 @pytest.mark.parametrize("is_sum", [False, True])

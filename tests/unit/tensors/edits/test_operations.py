@@ -252,6 +252,14 @@ def test_int8_rounds_half_to_even_and_keeps_zero_nan_and_the_range() -> None:
     np.testing.assert_allclose(odd.numpy(), [NAN, 12.7, -12.7, 12.7, 0.0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_int8_does_not_leave_the_range_of_the_largest_floats(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    found = edit_value(Edit(Cast(torch.int8)), torch.tensor([1.0, largest, -largest, INF, -INF], dtype=dtype))
+    expected = torch.tensor([0.0, largest, -largest, largest, -largest], dtype=torch.float64)
+    np.testing.assert_allclose(found.double(), expected, rtol=torch.finfo(dtype).eps)
+
+
 def test_int8_is_exactly_a_whole_number_of_steps() -> None:
     value = randn(1000, dtype=torch.float32)
     scale = value.abs().max() / 127
