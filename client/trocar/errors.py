@@ -291,7 +291,7 @@ class UnknownModelError(NotFoundError, reason=ErrorReason.UNKNOWN_MODEL):
 
 
 class UnknownArchitectureError(UnknownModelError, reason=ErrorReason.UNKNOWN_ARCHITECTURE):
-    """torchvision has no model builder of this name."""
+    """torchvision or timm has no architecture of this name."""
 
 
 class UnknownWeightsError(NotFoundError, reason=ErrorReason.UNKNOWN_WEIGHTS):

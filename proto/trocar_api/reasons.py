@@ -23,7 +23,7 @@ class ErrorReason(StrEnum):
     MODEL_INVALID = "MODEL_INVALID"
     """The operator's description of a model does not work: id, factory, options, example input."""
     UNKNOWN_ARCHITECTURE = "UNKNOWN_ARCHITECTURE"
-    """torchvision has no model builder of this name."""
+    """torchvision or timm has no architecture of this name."""
     UNKNOWN_WEIGHTS = "UNKNOWN_WEIGHTS"
     """The architecture has no weights of this name."""
     WEIGHTS_UNAVAILABLE = "WEIGHTS_UNAVAILABLE"

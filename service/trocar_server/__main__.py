@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def serve(  # noqa: PLR0913, PLR0917 - options of a command
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="torchvision names, each with optional weights: resnet50, vit_b_16=random:0"),
+        typer.Argument(help="models: resnet50, vit_b_16=random:0, timm:NAME, ID=hf:FOLDER"),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with models and settings; see docs/serving.md")
@@ -44,7 +44,7 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     ] = None,
     insecure: Annotated[
         bool | None,
-        typer.Option("--insecure", help="allow any address, without authentication"),
+        typer.Option("--insecure", help="allow any address, without authentication or TLS"),
     ] = None,
     tokens: Annotated[
         bool | None, typer.Option("--tokens", help="require a token of `trocar token create` for every call")

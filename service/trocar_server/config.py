@@ -229,7 +229,8 @@ class EngineConfig(BaseModel):
     openvino: bool = True
     """Whether OpenVINO is used where it is installed and the models run on a CPU."""
     cuda_graphs: bool = False
-    """Whether frequent passes on a GPU are replayed as CUDA graphs. Off, as it was never tested on a GPU."""
+    """Whether frequent passes on a GPU are replayed as CUDA graphs. A recording keeps the GPU memory of a
+    pass."""
     pinned_bytes: ByteCount = Field(default=PINNED_BYTES, ge=0)
     """Page-locked host memory for copies from and to a GPU; without any every copy is waited for."""
     merge_max_rows: int = Field(default=32, ge=1, le=4096)
@@ -255,8 +256,8 @@ class DatasetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Path
-    """A folder with one folder of JPEG, PNG or WebP files for each class. A relative one is looked up beside
-    the config file."""
+    """A folder with one folder for each class, of JPEG, PNG or WebP files, of WAV or FLAC files, or of texts
+    (`.txt`). A relative one is looked up beside the config file."""
 
 
 class PlacementConfig(BaseModel):

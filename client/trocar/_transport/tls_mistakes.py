@@ -1,4 +1,4 @@
-"""TLS mistakes by what gRPC says of them: what is wrong, and the line that mends it."""
+"""TLS errors: the cause and the fix, by the message of gRPC."""
 
 import re
 

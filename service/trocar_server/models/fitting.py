@@ -1,4 +1,4 @@
-"""Fitting: the steps of a preprocessing that need no torch, for images that all end in one size.
+"""Image preprocessing without torch: resize and normalisation, for images that all end in one size.
 
     fitting = preprocessor.fitting
     steps = fitting.steps((427, 640))       # what Pillow does, for example in another process

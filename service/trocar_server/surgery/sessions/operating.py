@@ -1,4 +1,4 @@
-"""Operating session: taps, edits and gradients of one pass, in one context.
+"""Combined session: taps, edits and gradients of one pass, in one context.
 
     with operate(replica, Surgery(before=edits), targets, collector) as gradients:
         replica(batch)

@@ -1,4 +1,4 @@
-"""`trocar models`: deployed models."""
+"""`trocar models`: the server's catalogue, with the state of each model."""
 
 from typing import Annotated
 
