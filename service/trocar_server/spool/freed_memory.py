@@ -18,6 +18,7 @@ is trimmed only where the process would grow beyond that. Threads that write and
 need more than another; the least of the last steps counts.
 """
 
+import os
 import sys
 import threading
 from collections import deque
@@ -73,6 +74,10 @@ class FreedMemory:
                 self._trim()
         finally:
             self._checking.release()
+
+    def renew_lock(self) -> None:
+        """In a forked process: replace the lock, which another thread of the parent may have held."""
+        self._checking = threading.Lock()
 
     def _next_growth(self) -> int:
         number = len(self._step.growths)
@@ -134,3 +139,11 @@ def limit_freed_memory(most_bytes: int | str = FREED_BYTES) -> bool:
 def freed_memory() -> FreedMemory | None:
     """Return the limit of this process; None where it has none."""
     return _limits[0] if _limits else None
+
+
+def _begin_anew_in_fork() -> None:
+    for limit in _limits:
+        limit.renew_lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_fork)

@@ -8,7 +8,9 @@
 See `packing` for what is saved how, `ledger` for what is written and when, and `chunks` for the files.
 """
 
+import os
 import threading
+import weakref
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -34,6 +36,8 @@ from trocar_server.spool.saved.wrapping import Wrapped
 MIN_BYTES = 32 << 10
 AHEAD_BYTES = 64 << 20
 DEVICE_AHEAD_BYTES = 1 << 30
+
+_SPOOLS: "weakref.WeakSet[Spool]" = weakref.WeakSet()
 
 
 class Spool(AbstractContextManager["Spool"]):
@@ -124,6 +128,7 @@ class Spool(AbstractContextManager["Spool"]):
         self._thread_count = 0
         self._wrapped: Wrapped | None = None
         self._contexts = threading.local()
+        _SPOOLS.add(self)
 
     def __enter__(self) -> Self:
         stack: list[ExitStack] = self._contexts.__dict__.setdefault("stack", [])
@@ -197,3 +202,20 @@ class Spool(AbstractContextManager["Spool"]):
             if not self._thread_count and self._wrapped is not None:
                 self._wrapped.remove()
                 self._wrapped = None
+
+    def _begin_anew(self) -> None:
+        """In a forked process: replace the locks, and leave the contexts of other threads to the parent."""
+        self._lock = threading.Lock()
+        self._packer.renew_locks()
+        self._thread_count = len(self._contexts.__dict__.get("stack", []))
+        if not self._thread_count and self._wrapped is not None:
+            self._wrapped.remove()
+            self._wrapped = None
+
+
+def _begin_anew_in_fork() -> None:
+    for spool in list(_SPOOLS):
+        spool._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_fork)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.spool.spool_processes import Processes
 
 HEAD = """
@@ -133,6 +135,107 @@ assert len(list(parent.iterdir())) == 1
 with open_spool(parent):
     assert list(parent.iterdir()) == []
 os.kill(child, signal.SIGKILL)
+""",
+        tmp_path,
+    )
+
+
+LOCKS = ["spool._lock", "spool.packer._counting", "spool.packer.tiers._lock", "tier._mutex"]
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_that_another_thread_has_at_the_fork_does_not_hold_up_the_child(
+    processes: Processes, tmp_path: Path, lock: str
+) -> None:
+    run(
+        processes,
+        f"""
+import threading
+from tests.support.spool.spool_devices import LateCopier
+from trocar_server.spool.blocks.device_tier import DeviceTier
+spool = Spool(parent, 0, min_bytes=1024, modules=[model])
+tier = DeviceTier(spool.store, LateCopier(), 0)
+spool.packer.tiers._homes[torch.device("meta")] = tier
+has_lock, may_end = threading.Event(), threading.Event()
+def hold():
+    with {lock}:
+        has_lock.set()
+        may_end.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+has_lock.wait()
+def work():
+    assert are_equal(gradients(model, spool), expected)
+in_child(work)
+may_end.set()
+thread.join()
+assert are_equal(gradients(model, spool), expected)
+spool.close()
+""",
+        tmp_path,
+    )
+
+
+def test_a_child_leaves_the_contexts_of_other_threads_to_its_parent(
+    processes: Processes, tmp_path: Path
+) -> None:
+    run(
+        processes,
+        """
+import threading
+spool = Spool(parent, 0, min_bytes=1024, modules=[model])
+is_inside, may_end = threading.Event(), threading.Event()
+def stay():
+    with spool:
+        is_inside.set()
+        may_end.wait()
+thread = threading.Thread(target=stay)
+thread.start()
+is_inside.wait()
+def work():
+    assert not model._forward_hooks
+    assert are_equal(gradients(model, spool), expected)
+    assert not model._forward_hooks
+in_child(work)
+def work_inside():
+    assert model._forward_hooks
+with spool:
+    in_child(work_inside)
+assert model._forward_hooks
+may_end.set()
+thread.join()
+assert not model._forward_hooks
+spool.close()
+""",
+        tmp_path,
+    )
+
+
+def test_a_child_limits_its_freed_memory_though_a_thread_of_its_parent_was_checking(
+    processes: Processes, tmp_path: Path
+) -> None:
+    run(
+        processes,
+        """
+import threading
+from trocar_server.spool.freed_memory import freed_memory, limit_freed_memory
+if not limit_freed_memory():
+    sys.exit()
+limit = freed_memory()
+is_checking, may_end = threading.Event(), threading.Event()
+def check():
+    with limit._checking:
+        is_checking.set()
+        may_end.wait()
+thread = threading.Thread(target=check)
+thread.start()
+is_checking.wait()
+def work():
+    limit.check()
+    assert len(limit._step.growths) == 1
+in_child(work)
+may_end.set()
+thread.join()
 """,
         tmp_path,
     )

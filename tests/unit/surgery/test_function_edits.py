@@ -1,7 +1,9 @@
 """Changing what functions take and return: attention heads and scores, in-between values."""
 
-from typing import Any
+from collections.abc import Callable
+from itertools import permutations
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -31,15 +33,20 @@ class Heads(nn.Module):
         return result
 
 
-def by_hand(scores_of: object = None, mixed_of: object = None) -> torch.Tensor:
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def same(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+def by_hand(scores_of: Change = same, mixed_of: Change = same, logits_of: Change = same) -> torch.Tensor:
     model = Heads()
     with torch.no_grad():
         parts = model.project(ROWS).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in parts)
-        scores: Any = (query @ key.transpose(-2, -1) / 2).softmax(-1)
-        scores = scores_of(scores) if callable(scores_of) else scores
-        mixed: Any = scores @ value
-        mixed = mixed_of(mixed) if callable(mixed_of) else mixed
+        scores = scores_of(logits_of(query @ key.transpose(-2, -1) / 2).softmax(-1))
+        mixed = mixed_of(scores @ value)
         result: torch.Tensor = model.out(mixed.transpose(1, 2).flatten(2))
     return result
 
@@ -76,6 +83,63 @@ def test_a_head_is_taken_away_at_the_output_of_attention() -> None:
 def test_scores_that_are_changed_lead_to_another_output() -> None:
     found = run(EditTarget(at("scores"), Edit(Zero(), HEAD)))
     torch.testing.assert_close(found, by_hand(scores_of=without_head))
+
+
+FLOW = {"logits": (Scale(3.0), "logits_of"), "scores": (Zero(), "scores_of"), "out": (Add(1.0), "mixed_of")}
+"""An edit at each port of attention, of its second head, and the argument of `by_hand` that does the same."""
+
+
+def edit_at(port: str) -> EditTarget:
+    return EditTarget(at(port), Edit(FLOW[port][0], HEAD))
+
+
+def flow_by_hand(*ports: str) -> torch.Tensor:
+    changes: dict[str, Change] = {
+        "logits_of": lambda logits: torch.stack([logits[:, 0], logits[:, 1] * 3], dim=1),
+        "scores_of": without_head,
+        "mixed_of": lambda mixed: torch.stack([mixed[:, 0], mixed[:, 1] + 1], dim=1),
+    }
+    wanted = [FLOW[port][1] for port in ports]
+    return by_hand(**{name: change for name, change in changes.items() if name in wanted})
+
+
+ORDERS = [order for count in (2, 3) for order in permutations(FLOW, count)]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=" ".join)
+def test_edits_of_one_attention_run_in_execution_order_whatever_their_list(order: tuple[str, ...]) -> None:
+    torch.testing.assert_close(run(*map(edit_at, order)), flow_by_hand(*order))
+
+
+@pytest.mark.parametrize("late", [*FLOW, "logits scores", "scores out", "logits out"])
+def test_an_edit_after_the_taps_undoes_no_other_of_its_attention(late: str) -> None:
+    after = [edit_at(port) for port in FLOW if port in late]
+    before = [edit_at(port) for port in reversed(FLOW) if port not in late]
+    with torch.no_grad():
+        found = within(FunctionSession([], Collector(), None, before, after), Heads())
+    torch.testing.assert_close(found, flow_by_hand(*FLOW))
+
+
+def taps_of(before: list[EditTarget], after: list[EditTarget]) -> dict[str, torch.Tensor]:
+    collector = Collector(ends_pass=False)
+    targets = [Target(port, "scaled_dot_product_attention", 0, port, kind="fn") for port in FLOW]
+    with torch.no_grad():
+        within(FunctionSession(targets, collector, None, before, after), Heads())
+    return collector.values
+
+
+@pytest.mark.parametrize("port", FLOW)
+def test_taps_before_an_edit_of_attention_see_the_original_and_those_behind_it_the_change(port: str) -> None:
+    plain, early, late = taps_of([], []), taps_of([edit_at(port)], []), taps_of([], [edit_at(port)])
+    place = list(FLOW).index(port)
+    for other in list(FLOW)[:place]:
+        assert torch.equal(early[other], plain[other])
+        assert torch.equal(late[other], plain[other])
+    assert torch.equal(late[port], plain[port])
+    assert not torch.equal(early[port], plain[port])
+    for other in list(FLOW)[place + 1 :]:
+        assert torch.equal(early[other], late[other])
+        assert not torch.equal(late[other], plain[other])
 
 
 def test_what_a_function_takes_is_changed() -> None:

@@ -156,3 +156,12 @@ class Frozen:
     """A dataclass whose fields cannot be set."""
 
     held: Any
+
+
+def test_a_value_of_a_function_with_named_results_keeps_their_names() -> None:
+    value = torch.ones(2, 3).max(dim=1)
+    found = put(value, (0,), B)
+    assert type(found) is type(value)
+    assert found.values is B
+    assert found.indices is value.indices
+    assert value.values is not B

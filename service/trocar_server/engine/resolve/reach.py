@@ -13,7 +13,7 @@ from trocar_server.engine.resolve.surgery_plan import SurgeryPlan
 from trocar_server.errors import ServiceError
 from trocar_server.surgery import Recording, Target, place
 
-_Place = tuple[int, int, int]
+_Place = tuple[int, ...]
 
 
 def reached(surgery: SurgeryPlan, wanted: Sequence[Target], recording: Recording) -> SurgeryPlan:

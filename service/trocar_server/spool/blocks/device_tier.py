@@ -146,6 +146,10 @@ class DeviceTier:
         with self:
             return self._step.stays(storage)
 
+    def renew_lock(self) -> None:
+        """In a forked process: replace the lock, which another thread of the parent may have held."""
+        self._mutex = threading.Lock()
+
     # --- As a store -------------------------------------------------------------------------------
 
     def find(self, key: Hashable) -> Block | None:
@@ -342,6 +346,13 @@ class Tiers:
                 if device not in self._homes:
                     self._homes[device] = self._home(device)
         return self._homes[device]
+
+    def renew_locks(self) -> None:
+        """In a forked process: replace the locks, which other threads of the parent may have held."""
+        self._lock = threading.Lock()
+        for home in self._homes.values():
+            if isinstance(home, DeviceTier):
+                home.renew_lock()
 
     def _home(self, device: torch.device) -> BlockStore | DeviceTier | None:
         copier = self._copier_of(device)

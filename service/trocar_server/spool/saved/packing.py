@@ -185,6 +185,11 @@ class Packer:
             return True
         return tensor.untyped_storage()._cdata in self._kept
 
+    def renew_locks(self) -> None:
+        """In a forked process: replace the locks, which other threads of the parent may have held."""
+        self._counting = threading.Lock()
+        self.tiers.renew_locks()
+
     def _count(self, saved_bytes: int, kept_bytes: int) -> None:
         with self._counting:
             self.saved_bytes += saved_bytes

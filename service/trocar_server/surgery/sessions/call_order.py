@@ -6,6 +6,7 @@ from dataclasses import replace
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.surgery.recording.recording import ModuleCall, Recording
+from trocar_server.surgery.sessions.functions import RESULT_PORTS
 from trocar_server.surgery.sessions.taps import Target
 
 
@@ -17,12 +18,16 @@ def call_order(target: Target, recording: Recording) -> int:
     return call.started if target.port.startswith("in") else call.ended
 
 
-def place(target: Target, recording: Recording) -> tuple[int, int, int]:
-    """Return a sort key for the collection of a module or function; keys of both kinds are comparable."""
+def place(target: Target, recording: Recording) -> tuple[int, ...]:
+    """Return a sort key for the collection of a module or function; keys of both kinds are comparable.
+
+    The scores of an attention come before its output, and its logits before both.
+    """
     when = call_order(target, recording)
     if target.kind != "fn":
         return when, 0, 0
-    return recording.of_kind("fn")[target.path].calls[target.call].after_module, 1, when
+    port = RESULT_PORTS.index(target.port) if target.port in RESULT_PORTS else 0
+    return recording.of_kind("fn")[target.path].calls[target.call].after_module, 1, when, port
 
 
 class Skips:

@@ -10,7 +10,7 @@ Functions are named by `function_calls.function_name`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -49,12 +49,16 @@ ATTENTION_FUNCTIONS = frozenset({ATTENTION, SOFTMAX})
 
 _ATTENTION_PORTS = {SCORES: attention_scores, LOGITS: attention_logits}
 
+RESULT_PORTS = (LOGITS, SCORES, "out")
+"""The ports of a result, in execution order. Of attention each is computed from the one before it."""
+
 
 class FunctionSession(Session):
     """Collects and changes values of function calls for as long as the context is open.
 
     Ports are those of modules, and `scores` and `logits` of `scaled_dot_product_attention`: see
-    `attention_scores`. The pass ends, without an error, after the last call that is needed.
+    `attention_scores`. Edits of one attention run in execution order: logits, scores, output. A tap sees all
+    edits of the ports before its own. The pass ends, without an error, after the last call that is needed.
 
     Inside the context `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` do not use their
     fused kernels, so other values of the pass may differ in the last digits. Without targets the
@@ -138,31 +142,44 @@ class FunctionSession(Session):
             return None
         ports = {"out": result}
         if name == ATTENTION:
-            for port in {target.port for target in (*(wanted or ()), *_targets(before, after))} - {"out"}:
-                with self._collector.busy():
-                    ports[port] = _ATTENTION_PORTS[port](*args, **kwargs)
+            needed = {target.port for target in (*(wanted or ()), *_targets(before, after))} - {"out"}
+            with self._collector.busy():
+                ports |= {port: _ATTENTION_PORTS[port](*args, **kwargs) for port in needed}
         _check_shapes(ports, wanted, before, after)
-        self._edit(before, ports, lambda scores: attention_output(scores, *args, **kwargs))
-        if wanted:
-            self._collector.collect(name, wanted, ports)
-        self._edit(after, ports, lambda scores: attention_output(scores, *args, **kwargs))
-        return ports["out"] if before or after else None
+        return self._changed(name, wanted, before, after, ports, (args, kwargs))
 
-    def _edit(
+    def _changed(
         self,
-        edits: Sequence[EditTarget],
+        name: str,
+        wanted: Sequence[Target] | None,
+        before: Sequence[EditTarget],
+        after: Sequence[EditTarget],
         ports: dict[str, Any],
-        from_scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    ) -> None:
-        """Apply edits in order; edited scores give a new output."""
+        arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
+    ) -> Any:
+        """Edit and collect a result, port by port; returns its replacement, or None."""
+        is_changed = False
+        seen: dict[str, Any] = {}
+        for port in RESULT_PORTS:
+            if is_changed:
+                with self._collector.busy():
+                    ports[port] = _recomputed(port, ports, *arguments)
+            early, late = _at_port(port, before), _at_port(port, after)
+            self._edit(early, ports)
+            if port in ports:
+                seen[port] = ports[port]
+            if port == "out" and wanted:
+                self._collector.collect(name, wanted, seen)
+            self._edit(late, ports)
+            is_changed = is_changed or bool(early or late)
+        return ports["out"] if is_changed else None
+
+    def _edit(self, edits: Sequence[EditTarget], ports: dict[str, Any]) -> None:
+        """Apply edits in order, each to the value at its port."""
         for entry in edits:
             self._collector.edited.add(entry.target.name)
             with self._collector.busy():
                 ports[entry.target.port] = edited_port(entry, ports)
-                if entry.target.port == LOGITS and from_scores is not None:
-                    ports[SCORES] = softmax_of(ports[LOGITS], ports["out"].dtype)
-                if entry.target.port in (SCORES, LOGITS) and from_scores is not None:
-                    ports["out"] = from_scores(ports[SCORES])
 
     def fail(self, name: str, index: int) -> None:
         """Discard a call that raised."""
@@ -184,6 +201,19 @@ def _check_shapes(
         value = None if target.shape is None else pick(ports.get(target.port), target.picks)
         if isinstance(value, torch.Tensor) and tuple(value.shape) != target.shape:
             raise CallsDifferError(target.name)
+
+
+def _at_port(port: str, edits: Sequence[EditTarget]) -> list[EditTarget]:
+    return [entry for entry in edits if entry.target.port == port]
+
+
+def _recomputed(
+    port: str, ports: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> torch.Tensor:
+    """Return the scores or the output of attention, computed from the port before, which was edited."""
+    if port == SCORES:
+        return softmax_of(ports[LOGITS], ports["out"].dtype)
+    return attention_output(ports[SCORES], *args, **kwargs)
 
 
 def _targets(*edits: Sequence[EditTarget]) -> Iterator[Target]:

@@ -1,0 +1,105 @@
+"""Edits of functions over the wire: attention, functions that write in place, results with names."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import trocar
+from tests.support.oracles.oracle import Array, noise
+from tests.support.servers.running_server import running_server
+from tests.support.servers.serving import custom, rebuilt
+
+ATTENTION = "fn:scaled_dot_product_attention"
+ROWS = noise(2, 5, 8)
+
+
+class Steps(nn.Module):
+    """Attention of two heads, a shortcut that is added in place by a statement, and a maximum by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.project(x).chunk(3, -1)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2).clone()
+        mixed.add_(x)
+        found: torch.Tensor = mixed.max(dim=1).values
+        return found
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[trocar.Client]:
+    models: dict[str, Any] = {"steps": custom(Steps, (5, 8))}
+    with running_server(models=models, device="cpu") as running, trocar.connect(running.address) as connected:
+        yield connected
+
+
+def by_hand(*, scores: float = 1, out: float = 1, shortcut: float = 1) -> Array:
+    """Compute the model step by step, with the values at some places multiplied."""
+    x = torch.from_numpy(ROWS)
+    with torch.inference_mode():
+        parts = rebuilt(Steps).project(x).chunk(3, -1)
+        query, key, value = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in parts)
+        weights = (query @ key.transpose(-2, -1) / 2).softmax(-1) * scores
+        mixed = (weights @ value * out).transpose(1, 2).flatten(2) + x * shortcut
+        found: Array = mixed.amax(dim=1).numpy()
+    return found
+
+
+def extracted(client: trocar.Client, *edits: Any) -> Array:
+    found: Array = client.extract("steps", ROWS, ["/out"], edits=list(edits))["/out"]
+    return found
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_edits_of_scores_and_output_are_both_made(
+    client: trocar.Client, order: Any, is_reversed: bool
+) -> None:
+    edits = [
+        trocar.edit(f"{ATTENTION}/scores", "scale", 3.0, order=order),
+        trocar.edit(ATTENTION, "scale", 2.0),
+    ]
+    found = extracted(client, *(edits[::-1] if is_reversed else edits))
+    np.testing.assert_allclose(found, by_hand(scores=3, out=2), rtol=1e-5, atol=1e-6)
+
+
+def test_an_edit_of_scores_after_their_taps_reaches_a_tap_of_the_output(client: trocar.Client) -> None:
+    edit = trocar.edit(f"{ATTENTION}/scores", "scale", 2.0, order="after")
+    plain = client.extract("steps", ROWS, [ATTENTION])[ATTENTION]
+    found = client.extract("steps", ROWS, [ATTENTION], edits=edit)[ATTENTION]
+    np.testing.assert_allclose(found, 2 * plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("tap", "place"), [("scores", ""), ("logits", "/scores")])
+def test_an_edit_behind_the_tapped_port_of_attention_is_refused(
+    client: trocar.Client, tap: str, place: str
+) -> None:
+    edit = trocar.edit(f"{ATTENTION}{place}", "zero")
+    with pytest.raises(trocar.EditNotReachedError, match=f"the pass ends at '{ATTENTION}/{tap}'"):
+        client.extract("steps", ROWS, [f"{ATTENTION}/{tap}"], edits=edit)
+
+
+@pytest.mark.parametrize("place", ["", "/in[0]", "/in"])
+def test_what_a_function_changes_in_place_is_not_edited(client: trocar.Client, place: str) -> None:
+    with pytest.raises(trocar.EditNotPossibleError, match="in place"):
+        extracted(client, trocar.edit(f"fn:add_{place}", "scale", 1.0))
+
+
+def test_what_a_function_in_place_only_reads_is_edited(client: trocar.Client) -> None:
+    found = extracted(client, trocar.edit("fn:add_/in[1]", "scale", 2.0))
+    np.testing.assert_allclose(found, by_hand(shortcut=2), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_a_result_that_a_model_takes_by_name_is_edited(client: trocar.Client, factor: float) -> None:
+    found = extracted(client, trocar.edit("fn:max[0]", "scale", factor))
+    np.testing.assert_allclose(found, factor * by_hand(), rtol=1e-5, atol=1e-6)
