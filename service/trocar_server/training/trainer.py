@@ -5,7 +5,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -14,6 +15,7 @@ import structlog
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.engine.engine import Engine
+from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.run.forward_pass import domain_errors
 from trocar_server.engine.schedule.admission import PassThroughput
 from trocar_server.errors import ServiceError
@@ -89,8 +91,10 @@ class Trainer:
     throughput: PassThroughput = field(default_factory=PassThroughput)
     """Throughput of steps and half steps."""
     eval_throughput: PassThroughput = field(default_factory=PassThroughput)
-    _saved_steps: tuple[int, int] = (0, 0)
-    """`_steps` at the last checkpoint."""
+    _saved_steps: tuple[int, int] | None = (0, 0)
+    """`_steps` at the newest checkpoint; None if the trainer was changed otherwise since."""
+    _call_count: int = 0
+    """Calls that run or wait, apart from those of its model."""
     _described: TrainerDescription | None = None
     _counting: "asyncio.Future[TrainerDescription] | None" = None
     """The running count, or the last one."""
@@ -110,11 +114,37 @@ class Trainer:
     @property
     def expires_at_s(self) -> float:
         """Expiry time unless it is used before, in seconds since 1970."""
-        return self.used_at_s + self.ttl_s
+        deployment = self._deployment
+        passed_at_s = 0.0 if deployment is None else deployment.pool.used_at_s
+        return max(self.used_at_s, passed_at_s) + self.ttl_s
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a fit is active, or a call of the trainer or of its model runs or waits."""
+        deployment = self._deployment
+        pass_count = 0
+        if deployment is not None:
+            pass_count = deployment.pool.leased_count + deployment.pool.waiting_count
+        return self.activity is not TrainerActivity.READY or self._call_count + pass_count > 0
+
+    @property
+    def _deployment(self) -> Deployment | None:
+        """Serves its model, for calls with the trainer's id as that of a model."""
+        return self.engine.deployments.get(self.trainer_id)
 
     def use(self) -> None:
         """Renew its time to live."""
         self.used_at_s = time.time()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keep it inside the context; its time to live begins at the end."""
+        self._call_count += 1
+        try:
+            yield
+        finally:
+            self._call_count -= 1
+            self.use()
 
     async def describe(self) -> TrainerDescription:
         """Count parameters and bytes; return the previous counts while the device is busy for long.
@@ -150,11 +180,17 @@ class Trainer:
     ) -> Applied:
         """Run a batch forward and backward; with `is_step`, update once enough batches are accumulated."""
         kind = CallKind.STEP if is_step else CallKind.FORWARD_BACKWARD
-        return await self._numbered(number, kind, make_batch, deadline)
+        self._call_count += 1  # as `_in_use`, without a call: steps are the most frequent calls
+        try:
+            return await self._numbered(number, kind, make_batch, deadline)
+        finally:
+            self._call_count -= 1
+            self.use()
 
     async def optimizer_step(self, number: int | None, deadline: float | None) -> Applied:
         """Update the weights with the accumulated gradients."""
-        return await self._numbered(number, CallKind.OPTIMIZER_STEP, None, deadline)
+        with self._in_use():
+            return await self._numbered(number, CallKind.OPTIMIZER_STEP, None, deadline)
 
     async def replay(self) -> None:
         """Repeat the calls of the journal: those after the checkpoint from which it was restored.
@@ -198,7 +234,6 @@ class Trainer:
 
     async def evaluate(self, make_batch: MakeBatch, deadline: float | None) -> Evaluated:
         """Return the loss of a batch in eval mode, without changing any state."""
-        self.use()
 
         def work(guard: PassGuard) -> Evaluated:
             batch = make_batch(guard)
@@ -206,7 +241,8 @@ class Trainer:
             return Evaluated(result, correct_count(self.spec.losses, result.output, batch.targets))
 
         done: list[Evaluated] = []
-        await self._on_owner(work, deadline, done)
+        with self._in_use():
+            await self._on_owner(work, deadline, done)
         return done[0]
 
     async def save(self, note: str = "") -> Checkpoint:
@@ -215,9 +251,9 @@ class Trainer:
         Raises:
             ServiceError: `STORAGE_FULL`, `STORAGE_UNAVAILABLE`, `TRAINER_BROKEN`, `TRAINER_BUSY`.
         """
-        self.use()
         self.check_free()  # a fit saves its own checkpoints, with its position in the data
-        return await shielded(self._save(note))
+        with self._in_use():
+            return await shielded(self._save(note))
 
     async def save_changes(self) -> None:
         """Write an automatic checkpoint, if anything has changed since the last one.
@@ -277,11 +313,11 @@ class Trainer:
         Raises:
             ServiceError: `UNKNOWN_CHECKPOINT`, `CHECKPOINT_CORRUPT`, `TRAINER_BUSY`.
         """
-        self.use()
         self.check_free()
-        store = (await asyncio.to_thread(self.storage.get)).checkpoints
-        saved = await asyncio.to_thread(store.load, self.trainer_id, number)
-        await shielded(self._restore(saved))
+        with self._in_use():
+            store = (await asyncio.to_thread(self.storage.get)).checkpoints
+            saved = await asyncio.to_thread(store.load, self.trainer_id, number)
+            await shielded(self._restore(saved))
 
     @property
     def fitted_categories(self) -> tuple[str, ...]:
@@ -329,8 +365,8 @@ class Trainer:
         Raises:
             ServiceError: `TRAINER_INVALID`, there is no adapter, or the file does not fit it; `TRAINER_BUSY`.
         """
-        self.use()
-        return await shielded(self._load_adapter(data))
+        with self._in_use():
+            return await shielded(self._load_adapter(data))
 
     async def export_adapter(self) -> tuple[int, Export]:
         """Return the adapter and a new head under PEFT's names, and the update count of the weights.
@@ -338,18 +374,17 @@ class Trainer:
         Raises:
             ServiceError: `TRAINER_INVALID`, there is no adapter.
         """
-        self.use()
 
         def copy() -> tuple[int, Export]:
             tensors, config = self.core.adapter()
             return self.core.update_count, make_export(snapshot_tensors(tensors), adapter_config=config)
 
-        async with self.numbering.at_rest():
-            return await self.engine.owner.run(copy)
+        with self._in_use():
+            async with self.numbering.at_rest():
+                return await self.engine.owner.run(copy)
 
     async def export(self, *, has_optimizer: bool, is_gradients: bool = False) -> tuple[int, Export]:
         """Return weights or accumulated gradients as one file, and the update count of the weights."""
-        self.use()
 
         def copy() -> tuple[int, Export]:
             if is_gradients:
@@ -366,8 +401,9 @@ class Trainer:
                 }
             return self.core.update_count, make_export(weights, None, optimizer)
 
-        async with self.numbering.at_rest():
-            return await self.engine.owner.run(copy)
+        with self._in_use():
+            async with self.numbering.at_rest():
+                return await self.engine.owner.run(copy)
 
     async def _save(self, note: str = "", *, is_automatic: bool = False) -> Checkpoint:
         async with self.numbering.at_rest():
@@ -379,21 +415,31 @@ class Trainer:
         async with self.numbering.at_rest():
             self.check_free()
             await self.engine.owner.run(lambda: self.core.load_adapter(data))
+            self._changed()
             state = await self.engine.owner.run(self.core.state)
             return await self.write(state, "a loaded adapter")
 
     async def _restore(self, saved: SavedTrainer) -> None:
         async with self.numbering.at_rest():
             self.check_free()
+            numbers = [checkpoint.number for checkpoint in await self.checkpoints()]
             await self.engine.owner.run(lambda: self.core.load_state(saved.state))
             self.resume_at(saved)
-            if self.durable is not None:  # another server would go on from the newest one
+            if numbers[-1:] != [saved.checkpoint.number]:  # a restart would go on from the newest one
+                self._changed()
+            if self.durable is not None:  # so would another server, with the journal behind it
+                self._changed()
                 await self._write_now()
+
+    def _changed(self) -> None:
+        """Note that neither the newest checkpoint nor the journal makes the weights, until they are saved."""
+        self._saved_steps = None
+        if self.durable is not None:
+            self.durable.counts = None
 
     async def _numbered(
         self, number: int | None, kind: CallKind, make_batch: MakeBatch | None, deadline: float | None
     ) -> Applied:
-        self.use()
         async with self.numbering.turn(number, kind) as turn:
             if turn.result is None:
                 if self.is_closed or self.activity is not TrainerActivity.READY:

@@ -22,7 +22,6 @@ from trocar_server.training.publishing import Publishing
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_builder import TrainerBuilder, teacher_ids
-from trocar_server.training.trainer_calls import TrainerActivity
 
 _CLEAN_INTERVAL_S = 30.0
 _log = structlog.get_logger("trocar")
@@ -40,7 +39,8 @@ class Trainers:
     Attributes:
         on_close: Called with the id of a trainer that is being closed, before anything of it is removed.
         on_moved: Called with the id of a trainer that another server has taken over.
-        on_taken: Called with a trainer that was taken over from another server.
+        on_taken: Called with a trainer that is restored after the start: it was taken over from another
+            server, or could not be restored before.
         check_elsewhere: Called with an unknown id: fails if another server of the cluster has the trainer.
         ready: Set once trainers of an earlier run are restored, with their fits.
     """
@@ -239,13 +239,16 @@ class Trainers:
             await self.engine.owner.run(trainer.core.close)
         await asyncio.to_thread(self.storage.close)
 
-    async def stored_ids(self) -> set[str]:
-        """Return the ids of all trainers on disk, including those that could not be restored."""
+    async def stored_ids(self) -> set[str] | None:
+        """Return the ids of all trainers on disk, including those that could not be restored.
+
+        None if they are not known: the disk fails, or the data directory is another server's.
+        """
         try:
             storage = await asyncio.to_thread(self.storage.existing)
             return set() if storage is None else await asyncio.to_thread(storage.trainers.ids)
         except ServiceError:
-            return {trainer.trainer_id for trainer in self.all()}
+            return None
 
     async def _keep_clean(self) -> None:
         while True:
@@ -282,7 +285,7 @@ class Trainers:
     async def _bring_back(self, record: TrainerRecord) -> None:
         """Restore a trainer, or note why that failed."""
         try:
-            self._add(await self._builder.restored(record))
+            trainer = self._add(await self._builder.restored(record))
         except Exception as raised:  # noqa: BLE001 - one trainer's files must not end the server
             error = _restore_failure(raised)
             _log.warning(
@@ -293,6 +296,9 @@ class Trainers:
             )
         else:
             self._unreadable.pop(record.trainer_id, None)
+            # Before any call reaches it; at the start, fits are resumed when all trainers are restored.
+            if self.on_taken is not None and self.ready.is_set():
+                self.on_taken(trainer)
 
     async def take_over(self, owner: str, trainer_id: str) -> None:
         """Take over a trainer of a lost server, and go on where it was: every acknowledged call is applied.
@@ -322,11 +328,8 @@ class Trainers:
                 return
             record = await asyncio.to_thread(storage.trainers.get, trainer_id)
             await self._bring_back(record)
-            found = self._trainers.get(trainer_id)
-            if found is not None:
+            if trainer_id in self._trainers:
                 _log.info("trainer taken over", trainer_id=trainer_id, of=owner)
-                if self.on_taken is not None:  # before any call reaches it
-                    self.on_taken(found)
 
     async def _check_here(self, trainer: Trainer) -> None:
         """Refuse a call of a trainer that another server has taken over.
@@ -400,7 +403,7 @@ class Trainers:
         """Close every trainer whose time to live has expired."""
         now = time.time()
         for trainer in self.all():
-            if trainer.expires_at_s < now and trainer.activity is TrainerActivity.READY:
+            if trainer.expires_at_s < now and not trainer.is_in_use:
                 _log.info("trainer expired", trainer_id=trainer.trainer_id)
                 try:
                     await self.close(trainer)

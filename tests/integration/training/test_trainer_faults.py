@@ -5,24 +5,38 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import trocar
 from tests.support.oracles.tiny_training import (
     MODELS,
     assert_weights,
     batches,
+    fitted_plainly,
     make_trainer,
     samples,
     stepped_plainly,
 )
+from tests.support.servers.running_server import RunningServer, running_server
+from trocar_api.reasons import ErrorReason
+from trocar_server.config import ServerConfig
+from trocar_server.errors import ServiceError
+from trocar_server.training.files.checkpoints import CheckpointStore
+from trocar_server.training.files.owner_folders import OwnerFolders
+from trocar_server.training.files.trainer_storage import StorageOnDemand
+from trocar_server.training.trainer import Trainer
+
+FULL = (ErrorReason.STORAGE_FULL, "the disk is full")
 
 if TYPE_CHECKING:
-    from tests.support.servers.running_server import RunningServer
     from tests.support.servers.serving import Serve
 
 
@@ -113,6 +127,192 @@ def test_a_fit_that_is_started_again_by_a_retry_is_the_same_fit(
     assert [event.kind for event in trainer.watch(first)][-1] == "finished"
     assert running.run(start) == first
     assert len(list(trainer.watch(first))) == trainer_events(trainer)
+
+
+def test_a_fit_that_is_started_while_the_last_one_ends_has_events_of_its_own(
+    client: trocar.Client, running: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trocar_server.training.fit.fit_run import FitRun
+    from trocar_server.training.spec.fit_spec import FitSpec
+
+    trainer = make_trainer(client)
+    spec = FitSpec(dataset_id=client.upload_dataset(samples(8)).dataset_id, epochs=1, batch_size=8)
+    (own,) = running.app.trainers.all()
+    close = FitRun.close
+
+    async def start() -> int:
+        return await running.app.fits.start(own.principal, own.trainer_id, spec)
+
+    async def start_both() -> tuple[int, int]:
+        closing, may_close = asyncio.Event(), asyncio.Event()
+
+        async def close_later(run: FitRun) -> None:
+            closing.set()
+            await may_close.wait()
+            await close(run)
+
+        monkeypatch.setattr(FitRun, "close", close_later)
+        first = await start()
+        await closing.wait()
+        try:
+            with suppress(ServiceError):
+                return first, await start()
+        finally:
+            may_close.set()
+        async for _ in running.app.fits.watch(own.principal, own.trainer_id, first):
+            pass  # when its end is seen, the trainer is free
+        return first, await start()
+
+    first, second = running.run(start_both)
+    monkeypatch.setattr(FitRun, "close", close)
+    for number in (first, second):
+        events = list(trainer.watch(number))
+        assert (events[0].number, events[0].kind) == (number, "started")
+        assert [event.kind for event in events].count("step") == 1
+        assert events[-1].kind == "finished"
+
+
+def test_a_stop_saves_a_trainer_that_was_restored_to_an_earlier_checkpoint(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"models": MODELS, "data_dir": tmp_path / "data", "device": "cpu"}
+    given = batches(2)
+    with running_server(**settings) as server, trocar.connect(server.address) as client:
+        trainer = make_trainer(client)
+        trainer.step(*given[0])
+        first = trainer.save()
+        trainer.step(*given[1])
+        trainer.save()
+        assert trainer.restore(first.number).update_count == 1
+    with running_server(**settings) as server, trocar.connect(server.address) as client:
+        found = client.trainer(trainer.trainer_id)
+        info = found.info()
+        assert (info.update_count, info.next_number) == (1, 1)
+        assert_weights(found, stepped_plainly(given[:1]), tmp_path)
+        numbers = [entry.number for entry in found.checkpoints()]
+        found.restore()
+    with running_server(**settings) as server, trocar.connect(server.address) as client:
+        found = client.trainer(trainer.trainer_id)
+        assert [entry.number for entry in found.checkpoints()] == numbers  # nothing had changed
+
+
+@pytest.mark.parametrize("change", ["restore", "load_adapter"])
+def test_a_change_that_could_not_be_saved_is_saved_before_the_next_step_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    settings: dict[str, Any] = {"models": MODELS, "data_dir": tmp_path / "data", "device": "cpu"}
+    owners, given = OwnerFolders(tmp_path / "owners", "a"), batches(4)
+    monkeypatch.setattr(Trainer, "save_changes", AsyncMock())  # as if the server was killed
+    with running_server(owners=owners, **settings) as server, trocar.connect(server.address) as client:
+        trainer = make_trainer(client, adapter=trocar.lora({"fc": 2}, name="a"))
+        trainer.step(*given[0])
+        first = trainer.save()
+        adapter = trainer.export_adapter(tmp_path / "adapter")
+        trainer.step(*given[1])
+        trainer.save()
+        trainer.step(*given[2])
+        changes: dict[str, Callable[[], object]] = {
+            "restore": lambda: trainer.restore(first.number),
+            "load_adapter": lambda: trainer.load_adapter(adapter),
+        }
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointStore, "save", Mock(side_effect=ServiceError(*FULL)))
+            with pytest.raises(trocar.StorageFullError):
+                changes[change]()
+        trainer = client.trainer(trainer.trainer_id)
+        trainer.step(*given[3])
+        before = load_file(trainer.export(tmp_path / "before.safetensors"))
+    owners = OwnerFolders(tmp_path / "owners", "b")
+    with running_server(owners=owners, **settings) as server, trocar.connect(server.address) as client:
+        server.run(lambda: server.app.trainers.take_over("a", trainer.trainer_id))
+        trainer = client.trainer(trainer.trainer_id)
+        after = load_file(trainer.export(tmp_path / "after.safetensors"))
+    assert [name for name, value in before.items() if not torch.equal(value, after[name])] == []
+
+
+def test_a_loaded_adapter_that_could_not_be_saved_is_saved_by_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"models": MODELS, "data_dir": tmp_path / "data", "device": "cpu"}
+    with running_server(**settings) as server, trocar.connect(server.address) as client:
+        trainer = make_trainer(client, adapter=trocar.lora({"fc": 2}, name="a"))
+        trainer.step(*batches(1)[0])
+        adapter = trainer.export_adapter(tmp_path / "adapter")
+        trainer.step(*batches(1)[0])
+        trainer.save()
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointStore, "save", Mock(side_effect=ServiceError(*FULL)))
+            with pytest.raises(trocar.StorageFullError):
+                trainer.load_adapter(adapter)
+        before = load_file(trainer.export(tmp_path / "before.safetensors"))
+    with running_server(**settings) as server, trocar.connect(server.address) as client:
+        after = load_file(client.trainer(trainer.trainer_id).export(tmp_path / "after.safetensors"))
+    assert [name for name, value in before.items() if not torch.equal(value, after[name])] == []
+
+
+EPOCHS = 60
+
+
+def stopped_in_a_fit(folder: Path) -> str:
+    """Stop a server in the middle of a fit, and return its trainer's id."""
+    with running_server(models=MODELS, data_dir=folder, device="cpu") as server:
+        with trocar.connect(server.address) as client:
+            trainer = make_trainer(client)
+            first = trainer.start_fit(samples(16), epochs=EPOCHS, batch_size=4)
+            assert first == 0
+            next(event for event in trainer.watch(first) if event.kind == "step" and event["step"] == 5)
+        (own,) = server.app.trainers.all()
+    assert not own.stored_facts["fit"].get("is_over")
+    return trainer.trainer_id
+
+
+def assert_fit_goes_on(server: RunningServer, client: trocar.Client, trainer_id: str, folder: Path) -> None:
+    """Compare the fit of `stopped_in_a_fit` with plain torch."""
+    trainer = client.trainer(trainer_id)
+
+    async def watch() -> list[tuple[int, str]]:
+        (own,) = server.app.trainers.all()
+        async with asyncio.timeout(30):
+            events = server.app.fits.watch(own.principal, trainer_id, 0)
+            return [(event.number, event.kind) async for event in events]
+
+    events = server.run(watch)
+    assert (events[0], events[-1][1]) == ((0, "started"), "finished")
+    assert [number for number, _ in events] == list(range(len(events)))
+    assert [kind for _, kind in events].count("step") == 4 * EPOCHS
+    assert_weights(trainer, fitted_plainly(samples(16), EPOCHS, 4)[0], folder)
+
+
+def test_a_fit_goes_on_when_the_model_of_its_trainer_is_configured_again(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    trainer_id = stopped_in_a_fit(data)
+    with (
+        running_server(models={}, data_dir=data, device="cpu") as server,
+        trocar.connect(server.address) as client,
+    ):
+        with pytest.raises(trocar.UnknownModelError):
+            client.trainer(trainer_id)
+        settings = server.app.lifecycle.config.model_dump(exclude_unset=True)
+        server.app.lifecycle.reread = lambda: ServerConfig(**{**settings, "models": MODELS})
+        client.reload_config()
+        assert_fit_goes_on(server, client, trainer_id, tmp_path)
+
+
+def test_a_fit_goes_on_with_its_events_when_the_disk_can_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    trainer_id = stopped_in_a_fit(data)
+
+    def fail(_: object) -> None:
+        raise ServiceError(ErrorReason.STORAGE_UNAVAILABLE, "the disk fails")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StorageOnDemand, "existing", fail)
+        with (
+            running_server(models=MODELS, data_dir=data, device="cpu") as server,
+            trocar.connect(server.address) as client,
+        ):
+            patch.undo()
+            assert_fit_goes_on(server, client, trainer_id, tmp_path)
 
 
 def trainer_events(trainer: trocar.Trainer) -> int:

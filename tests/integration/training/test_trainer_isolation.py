@@ -170,6 +170,83 @@ def test_who_is_not_used_is_closed(
     assert {path.name for path in (tmp_path / "data" / "trainers").iterdir()} == {*ids, "lock"}
 
 
+class Clock:
+    """Seconds since 1970, some of them ahead."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._time, self.ahead_s = time.time, 0.0
+        monkeypatch.setattr(time, "time", lambda: self._time() + self.ahead_s)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.mark.parametrize("call", ["predict", "extract", "gradients", "stream"])
+def test_a_trainer_whose_model_is_used_is_not_closed(
+    client: trocar.Client, running: RunningServer, clock: Clock, call: str
+) -> None:
+    trainer, images = make_trainer(client, ttl_s=60.0), samples(4)[0]
+    calls: dict[str, Callable[[], object]] = {
+        "predict": lambda: client.predict(trainer.trainer_id, images),
+        "extract": lambda: client.extract(trainer.trainer_id, images, "fc"),
+        "gradients": lambda: client.gradients(trainer.trainer_id, images, of=trocar.logit(1), at="fc"),
+        "stream": lambda: list(client.extract_stream(trainer.trainer_id, [images], "fc")),
+    }
+    clock.ahead_s = 50.0
+    calls[call]()
+    clock.ahead_s = 100.0
+    running.run(running.app.trainers.close_expired)
+    assert [info.trainer_id for info in client.trainers()] == [trainer.trainer_id]
+    clock.ahead_s = 200.0
+    running.run(running.app.trainers.close_expired)
+    assert client.trainers() == []
+
+
+@pytest.mark.parametrize("name", ["step", "evaluate", "state"])
+def test_a_trainer_is_not_closed_during_a_call_that_takes_longer_than_it_may_be_unused(
+    client: trocar.Client,
+    running: RunningServer,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    trainer = make_trainer(client, ttl_s=60.0)
+    (own,) = running.app.trainers.all()
+    work, began, may_end = getattr(own.core, name), threading.Event(), threading.Event()
+    closed: list[object] = []
+
+    def slow(*arguments: Any) -> Any:
+        began.set()
+        assert may_end.wait(30)
+        return work(*arguments)
+
+    async def close(found: object) -> None:
+        closed.append(found)
+
+    monkeypatch.setattr(own.core, name, slow)
+    monkeypatch.setattr(running.app.trainers, "close", close)
+    calls: dict[str, Callable[[], object]] = {
+        "step": lambda: trainer.step(*samples(4)),
+        "evaluate": lambda: trainer.evaluate(*samples(4)),
+        "state": trainer.save,
+    }
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(calls[name])
+        assert began.wait(30)
+        clock.ahead_s = 120.0
+        running.run(running.app.trainers.close_expired)
+        may_end.set()
+        calling.result(30)
+    clock.ahead_s = 150.0
+    running.run(running.app.trainers.close_expired)
+    assert closed == []
+    clock.ahead_s = 300.0
+    running.run(running.app.trainers.close_expired)
+    assert closed == [own]
+
+
 def test_there_are_so_many_trainers_and_no_more(client: trocar.Client) -> None:
     made = [make_trainer(client) for _ in range(3)]
     with pytest.raises(trocar.QuotaExceededError, match="close one"):

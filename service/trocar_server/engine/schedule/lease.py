@@ -59,6 +59,9 @@ class ReplicaPool:
     Args:
         replicas: The replicas to lease.
         max_queue: The most waiting calls; one more is refused at once.
+
+    Attributes:
+        used_at_s: End of the last lease, in seconds since 1970; before the first, when the pool was made.
     """
 
     def __init__(self, replicas: Sequence[Replica], max_queue: int) -> None:
@@ -73,6 +76,7 @@ class ReplicaPool:
         self._is_closed = False
         self._at_rest: asyncio.Event = asyncio.Event()
         self.throughput = PassThroughput()
+        self.used_at_s = time.time()
 
     @property
     def free(self) -> Sequence[Replica]:
@@ -141,6 +145,7 @@ class ReplicaPool:
         finally:
             del self._ends[id(request)]
             took_s = time.monotonic() - started
+            self.used_at_s = time.time()
             if is_whole:
                 self.throughput.observe(rows, took_s)
             paid_s = 0.0 if self._unpaid.pop(id(request), None) else cost

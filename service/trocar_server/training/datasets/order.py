@@ -41,6 +41,11 @@ def padded(order: Tensor, size: int) -> Tensor:
     return torch.cat([order, order[: -len(order) % size]])
 
 
+def padded_count(count: int, size: int) -> int:
+    """Return the number of samples of a padded order."""
+    return count + -count % size
+
+
 def batches(order: Tensor, batch_size: int, *, drop_last: bool = False) -> list[Tensor]:
     """Cut an order into batches; the last one may be shorter, unless it is dropped."""
     parts = list(order.split(batch_size))

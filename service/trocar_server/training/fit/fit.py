@@ -27,10 +27,10 @@ from typing import Any
 from torch import Tensor
 
 from trocar_server.surgery import PassGuard
-from trocar_server.training.datasets.order import batch_count, batches, epoch_order, padded
+from trocar_server.training.datasets.order import batches, epoch_order, padded, padded_count
 from trocar_server.training.fit.events import EventKind, FitEvent
 from trocar_server.training.fit.fit_caches import FitCaches, Progress
-from trocar_server.training.fit.fit_check import check_fit
+from trocar_server.training.fit.fit_check import check_fit, epoch_batch_count
 from trocar_server.training.fit.fit_data import Core, Reader
 from trocar_server.training.fit.fit_evaluation import Evaluation, is_better
 from trocar_server.training.fit.fit_state import HISTORY, FitState
@@ -77,6 +77,11 @@ class Fit:
         self._parallel = parallel if spec.workers > 1 else None
         self._state = state or FitState()
         self._is_due = self._state.checkpoint_update < 0
+        self._is_saved = True
+        """Whether nothing has changed the trainer since the last checkpoint, or the one resumed from.
+
+        Batches without an update do, and so do evaluations of a plateau.
+        """
         self._is_told = False
         self._caches = FitCaches(core, train, evaluation, spec, parts.augmentation, scratch_dir)
         self._filling: Generator[Progress, PassGuard, None] | None = None
@@ -84,7 +89,8 @@ class Fit:
         self._evaluation = Evaluation(core, evaluation, spec.batch_size, parts.metrics, parts.target)
         self._order: tuple[int, list[Tensor]] = (-1, [])
         self._throughput = Throughput()
-        core.schedule.expect(total_steps=parts.update_count, total_epochs=spec.epochs)
+        if state is None:  # its first checkpoint has the length; from a later one the count may differ
+            core.schedule.expect(total_steps=parts.update_count, total_epochs=spec.epochs)
 
     @property
     def is_over(self) -> bool:
@@ -94,8 +100,7 @@ class Fit:
     @property
     def step_total(self) -> int:
         """Training batches of all epochs, unless the fit ends early."""
-        spec = self.spec
-        return spec.epochs * batch_count(len(self._train), spec.batch_size, drop_last=spec.drop_last)
+        return self.spec.epochs * epoch_batch_count(len(self._train), self.spec)
 
     @property
     def cache_refusals(self) -> dict[str, str]:
@@ -109,7 +114,7 @@ class Fit:
     def load_state(self, state: FitState) -> None:
         """Resume from a state; the trainer's own state is loaded already."""
         self._state = state
-        self._is_due, self._is_told = state.checkpoint_update < 0, False
+        self._is_due, self._is_told, self._is_saved = state.checkpoint_update < 0, False, True
         self._evaluation.reset()
 
     @property
@@ -187,6 +192,7 @@ class Fit:
             if stepped is None:
                 return []
             result = stepped
+        self._is_saved = False
         self._throughput.trained(len(indices), time.perf_counter() - started)
         counted = 0 if result.is_skipped else len(indices)
         self._state = replace(
@@ -213,6 +219,7 @@ class Fit:
         loss, metrics = self._evaluation.result()
         self._evaluation.reset()
         self._core.schedule.after_evaluation(loss)
+        self._is_saved = self._is_saved and self._core.spec.schedule.name != "plateau"
         best = self._judge(loss, metrics)
         reported = {"loss": loss, "metrics": metrics}
         history = (*self._state.history[:-1], {**self._state.history[-1], "evaluation": reported})
@@ -227,7 +234,7 @@ class Fit:
         kept = replace(self._state, event=self._state.event + 1, checkpoint_update=self._state.update)
         number = self._checkpoint(kept)
         event = self._event("checkpoint", checkpoint=number)
-        self._state, self._is_due = kept, False
+        self._state, self._is_due, self._is_saved = kept, False, True
         return event
 
     def _finish(self) -> FitEvent:
@@ -282,8 +289,7 @@ class Fit:
             ended = f"{rule.metric} did not improve in {state.bad_count} evaluations"
         phase = "finished" if ended else "train"
         self._state = replace(state, epoch=state.epoch + (not ended), batch=0, phase=phase, ended=ended)  # type: ignore[arg-type]
-        is_saved = state.checkpoint_update == state.update
-        self._is_due = self._is_due or not self.spec.checkpoint_every or (bool(ended) and not is_saved)
+        self._is_due = self._is_due or not self.spec.checkpoint_every or (bool(ended) and not self._is_saved)
 
     # --- Events ------------------------------------------------------------------------------------
 
@@ -308,8 +314,8 @@ class Fit:
     def _samples_left(self) -> tuple[int, int]:
         """Return the remaining training and evaluation samples."""
         state, spec = self._state, self.spec
-        count = batch_count(len(self._train), spec.batch_size, drop_last=spec.drop_last)
-        of_epoch = min(count * spec.batch_size, len(self._train))
+        count = epoch_batch_count(len(self._train), spec)
+        of_epoch = min(count * spec.batch_size, padded_count(len(self._train), spec.workers))
         epochs_left = spec.epochs - state.epoch
         done = min(state.batch * spec.batch_size, of_epoch)
         return epochs_left * of_epoch - done, epochs_left * len(self._evaluation_data or ())

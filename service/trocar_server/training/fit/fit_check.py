@@ -14,7 +14,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import nearest
 from trocar_server.late_imports import late_imports
 from trocar_server.surgery import PassGuard
-from trocar_server.training.datasets.order import batch_count
+from trocar_server.training.datasets.order import batch_count, padded_count
 from trocar_server.training.fit.augmentations import Augmentation, build_augmentation, torchvision_v2
 from trocar_server.training.fit.fit_data import Core, Reader, named_target
 from trocar_server.training.fit.metrics import Metrics, Task, build_metrics, torchmetrics_classification
@@ -124,7 +124,7 @@ def _size_problems(
 ) -> Iterator[tuple[str, str]]:
     if not len(train):
         yield "dataset_id", "the data set is empty"
-    elif spec.drop_last and len(train) < spec.batch_size:
+    elif not epoch_batch_count(len(train), spec):
         yield (
             "batch_size",
             f"{spec.batch_size} is more than the {len(train)} samples, and drop_last leaves out smaller ones",
@@ -133,7 +133,7 @@ def _size_problems(
         yield (
             "epochs",
             f"there would be no update: the trainer accumulates {core.spec.accumulation} batches, and the "
-            f"fit has {spec.epochs * batch_count(len(train), spec.batch_size, drop_last=spec.drop_last)}",
+            f"fit has {spec.epochs * epoch_batch_count(len(train), spec)}",
         )
     if spec.eval_split and spec.eval_dataset_id:
         yield "eval_split", "there is a data set to evaluate on, `eval_dataset_id`; set one of the two"
@@ -143,8 +143,14 @@ def _size_problems(
         yield "eval_dataset_id", "the data set is empty"
 
 
+def epoch_batch_count(sample_count: int, spec: FitSpec) -> int:
+    """Return the number of training batches of an epoch, after it is filled up for the workers."""
+    filled_up = padded_count(sample_count, spec.workers)
+    return batch_count(filled_up, spec.batch_size, drop_last=spec.drop_last)
+
+
 def _update_count(core: Core, train: Reader, spec: FitSpec) -> int:
-    steps = spec.epochs * batch_count(len(train), spec.batch_size, drop_last=spec.drop_last)
+    steps = spec.epochs * epoch_batch_count(len(train), spec)
     return (core.accumulated_count + steps) // core.spec.accumulation
 
 

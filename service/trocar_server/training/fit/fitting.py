@@ -124,10 +124,12 @@ class Fits:
         """Resume the fits that were active when the server ended."""
         for trainer in self._trainers.all():
             await self.resume(trainer)
-        await self._logs.clean(await self._trainers.stored_ids())
+        stored = await self._trainers.stored_ids()
+        if stored is not None:
+            await self._logs.clean(stored)
 
     def resume_soon(self, trainer: Trainer) -> None:
-        """Resume the fit of a trainer that was taken over, in a task; until then the trainer is busy.
+        """Resume the fit of a trainer that is restored late, in a task; until then the trainer is busy.
 
         Its preparation takes seconds, and other trainers may wait to be taken over.
         """
@@ -369,6 +371,8 @@ class Fits:
         last = await run.go()
         if last is not None:
             await self._close(run)
+            # Its last event has a number before anything else runs: the next fit begins behind it. A watcher
+            # sees it when the trainer is free.
             await run.log.add([last])
             await self._set_over(run.trainer, run.first_number)
 
@@ -383,9 +387,13 @@ class Fits:
             _log.warning("end of a fit not recorded", trainer_id=trainer.trainer_id, why=error.message)
 
     async def _close(self, run: FitRun) -> None:
-        self._runs.pop(run.trainer.trainer_id, None)
-        run.trainer.activity = TrainerActivity.READY
-        await run.close()
+        """Release a fit's resources, and then its trainer."""
+        try:
+            await run.close()
+        finally:
+            if self._runs.get(run.trainer.trainer_id) is run:
+                del self._runs[run.trainer.trainer_id]
+                run.trainer.activity = TrainerActivity.READY
 
 
 def _is_active(trainer: Trainer) -> bool:

@@ -207,16 +207,21 @@ def _is_scalar(member: Any) -> bool:
 def _flattened(output: Tensor, target: Tensor, task: Task) -> tuple[Tensor, Tensor]:
     """Return (places, classes) and (places,), or twice (places, classes); binary twice (places,)."""
     if task == "binary":
-        return output.reshape(-1), target.reshape(-1).long()
+        return output.reshape(-1), _labels(target.reshape(-1))
     if output.dim() > 2:
         output = output.movedim(1, -1)
         target = target.movedim(1, -1) if target.dim() == output.dim() else target
     output = output.reshape(-1, output.shape[-1])
     if task == "multilabel":
-        return output, target.reshape(output.shape).long()
+        return output, _labels(target.reshape(output.shape))
     if target.dim() > 1 and target.is_floating_point():  # class probabilities
         return output, target.reshape(output.shape).argmax(1)
     return output, target.reshape(-1).long()
+
+
+def _labels(target: Tensor) -> Tensor:
+    """Return 0 or 1 for each target of a binary loss, which may be any probability: smoothed, for example."""
+    return (target >= 0.5).long()
 
 
 def _probabilities(output: Tensor, task: Task) -> Tensor:

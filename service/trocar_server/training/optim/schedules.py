@@ -59,6 +59,7 @@ class Schedule:
         self._clock: LRScheduler | None = None
         self._plateau: ReduceLROnPlateau | None = None
         self.is_made = False
+        self._initial_groups = [_scheduled(group) for group in optimizer.param_groups]
         if not needs_total(spec):
             self._make()
 
@@ -70,12 +71,15 @@ class Schedule:
     def expect(self, total_steps: int | None = None, total_epochs: int | None = None) -> None:
         """Set the length of the training, before its first step; a length in the spec takes precedence.
 
-        It has no effect after the first step, or if no length is missing.
+        It has no effect once a step is counted, or if no length is missing. Before that the last one holds: a
+        fit that ends before its first update does not determine the length of the next one.
         """
         total = total_steps if self._spec.per == "step" else total_epochs
-        if not self.is_made and total is not None:
-            self._total = total
-            self._make()
+        if total is None or self.count or not needs_total(self._spec) or total == self._total:
+            return
+        self._unmake()
+        self._total = total
+        self._make()
 
     def check_ready(self) -> None:
         """Refuse to train if the schedule lacks a required length. Call it before a step.
@@ -118,14 +122,13 @@ class Schedule:
             "is_made": self.is_made,
             "clock": _to_json(self._clock.state_dict()) if self._clock else None,
             "plateau": _to_json(self._plateau.state_dict()) if self._plateau else None,
-            "groups": [
-                {name: _to_json(value) for name, value in group.items() if name in _SCHEDULED}
-                for group in self._optimizer.param_groups
-            ],
+            "groups": [_to_json(_scheduled(group)) for group in self._optimizer.param_groups],
         }
 
     def load(self, state: Mapping[str, JSON]) -> None:
         """Resume from another schedule's state; the optimizer's rates are restored, too."""
+        if needs_total(self._spec) and not state["is_made"]:
+            self._unmake()
         self._total = state["total"]
         if state["is_made"] and not self.is_made:
             self._make()
@@ -143,8 +146,21 @@ class Schedule:
         self._clock, self._plateau = make_schedulers(self._spec, self._optimizer, self._total)
         self.is_made = True
 
+    def _unmake(self) -> None:
+        """Forget the length, and what its scheduler has put into the groups: the next one would keep it."""
+        self._clock, self._total, self.is_made = None, None, False
+        for group, initial in zip(self._optimizer.param_groups, self._initial_groups, strict=True):
+            for name in _scheduled(group).keys() - initial.keys():
+                del group[name]
+            group.update(initial)
+
 
 _SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "max_momentum", "base_momentum")
+
+
+def _scheduled(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a group that schedulers set."""
+    return {name: value for name, value in group.items() if name in _SCHEDULED}
 
 
 def needs_total(spec: ScheduleSpec) -> bool:

@@ -24,6 +24,7 @@ from trocar_server.surgery import PassGuard
 from trocar_server.surgery.guard import PassAborted
 from trocar_server.training.datasets.order import random_numbers
 from trocar_server.training.fit.fit_state import FitState
+from trocar_server.training.step.core import TrainerCore
 
 HEAD: dict[str, Any] = {
     "trainable": ["fc"],
@@ -311,6 +312,98 @@ def test_one_cycle_is_as_long_as_the_fit(base: HostedModel) -> None:
         optimizer.step()
         schedule.step()
     assert rates == pytest.approx(expected[: len(rates)], rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [7, 8, 9])
+def test_steps_of_several_workers_are_counted_with_the_samples_that_fill_up_an_epoch(
+    base: HostedModel, count: int
+) -> None:
+    core = shown_core(base, **HEAD, schedule={"name": "cosine"})
+    fit = fit_of(core, dataset(count), epochs=2, batch_size=4, workers=2, drop_last=True)
+    steps = [event for event in run_fit(fit) if event.kind == "step"]
+
+    assert fit.step_total == len(steps) == 4
+    assert [event.seconds_left == 0 for event in steps] == [False, False, False, True]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+    for event in steps:
+        assert event.learning_rates == (optimizer.param_groups[0]["lr"],)
+        optimizer.step()
+        schedule.step()
+
+
+def test_a_batch_that_is_full_only_with_the_samples_that_fill_up_an_epoch(base: HostedModel) -> None:
+    fit = fit_of(shown_core(base, **HEAD), dataset(7), batch_size=8, workers=2, drop_last=True, epochs=1)
+    assert fit.step_total == [event.kind for event in run_fit(fit)].count("step") == 1
+
+
+def test_a_fit_that_ended_before_its_first_update_does_not_determine_the_next_length(
+    base: HostedModel,
+) -> None:
+    core = shown_core(base, **HEAD, schedule={"name": "cosine"})
+    fit_of(core, dataset(12), epochs=50, batch_size=4)
+    steps = [e for e in run_fit(fit_of(core, dataset(12), epochs=2, batch_size=4)) if e.kind == "step"]
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
+    for event in steps:
+        assert event.learning_rates == (optimizer.param_groups[0]["lr"],)
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize(
+    "schedule", [{"name": "cosine", "warmup": 2}, {"name": "one_cycle", "options": {"max_lr": 0.5}}]
+)
+def test_a_fit_behind_a_state_without_a_length_is_that_of_a_new_trainer(
+    base: HostedModel, schedule: dict[str, Any]
+) -> None:
+    core, other = (shown_core(base, **HEAD, schedule=schedule) for _ in range(2))
+    before = core.state()
+    run_fit(fit_of(core, dataset(12), epochs=2, batch_size=4))
+    core.load_state(before)
+    for one in (core, other):
+        run_fit(fit_of(one, dataset(12), epochs=3, batch_size=4))
+    assert_same(core.module, other.module)
+    assert core.state().facts == other.state().facts
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_end_of_a_fit_is_saved_with_what_followed_its_last_update(base: HostedModel, epochs: int) -> None:
+    """Accumulated gradients, statistics of batch norm and random numbers."""
+    core = shown_core(base, **WHOLE, accumulation=2)
+    kept = Checkpoints(core)
+    run_fit(
+        fit_of(core, dataset(20), epochs=epochs, batch_size=4, checkpoint=kept, checkpoint_every=1)
+    )  # 5 batches an epoch
+
+    assert_saved(kept, core)
+
+
+def test_the_end_of_a_fit_is_saved_with_what_its_last_evaluation_changed(base: HostedModel) -> None:
+    plateau = {"name": "plateau", "options": {"patience": 0}}
+    core = shown_core(base, **HEAD, schedule=plateau)
+    kept = Checkpoints(core)
+    run_fit(
+        fit_of(core, dataset(20), dataset(5), batch_size=4, epochs=1, checkpoint=kept, checkpoint_every=1)
+    )
+
+    assert_saved(kept, core)
+
+
+def test_a_fit_that_ends_with_a_checkpoint_does_not_save_twice(base: HostedModel) -> None:
+    core = shown_core(base, **HEAD)
+    kept = Checkpoints(core)
+    run_fit(fit_of(core, dataset(20), batch_size=4, epochs=1, checkpoint=kept, checkpoint_every=5))
+    assert len(kept.saved) == 2  # before the first step, and behind the last
+
+
+def assert_saved(kept: Checkpoints, core: TrainerCore) -> None:
+    """Compare the newest checkpoint with the trainer's state, bit by bit."""
+    saved, state = kept.saved[-1][1], core.state()
+    assert saved.facts == state.facts
+    assert saved.tensors.keys() == state.tensors.keys()
+    assert [name for name in saved.tensors if not torch.equal(saved.tensors[name], state.tensors[name])] == []
 
 
 def test_skipped_steps_are_told_and_do_not_spoil_the_loss(base: HostedModel) -> None:

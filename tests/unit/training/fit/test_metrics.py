@@ -106,6 +106,15 @@ def test_yes_or_no() -> None:
     assert told["f1"] == pytest.approx(oracle.f1_score(labels, guesses), rel=1e-6)
 
 
+@pytest.mark.parametrize(("task", "width"), [("multilabel", 4), ("binary", 1)])
+def test_smoothed_targets_count_as_the_nearer_label(task: Task, width: int) -> None:
+    made = torch.Generator().manual_seed(4)
+    target = torch.randint(2, (80, width), generator=made)
+    output = torch.randn(80, width, generator=made) + target
+    specs = [spec("f1"), spec("auroc"), spec("accuracy")]
+    assert computed(specs, output, target * 0.9 + 0.05, task) == computed(specs, output, target.float(), task)
+
+
 def test_cut_into_batches_makes_no_difference() -> None:
     output, target = outputs()
     specs = [spec("f1"), spec("auroc"), spec("mean_iou")]

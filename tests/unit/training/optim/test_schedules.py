@@ -292,3 +292,45 @@ def test_a_cycle_of_betas_goes_on_from_its_state() -> None:
     other = Schedule(spec, second)
     other.load(json.loads(json.dumps(schedule.state())))
     assert before + _rates(other, second, 5) == by_hand(8)
+
+
+UNMADE: list[tuple[dict[str, Any], Callable[[Any], LRScheduler]]] = [
+    ({"name": "cosine"}, lambda o: CosineAnnealingLR(o, 5)),
+    ({"name": "cosine", "warmup": 4}, lambda o: _warm(o, CosineAnnealingLR(o, 1))),
+    ({"name": "one_cycle", "options": {"max_lr": [0.5, 0.1]}}, lambda o: OneCycleLR(o, [0.5, 0.1], 5)),
+]
+
+
+@pytest.mark.parametrize("stop", [0, 7, 12])
+@pytest.mark.parametrize(("fields", "by_hand"), UNMADE)
+def test_a_state_without_a_length_takes_a_schedule_back_to_before_it_had_one(
+    fields: dict[str, Any], by_hand: Callable[[Any], LRScheduler], stop: int
+) -> None:
+    spec = ScheduleSpec(**fields)
+    optimizer = _optimizer(momentum=0.9)
+    schedule = Schedule(spec, optimizer)
+    before = json.loads(json.dumps(schedule.state()))
+    schedule.expect(total_steps=12)
+    _rates(schedule, optimizer, stop)
+
+    schedule.load(before)
+    assert not schedule.is_made
+    assert schedule.state() == before
+    other = Schedule(spec, _optimizer(momentum=0.9))
+    other.load(schedule.state())
+    assert not other.is_made
+    schedule.expect(total_steps=5)
+    assert _rates(schedule, optimizer, 5) == _rates_by_hand(by_hand, 5, momentum=0.9)
+
+
+@pytest.mark.parametrize(("fields", "by_hand"), UNMADE)
+def test_until_a_step_is_counted_the_last_length_holds(
+    fields: dict[str, Any], by_hand: Callable[[Any], LRScheduler]
+) -> None:
+    optimizer = _optimizer(momentum=0.9)
+    schedule = Schedule(ScheduleSpec(**fields), optimizer)
+    schedule.expect(total_steps=12)
+    schedule.expect(total_steps=5)
+    found = _rates(schedule, optimizer, 3)
+    schedule.expect(total_steps=100)
+    assert found + _rates(schedule, optimizer, 2) == _rates_by_hand(by_hand, 5, momentum=0.9)
