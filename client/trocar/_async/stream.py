@@ -191,6 +191,6 @@ class _AsyncSender:
         index, self._taken = self._taken, self._taken + 1
         try:
             return batch_call(index, inputs, self._options.wire)
-        except (OSError, TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - the batch's own, whatever a reader of images raises
             self._unsendable[index] = error
             return batch_call(index, None)

@@ -365,7 +365,30 @@ class AsyncTrainerCalls:
         return step_result(message)
 
     async def _ask_number(self) -> int:
+        """Return the number of the next call; earlier ones that still run on the server are counted."""
+        await self._rest()
         return (await self.info()).next_number
+
+    async def _rest(self) -> None:
+        """Wait until no call changes the trainer.
+
+        `GetTrainer` does not wait for a call that was cancelled or timed out here and still runs there. An
+        export does; of this one, which is empty unless gradients are accumulated, only the first message is
+        read.
+        """
+        request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, content=pb.EXPORT_CONTENT_GRADIENTS)
+
+        async def attempt(request_id: str, left_s: float) -> None:
+            metadata = self._connection.options.metadata(request_id)
+            service = self._connection.trainer_service
+            stream = service.ExportTrainer(request, timeout=left_s, metadata=metadata)
+            try:
+                async for _ in stream:
+                    break
+            finally:
+                stream.cancel()
+
+        await self._connection.repeated(attempt, None, resumes=True)
 
     async def _train(self, call: ExtractCall, timeout_s: float | None) -> pb.StepResult:
         """Send a batch, with retries after a broken connection or from a busy server.
@@ -378,12 +401,15 @@ class AsyncTrainerCalls:
             async def at(one: AsyncConnection, timeout_s: float) -> pb.StepResult:
                 result: pb.StepResult | None = None
                 stream = one.open(one.train, call, request_id, timeout_s)
-                async for message in stream:
-                    result = pb.TrainResponse.FromString(message).result
-                if result is None:
-                    raise BadReplyError("the reply has no result for the batch")
-                if connection.is_gateway is None and one is connection:
-                    await connection.learn(stream)
+                try:
+                    async for message in stream:
+                        result = pb.TrainResponse.FromString(message).result
+                    if result is None:
+                        raise BadReplyError("the reply has no result for the batch")
+                    if connection.is_gateway is None and one is connection:
+                        await connection.learn(stream)
+                finally:
+                    stream.cancel()  # ends the call if the loop was left early, without effect otherwise
                 return result
 
             if connection.replicas is None:

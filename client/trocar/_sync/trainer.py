@@ -353,7 +353,30 @@ class TrainerCalls:
         return step_result(message)
 
     def _ask_number(self) -> int:
+        """Return the number of the next call; earlier ones that still run on the server are counted."""
+        self._rest()
         return (self.info()).next_number
+
+    def _rest(self) -> None:
+        """Wait until no call changes the trainer.
+
+        `GetTrainer` does not wait for a call that was cancelled or timed out here and still runs there. An
+        export does; of this one, which is empty unless gradients are accumulated, only the first message is
+        read.
+        """
+        request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, content=pb.EXPORT_CONTENT_GRADIENTS)
+
+        def attempt(request_id: str, left_s: float) -> None:
+            metadata = self._connection.options.metadata(request_id)
+            service = self._connection.trainer_service
+            stream = service.ExportTrainer(request, timeout=left_s, metadata=metadata)
+            try:
+                for _ in stream:
+                    break
+            finally:
+                stream.cancel()
+
+        self._connection.repeated(attempt, None, resumes=True)
 
     def _train(self, call: ExtractCall, timeout_s: float | None) -> pb.StepResult:
         """Send a batch, with retries after a broken connection or from a busy server.
@@ -366,12 +389,15 @@ class TrainerCalls:
             def at(one: Connection, timeout_s: float) -> pb.StepResult:
                 result: pb.StepResult | None = None
                 stream = one.open(one.train, call, request_id, timeout_s)
-                for message in stream:
-                    result = pb.TrainResponse.FromString(message).result
-                if result is None:
-                    raise BadReplyError("the reply has no result for the batch")
-                if connection.is_gateway is None and one is connection:
-                    connection.learn(stream)
+                try:
+                    for message in stream:
+                        result = pb.TrainResponse.FromString(message).result
+                    if result is None:
+                        raise BadReplyError("the reply has no result for the batch")
+                    if connection.is_gateway is None and one is connection:
+                        connection.learn(stream)
+                finally:
+                    stream.cancel()  # ends the call if the loop was left early, without effect otherwise
                 return result
 
             if connection.replicas is None:

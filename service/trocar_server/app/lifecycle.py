@@ -101,20 +101,24 @@ class Lifecycle:
             )
         async with self._one_at_a_time:
             try:
-                changes = await self._reload(self.reread)
+                return await self._reload(self.reread)
             except ServiceError as error:
                 self.log.error("reload failed: the old configuration stays in effect", problem=error.message)
                 raise
-            self.log.info("configuration reloaded", changes="; ".join(changes) or "none")
-            return changes
 
     async def _reload(self, reread: Callable[[], ServerConfig]) -> list[str]:
         new = await asyncio.to_thread(reread)
         authorizer = authorizer_of(new, self.data_dir, self.log)
-        changes = await Reload(self.config, new, self.engine, self.datasets).apply()
+        reload = Reload(self.config, new, self.engine, self.datasets)
+        prepared = await reload.prepare()
+        # All at once, before anything that may be cancelled.
+        changes = reload.apply(prepared)
         self.authorizer.replace(authorizer)
         self.config = new
-        return changes
+        self.log.info("configuration reloaded", changes="; ".join(changes) or "none")
+        if retried := await reload.retry_failed():
+            self.log.info("failed models retried", result="; ".join(retried))
+        return [*changes, *retried]
 
     async def _set_health(self) -> None:
         if self.rpc is not None:

@@ -1,13 +1,16 @@
 """Configuration reload of a running server: all changes are applied, or none.
 
-    changes = await Reload(old, new, engine, datasets).apply()
+    reload = Reload(old, new, engine, datasets)
+    prepared = await reload.prepare()
+    changes = reload.apply(prepared)
+    retried = await reload.retry_failed()
 
 Changes that need a restart (the address, the device, TLS or not) are refused by name. New and changed models
 are loaded next to the old ones, before anything is replaced.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trocar_api.reasons import ErrorReason
@@ -18,9 +21,9 @@ from trocar_server.engine.engine import Engine
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.resolve.pass_memory import memory_limit
 from trocar_server.errors import ServiceError
-from trocar_server.models import ModelSpec
+from trocar_server.models import ModelSpec, ModelState
 from trocar_server.models.architectures import check_spec
-from trocar_server.training.datasets import DatasetLibrary
+from trocar_server.training.datasets import DatasetLibrary, ListedFolder
 
 _LIVE = frozenset(("models", "datasets", "limits", "tokens"))
 """Settings that may change."""
@@ -31,6 +34,16 @@ _LIVE_LIMITS = frozenset(
     )
 )
 """Limits that are read on each call."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a reload has loaded, next to what is served."""
+
+    folders: Mapping[str, ListedFolder]
+    """The operator's data sets."""
+    deployments: Mapping[str, Deployment]
+    """New and changed models."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +62,12 @@ class Reload:
     engine: Engine
     datasets: DatasetLibrary
 
-    async def apply(self) -> list[str]:
-        """Check and load everything, then apply it; returns the changes, one line each.
+    async def prepare(self) -> Prepared:
+        """Check and load everything; nothing changes yet.
 
         Raises:
             ServiceError: `INVALID_ARGUMENT` for what needs a restart, `MODEL_CONFLICT` for an id in use, and
-                the errors of loading a model. Nothing has changed then.
+                the errors of loading a model.
         """
         check_address(self.new)
         self._check_live()
@@ -63,34 +76,58 @@ class Reload:
         deployments = {model_id: await self._build(spec) for model_id, spec in specs.items()}
         for model_id in specs:
             self._check_free(model_id)
-        # From here on nothing fails or awaits: no call sees a partial change.
+        return Prepared(folders, deployments)
+
+    def apply(self, prepared: Prepared) -> list[str]:
+        """Apply the configuration; returns the changes, one line each.
+
+        It neither fails nor awaits: called right after `prepare`, no call sees a partial change, and a
+        caller that goes away leaves none behind.
+        """
         for model_id in self._removed():
             self.engine.deployments.remove(model_id)
-        for model_id, deployment in deployments.items():
+        for model_id, deployment in prepared.deployments.items():
             self.engine.deployments.replace(deployment, self.new.models[model_id].replicas)
-        self.datasets.replace_listed(folders)
+        self.datasets.replace_listed(prepared.folders)
         self._set_limits()
-        return [*self._changes(), *await self._retry_failed()]
+        return list(self._changes())
 
-    async def _retry_failed(self) -> list[str]:
-        """Retry models that failed to load before and whose configuration is unchanged."""
+    async def retry_failed(self) -> list[str]:
+        """Retry models that failed to load before and whose configuration is unchanged; may take minutes.
+
+        A model whose retry is cancelled stays failed, so that the next reload retries it.
+        """
         lines = []
         for model_id in self.new.models:
             entry = self.engine.catalogue.get(model_id)
             if entry.hosted is not None or not entry.error_message:
                 continue
+            before = ServiceError(entry.error_reason or ErrorReason.MODEL_INVALID, entry.error_message)
             try:
-                if not entry.is_spec_known:
-                    spec = await self._checked_spec(model_id)
-                    self.engine.catalogue.release(model_id)
-                    self.engine.catalogue.add(spec)
-                await self.engine.deployments.load(model_id)
+                await self._retry(model_id)
             except ServiceError as error:
                 self.engine.catalogue.add_failed(model_id, error)
                 lines.append(f"model {model_id}: still failed: {error.message}")
+            except asyncio.CancelledError:
+                self._fail_again(model_id, before)
+                raise
             else:
                 lines.append(f"model {model_id}: loaded")
         return lines
+
+    async def _retry(self, model_id: str) -> None:
+        if not self.engine.catalogue.get(model_id).is_spec_known:
+            spec = await self._checked_spec(model_id)
+            self.engine.catalogue.release(model_id)
+            self.engine.catalogue.add(spec)
+        await self.engine.deployments.load(model_id)
+
+    def _fail_again(self, model_id: str, error: ServiceError) -> None:
+        """Mark a model as failed as before, unless somebody else loads or has loaded it."""
+        if self.engine.catalogue.has(model_id):
+            entry = self.engine.catalogue.get(model_id)
+            if entry.state is ModelState.UNLOADED:
+                entry.fail(error)
 
     def _check_live(self) -> None:
         settings = type(self.new).model_fields

@@ -168,6 +168,9 @@ class _ForwardedCall:
     messages: CallerMessages
     has_replied: bool = False
     tried: list[Replica] = field(default_factory=list)
+    is_from_memory: bool = False
+    """Whether the replica was found for an earlier call: its model may be elsewhere by now."""
+    has_looked_again: bool = False
 
     def __post_init__(self) -> None:
         self.route = route_of(self.method)
@@ -205,8 +208,8 @@ class _ForwardedCall:
             problem = await self._attempt(replica)
             if problem is None:
                 return
-            if _has_moved(problem):
-                self.gateway.forget(route.subject, name)
+            if _has_moved(problem) or _is_unknown_model(problem):
+                self.gateway.forget(route.subject_of(name), name)
             if not self._may_repeat(problem):
                 await self._fail(problem)
 
@@ -275,6 +278,8 @@ class _ForwardedCall:
             replica.is_draining = replica.is_draining or _is_draining(problem)
         elif _is_broken(problem):
             replica.suspect()
+        elif _is_unknown_model(problem) and self.is_from_memory and not self.has_looked_again:
+            is_refused = self.has_looked_again = True
         else:
             return False
         is_allowed = is_refused or self.route.is_repeatable or _is_unsent(problem)
@@ -313,7 +318,7 @@ class _ForwardedCall:
         if subject is Subject.ANY or not name or name in table.model_ids:
             broken = [replica for replica in self.tried if replica.is_suspect]
             return table.least_waiting(name if subject is Subject.MODEL else "", broken)
-        return await self._owner(subject, name)
+        return await self._owner(self.route.subject_of(name), name)
 
     def _maker(self, serving: list[Replica], message: bytes) -> Replica | None:
         """Return the replica that makes a trainer: the same one if it is asked for twice.
@@ -332,9 +337,11 @@ class _ForwardedCall:
         if home is not None:
             found = table.at(home)
             if found is not None:  # one that drains still answers calls that only look
+                self.is_from_memory = True
                 is_no_use = found in self.tried and (found.is_draining or found.is_suspect)
                 return None if is_no_use else found
             self.gateway.forget(subject, name)
+        self.is_from_memory = False
         if subject is Subject.TRAINER:
             method, message = _GET_TRAINER, GetTrainerRequest(trainer_id=name).SerializeToString()
         else:
@@ -437,6 +444,12 @@ def _is_draining(problem: grpc.aio.AioRpcError) -> bool:
 def _has_moved(problem: grpc.aio.AioRpcError) -> bool:
     """Whether a trainer is at another replica, or on its way there."""
     return problem.code() is grpc.StatusCode.NOT_FOUND and TRAINER_MOVED.encode() in _details(problem)
+
+
+def _is_unknown_model(problem: grpc.aio.AioRpcError) -> bool:
+    """Whether a replica has no such model, or no longer."""
+    is_named = ErrorReason.UNKNOWN_MODEL.encode() in _details(problem)
+    return problem.code() is grpc.StatusCode.NOT_FOUND and is_named
 
 
 def _is_broken(problem: grpc.aio.AioRpcError) -> bool:

@@ -3,6 +3,7 @@
 route_of("/trocar_api.v1.ExtractionService/Extract").read(message)      # "resnet18"
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum, unique
@@ -23,6 +24,9 @@ class Subject(StrEnum):
     ANY = ""
     """Every replica can answer."""
 
+
+TRAINER_ID = re.compile(r"[0-9a-f]{32}")
+"""As in `training.files.trainer_store`, which imports torch. No published model has such an id."""
 
 _NAMES = {"trainer_id": Subject.TRAINER, "model_id": Subject.MODEL, "model_name": Subject.MODEL}
 """Field names, the first that a message has."""
@@ -84,6 +88,11 @@ class Route:
             return "" if value is None else bytes(value).decode()
         except (WireError, UnicodeDecodeError):
             return ""
+
+    def subject_of(self, name: str) -> Subject:
+        """Return what a call is for by its id: `predict` of a trainer names the trainer as its model."""
+        is_trainer = self.subject is Subject.MODEL and TRAINER_ID.fullmatch(name)
+        return Subject.TRAINER if is_trainer else self.subject
 
 
 @cache

@@ -249,3 +249,20 @@ def test_the_command_line_takes_texts_and_tables(
     found, expected = (trocar.read_features(tmp_path / name)[LAYER] for name in ("texts", "table"))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [(("--limit", "1"), 0), (("--truncate", "--max-tokens", "4"), 0), (("--column", "body"), 2)],
+)
+def test_options_of_texts_that_go_into_one_file(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Sequence[str], code: int
+) -> None:
+    monkeypatch.setenv("TROCAR_SERVER", server.address)
+    out = tmp_path / "texts.safetensors"
+    words = ["extract", "mini", "--text", "the cat sat", "--text", "hello", "--tap", LAYER, *options]
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--out", str(out)])
+    assert stopped.value.code == code
+    if code == 0:
+        assert len(load_file(out)[LAYER]) == (1 if "--limit" in options else 2)

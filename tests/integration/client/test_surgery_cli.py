@@ -202,6 +202,39 @@ def test_a_swap_takes_values_of_another_input(
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_limit_of_one_batch_counts_samples(
+    cli: Trocar, client: trocar.Client, inputs: Array, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", inputs[:3])
+    np.save(tmp_path / "y.npy", inputs[3:5])
+    words = ("--tap", "conv", "--edit", "conv swap source=y", "--edit-source", f"y={tmp_path / 'y.npy'}")
+    out = tmp_path / "out.safetensors"
+    done = cli("extract", "plain", tmp_path / "x.npy", *words, "--limit", 2, "--out", out)
+    assert done.code == 0, done.err
+    assert len(load_file(out)["conv"]) == 2
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--format", "zarr"),
+        ("--decode", "client"),
+        ("--on-error", "skip"),
+        ("--restart",),
+        ("--column", "x"),
+        ("--truncate",),
+        ("--max-tokens", 3),
+    ],
+)
+def test_one_batch_refuses_options_that_only_folders_have(
+    cli: Trocar, path: Path, tmp_path: Path, option: tuple[object, ...]
+) -> None:
+    words = ("--tap", "conv", "--edit", "conv swap source=y", "--edit-source", f"y={path}")
+    done = cli("extract", "plain", path, *words, *option, "--out", tmp_path / "out.safetensors")
+    assert done.code == 2
+    assert "need a folder" in " ".join(done.err.split())
+
+
 def test_gradients_of_squares_with_a_value_and_another_input(
     cli: Trocar, inputs: Array, tmp_path: Path
 ) -> None:

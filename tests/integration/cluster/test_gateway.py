@@ -21,7 +21,7 @@ from tests.support.servers.gateway import MODELS, Gateway, is_serving
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import Serve, custom, rebuilt, tiny_models_config
 from tests.support.servers.waiting import wait_until
-from trocar.errors import DeadlineExceededError, ServerBusyError, UnknownModuleError
+from trocar.errors import DeadlineExceededError, ServerBusyError, UnknownModelError, UnknownModuleError
 
 ROW = np.ones((1, 3), np.float32)
 IMAGES = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
@@ -248,3 +248,16 @@ def test_metrics_of_all_replicas_are_one_page(serve: Serve) -> None:
         assert up == ["plain/0", "plain/1"]
     finally:
         gateway.stop()
+
+
+def test_a_model_that_is_published_anew_on_another_replica_is_found_there(
+    client: trocar.Client, servers: tuple[RunningServer, RunningServer]
+) -> None:
+    for server in (servers[0], servers[1], servers[0]):
+        with trocar.connect(server.address) as direct:
+            direct.train("plain", trainable=["fc"]).publish("moves")
+            expected = direct.extract("moves", IMAGES, ["fc"])["fc"]
+            assert np.array_equal(client.extract("moves", IMAGES, ["fc"])["fc"], expected)
+            direct.unpublish("moves")
+    with pytest.raises(UnknownModelError):
+        client.extract("moves", IMAGES, ["fc"])

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -347,6 +347,30 @@ def test_a_gateway_finds_it_again(replicas: Replicas, clients: Any, tmp_path: Pa
             gateway.serve(owner, other)  # the late one is back
             trainer.step(*samples(4, 2))
             assert_weights(trainer, plain_steps(3).model, tmp_path)
+    finally:
+        gateway.stop()
+
+
+def test_predictions_wait_for_the_takeover_of_their_trainer(replicas: Replicas) -> None:
+    first, second = replicas.start(), replicas.start()
+    gateway = Gateway(first, second, models=("tiny",))
+    try:
+        wait_until(lambda: is_serving(gateway))
+        with trocar.connect(gateway.address, retries=0, direct=False) as client:
+            trainer = make_steps(client, 1)
+            owner = first if first.app.trainers.all() else second
+            other = second if owner is first else first
+            inputs = samples(4, 9)[0]
+            expected = trainer.predict(inputs)
+            with ThreadPoolExecutor(1) as thread:
+                gateway.serve(other)  # its owner is gone, and nobody has taken it over yet
+                prediction = thread.submit(trainer.predict, inputs)
+                assert wait((prediction,), timeout=1.0).not_done
+                replicas.lose(by=other)
+                assert np.array_equal(prediction.result(WAIT_S), expected)
+            gateway.serve(owner, other)  # the late one is back, with old weights
+            trainer.step(*samples(4, 1))
+            assert not np.array_equal(trainer.predict(inputs), expected)
     finally:
         gateway.stop()
 

@@ -16,9 +16,12 @@ from tests.support.models.gated_models import WAIT_S, Gate, Gated
 from tests.support.models.odd_models import Identity, TellsPaths
 from tests.support.servers.running_server import RunningServer
 from tests.support.servers.serving import Serve, custom
+from trocar_api.reasons import ErrorReason
 from trocar_server.auth import Scope, TokenFile
 from trocar_server.config import ServerConfig
 from trocar_server.engine.host.deployment import Deployment
+from trocar_server.errors import ServiceError
+from trocar_server.models import ModelSpec
 
 ROW = np.zeros((1, 3), np.float32)
 Change = Callable[..., None]
@@ -205,6 +208,44 @@ def test_tokens_are_asked_for_from_the_next_call(
         change(tokens=False)
         known.reload_config()
     assert ids(client) == ["a", "gated"]
+
+
+def test_a_cancelled_reload_is_applied_and_does_not_stand_in_the_way_of_the_next_one(
+    running: RunningServer,
+    client: trocar.Client,
+    change: Change,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is cancelled is the long retry of a model that failed before."""
+    _, token = TokenFile(tmp_path).add("alice", [Scope.ADMIN], expires_at_s=None, now_s=0)
+    client.unload("a")
+    failed = ServiceError(ErrorReason.WEIGHTS_UNAVAILABLE, "no weights yet")
+    running.run(lambda: at_once(lambda: running.engine.catalogue.get("a").fail(failed)))
+    build = running.engine.deployments.build
+    cancelled = threading.Event()
+
+    async def slowly(spec: ModelSpec, replicas: int) -> Deployment:
+        if spec.model_id == "a":
+            try:
+                await asyncio.sleep(WAIT_S)
+            finally:
+                cancelled.set()
+        return await build(spec, replicas)
+
+    monkeypatch.setattr(running.engine.deployments, "build", slowly)
+    models = {"a": custom(Identity), "gated": custom(Gated), "b": custom(Identity)}
+    change(models=models, tokens=True, limits={"max_batch": 2})
+    with pytest.raises((trocar.DeadlineExceededError, trocar.TokenMissingError)):  # which one comes first
+        client.reload_config(timeout_s=1)
+    assert cancelled.wait(WAIT_S)
+    monkeypatch.undo()
+    with pytest.raises(trocar.TokenMissingError):
+        client.models()
+    with trocar.connect(running.address, token=token) as known:
+        assert known.server_info().limits.max_batch == 2
+        change(models=models, tokens=True, limits={"max_batch": 3})
+        assert known.reload_config() == ["limits.max_batch: 2 -> 3", "model a: loaded"]
 
 
 @contextmanager

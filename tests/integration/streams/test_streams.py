@@ -1,11 +1,13 @@
 """Many batches in one call: in order, bounded, a bad one alone, and on through broken connections."""
 
+import io
 import random
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import trocar
 from tests.support.oracles.oracle import Array, noise
@@ -70,6 +72,36 @@ def test_a_batch_that_fails_does_so_alone(client: trocar.Client) -> None:
     assert all(np.array_equal(result.unwrap()["fc"], expected) for result in results[1::2])
     with pytest.raises(trocar.InputRejectedError):
         results[0].unwrap()
+
+
+def bad_png() -> Image.Image:
+    """Return an image whose pixels Pillow cannot read: it raises a SyntaxError."""
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
+    Image.fromarray(pixels).save(file, "png")
+    data = file.getvalue()
+    at = data.rindex(b"IDAT")  # not the first one
+    return Image.open(io.BytesIO(data[:at] + b"\0\1\2\3" + data[at + 4 :]))
+
+
+UNSENDABLE = [[], {}, np.zeros((0, 8, 8, 3), np.uint8), bad_png]
+
+
+@pytest.mark.parametrize("bad", UNSENDABLE)
+async def test_a_batch_that_cannot_be_sent_fails_alone(
+    server: RunningServer, client: trocar.Client, bad: Any
+) -> None:
+    inputs = [noise(*SHAPE, seed=9), bad() if callable(bad) else bad, noise(*SHAPE, seed=9)]
+    with client.extract_stream("plain", inputs, taps="fc") as stream:
+        found = list(stream)
+    async with (
+        trocar.aio.connect(server.address) as aio,
+        aio.extract_stream("plain", inputs, taps="fc") as later,
+    ):
+        awaited = [result async for result in later]
+    for results in (found, awaited):
+        assert [result.error is None for result in results] == [True, False, True]
+        assert isinstance(results[1].error, SyntaxError if callable(bad) else trocar.EmptyBatchError)
 
 
 def test_what_is_wrong_with_the_taps_ends_the_stream_before_any_batch(client: trocar.Client) -> None:

@@ -26,14 +26,22 @@ EditSourceTexts = Annotated[
 ]
 
 
-def read_pass(client: Client, model_id: str, sources: Sequence[str | Path]) -> list[Any]:
-    """Return the inputs of `Client.extract` for all samples of files and folders, as one batch.
+def read_pass(
+    client: Client, model_id: str, sources: Sequence[str | Path], limit: int | None = None
+) -> list[Any]:
+    """Return the inputs of `Client.extract` for the samples of files and folders, as one batch.
+
+    Args:
+        client: Client for the model's input.
+        model_id: The model.
+        sources: The files and folders.
+        limit: The most samples, the first ones; all when None.
 
     Raises:
         TrocarError: There are arrays, and the model is unknown or not loaded.
         typer.BadParameter: There are images and arrays of the model's input, or an error of `read_set`.
     """
-    samples = read_set(client, model_id, sources)
+    samples = read_set(client, model_id, sources)[:limit]
     if not is_one_batch(samples, len(samples)):
         refuse("images and arrays of the model's own input cannot be mixed in one pass; run them separately")
     return [sample.value for sample in samples]

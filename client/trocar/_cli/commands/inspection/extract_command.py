@@ -133,22 +133,23 @@ def extract(  # noqa: PLR0913 - options of a command
         refuse("--ray needs a folder: --out FOLDER")
     if is_one_batch and (names or timing):
         refuse("--stats and --timing take neither texts nor --edit-source")
-    if is_one_batch and is_file:
-        sources = read_edit_sources(client, model_id, edit_source, edit_source_text)
-        inputs: Any
-        if sentences:
-            inputs = texts(sentences, max_tokens=max_tokens, truncate=truncate)
-        else:
-            inputs = read_pass(client, model_id, _paths(source or [])[:limit])
-        _extract_one_batch(client, model_id, inputs, sources, tap, out, options, as_json=as_json)
-        return
     if is_file:
-        assert source is not None
-        if column or truncate or max_tokens:
+        if column or ((truncate or max_tokens) and not sentences):
             refuse("--column, --max-tokens and --truncate of files need a folder: --out FOLDER")
         is_plain = (format, decode, on_error) == (Format.SAFETENSORS, Decode.SERVER, OnError.STOP)
         if not is_plain or restart:
             refuse("--format, --decode, --on-error and --restart need a folder: --out FOLDER")
+    if is_one_batch and is_file:
+        sources = read_edit_sources(client, model_id, edit_source, edit_source_text)
+        inputs: Any
+        if sentences:
+            inputs = texts(sentences[:limit], max_tokens=max_tokens, truncate=truncate)
+        else:
+            inputs = read_pass(client, model_id, _paths(source or []), limit)
+        _extract_one_batch(client, model_id, inputs, sources, tap, out, options, as_json=as_json)
+        return
+    if is_file:
+        assert source is not None
         samples = samples_for(client, model_id, _paths(source))[:limit]
         clock = CallClock() if timing else None
         _extract_to_file(
