@@ -62,8 +62,8 @@ def connect(  # noqa: PLR0913 - options of one connection, by keyword
         timeout_s: Default deadline of a call, in seconds.
         token: Sent as a bearer token; in plain text only to this machine. When None: `TROCAR_TOKEN`, or the
             profile's token for the profile's server.
-        tls: True for TLS with the root certificates of gRPC, or `TlsOptions`. When None: `TROCAR_CA`, or the
-            profile's. False always means plain text.
+        tls: True for TLS with the root certificates of gRPC, or `TlsOptions`. What it leaves out:
+            `TROCAR_CA`, or the profile's. False always means plain text.
         retries: How often a call is retried if the server cannot be reached, 0 to 4, with a backoff from 0.1
             to 2 seconds, within the deadline. Unless it is 0, a gateway of a cluster that has gone is retried
             for two minutes.

@@ -72,7 +72,7 @@ class Load:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._stack.__exit__(kind, error, traceback)  # with the error, processes are not waited for
 
     def closed(self, duration_s: float, most_calls: int | None = None) -> list[Record]:
         """Run a closed loop: every client calls again as soon as it has an answer. Return all calls.

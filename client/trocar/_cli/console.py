@@ -111,8 +111,12 @@ def table(*columns: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -
 
 
 def show_json(value: object) -> None:
-    """Print JSON; NaN and infinities, which JSON does not have, become strings as in protobuf's JSON."""
-    print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    """Print JSON; NaN and infinities, which JSON does not have, become strings as in protobuf's JSON.
+
+    Lone surrogates, of paths that are no UTF-8, become JSON's escapes.
+    """
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    print(text.encode("utf-8", "backslashreplace").decode())
 
 
 def plain(value: Any) -> Any:

@@ -81,7 +81,9 @@ class Manifest:
             "shards": [asdict(shard) for shard in self.shards],
             "failed": [asdict(failure) for failure in self.failed],
         }
-        write_whole(root / NAME, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        # A message may hold a path that is no UTF-8: its lone surrogates become JSON's escapes.
+        write_whole(root / NAME, text.encode("utf-8", "backslashreplace"))
 
 
 def load(root: Path) -> Manifest | None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trocar._uploads.upload_plan import UploadProgress
 
 _WATCH_TIMEOUT_S = 86_400.0
+"""Deadline of one call that watches a fit, in seconds; a fit that takes longer is watched by another one."""
 
 
 class Trainer(TrainerCalls):
@@ -163,11 +164,12 @@ class Trainer(TrainerCalls):
                     if event.kind in LAST_KINDS:
                         return
             except grpc.RpcError as error:
-                problem = connection.converted(error, request_id)
-                after_s = attempts.pause_after(problem, error)
-                if after_s is None:
-                    raise problem from error
-                pause_s = after_s
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    problem = connection.converted(error, request_id)
+                    after_s = attempts.pause_after(problem, error)
+                    if after_s is None:
+                        raise problem from error
+                    pause_s = after_s
             finally:
                 call.cancel()
             pause(pause_s)

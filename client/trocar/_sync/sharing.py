@@ -67,10 +67,14 @@ class Sharing:
             return NOTHING
         self._check_alive()
         borrowed, fields = Borrowed(self._pool), ExtractRequest()
-        if wants_payload:
-            self._lend_payload(request, borrowed, fields)
-        if wants_reply:
-            self._lend_reply(expected, reply, borrowed, fields)
+        try:
+            if wants_payload:
+                self._lend_payload(request, borrowed, fields)
+            if wants_reply:
+                self._lend_reply(expected, reply, borrowed, fields)
+        except BaseException:
+            borrowed.discard()
+            raise
         payloads = [] if fields.HasField("shared_payload") else request.payloads
         borrowed.call = ExtractCall(request.head + fields.SerializeToString(), payloads)
         return borrowed

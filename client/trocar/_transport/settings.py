@@ -6,12 +6,15 @@
 | token   | `token`   | `TROCAR_TOKEN`  | `token`          | none              |
 | TLS     | `tls`     | `TROCAR_CA`     | `ca`, `tls`, ... | none              |
 
+Certificates to trust (`ca`) and the client's own certificate with its key are two settings: what `TlsOptions`
+leaves out comes from the environment or the profile. `tls=True` leaves out nothing.
+
 A profile counts as a whole, and only for its own server: its token never goes to another one. It is the one
 that is named (`profile`, `TROCAR_PROFILE`), or else the current one of the file.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trocar._transport.channel import LOCAL, TlsOptions
 from trocar._transport.profiles import Profile, read_profiles
@@ -54,7 +57,7 @@ def connect_settings(
     address, wants_tls = with_default_port(asked if asked is not None else DEFAULT_TARGET)
     if chosen is not None and (not chosen.server or with_default_port(chosen.server)[0] != address):
         chosen = None  # another server's credentials
-    found_tls = tls if tls is not None else _tls(chosen)
+    found_tls = tls if isinstance(tls, bool) else _tls(tls, chosen or Profile())
     if wants_tls is not None and found_tls is not None and bool(found_tls) != wants_tls:
         scheme = "https://" if wants_tls else "http://"
         raise ValueError(
@@ -78,11 +81,12 @@ def _profile(name: str | None, *, is_needed: bool) -> tuple[Profile | None, str]
     return (profiles.get(profiles.current), profiles.current) if profiles.current else (None, "")
 
 
-def _tls(profile: Profile | None) -> TlsOptions | bool | None:
-    if ca := os.environ.get(CA):
-        return TlsOptions(ca=ca)
-    if profile is None:
-        return None
-    if profile.ca or profile.cert or profile.key:
-        return TlsOptions(profile.ca or None, profile.cert or None, profile.key or None)
-    return True if profile.tls else None
+def _tls(given: TlsOptions | None, profile: Profile) -> TlsOptions | bool | None:
+    """Return the certificates: each as given, or else of the environment, or else of the profile."""
+    ca = os.environ.get(CA) or profile.ca or None
+    own = TlsOptions(ca, profile.cert or None, profile.key or None)
+    if given is None:
+        return own if own != TlsOptions() else profile.tls or None
+    if given.certificate is None and given.key is None:  # they belong together
+        given = replace(given, certificate=own.certificate, key=own.key)
+    return replace(given, ca=ca) if given.ca is None else given

@@ -46,6 +46,15 @@ class Borrowed:
         elif not reply.is_shared:
             self.pool.give_back(self.reply)
 
+    def discard(self) -> None:
+        """Drop the segments of a call that was interrupted before it began.
+
+        The copy of its payload may still be running in another thread.
+        """
+        for segment in (self.payload, self.reply):
+            if segment is not None:
+                self.pool.discard(segment)
+
 
 NOTHING = Borrowed(SegmentPool())
 """Of a call that uses chunks only."""

@@ -83,7 +83,11 @@ def test_the_batch_after_a_step_without_time_is_not_lost(
     running: RunningServer, after_first_step: Callable[[Callable[[Any], None]], None], tmp_path: Path
 ) -> None:
     given, may_end = batches(2), threading.Event()
-    after_first_step(lambda _: may_end.wait(30))
+
+    def linger(_: Any) -> None:
+        may_end.wait(30)
+
+    after_first_step(linger)
     with trocar.connect(running.address) as client:
         trainer = make_trainer(client)
         with pytest.raises(trocar.DeadlineExceededError):

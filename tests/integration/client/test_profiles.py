@@ -47,6 +47,22 @@ def test_a_login_serves_later_commands_and_python(serve: Serve, run: Run) -> Non
     assert "a-long-secret-of-mine" not in out + run("config", "show")[1]
 
 
+def test_a_second_login_asks_for_the_token_again(
+    serve: Serve, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = serve(models={}).address
+    assert run("login", address, "--token", "old")[0] == 0
+    assert run("login", address)[0] == 0  # no terminal, so the stored one stays
+    assert read_profiles().get("default").token == "old"
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: "new")
+    assert run("login", address)[0] == 0
+    assert read_profiles().get("default").token == "new"
+    monkeypatch.setenv("TROCAR_TOKEN", "theirs")
+    assert run("login", address)[0] == 0
+    assert read_profiles().get("default").token == "theirs"
+
+
 def test_a_login_that_fails_stores_nothing(run: Run) -> None:
     code, _, err = run("login", "127.0.0.1:1", "--token", "secret")
     assert code == 3

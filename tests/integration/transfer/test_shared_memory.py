@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,10 @@ from tests.support.servers.serving import custom
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.sharing import FOLDER
 from trocar._transport import segments
+from trocar._transport.exchange import Exchange
 from trocar.errors import UnknownModuleError
 from trocar_api.v1.shared_memory_pb2 import Segment as WireSegment
+from trocar_api.v1.shared_memory_pb2 import ShareMemoryRequest, ShareMemoryResponse
 
 MIB = 1 << 20
 MODELS = {"identity": custom(Identity)}
@@ -187,6 +190,63 @@ async def test_tasks_of_one_asyncio_client_do_not_mix_up(server: RunningServer) 
         given = await client.shared_array((2, 1024, 1024))
         given[:] = batches[0]
         assert np.array_equal((await client.extract("identity", given, "identity"))["identity"], batches[0])
+
+
+def assert_nothing_else_is_lent(server: RunningServer, sharing: Any) -> None:
+    lender = server.app.rpc._sharing._lender
+    assert lender is not None
+    kept = sum(segment.byte_count for segment in sharing._pool._segments.values())
+    wait_until(lambda: lender.byte_count == kept)
+
+
+def test_a_call_that_is_interrupted_before_an_answer_is_read_spoils_no_later_one(
+    server: RunningServer, client: trocar.Client, large: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, pending = Exchange.ask, [KeyboardInterrupt()]
+
+    def ask(exchange: Exchange, request: ShareMemoryRequest) -> ShareMemoryResponse:
+        if pending:
+            exchange._requests.put(request)
+            raise pending.pop()
+        return real(exchange, request)
+
+    monkeypatch.setattr(Exchange, "ask", ask)
+    with pytest.raises(KeyboardInterrupt):
+        client.extract("identity", large, "identity")
+    for _ in range(3):
+        assert np.array_equal(client.extract("identity", large, "identity")["identity"], large)
+    assert client.transport == "shared_memory"
+    assert_nothing_else_is_lent(server, client._connection.sharing)
+
+
+@pytest.mark.parametrize("place", ["copy_payloads", "map_segment"])
+async def test_a_call_that_is_cancelled_while_it_borrows_keeps_nothing(
+    server: RunningServer, large: Array, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    loop, began, may_end = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    real = getattr(segments, place)
+
+    def slow(*given: Any) -> Any:
+        loop.call_soon_threadsafe(began.set)
+        may_end.wait(30)
+        return real(*given)
+
+    async with trocar.aio.connect(server.app.rpc.address) as client:
+        sharing = client._connection.sharing
+        monkeypatch.setattr(f"trocar._async.sharing.{place}", slow)
+        for _ in range(3):
+            call = asyncio.create_task(client.extract("identity", large, "identity"))
+            await began.wait()
+            call.cancel()
+            await asyncio.wait([call])
+            began.clear()
+            assert len(sharing._pool) == 0
+        may_end.set()
+        monkeypatch.undo()
+        for _ in range(2):
+            assert np.array_equal((await client.extract("identity", large, "identity"))["identity"], large)
+        assert client.transport == "shared_memory"
+        assert_nothing_else_is_lent(server, sharing)
 
 
 def test_over_the_servers_limit_calls_go_in_chunks(tmp_path: Path, large: Array) -> None:

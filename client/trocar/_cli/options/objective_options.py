@@ -62,7 +62,9 @@ class Wanted:
     """For people to read, with the names of classes where they are known."""
 
 
-def read_objective(client: Client, model_id: str, inputs: Any, of: str | None, labels: str | None) -> Wanted:
+def read_objective(
+    client: Client, model_id: str, inputs: Any, of: str | None, labels: str | None, *, adapter: str = ""
+) -> Wanted:
     """Read `--of` and `--labels`.
 
     Args:
@@ -71,6 +73,7 @@ def read_objective(client: Client, model_id: str, inputs: Any, of: str | None, l
         inputs: Of one pass; they are run if a class must be predicted.
         of: The option, None where it is not given.
         labels: The option, None where it is not given.
+        adapter: Name of the LoRA adapter that the pass has; none when empty.
 
     Raises:
         typer.BadParameter: It matches none of the notations above.
@@ -82,7 +85,7 @@ def read_objective(client: Client, model_id: str, inputs: Any, of: str | None, l
         refuse("--labels needs --of loss:NAME")
     try:
         if kind in _SCORES:
-            return _class_score(client, model_id, inputs, kind, rest)
+            return _class_score(client, model_id, inputs, kind, rest, adapter)
         if kind == "loss":
             found = _loss(client, model_id, rest, labels)
         elif kind in AGGREGATES:
@@ -97,10 +100,11 @@ def read_objective(client: Client, model_id: str, inputs: Any, of: str | None, l
     return Wanted(found, repr(found))
 
 
-def _class_score(client: Client, model_id: str, inputs: Any, kind: str, rest: str) -> Wanted:
+def _class_score(client: Client, model_id: str, inputs: Any, kind: str, rest: str, adapter: str) -> Wanted:
     make = _SCORES[kind]
     if not rest:
-        classes, categories = _predicted(client, model_id, inputs), client.model(model_id).categories
+        classes = _predicted(client, model_id, inputs, adapter)
+        categories = client.model(model_id).categories
     else:
         classes, categories = _classes(client, model_id, rest)
     found = make(classes[0] if len(classes) == 1 else classes)
@@ -109,9 +113,9 @@ def _class_score(client: Client, model_id: str, inputs: Any, kind: str, rest: st
     return Wanted(found, f"{found!r} ({', '.join(names)}{more})" if names else repr(found))
 
 
-def _predicted(client: Client, model_id: str, inputs: Any) -> list[int]:
+def _predicted(client: Client, model_id: str, inputs: Any, adapter: str) -> list[int]:
     """Return the class with the largest output for each image."""
-    maps = client.extract(model_id, inputs, "/out")
+    maps = client.extract(model_id, inputs, "/out", adapter=adapter)
     scores = next(iter(maps.values())) if len(maps) == 1 else None
     if scores is None or scores.ndim != 2 or not scores.size:
         raise ValueError("the model's output is not (images, classes), so no class is predicted; give --of")

@@ -1,5 +1,8 @@
 """Helper processes: loads by several of them, local passes, and what happens when one ends."""
 
+import signal
+import time
+
 import pytest
 import torch
 
@@ -66,3 +69,13 @@ def test_a_process_that_is_busy_ends_with_the_failure_of_its_parent(monkeypatch:
     monkeypatch.setattr(process, "_CLOSE_LIMIT_S", 1000)
     with pytest.raises(ZeroDivisionError), Helper("tests.unit.client._bench.silent"):
         raise ZeroDivisionError
+
+
+def test_a_load_that_is_interrupted_does_not_wait_for_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Load(Named(), 1)
+    load._helpers[0]._process.send_signal(signal.SIGSTOP)  # it would end when it is asked to
+    monkeypatch.setattr(process, "_CLOSE_LIMIT_S", 30)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), load:
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 20

@@ -41,9 +41,9 @@ class SurgeryClient:
             model_id, "loaded", "custom", "", "", 0, 0, "cpu", "float32", None, self.categories, (2,)
         )
 
-    def extract(self, model_id: str, inputs: Any, taps: str) -> FeatureMaps:
+    def extract(self, model_id: str, inputs: Any, taps: str, *, adapter: str = "") -> FeatureMaps:
         assert taps == "/out"
-        self.calls.append(("extract", {"inputs": inputs}))
+        self.calls.append(("extract", {"inputs": inputs, "adapter": adapter}))
         one = {} if self.scores is None else {"/out": self.scores}
         return maps(one or {'/out["a"]': np.zeros((1, 2)), '/out["b"]': np.zeros((1, 2))})
 

@@ -1,6 +1,9 @@
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +18,13 @@ from trocar._cli.console import plain, show, show_json, table
 def test_json_has_numbers_that_json_lacks_as_strings(capsys: pytest.CaptureFixture[str]) -> None:
     show_json({"x": [math.nan, math.inf, -math.inf, 1.5]})
     assert json.loads(capsys.readouterr().out) == {"x": ["NaN", "Infinity", "-Infinity", 1.5]}
+
+
+def test_json_with_a_path_that_is_no_utf_8_can_be_written() -> None:
+    code = "from trocar._cli.console import show_json; show_json({'é': 'caf\\udce9.txt'})"
+    environment = {**os.environ, "PYTHONUTF8": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+    assert json.loads(done.stdout) == {"é": "caf\udce9.txt"}
 
 
 def test_dataclasses_tuples_and_arrays_become_plain() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trocar._export.manifest import NAME, Manifest, ShardEntry, differences, load
+from trocar._export.open_shard import Failure
 from trocar.errors import OutputError
 
 ENTRY = ShardEntry("features-00000.zarr", 0, 4, 3, {"features-00000.zarr/x": {"bytes": 5, "sha256": "00"}})
@@ -17,6 +18,13 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     saved.save(tmp_path)
     assert load(tmp_path) == saved
     assert (saved.sample_count, saved.row_count, saved.byte_count) == (4, 3, 5)
+
+
+def test_a_message_with_a_path_that_is_no_utf_8_is_saved(tmp_path: Path) -> None:
+    failed = (Failure(0, "caf\\xe9.txt", "SourceError", "caf\udce9.txt is empty, not a text"),)
+    saved = Manifest({"batch": 4}, failed=failed)
+    saved.save(tmp_path)
+    assert load(tmp_path) == saved
 
 
 def test_there_need_not_be_one(tmp_path: Path) -> None:

@@ -379,6 +379,24 @@ def test_a_fit_is_watched_again_where_its_stream_ends_early(
     assert wanted == [0, 4]
 
 
+def test_a_fit_of_many_days_is_watched_to_its_end(
+    trainer: trocar.Trainer, server: FakeTrainers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline of the call that watches it passes more often than a failed call is repeated."""
+    monkeypatch.setattr("trocar._sync.fits._WATCH_TIMEOUT_S", 0.2)
+    is_over = threading.Event()
+
+    def failing(name: str, _: Any) -> None:
+        if name == "WatchFit" and server.calls.count("WatchFit") < 7:
+            is_over.wait(30)
+        elif name == "WatchFit":
+            is_over.set()
+
+    server.failing = failing
+    server.events = [event(0, "started"), event(1, "finished")]
+    assert [e.kind for e in trainer.wait(0, progress=False)] == ["started", "finished"]
+
+
 def test_a_fit_sends_its_data_and_calls_back(trainer: trocar.Trainer, server: FakeTrainers) -> None:
     server.events = [event(0, "started"), event(1, "step", loss=1), event(2, "finished")]
     seen: list[str] = []

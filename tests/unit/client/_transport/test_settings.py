@@ -80,6 +80,23 @@ def test_the_argument_is_before_the_environment_before_the_profile(monkeypatch: 
     assert (found.target, found.token, found.tls) == ("given:50051", "own", True)
 
 
+def test_certificates_are_merged_field_by_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = trocar.TlsOptions(certificate="/own.pem", key="/own.key")
+    assert connect_settings(tls=own).tls == own
+    write_profiles(Profiles("lab", {"lab": Profile("lab", ca="/ca.pem", cert="/me.pem", key="/me.key")}))
+    assert connect_settings(tls=own).tls == trocar.TlsOptions("/ca.pem", "/own.pem", "/own.key")
+    assert connect_settings("other", tls=own).tls == own
+    given = trocar.TlsOptions("/given.pem")
+    assert connect_settings(tls=given).tls == trocar.TlsOptions("/given.pem", "/me.pem", "/me.key")
+    monkeypatch.setenv("TROCAR_CA", "/env.pem")
+    assert connect_settings().tls == trocar.TlsOptions("/env.pem", "/me.pem", "/me.key")
+    assert connect_settings(tls=own).tls == trocar.TlsOptions("/env.pem", "/own.pem", "/own.key")
+    assert connect_settings("other").tls == trocar.TlsOptions("/env.pem")
+    half = trocar.TlsOptions(certificate="/own.pem")  # no other certificate's key
+    assert connect_settings(tls=half).tls == trocar.TlsOptions("/env.pem", "/own.pem")
+    assert (connect_settings(tls=True).tls, connect_settings(tls=False).tls) == (True, False)
+
+
 def test_a_profiles_token_goes_to_its_own_server_only(monkeypatch: pytest.MonkeyPatch) -> None:
     write_profiles(Profiles("lab", {"lab": LAB, "home": Profile("home")}))
     assert connect_settings("other").token is None

@@ -81,7 +81,7 @@ def gradients(  # noqa: PLR0913 - options of a command
     given = texts(sentences) if sentences else read_pass(client, model_id, images or ())
     inputs = with_flags(given, flags)
     sources = read_edit_sources(client, model_id, edit_source, edit_source_text)
-    wanted = read_objective(client, model_id, inputs, of, labels)
+    wanted = read_objective(client, model_id, inputs, of, labels, adapter=adapter)
     places, taps = (
         [tap(selector, stats=names, values=out is not None) for selector in selectors]
         for selectors in (at, value or ())

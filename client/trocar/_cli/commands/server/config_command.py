@@ -1,5 +1,6 @@
 """`trocar login` and `trocar config`: servers and credentials in a file of the user's own."""
 
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from trocar._cli.failures import refuse
 from trocar._cli.help_sections import SectionedCommand, SectionedGroup
 from trocar._cli.options.arguments import AsJson
 from trocar._transport.profiles import Profile, Profiles, profiles_file, read_profiles, write_profiles
-from trocar._transport.settings import ConnectSettings, connect_settings
+from trocar._transport.settings import TOKEN, ConnectSettings, connect_settings
 from trocar._transport.targets import with_default_port
 
 _DEFAULT = "default"
@@ -74,7 +75,7 @@ def login(
     options = trocar.TlsOptions(ca, cert, key) if any(files.values()) else tls or None
     try:
         found = connect_settings(server, token, options)
-        made = _made(found, _asked() if found.token is None else found.token)
+        made = _made(found, _token(token, found.token))
         with trocar.connect(made.server, token=made.token or None, tls=found.tls) as client:
             count, version = len(client.models()), client.server_info().version
     except ValueError as error:
@@ -168,9 +169,11 @@ def _read() -> Profiles:
         refuse(str(error))
 
 
-def _asked() -> str:
-    if not sys.stdin.isatty():
-        return ""
+def _token(given: str | None, known: str | None) -> str:
+    """Return the token to store: given, of the environment, or asked for; without a terminal a known one."""
+    given = given or os.environ.get(TOKEN)
+    if given or not sys.stdin.isatty():
+        return given or known or ""
     return str(typer.prompt("token (empty for none)", default="", hide_input=True, show_default=False))
 
 

@@ -46,6 +46,12 @@ def test_the_predicted_class_of_each_image_is_taken(of: str | None) -> None:
     assert found.text == "logit([1, 0]) (goldfish, tench, Tinca tinca)"
 
 
+def test_the_class_is_predicted_with_the_adapter() -> None:
+    given: Any = SurgeryClient()
+    read_objective(given, "m", ["x.jpg"], None, None, adapter="style")
+    assert given.calls[0] == ("extract", {"inputs": ["x.jpg"], "adapter": "style"})
+
+
 def test_one_predicted_class_is_one_class() -> None:
     assert read(None, client=SurgeryClient(scores=np.array([[0.0, 3]]))).objective == trocar.logit(1)
     assert read("prob", client=SurgeryClient(scores=np.array([[0.0, 3]]))).objective == trocar.probability(1)
