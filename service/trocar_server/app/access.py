@@ -27,7 +27,7 @@ def check_address(config: ServerConfig) -> None:
     Raises:
         ServiceError: `INVALID_ARGUMENT`, with what to set.
     """
-    if config.insecure or _is_local(config.host):
+    if config.insecure or is_local(config.host):
         return
     has_tls = config.tls_cert is not None and config.tls_key is not None
     has_proof = config.tokens or config.tls_client_ca is not None
@@ -56,7 +56,7 @@ def check_page_address(config: PageConfig) -> None:
     """
     if (config.tls_cert is None) != (config.tls_key is None):
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, "[page] needs both tls_cert and tls_key, or neither")
-    if config.insecure or config.tls_cert is not None or _is_local(config.host):
+    if config.insecure or config.tls_cert is not None or is_local(config.host):
         return
     raise ServiceError(
         ErrorReason.INVALID_ARGUMENT,
@@ -70,7 +70,7 @@ def insecurity_of(config: ServerConfig) -> str:
     """Describe the protection that `insecure` disables; empty where it is not set, or changes nothing."""
     if not config.insecure:
         return ""
-    if _is_local(config.host):
+    if is_local(config.host):
         return f"insecure is set but not needed: only this machine can reach '{config.host}'"
     if not (config.tokens or config.tls_client_ca is not None):
         return f"insecure: anyone who can reach '{config.host}' may call every method"
@@ -113,7 +113,8 @@ def authorizer_of(config: ServerConfig, data_dir: Path, log: Any) -> Authorizer:
     return TokenAuthorizer(grants) if config.tokens else CertificateAuthorizer(grants)
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches a host: a loopback address, `localhost` or a Unix socket."""
     if host == "localhost" or socket_path(host):
         return True
     with suppress(ValueError):

@@ -85,8 +85,8 @@ class PageProcess:
         """End the process and remove its folder; no effect once stopped."""
         if self._watching is not None:
             self._watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watching
+            # However it ended: what stops after the page, trainers are saved then, must not depend on it.
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._end()
         self._folder.cleanup()
 
@@ -109,26 +109,7 @@ class PageProcess:
                 log.info("page", url=self.url)
 
     async def _start(self) -> None:
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *(
-                "-P",
-                "-m",
-                "trocar",
-                "page",
-                "--server",
-                target_of(self.socket),
-                "--json",
-                "--stop-with-stdin",
-            ),
-            *_options(self._config, self._port),
-            stdin=PIPE,  # it ends with this process, however that ends
-            stdout=PIPE,
-            stderr=PIPE,
-            limit=_MAX_LINE_BYTES,
-            env={key: value for key, value in os.environ.items() if not key.startswith(_CREDENTIALS)},
-            start_new_session=True,  # Ctrl-C in the terminal is for the server
-        )
+        self._process = process = await self._begun()
         assert process.stdout is not None
         assert process.stderr is not None
         self._reading = asyncio.create_task(_last_line(process.stderr))
@@ -142,6 +123,28 @@ class PageProcess:
             place = f"{self._config.host}:{self._port}"
             raise _refused(f"the page cannot be served on {place}: {why}") from None
         self._port = urlsplit(self.url).port or self._port  # links keep working when it is started again
+
+    async def _begun(self) -> Process:
+        """Begin a process.
+
+        Raises:
+            ServiceError: `INVALID_ARGUMENT`, the machine has no room for one now.
+        """
+        fixed = ("-P", "-m", "trocar", "page", "--server", target_of(self.socket))
+        try:
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                *(*fixed, "--json", "--stop-with-stdin"),
+                *_options(self._config, self._port),
+                stdin=PIPE,  # it ends with this process, however that ends
+                stdout=PIPE,
+                stderr=PIPE,
+                limit=_MAX_LINE_BYTES,
+                env={key: value for key, value in os.environ.items() if not key.startswith(_CREDENTIALS)},
+                start_new_session=True,  # Ctrl-C in the terminal is for the server
+            )
+        except OSError as error:
+            raise _refused(f"the page's process cannot be started: {error.strerror or error}") from None
 
     async def _end(self) -> bytes:
         """End the process, if one runs; return the last line that it wrote to its standard error."""

@@ -43,7 +43,8 @@ _PUSH_EVERY_S = 0.25
 _TELL_EVERY_S = 0.5
 _HEALTH_PERIOD_S = 1.0
 _HEALTH_TIMEOUT_S = 30.0
-_GATEWAY_STOP_S = 30.0
+_STOP_S = 10.0
+"""Seconds for a stop, besides those in which calls may end."""
 
 
 class ReplicaSupervisor:
@@ -67,7 +68,7 @@ class ReplicaSupervisor:
         resources: dict[str, float],
         start_timeout_s: float,
     ) -> None:
-        self._stop_s = drain_s + grace_s + 10.0
+        self._stop_s = drain_s + grace_s + _STOP_S
         self._waiting_s = 0.0
         self._directory = open_directory()
         context = ray.get_runtime_context()
@@ -160,9 +161,12 @@ class GatewaySupervisor:
 
     Args:
         config: The settings of its server, as of `ServerConfig`.
+        drain_s: The longest wait for running calls before it stops, in seconds.
+        grace_s: Seconds for a stop after that.
     """
 
-    def __init__(self, config: Line) -> None:
+    def __init__(self, config: Line, drain_s: float, grace_s: float) -> None:
+        self._stop_s = drain_s + grace_s + _STOP_S
         self._directory = open_directory()
         context = ray.get_runtime_context()
         gateway_id = context.get_actor_id()
@@ -199,7 +203,7 @@ class GatewaySupervisor:
             self._stopping.set()
             self._directory.forget.remote(self._report["gateway_id"])
             self._pusher.join()
-            self._child.stop(_GATEWAY_STOP_S)
+            self._child.stop(self._stop_s)
 
     def _push(self) -> None:
         """Send the routing table four times a second.
@@ -264,7 +268,7 @@ def model_target(
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=drain_s + grace_s + 20.0,
+        graceful_shutdown_timeout_s=drain_s + grace_s + 2 * _STOP_S,
         autoscaling_config={
             "min_replicas": placement.min_replicas,
             "max_replicas": placement.most,
@@ -288,6 +292,7 @@ def model_target(
 def gateway_target(config: ServerConfig) -> "serve.RunTarget":
     """Return the application of the gateways: one on every node."""
     settings = gateway_config(config)
+    drain_s, grace_s = config.cluster.drain_s, config.grace_s
     deployment: Any = serve.deployment(
         GatewaySupervisor,
         name="gateway",
@@ -297,7 +302,7 @@ def gateway_target(config: ServerConfig) -> "serve.RunTarget":
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=_GATEWAY_STOP_S + 10.0,
+        graceful_shutdown_timeout_s=drain_s + grace_s + 2 * _STOP_S,
         autoscaling_config={
             "min_replicas": 1,
             "max_replicas": _MAX_NODES,
@@ -307,7 +312,7 @@ def gateway_target(config: ServerConfig) -> "serve.RunTarget":
             "policy": {"policy_function": "trocar_server.cluster.scaling:one_per_node"},
         },
     )
-    app = with_version(deployment, settings).bind(settings)
+    app = with_version(deployment, settings).bind(settings, drain_s, grace_s)
     return serve.RunTarget(app, name=GATEWAY_APP, route_prefix=None)
 
 
@@ -325,12 +330,14 @@ def child_config(config: ServerConfig, model_id: str, placement: PlacementConfig
     """Return the settings of the server of a replica.
 
     It checks tokens itself. With TLS it also listens in plain text, for gateways on the private network.
+    Ports are set even if to none: what is left open, the replica reads from the environment of its node,
+    and a second replica there would find the ports taken.
     """
     settings: Line = config.model_dump(mode="json", exclude_unset=True, exclude={"cluster"})
-    for key in ("host", "port", "metrics_host", "health_port"):
-        settings.pop(key, None)
-    if settings.get("metrics_port") is not None:
-        settings["metrics_port"] = 0  # any: a gateway reads them all
+    for key in ("host", "port", "metrics_host"):
+        settings.pop(key, None)  # see `at_address`
+    settings |= {"health_port": None, "page": {"enabled": False}}
+    settings["metrics_port"] = None if config.metrics_port is None else 0  # any: a gateway reads them all
     settings["models"] = {model_id: settings["models"][model_id]}
     settings["data_dir"] = str(config.data_dir.expanduser().absolute())
     settings.setdefault("threads", max(1, int(placement.cpus)))
@@ -346,5 +353,5 @@ def gateway_config(config: ServerConfig) -> Line:
     settings: Line = config.model_dump(mode="json", exclude_unset=True, exclude={"models", "datasets"})
     cluster = settings.get("cluster", {})
     settings["data_dir"] = str(config.data_dir.expanduser().absolute())
-    settings["cluster"] = {key: cluster[key] for key in ("hold_s", "direct") if key in cluster}
+    settings["cluster"] = {key: cluster[key] for key in ("hold_s", "drain_s", "direct") if key in cluster}
     return settings

@@ -31,6 +31,7 @@ from trocar_server.cluster.caller_messages import CallerMessages
 from trocar_server.cluster.routes import Subject, route_of
 from trocar_server.cluster.routing import Replica, ReplicaTable
 from trocar_server.errors import TRAINER_MOVED, ServiceError, busy, nearest
+from trocar_server.rpc.call.drain import is_pending_work
 from trocar_server.rpc.call.forwarded import caller_metadata, without_claims
 from trocar_server.rpc.call.repeated import is_repeated
 from trocar_server.rpc.call.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
@@ -111,6 +112,8 @@ class Gateway:
     lists_replicas: bool = True
     key: str = ""
     channels: Channels = field(default_factory=Channels)
+    work_count: int = 0
+    """Running calls that a gateway waits for before it stops, as a replica that drains does."""
     _homes: "OrderedDict[tuple[Subject, str], str]" = field(default_factory=OrderedDict)
     """Ids of the replicas where trainers and published models were found."""
 
@@ -126,12 +129,15 @@ class Gateway:
     async def forward(self, method: str, requests: AsyncIterator[bytes], context: CallContext) -> None:
         """Forward one call."""
         messages = CallerMessages(requests)
+        is_work = is_pending_work(method)
+        self.work_count += is_work
         try:
             await _ForwardedCall(self, method, context, messages).run()
         except ServiceError as error:
             details = ((DETAILS_KEY, status_details(error, "")),)
             await context.abort(STATUS_CODES[error.reason], status_message(error), trailing_metadata=details)
         finally:
+            self.work_count -= is_work
             messages.close()
 
     def home(self, subject: Subject, name: str) -> str | None:
@@ -226,10 +232,16 @@ class _ForwardedCall:
         """Forward the call to a replica; returns its failure, None if it succeeded."""
         self.tried.append(replica)
         replica.sent_count += 1
-        replica.open_count += 1
         if len(self.tried) > 1 and not is_repeated(self.metadata):
             self.metadata = (*self.metadata, (REPEATED_KEY, "1"))
-        channel = self.gateway.channels.at(replica.address)
+        replica.open_count += 1
+        try:
+            return await self._exchange(self.gateway.channels.at(replica.address))
+        finally:  # also where the caller leaves before the call has begun
+            replica.open_count -= 1
+
+    async def _exchange(self, channel: grpc.aio.Channel) -> grpc.aio.AioRpcError | None:
+        """Send the caller's messages and pass on the replies; returns the failure, if any."""
         call, sending = await self._begin(channel)
         try:
             await self._pass_on(call)
@@ -237,7 +249,6 @@ class _ForwardedCall:
         except grpc.aio.AioRpcError as error:
             return error
         finally:
-            replica.open_count -= 1
             call.cancel()
             if sending is not None:
                 sending.cancel()

@@ -23,6 +23,7 @@ from trocar_server.rpc.descriptors import service_names
 from trocar_server.rpc.listen.channel_arguments import server_options
 from trocar_server.rpc.listen.health_service import HealthService
 
+_LOOK_EVERY_S = 0.05
 _Status = health_pb2.HealthCheckResponse
 
 
@@ -67,9 +68,23 @@ async def serve(config: ServerConfig, lines: ParentLines, taken: list[str], key:
             await _set_health(health, is_serving=bool(table.serving()))
     finally:
         await health.enter_graceful_shutdown()
-        await server.stop(config.grace_s)
+        await _stop(server, gateway, config)
         if metrics is not None:
             metrics.stop()
+
+
+async def _stop(server: Any, gateway: Gateway, config: ServerConfig) -> None:
+    """Refuse new calls; let work end as long as replicas do, and calls that only look in the grace period."""
+    drain_s, grace_s = config.cluster.drain_s, config.grace_s
+    refusing = asyncio.create_task(server.stop(drain_s + grace_s))
+    try:
+        async with asyncio.timeout(drain_s):
+            while gateway.work_count:  # noqa: ASYNC110 - it counts calls, it tells nobody
+                await asyncio.sleep(_LOOK_EVERY_S)
+    except TimeoutError:
+        pass
+    await server.stop(grace_s)
+    await refusing
 
 
 def _metrics(config: ServerConfig, table: ReplicaTable, *, is_first: bool) -> MetricsServer | None:

@@ -174,7 +174,7 @@ def rank_resources(cpus: float, others: dict[str, float]) -> dict[str, float]:
 def at_address(node_address: str, config: Line) -> Line:
     """Return the settings of a server with free ports at the address of its node, where none is set."""
     placed = {"host": node_address, **config, "port": 0}
-    return placed | ({"metrics_host": placed["host"]} if "metrics_port" in placed else {})
+    return placed | {"metrics_host": placed["host"]}
 
 
 def own_address() -> str:

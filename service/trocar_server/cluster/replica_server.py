@@ -44,7 +44,7 @@ def main() -> None:
     gc.disable()  # until `app.serve`, as in `trocar serve`
     keep_freed_memory()
     use_huge_pages()
-    config = ServerConfig(**settings["config"])
+    config = own_config(settings)
     set_up_logging(config.log_format)
     try:
         slot, lock = take_slot(config.data_dir.expanduser() / "replicas" / settings["model_id"])
@@ -53,6 +53,12 @@ def main() -> None:
     except ServiceError as error:
         lines.write(problem=error.message)
         raise SystemExit(1) from None
+
+
+def own_config(settings: dict[str, Any]) -> ServerConfig:
+    """Return the configuration of a replica; models that only the environment names are other replicas'."""
+    config, model_id = ServerConfig(**settings["config"]), settings["model_id"]
+    return config.model_copy(update={"models": {model_id: config.models[model_id]}})
 
 
 def take_slot(folder: Path) -> tuple[Path, FolderLock]:

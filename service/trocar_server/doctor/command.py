@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -25,18 +26,17 @@ def doctor(
         str | None, typer.Option(help="Also check this running server: host:port or unix:/path")
     ] = None,
     token: Annotated[str | None, typer.Option(help="Token for that server [default: $TROCAR_TOKEN]")] = None,
-    tls_ca: Annotated[
-        Path | None, typer.Option(help="CA certificates to trust, if that server uses TLS")
-    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Connect to that server with TLS.")] = False,
+    tls_ca: Annotated[Path | None, typer.Option(help="CA certificates to trust; implies --tls.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")] = False,
 ) -> None:
     """Check the machine, the configuration and a running server.
 
     Prints advice for every problem. Exit code 1 if a line says FAIL, 0 otherwise. Changes nothing.
     """
-    findings = _report(
-        config, data_dir, address, token or os.environ.get("TROCAR_TOKEN", ""), tls_ca, not as_json
-    )
+    token = token or os.environ.get("TROCAR_TOKEN", "")
+    server = _server(address, token, tls=tls, ca=tls_ca) if address else ()
+    findings = _report(chain(_found(config, data_dir), server), is_shown=not as_json)
     worst = max(findings, key=lambda finding: list(Level).index(finding.level)).level
     if as_json:
         plain = [finding.plain() for finding in findings]
@@ -46,25 +46,16 @@ def doctor(
     raise typer.Exit(1 if worst is Level.FAIL else 0)
 
 
-def _report(
-    config: Path | None,
-    data_dir: Path | None,
-    address: str | None,
-    token: str,
-    tls_ca: Path | None,
-    is_shown: bool,
-) -> list[Finding]:
+def _report(found: Iterable[Finding], *, is_shown: bool) -> list[Finding]:
     findings = []
-    for finding in _found(config, data_dir, address, token, tls_ca):
+    for finding in found:
         findings.append(finding)
         if is_shown:
             _show(finding)
     return findings
 
 
-def _found(
-    config: Path | None, data_dir: Path | None, address: str | None, token: str, tls_ca: Path | None
-) -> Iterator[Finding]:
+def _found(config: Path | None, data_dir: Path | None) -> Iterator[Finding]:
     try:
         settings = read_config(config, **({} if data_dir is None else {"data_dir": data_dir}))
         yield ok("configuration", f"'{config}'" if config else "no file; defaults and environment apply")
@@ -72,10 +63,12 @@ def _found(
         yield fail("configuration", error.message, "correct it; the rest is checked with the defaults")
         settings = ServerConfig.model_construct()
     yield from examine(settings)
-    if address:
-        from trocar_server.doctor.server_checks import Target, check_server
 
-        yield from check_server(Target(address, token, tls_ca))
+
+def _server(address: str, token: str, *, tls: bool, ca: Path | None) -> Iterator[Finding]:
+    from trocar_server.doctor.server_checks import Target, check_server
+
+    yield from check_server(Target(address, token, ca, tls))
 
 
 def _show(finding: Finding) -> None:

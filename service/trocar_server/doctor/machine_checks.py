@@ -9,21 +9,17 @@ from pathlib import Path
 
 import torch
 
+from trocar_server.cgroup_memory import cgroup_limit
 from trocar_server.config import ServerConfig
 from trocar_server.doctor.finding import Finding, fail, ok, warn
 from trocar_server.engine.schedule.device import choose_device
 from trocar_server.errors import ServiceError
 
 _SHARED = Path("/dev/shm")
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
 _FEW_FILES = 4096
 _LITTLE_MEMORY = 2 << 30
 _LITTLE_SHARED = 64 << 20
 _EARLIEST_S = 1_767_225_600  # 2026-01-01: before this release was made
-_UNLIMITED = 1 << 60
 
 
 def check_device(config: ServerConfig) -> Iterator[Finding]:
@@ -59,8 +55,8 @@ def _cores() -> int:
 def check_memory(config: ServerConfig) -> Iterator[Finding]:
     """Check how much memory the process may have: the machine's, or its cgroup's."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = min((read for path in _CGROUP_LIMITS if (read := _cgroup_bytes(path))), default=_UNLIMITED)
-    whose, most = ("the cgroup's", limit) if limit < total else ("the machine's", total)
+    limit = cgroup_limit()
+    whose, most = ("the machine's", total) if limit is None or limit >= total else ("the cgroup's", limit)
     text = f"{most / 2**30:.1f} GiB ({whose})"
     if most < _LITTLE_MEMORY:
         advice = "a server takes 0.7 GiB before its models and passes; give it 2 GiB or more"
@@ -113,11 +109,3 @@ def check_clock(config: ServerConfig) -> Iterator[Finding]:
         )
     else:
         yield ok("clock", text)
-
-
-def _cgroup_bytes(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() and int(text) < _UNLIMITED else None

@@ -13,10 +13,12 @@ from trocar_api.v1 import server_pb2
 from trocar_api.v1.server_pb2_grpc import ServerServiceStub
 from trocar_api.versions import is_understood
 from trocar_server import __version__
+from trocar_server.app.access import is_local
 from trocar_server.doctor.finding import Finding, fail, ok, warn
 
 _TIMEOUT_S = 5.0
 _SLOW_S = 0.05
+_HTTPS = "https://"
 _WANTED = ("models", "training", "server_id")
 
 
@@ -27,17 +29,40 @@ class Target:
     address: str
     token: str = ""
     ca: Path | None = None
-    """Trusted CA, for a server with TLS."""
+    """Trusted CA, for a server with TLS; those that gRPC comes with when None."""
+    tls: bool = False
+    """Whether to connect with TLS; so do `ca`, and an address that begins with `https://`."""
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return self.tls or self.ca is not None or self.address.startswith(_HTTPS)
+
+    @property
+    def sends_token_in_plain_text(self) -> bool:
+        """Whether a network would see the token."""
+        host = self.address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        is_near = is_local(self.address) or is_local(host)
+        return bool(self.token) and not self.has_tls and not is_near
 
     def channel(self) -> grpc.Channel:
         """Open a channel."""
-        if self.ca is None:
-            return grpc.insecure_channel(self.address)
-        return grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self.ca.read_bytes()))
+        address = self.address.removeprefix(_HTTPS)
+        if not self.has_tls:
+            return grpc.insecure_channel(address)
+        ca = None if self.ca is None else self.ca.read_bytes()
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca))
 
 
 def check_server(target: Target) -> Iterator[Finding]:
     """Ask a running server for its health and its version."""
+    if target.sends_token_in_plain_text:
+        yield fail(
+            "server",
+            f"not asked: a token to {target.address} would be sent in plain text",
+            "connect with TLS: --tls-ca FILE, or --tls for a certificate of a public authority",
+        )
+        return
     with target.channel() as channel:
         healthy = _health(target, channel)
         yield healthy
@@ -64,7 +89,7 @@ def _health(target: Target, channel: grpc.Channel) -> Finding:
         started = time.perf_counter()
         status = stub.Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S).status
     except grpc.RpcError as error:
-        advice = "is it running, and does it use TLS (--tls-ca)? See its log"
+        advice = "is it running, and does it use TLS (--tls, --tls-ca)? See its log"
         return fail("server", f"{target.address} does not answer: {error.code().name}", advice)
     seconds = time.perf_counter() - started
     name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)

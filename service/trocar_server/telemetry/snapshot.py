@@ -3,23 +3,17 @@
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from trocar_server import __version__
+from trocar_server.cgroup_memory import cgroup_limit
 from trocar_server.engine.engine import Engine
 from trocar_server.telemetry.labels import TRAINER, ModelLabels
 from trocar_server.training.trainers import Trainers
-
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Files with a container's memory limit on Linux: cgroups of version 2, and of version 1."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +126,8 @@ def disk_bytes(folder: Path) -> dict[str, int]:
     return {"total": usage.total, "free": usage.free}
 
 
-def memory_limit_bytes(files: Sequence[Path] = _CGROUP_LIMITS) -> int:
-    """Memory limit of this process in bytes: the container's limit, or the machine's memory."""
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for file in files:
-        with suppress(OSError, ValueError):  # the file does not exist, or contains `max`
-            limit = min(limit, int(file.read_text()))
-    return limit
+def memory_limit_bytes() -> int:
+    """Memory limit of this process in bytes: its container's or service's, or the machine's memory."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = cgroup_limit()
+    return machine if limit is None else min(machine, limit)

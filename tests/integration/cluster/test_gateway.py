@@ -4,13 +4,14 @@ import asyncio
 import socket
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 import trocar
@@ -21,6 +22,7 @@ from tests.support.servers.gateway import MODELS, Gateway, is_serving
 from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.serving import Serve, custom, rebuilt, tiny_models_config
 from tests.support.servers.waiting import wait_until
+from tests.support.wire.wire import raw_channel
 from trocar.errors import DeadlineExceededError, ServerBusyError, UnknownModelError, UnknownModuleError
 
 ROW = np.ones((1, 3), np.float32)
@@ -261,3 +263,45 @@ def test_a_model_that_is_published_anew_on_another_replica_is_found_there(
             direct.unpublish("moves")
     with pytest.raises(UnknownModelError):
         client.extract("moves", IMAGES, ["fc"])
+
+
+def test_a_gateway_that_stops_waits_for_its_calls_as_replicas_do(
+    servers: tuple[RunningServer, RunningServer], gate: Gate
+) -> None:
+    gateway = Gateway(*servers, grace_s=0.1)
+    with trocar.connect(gateway.address, retries=0, direct=False) as client, ThreadPoolExecutor(2) as pool:
+        wait_until(lambda: is_serving(gateway))
+        gate.hold()
+        call = pool.submit(client.extract, "gated", ROW, ["last"])
+        assert gate.entered.wait(WAIT_S)
+        stop = pool.submit(gateway.stop)
+        assert wait((stop,), timeout=1.0).not_done
+        assert not call.done()
+        gate.release()
+        assert "last" in call.result(WAIT_S)
+        stop.result(WAIT_S)
+
+
+def test_a_gateway_that_stops_waits_no_longer_than_it_may(
+    servers: tuple[RunningServer, RunningServer], gate: Gate
+) -> None:
+    gateway = Gateway(*servers, grace_s=0.1, drain_s=0.0)
+    with trocar.connect(gateway.address, retries=0, direct=False) as client, ThreadPoolExecutor(2) as pool:
+        wait_until(lambda: is_serving(gateway))
+        gate.hold()
+        call = pool.submit(client.extract, "gated", ROW, ["last"])
+        assert gate.entered.wait(WAIT_S)
+        pool.submit(gateway.stop).result(10.0)
+        assert isinstance(call.exception(WAIT_S), trocar.TrocarError)
+
+
+def test_a_gateway_that_stops_does_not_wait_for_those_that_only_watch(
+    servers: tuple[RunningServer, RunningServer],
+) -> None:
+    gateway = Gateway(*servers, grace_s=0.1)
+    with raw_channel(gateway.address) as channel, ThreadPoolExecutor(1) as pool:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        pool.submit(gateway.stop).result(10.0)
+        watch.cancel()

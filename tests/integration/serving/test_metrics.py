@@ -202,7 +202,7 @@ def test_all_trainers_are_one_model(watched: RunningServer) -> None:
     assert found.value("trocar_trainers", state="ready") == 2
     assert found.value("trocar_replicas", model="trainer") == 2
     assert found.value("trocar_rows_total", model="trainer") == 16
-    about_one = ("Train", "GetTrainer", "Extract")
+    about_one = ("Train", "GetTrainer", "ExportTrainer", "Extract")
     handled_calls = sum(found.value("grpc_server_handled_total", grpc_method=name) for name in about_one)
     assert found.value("trocar_requests_total", model="trainer") == handled_calls
     steps = "trocar_training_steps_total"  # of the process: other tests train, too

@@ -1,5 +1,6 @@
 """`trocar serve --page`: a process of the page beside the server, which lives and ends with it."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -7,19 +8,25 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+import trocar
+from tests.support.oracles.tiny_training import MODELS, make_trainer, samples
 from tests.support.servers import warm_python
 from tests.support.servers.certificates import OPENSSL, authority, signed
 from tests.support.servers.grpc_web import get, web_call
+from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.waiting import wait_until
 from trocar_api.v1 import model_pb2
+from trocar_server.app.page_process import PageProcess
 from trocar_server.auth import Scope, TokenFile
 
 LIST = "trocar_api.v1.ModelService/ListModels"
@@ -209,3 +216,54 @@ class TestRefusals:
         path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
         said = refusal(tmp_path, "--page", PYTHONPATH=path)
         assert 'the page needs hypercorn: pip install "trocar[page]"' in said
+
+
+class Refusal:
+    """Stands in for a coroutine function: the machine has no room for another process."""
+
+    def __init__(self) -> None:
+        self.was_asked = threading.Event()
+
+    async def __call__(self, *words: object, **options: object) -> None:
+        self.was_asked.set()
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+@contextmanager
+def paged(folder: Path) -> Iterator[tuple[RunningServer, PageProcess]]:
+    """Start a server in this process, with a page."""
+    settings: dict[str, Any] = {"device": "cpu", "data_dir": folder, "page": {"enabled": True, "port": 0}}
+    with running_server(models=MODELS, **settings) as server:
+        assert server.app.page is not None
+        yield server, server.app.page
+
+
+def kill_page(page: PageProcess) -> None:
+    assert page.pid is not None
+    os.kill(page.pid, signal.SIGKILL)
+
+
+def test_a_page_comes_back_once_the_machine_has_room_for_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with paged(tmp_path) as (_, page):
+        before, refusal = page.pid, Refusal()
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "create_subprocess_exec", refusal)
+            kill_page(page)
+            assert refusal.was_asked.wait(WAIT_S)
+        wait_until(lambda: page.pid not in (None, before))
+
+
+def test_a_stop_saves_trainers_though_the_page_could_not_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = Refusal()
+    with paged(tmp_path) as (server, page):
+        with trocar.connect(server.address) as client:
+            trainer = make_trainer(client)
+            trainer.step(*samples(4))
+        monkeypatch.setattr(page, "_start", refusal)  # a failure that ends its supervision
+        kill_page(page)
+        assert refusal.was_asked.wait(WAIT_S)
+    assert list(tmp_path.glob(f"trainers/{trainer.trainer_id}/checkpoint-*"))

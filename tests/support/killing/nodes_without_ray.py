@@ -183,7 +183,7 @@ class NodesWithoutRay:
                 self._add("replica", 1 + number % self._count, replica)
         settings = deployments.gateway_config(config)
         for node in range(self._count + 1):
-            self._add("gateway", node, lambda: deployments.GatewaySupervisor(settings))
+            self._add("gateway", node, lambda: deployments.GatewaySupervisor(settings, drain_s, grace_s))
 
     def _add(self, kind: str, node: int, make: Callable[[], Any]) -> None:
         self._parts.append(Part(kind, node, lambda: Handle(self), make))

@@ -32,12 +32,14 @@ class Gateway:
         self,
         *servers: RunningServer,
         hold_s: float = 60.0,
+        drain_s: float = 300.0,
         direct: bool = True,
         models: Sequence[str] = MODELS,
         **settings: Any,
     ) -> None:
         self._models = models
-        config = {"port": 0, "cluster": {"hold_s": hold_s, "direct": direct}, **settings}
+        cluster = {"hold_s": hold_s, "drain_s": drain_s, "direct": direct}
+        config = {"port": 0, "cluster": cluster, **settings}
         lines = {"config": config, "taken": [], "key": KEY}
         self._child = ChildProcess("trocar_server.cluster.gateway_server", lines, lambda line: None)
         self.address = self._child.wait_ready()

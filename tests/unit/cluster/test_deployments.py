@@ -4,6 +4,9 @@ import time
 
 import pytest
 
+from trocar_server.cluster.replica_server import own_config
+from trocar_server.config import ClusterConfig, ModelConfig, PlacementConfig, ServerConfig
+
 pytest.importorskip("ray", reason="needs Ray: pip install 'trocar[ray]'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
@@ -59,3 +62,32 @@ def test_our_own_words_are_found_in_a_traceback(message: str, expected: str) -> 
     from trocar_server.cluster.deploying import cause_of
 
     assert cause_of(message) == expected
+
+
+def test_a_replica_takes_no_port_from_the_environment_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several replicas run on a node, and the image of the server sets ports and a page for one."""
+    from trocar_server.cluster.deployments import child_config
+    from trocar_server.cluster.rank_placement import at_address
+
+    given = ServerConfig(models={"a": ModelConfig(architecture="resnet18")})
+    monkeypatch.setenv("TROCAR_HOST", "0.0.0.0")
+    monkeypatch.setenv("TROCAR_PORT", "50051")
+    monkeypatch.setenv("TROCAR_HEALTH_PORT", "50052")
+    monkeypatch.setenv("TROCAR_METRICS_PORT", "9464")
+    monkeypatch.setenv("TROCAR_PAGE__ENABLED", "true")
+    monkeypatch.setenv("TROCAR_MODELS__b__ARCHITECTURE", "vgg11")
+    for config in (given, ServerConfig(models=given.models, health_port=1, metrics_port=2)):
+        settings = at_address("10.0.0.1", child_config(config, "a", PlacementConfig()))
+        found = own_config({"config": settings, "model_id": "a"})
+        assert (found.host, found.port, found.health_port) == ("10.0.0.1", 0, None)
+        assert not found.page.enabled
+        assert found.metrics_port == (None if config is given else 0)
+        assert list(found.models) == ["a"]
+
+
+def test_a_gateway_learns_how_long_it_may_wait_for_calls() -> None:
+    from trocar_server.cluster.deployments import gateway_config
+
+    settings = gateway_config(ServerConfig(grace_s=40.0, cluster=ClusterConfig(drain_s=7.0)))
+    found = ServerConfig(**settings)
+    assert (found.cluster.drain_s, found.grace_s) == (7.0, 40.0)

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from tests.support.servers.replica_report import replica_report
+from trocar_server.cluster import caller_messages
 from trocar_server.cluster.gateway import Gateway
 from trocar_server.cluster.routing import ReplicaTable
 
@@ -98,3 +99,28 @@ async def test_connections_to_replicas_that_left_end_with_their_last_call() -> N
         gateway.update([], {"model": 1})
         gc.collect()
         assert closed() is None
+
+
+async def test_a_call_that_is_cancelled_as_it_begins_is_counted_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gateway looks whether another message of the caller follows; none does, nor the end of them."""
+    monkeypatch.setattr(caller_messages, "_PEEK_S", 20.0)
+    gateway = Gateway(ReplicaTable())
+    async with (
+        serving(EveryMethod(SlowReplica().reply)) as address,
+        serving(gateway.handler()) as gateway_address,
+        grpc.aio.insecure_channel(gateway_address) as channel,
+    ):
+        gateway.update([replica_report("one", "model", address)], {"model": 1})
+        (replica,) = gateway.table.all()
+        begin: Any = channel.stream_stream(METHOD)
+        call = begin(timeout=20)
+        await call.write(b"x")
+        async with asyncio.timeout(20):
+            while not replica.open_count:  # noqa: ASYNC110 - it counts calls, it tells nobody
+                await asyncio.sleep(0.01)
+            call.cancel()
+            while gateway.work_count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert replica.open_count == 0

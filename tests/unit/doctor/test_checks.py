@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -123,11 +124,9 @@ def test_more_threads_than_cores_are_too_many(tmp_path: Path) -> None:
 def test_the_memory_is_the_cgroups_where_that_is_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(machine_checks, "_CGROUP_LIMITS", (limit,))
-    limit.write_text("max\n")
+    monkeypatch.setattr(machine_checks, "cgroup_limit", lambda: None)
     assert "machine" in only(machine_checks.check_memory(config(tmp_path))).text
-    limit.write_text(f"{1 << 30}\n")
+    monkeypatch.setattr(machine_checks, "cgroup_limit", lambda: 1 << 30)
     found = only(machine_checks.check_memory(config(tmp_path)))
     assert (found.level, found.text) == (Level.WARN, "1.0 GiB (the cgroup's)")
     greedy = config(tmp_path, limits={"max_pass_bytes": 2 << 30})
@@ -321,6 +320,56 @@ def test_a_running_server_is_asked(tmp_path: Path) -> None:
         assert {"server's training", "server's models", "server's tls"} <= set(subjects[3:])
         assert found[1].level is Level.OK
     assert levels(check_server(Target(running.address))) == [Level.FAIL]
+
+
+@pytest.mark.parametrize(
+    ("address", "is_refused"),
+    [
+        ("gpu.example.org:50051", True),
+        ("192.0.2.7:50051", True),
+        ("127.0.0.1:50051,192.0.2.7:50051", True),
+        ("localhost.example.org:50051", True),
+        ("127.0.0.1:50051", False),
+        ("127.1.2.3:50051", False),
+        ("[::1]:50051", False),
+        ("localhost:50051", False),
+        ("unix:/run/trocar.sock", False),
+    ],
+)
+def test_a_token_crosses_no_network_in_plain_text(
+    monkeypatch: pytest.MonkeyPatch, address: str, is_refused: bool
+) -> None:
+    opened: list[str] = []
+
+    def open_channel(target: str, *_: object) -> grpc.Channel:
+        opened.append(target)
+        raise ConnectionError
+
+    monkeypatch.setattr(grpc, "insecure_channel", open_channel)
+    monkeypatch.setattr(grpc, "secure_channel", open_channel)
+    if is_refused:
+        found = only(check_server(Target(address, "the token")))
+        assert found.level is Level.FAIL
+        assert "in plain text" in found.text
+        assert "--tls" in found.advice
+        assert opened == []
+    allowed = [Target(address), Target(address, "t", tls=True), Target(f"https://{address}", "t")]
+    for target in allowed if is_refused else [*allowed, Target(address, "t")]:
+        with pytest.raises(ConnectionError):
+            list(check_server(target))
+    assert set(opened) == {address}
+
+
+@needs_openssl
+def test_a_server_with_tls_is_asked_with_its_authority_or_that_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = authority(tmp_path)
+    server = signed(ca, tmp_path, "server")
+    tls: dict[str, Any] = {"tls_cert": server.certificate, "tls_key": server.key}
+    with running_server(data_dir=tmp_path / "data", device="cpu", **tls) as running:
+        assert Level.FAIL in levels(check_server(Target(running.address, tls=True)))
+        assert Level.FAIL not in levels(check_server(Target(running.address, "t", ca=ca.certificate)))
 
 
 @pytest.mark.parametrize(

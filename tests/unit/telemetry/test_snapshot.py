@@ -1,5 +1,6 @@
 """The state of a server as a scrape finds it."""
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from trocar_server.telemetry import snapshot
 from trocar_server.telemetry.labels import ModelLabels
-from trocar_server.telemetry.snapshot import ServerState, disk_bytes, memory_limit_bytes
+from trocar_server.telemetry.snapshot import ServerState, disk_bytes
 
 
 class Owner:
@@ -65,13 +67,10 @@ def test_a_disk_that_is_not_there_has_no_bytes(tmp_path: Path) -> None:
     assert 0 < there["free"] <= there["total"]
 
 
-@pytest.mark.parametrize(
-    ("text", "is_limited"), [("1048576\n", True), ("max\n", False), ("", False), (str(2**63), False)]
-)
+@pytest.mark.parametrize("limit", [1 << 20, 1 << 59, None])
 def test_a_containers_limit_counts_where_it_is_below_the_machines(
-    tmp_path: Path, text: str, is_limited: bool
+    monkeypatch: pytest.MonkeyPatch, limit: int | None
 ) -> None:
-    whole = memory_limit_bytes(())
-    (tmp_path / "limit").write_text(text)
-    files = (tmp_path / "absent", tmp_path / "limit")
-    assert memory_limit_bytes(files) == (1 << 20 if is_limited else whole)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(snapshot, "cgroup_limit", lambda: limit)
+    assert snapshot.memory_limit_bytes() == (limit if limit == 1 << 20 else machine)
