@@ -202,9 +202,7 @@ class Connection:
         request, request_id = StringValue(value=service), new_request_id()
         metadata = self.options.metadata(request_id)
         try:
-            reply: Int32Value = self._begin(
-                check, request, timeout=self.timeout(timeout_s), metadata=metadata
-            )
+            reply: Int32Value = self.begin(check, request, timeout=self.timeout(timeout_s), metadata=metadata)
         except grpc.RpcError as error:
             raise self.converted(error, request_id) from error
         return reply.value == _SERVING
@@ -220,7 +218,7 @@ class Connection:
         )
         request = StringValue(value=REPLICA_SERVICE + replica_id)
         try:
-            reply: Int32Value = self._begin(check, request, timeout=timeout_s)
+            reply: Int32Value = self.begin(check, request, timeout=timeout_s)
         except (grpc.RpcError, ClientClosedError):
             return False
         return reply.value == _SERVING
@@ -294,7 +292,7 @@ class Connection:
     def extract_stream(self, requests: Iterator[bytes], request_id: str) -> Stream:
         """Open one attempt at a stream of batches."""
         metadata = self.options.metadata(request_id)
-        return status_kept(self._begin(self._extract_stream, requests, metadata=metadata))
+        return status_kept(self.begin(self._extract_stream, requests, metadata=metadata))
 
     def open(
         self,
@@ -314,10 +312,10 @@ class Connection:
         one, many = methods
         metadata = (*self.options.metadata(request_id), *request.headers)
         if request.fits_one_message:
-            return self._begin(one, request.message(), timeout=timeout_s, metadata=metadata)
-        return status_kept(self._begin(many, request.messages(), timeout=timeout_s, metadata=metadata))
+            return self.begin(one, request.message(), timeout=timeout_s, metadata=metadata)
+        return status_kept(self.begin(many, request.messages(), timeout=timeout_s, metadata=metadata))
 
-    def _begin(self, method: Callable[..., Result], request: object, **options: object) -> Result:
+    def begin(self, method: Callable[..., Result], request: object, **options: object) -> Result:
         """Begin a call on the channel, which another thread may close at any moment.
 
         Raises:
@@ -345,7 +343,7 @@ class Connection:
         def attempt(request_id: str, left_s: float) -> Reply:
             nonlocal again
             metadata, again = (*self.options.metadata(request_id), *again), ((REPEATED_KEY, "1"),)
-            call = self._begin(
+            call = self.begin(
                 partial(begun, method),
                 request,
                 timeout=left_s,

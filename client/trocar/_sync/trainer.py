@@ -35,7 +35,7 @@ from trocar_api.v1 import trainer_pb2 as pb
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Any, Self
 
@@ -367,9 +367,7 @@ class TrainerCalls:
         request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, content=pb.EXPORT_CONTENT_GRADIENTS)
 
         def attempt(request_id: str, left_s: float) -> None:
-            metadata = self._connection.options.metadata(request_id)
-            service = self._connection.trainer_service
-            stream = service.ExportTrainer(request, timeout=left_s, metadata=metadata)
+            stream = self._exported(request, left_s, request_id)
             try:
                 for _ in stream:
                     break
@@ -407,13 +405,15 @@ class TrainerCalls:
         return connection.repeated(attempt, timeout_s, resumes=True)
 
     def _exported(
-        self, request: pb.ExportTrainerRequest, timeout_s: float | None
-    ) -> Iterable[pb.ExportTrainerResponse]:
+        self, request: pb.ExportTrainerRequest, timeout_s: float | None, request_id: str = ""
+    ) -> Any:
+        """Open an export: a stream of `ExportTrainerResponse`."""
         connection = self._connection
-        return connection.trainer_service.ExportTrainer(
+        return connection.begin(
+            connection.trainer_service.ExportTrainer,
             request,
             timeout=connection.timeout(timeout_s),
-            metadata=connection.options.metadata(new_request_id()),
+            metadata=connection.options.metadata(request_id or new_request_id()),
         )
 
 

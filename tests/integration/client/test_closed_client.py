@@ -36,7 +36,7 @@ def test_a_call_that_begins_as_the_client_is_closed_says_so(
     client = trocar.connect(server.address)
     trainer = client.train("plain")
     connection = client._connection
-    begin = connection._begin
+    begin = connection.begin
 
     def begin_and_close(method: Callable[..., object], *args: object, **options: object) -> object:
         def closed_after_the_look(*args: object, **options: object) -> object:
@@ -45,6 +45,6 @@ def test_a_call_that_begins_as_the_client_is_closed_says_so(
 
         return begin(closed_after_the_look, *args, **options)
 
-    monkeypatch.setattr(connection, "_begin", begin_and_close)
+    monkeypatch.setattr(connection, "begin", begin_and_close)
     with pytest.raises(trocar.ServerUnavailableError, match=CLOSED):
         call(client, trainer)
