@@ -1,8 +1,10 @@
-"""Memory limit of this process's control group on Linux: of a container, or of a systemd service.
+"""Memory limit of this process on Linux: of its container, its systemd service, or the machine.
 
 cgroup_limit()          # 2147483648; None without a limit
+memory_limit_bytes()    # the machine's memory without a limit
 """
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -38,6 +40,17 @@ def cgroup_limit(files: Iterable[Path] | None = None) -> int | None:
         with suppress(OSError, ValueError):  # it does not exist, or contains `max`
             limits.append(int(file.read_text()))
     return min((limit for limit in limits if limit < _UNLIMITED), default=None)
+
+
+def memory_limit_bytes(files: Iterable[Path] | None = None) -> int:
+    """Return the memory that this process may use, in bytes: the machine's, or its group's lower limit.
+
+    Args:
+        files: As in `cgroup_limit`.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = cgroup_limit(files)
+    return machine if limit is None else min(machine, limit)
 
 
 def _group(own: Path) -> PurePosixPath:

@@ -37,7 +37,7 @@ _LIVE_LIMITS = frozenset(
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedReload:
     """What a reload has loaded, next to what is served."""
 
     folders: Mapping[str, ListedFolder]
@@ -62,7 +62,7 @@ class Reload:
     engine: Engine
     datasets: DatasetLibrary
 
-    async def prepare(self) -> Prepared:
+    async def prepare(self) -> PreparedReload:
         """Check and load everything; nothing changes yet.
 
         Raises:
@@ -76,9 +76,9 @@ class Reload:
         deployments = {model_id: await self._build(spec) for model_id, spec in specs.items()}
         for model_id in specs:
             self._check_free(model_id)
-        return Prepared(folders, deployments)
+        return PreparedReload(folders, deployments)
 
-    def apply(self, prepared: Prepared) -> list[str]:
+    def apply(self, prepared: PreparedReload) -> list[str]:
         """Apply the configuration; returns the changes, one line each.
 
         It neither fails nor awaits: called right after `prepare`, no call sees a partial change, and a

@@ -454,13 +454,16 @@ def _is_draining(problem: grpc.aio.AioRpcError) -> bool:
 
 def _has_moved(problem: grpc.aio.AioRpcError) -> bool:
     """Whether a trainer is at another replica, or on its way there."""
-    return problem.code() is grpc.StatusCode.NOT_FOUND and TRAINER_MOVED.encode() in _details(problem)
+    return _is_not_found(problem, TRAINER_MOVED)
 
 
 def _is_unknown_model(problem: grpc.aio.AioRpcError) -> bool:
     """Whether a replica has no such model, or no longer."""
-    is_named = ErrorReason.UNKNOWN_MODEL.encode() in _details(problem)
-    return problem.code() is grpc.StatusCode.NOT_FOUND and is_named
+    return _is_not_found(problem, ErrorReason.UNKNOWN_MODEL)
+
+
+def _is_not_found(problem: grpc.aio.AioRpcError, reason: str) -> bool:
+    return problem.code() is grpc.StatusCode.NOT_FOUND and reason.encode() in _details(problem)
 
 
 def _is_broken(problem: grpc.aio.AioRpcError) -> bool:

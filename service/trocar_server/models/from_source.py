@@ -71,14 +71,16 @@ def prefetch_source(spec: ModelSpec, cache_dir: Path) -> None:
     """Download what a source needs and import its library, which takes seconds. Calls no torch operator.
 
     Raises:
-        ServiceError: `WEIGHTS_UNAVAILABLE`, with what to do instead; as `check_source` does.
+        ServiceError: `WEIGHTS_UNAVAILABLE`, with what to do instead; `MODEL_INVALID` or
+            `UNKNOWN_ARCHITECTURE`, it cannot be built.
     """
-    check_source(spec)
     source = parse_source(spec.source)
+    require_packages(source)
     if source.library == "timm":
-        if spec.weights_kind is WeightsKind.NAMED:
-            from trocar_server.models.timm_models import download_timm
+        from trocar_server.models.timm_models import check_timm, download_timm
 
+        check_timm(source.name)
+        if spec.weights_kind is WeightsKind.NAMED:
             download_timm(source.name, cache_dir)
         return
     if source.revision:

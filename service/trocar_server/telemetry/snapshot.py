@@ -1,6 +1,5 @@
 """Snapshot of a server's state: taken on its event loop, read by scrapes."""
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 import torch
 
 from trocar_server import __version__
-from trocar_server.cgroup_memory import cgroup_limit
 from trocar_server.engine.engine import Engine
 from trocar_server.telemetry.labels import TRAINER, ModelLabels
 from trocar_server.training.trainers import Trainers
@@ -124,10 +122,3 @@ def disk_bytes(folder: Path) -> dict[str, int]:
     except OSError:
         return {}
     return {"total": usage.total, "free": usage.free}
-
-
-def memory_limit_bytes() -> int:
-    """Memory limit of this process in bytes: its container's or service's, or the machine's memory."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = cgroup_limit()
-    return machine if limit is None else min(machine, limit)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from trocar_server.telemetry.snapshot import ServerState, Snapshot, disk_bytes, memory_limit_bytes
+from trocar_server.cgroup_memory import memory_limit_bytes
+from trocar_server.telemetry.snapshot import ServerState, Snapshot, disk_bytes
 from trocar_server.training.step.core import STEPS
 from trocar_server.training.step.saved_tensors import SPOOLED
 

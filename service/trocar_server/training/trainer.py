@@ -425,10 +425,10 @@ class Trainer:
             numbers = [checkpoint.number for checkpoint in await self.checkpoints()]
             await self.engine.owner.run(lambda: self.core.load_state(saved.state))
             self.resume_at(saved)
-            if numbers[-1:] != [saved.checkpoint.number]:  # a restart would go on from the newest one
+            # A restart goes on from the newest checkpoint, and another server with the journal behind it.
+            if self.durable is not None or numbers[-1:] != [saved.checkpoint.number]:
                 self._changed()
-            if self.durable is not None:  # so would another server, with the journal behind it
-                self._changed()
+            if self.durable is not None:
                 await self._write_now()
 
     def _changed(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from trocar_server.telemetry import snapshot
+from trocar_server import cgroup_memory
 from trocar_server.telemetry.labels import ModelLabels
 from trocar_server.telemetry.snapshot import ServerState, disk_bytes
 
@@ -72,5 +72,5 @@ def test_a_containers_limit_counts_where_it_is_below_the_machines(
     monkeypatch: pytest.MonkeyPatch, limit: int | None
 ) -> None:
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    monkeypatch.setattr(snapshot, "cgroup_limit", lambda: limit)
-    assert snapshot.memory_limit_bytes() == (limit if limit == 1 << 20 else machine)
+    monkeypatch.setattr(cgroup_memory, "cgroup_limit", lambda _: limit)
+    assert cgroup_memory.memory_limit_bytes() == (limit if limit == 1 << 20 else machine)

@@ -121,7 +121,7 @@ class Deployments(Mapping[str, Deployment]):
         Raises:
             ServiceError: `UNKNOWN_MODEL`, and any error of loading.
         """
-        self._entry_to_load(model_id)
+        self._entry_to_load(model_id)  # an unknown id gets no lock
         async with self._loading.setdefault(model_id, asyncio.Lock()):
             entry = self._entry_to_load(model_id)
             if model_id in self._by_id:
@@ -159,7 +159,7 @@ class Deployments(Mapping[str, Deployment]):
 
     async def unload(self, model_id: str) -> CatalogueEntry:
         """Drop a model from memory when its calls have ended; its catalogue entry stays."""
-        self._entry_to_load(model_id)
+        self._entry_to_load(model_id)  # an unknown id gets no lock
         async with self._loading.setdefault(model_id, asyncio.Lock()):
             entry = self._entry_to_load(model_id)
             deployment = self._drop(model_id)

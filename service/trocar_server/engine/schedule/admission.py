@@ -8,20 +8,18 @@ once, with the size that would fit and a retry delay. Read-only and control meth
 always admitted.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
-from pathlib import Path
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.cgroup_memory import memory_limit_bytes
 from trocar_server.config import Limits
 from trocar_server.errors import ServiceError, busy
 
 _MEMORY_SHARE = 0.5
 _PRINCIPAL_SHARE = 0.5
-_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _FIRST_GUESS_S = 0.01
 _DOWN, _UP = 0.5, 0.1
 _ENOUGH = 3
@@ -266,20 +264,10 @@ class Admission:
 
 
 def with_budgets(limits: Limits, memory: Callable[[], int] | None = None) -> Limits:
-    """Return the limits with zeros replaced by shares of the host's memory."""
-    total = limits.max_pending_bytes or int((memory or host_memory)() * _MEMORY_SHARE)
+    """Return the limits with zeros replaced by shares of the memory that this process may use."""
+    total = limits.max_pending_bytes or int((memory or memory_limit_bytes)() * _MEMORY_SHARE)
     own = limits.max_principal_bytes or int(total * _PRINCIPAL_SHARE)
     return limits.model_copy(update={"max_pending_bytes": total, "max_principal_bytes": min(own, total)})
-
-
-def host_memory(container_limit: Path = _CONTAINER_LIMIT) -> int:
-    """Return the memory of this machine in bytes, or the container's limit where that is lower."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = container_limit.read_text().strip()
-    except OSError:
-        return machine
-    return min(machine, int(limit)) if limit.isdecimal() else machine
 
 
 def _fitting(free: int, byte_count: int, rows: int) -> int:

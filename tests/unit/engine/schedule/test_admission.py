@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.cgroup_memory import memory_limit_bytes
 from trocar_server.config import Limits
 from trocar_server.engine.schedule.admission import (
     Admission,
     MethodClass,
     PassThroughput,
-    host_memory,
     with_budgets,
 )
 from trocar_server.errors import ServiceError
@@ -194,8 +194,8 @@ def test_the_memory_of_a_container_counts(tmp_path: Path, text: str | None, expe
     file = tmp_path / "memory.max"
     if text is not None:
         file.write_text(text)
-    machine = host_memory(tmp_path / "nothing")
-    assert host_memory(file) == (expected or machine)
+    machine = memory_limit_bytes([tmp_path / "nothing"])
+    assert memory_limit_bytes([file]) == (expected or machine)
     assert machine > 1 << 28
 
 
