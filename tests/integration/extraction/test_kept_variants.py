@@ -125,6 +125,7 @@ def test_one_that_is_too_far_from_eager_is_removed(data_dir: Path, monkeypatch: 
 
     monkeypatch.setattr(variant_building, "problem_of", lambda *_: "other values")
     with capture_logs() as lines, server_of(data_dir) as server:
+        build_here(server)
         assert call(server, numerics="fast").execution.engine == "eager"
         settle(server)
     assert not kept_in(data_dir)
@@ -157,5 +158,6 @@ def test_a_model_that_is_loaded_again_has_its_variant(data_dir: Path) -> None:
 
 def test_without_room_nothing_is_kept_or_used(data_dir: Path) -> None:
     with server_of(data_dir, kept_variants_bytes=0) as server:
+        build_here(server)
         assert call(server, numerics="fast").execution.engine == "eager"
         settle(server)
