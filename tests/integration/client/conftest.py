@@ -1,6 +1,6 @@
 """A browser for the tests of the page, and the address of the page of the module's server."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -29,3 +29,15 @@ def tab(browser: Any) -> Iterator[Tab]:
     yield opened
     opened.page.close()
     assert opened.problems == []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Function,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the page in the report of a test that failed with it."""
+    report = yield
+    shown = item.funcargs.get("tab")
+    if report.when == "call" and report.failed and isinstance(shown, Tab):
+        report.sections.append(("the page", shown.page.locator("body").inner_text()))
+    return report
