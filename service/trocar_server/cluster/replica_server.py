@@ -8,25 +8,21 @@ import asyncio
 import gc
 import os
 import signal
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from trocar_server.app.log_format import set_up_logging
 from trocar_server.app.quick_imports import without_dynamo
 from trocar_server.cluster.lines import ParentLines
+from trocar_server.cluster.published_models import PublishedModels
 from trocar_server.cluster.rank_requests import RankRequests
 from trocar_server.config import ServerConfig
 from trocar_server.engine.schedule.allocator import keep_freed_memory, use_huge_pages
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.forwarded import GatewayAccess
 from trocar_server.storage.data_lock import FolderLock, lock_folder
-from trocar_server.storage.disk_errors import disk_errors
-
-if TYPE_CHECKING:
-    from trocar_server.training.publishing import Publishing
 
 REPORT_EVERY_S = 0.25
 _MOST_SLOTS = 4096
@@ -78,36 +74,6 @@ def take_slot(folder: Path) -> tuple[Path, FolderLock]:
     raise AssertionError
 
 
-async def take_published(slot: Path, publishing: "Publishing") -> None:
-    """Take the models that replicas published whose processes have ended, and host them.
-
-    The lock of a folder tells that its process has. A replica that starts meanwhile takes another folder.
-
-    Args:
-        slot: This replica's state folder.
-        publishing: This replica's.
-
-    Raises:
-        ServiceError: `STORAGE_UNAVAILABLE`.
-    """
-    for other in await asyncio.to_thread(_with_published, slot):
-        try:
-            lock = await asyncio.to_thread(lock_folder, other)
-        except ServiceError:  # it runs, or another replica does this
-            continue
-        try:
-            await publishing.take(other / "published")
-        finally:
-            lock.release()
-
-
-def _with_published(slot: Path) -> list[Path]:
-    """Return the state folders of other replicas that have published models."""
-    with disk_errors("published models of other replicas"):
-        others = [path for path in slot.parent.iterdir() if path.name.isdecimal() and path != slot]
-        return [path for path in sorted(others) if any(path.glob("published/*/model.json"))]
-
-
 class _Serving:
     """The server, its reports and its end."""
 
@@ -116,12 +82,12 @@ class _Serving:
     ) -> None:
         self._lines, self._config, self._slot = lines, config, slot
         self._replica_id, self._drain_s = settings["replica_id"], settings["drain_s"]
+        self._configured = tuple(settings["config"]["models"])
         self._gateway = GatewayAccess(config.host if config.tls_cert else "", settings["key"])
         root = config.cluster.trainers_dir or config.data_dir.expanduser() / "replicas"
         self._trainers_dir = root / settings["model_id"] / "trainers"
         self._ranks = RankRequests(lines, slot)
         self._tasks: list[asyncio.Task[None]] = []
-        self._taking = asyncio.Lock()
 
     async def serve(self) -> None:
         """Serve until the input has ended and the calls have."""
@@ -142,7 +108,8 @@ class _Serving:
 
     def _begin(self, running: Any) -> None:
         rpc = running.rpc
-        running.trainers.publishing.take_lost = partial(self._take_now, running)
+        publishing = running.trainers.publishing
+        publishing.others = PublishedModels(self._slot, self._configured, publishing)
         self._lines.write(
             ready=rpc.plain_address or rpc.address,
             client_address=rpc.address,
@@ -175,13 +142,9 @@ class _Serving:
             if running.lifecycle.drain_switch.is_draining:
                 continue
             try:
-                await self._take_now(running)
+                await running.trainers.publishing.others.take_lost()
             except ServiceError as error:
                 _log.warning("published models not taken over", why=error.message)
-
-    async def _take_now(self, running: Any) -> None:
-        async with self._taking:  # who comes second finds what the first one took
-            await take_published(self._slot, running.trainers.publishing)
 
     async def _wait_for_end(self, running: Any) -> None:
         """Take what the parent tells; drain and stop when it closes our input, or has died.

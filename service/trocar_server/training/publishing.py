@@ -1,10 +1,10 @@
 """Publishing of trained models: writing, hosting, removing. Belongs to one event loop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -24,6 +24,16 @@ from trocar_server.training.trainer import Trainer
 _log = structlog.get_logger("trocar")
 
 
+class OtherPublishing(Protocol):
+    """What other replicas of a cluster have published."""
+
+    async def take_lost(self) -> None:
+        """Take and host what replicas published that have gone."""
+
+    def claim(self, model_id: str) -> AbstractAsyncContextManager[PublishedStore | None]:
+        """Keep others from publishing; gives the store of the one that has this id, if any has."""
+
+
 class Publishing:
     """Published models, on disk and in the catalogue.
 
@@ -36,8 +46,8 @@ class Publishing:
         self._engine = engine
         self._storage = storage
         self._one_at_a_time = asyncio.Lock()
-        self.take_lost: Callable[[], Awaitable[None]] | None = None
-        """Takes what servers published that have gone; on a cluster."""
+        self.others: OtherPublishing | None = None
+        """On a cluster."""
 
     async def host_all(self, store: PublishedStore) -> None:
         """Host the models published earlier; those that cannot be hosted are listed with the reason."""
@@ -106,41 +116,43 @@ class Publishing:
         *,
         is_repeated: bool,
     ) -> None:
+        check_model_id(model_id)
         if TRAINER_ID.fullmatch(model_id):  # do not reveal whether such a trainer exists
             raise ServiceError(
                 ErrorReason.MODEL_INVALID,
                 "32 hexadecimal digits are reserved for ids of trainers; choose another id",
             )
-        if is_repeated and self.take_lost is not None:  # its server may have gone with its answer
-            await self.take_lost()
-        is_taken = model_id in {entry.spec.model_id for entry in self._engine.catalogue.entries()}
-        if is_taken and not is_repeated:
-            raise _taken(model_id)
         if trainer.spec.adapter is not None:
             raise ServiceError(
                 ErrorReason.INVALID_ARGUMENT,
                 "a trainer with an adapter cannot be published; export the adapter, or name it in calls",
             )
-        hosted, head = trainer.core.hosted, trainer.spec.head
         check_categories(categories, self._engine.deployment(trainer.trainer_id).output_shapes)
+        if is_repeated and self.others is not None:  # its server may have gone with its answer
+            await self.others.take_lost()
+        is_taken = self._engine.catalogue.has(model_id)
+        if is_taken and not is_repeated:
+            raise _taken(model_id)
         storage = await asyncio.to_thread(self._storage.get)
         async with trainer.numbering.at_rest():
-            weights = await self._engine.owner.run(lambda: snapshot_state_dict(hosted.module))
-        if is_taken:
-            has = partial(storage.published.has, model_id, trainer.principal, base, weights)
-            if await asyncio.to_thread(has):
-                return
-            raise _taken(model_id)
-        write = partial(
-            storage.published.publish,
-            model_id,
-            trainer.principal,
-            base,
-            weights,
-            heads=() if head is None else (head,),
-            categories=categories or trainer.fitted_categories or hosted.categories,
-        )
-        published = await asyncio.to_thread(write)
+            module = trainer.core.hosted.module
+            weights = await self._engine.owner.run(lambda: snapshot_state_dict(module))
+        async with nullcontext() if self.others is None else self.others.claim(model_id) as elsewhere:
+            if is_taken or elsewhere is not None:
+                has = (elsewhere or storage.published).has
+                own = (model_id, trainer.principal, base, weights)
+                if is_repeated and await asyncio.to_thread(has, *own):
+                    return
+                raise _taken(model_id)
+            published = await asyncio.to_thread(
+                storage.published.publish,
+                model_id,
+                trainer.principal,
+                base,
+                weights,
+                heads=() if trainer.spec.head is None else (trainer.spec.head,),
+                categories=categories or trainer.fitted_categories or trainer.core.hosted.categories,
+            )
         self._engine.catalogue.add(storage.published.model_spec(published, replace_head))
         await self._engine.deployments.load(model_id)
 

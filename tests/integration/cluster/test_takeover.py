@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,8 @@ from trocar.errors import NonFiniteStepError, QuotaExceededError, TrainerBusyErr
 from trocar_api.repeats import REPEATED_KEY
 from trocar_api.v1.trainer_pb2 import CreateTrainerRequest, CreateTrainerResponse, PublishTrainerRequest
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
-from trocar_server.cluster.replica_server import take_published, take_slot
+from trocar_server.cluster.published_models import PublishedModels
+from trocar_server.cluster.replica_server import take_slot
 from trocar_server.training import trainer as trainer_module
 from trocar_server.training.files.owner_folders import OwnerFolders
 from trocar_server.training.fit import fitting as fitting_module
@@ -375,26 +375,63 @@ def test_predictions_wait_for_the_takeover_of_their_trainer(replicas: Replicas) 
         gateway.stop()
 
 
+@pytest.mark.parametrize("has_ended", [True, False])
 def test_a_publication_whose_answer_is_lost_with_its_replica_is_not_made_twice(
-    replicas: Replicas, clients: Any, tmp_path: Path
+    replicas: Replicas, clients: Any, tmp_path: Path, has_ended: bool
 ) -> None:
-    (lost_slot, lost_lock), (own_slot, own_lock) = (take_slot(tmp_path / "slots") for _ in range(2))
+    (lost_slot, lost_lock), (own_slot, own_lock) = (
+        take_slot(tmp_path / "replicas" / "tiny") for _ in range(2)
+    )
     first, second = replicas.start(own_dir=lost_slot), replicas.start(own_dir=own_slot)
     publishing = second.app.trainers.publishing
-    publishing.take_lost = partial(take_published, own_slot, publishing)  # as `replica_server` does
+    publishing.others = PublishedModels(own_slot, MODELS, publishing)  # as `replica_server` does
     trainer = make_trainer(clients(first))
     trainer.step(*samples(4))
     trainer.publish("tuned")
     replicas.lose(by=second)
-    lost_lock.release()
+    if has_ended:
+        lost_lock.release()
     request = PublishTrainerRequest(trainer_id=trainer.trainer_id, model_id="tuned")
     with raw_channel(second.address) as channel:
         TrainerServiceStub(channel).PublishTrainer(request, metadata=((REPEATED_KEY, "1"),), timeout=WAIT_S)
-    found = [path.parent.parent.parent for path in tmp_path.glob("slots/*/published/*/model.json")]
-    assert found == [own_slot]
-    clients(second).unpublish("tuned")
-    assert list(tmp_path.glob("slots/*/published/*/model.json")) == []
-    own_lock.release()
+    found = [path.parent.parent.parent for path in tmp_path.glob("replicas/*/*/published/*/model.json")]
+    assert found == [own_slot if has_ended else lost_slot]
+    clients(second if has_ended else first).unpublish("tuned")
+    assert list(tmp_path.glob("replicas/*/*/published/*/model.json")) == []
+    for lock in (lost_lock, own_lock):
+        lock.release()
+
+
+def test_an_id_is_published_once_on_a_cluster(replicas: Replicas, clients: Any, tmp_path: Path) -> None:
+    """Not by a replica of another model either, nor by two at once, nor one of the configuration."""
+    folders = [tmp_path / "replicas" / name for name in ("tiny", "tiny", "other")]
+    connected, locks = [], []
+    for folder in folders:
+        slot, lock = take_slot(folder)
+        replica = replicas.start(own_dir=slot)
+        publishing = replica.app.trainers.publishing
+        publishing.others = PublishedModels(slot, [*MODELS, "configured"], publishing)
+        connected.append(clients(replica))
+        locks.append(lock)
+    trainers = [make_trainer(client) for client in connected]
+
+    def problem_of(trainer: trocar.Trainer, name: str = "tuned") -> str:
+        try:
+            trainer.publish(name)
+        except trocar.errors.TrocarError as error:
+            return str(error.reason)
+        return ""
+
+    with ThreadPoolExecutor(len(trainers)) as threads:
+        problems = list(threads.map(problem_of, trainers))
+    assert sorted(problems) == ["", "MODEL_CONFLICT", "MODEL_CONFLICT"]
+    found = list(tmp_path.glob("replicas/*/*/published/*/model.json"))
+    assert [path.parent.name for path in found] == ["tuned"]
+    assert problem_of(trainers[0], "configured") == "MODEL_CONFLICT"
+    connected[problems.index("")].unpublish("tuned")
+    assert [problem_of(trainer) for trainer in trainers] == ["", "MODEL_CONFLICT", "MODEL_CONFLICT"]
+    for lock in locks:
+        lock.release()
 
 
 def test_published_models_of_a_replica_that_has_ended_are_hosted_by_another(tmp_path: Path) -> None:
@@ -407,6 +444,7 @@ def test_published_models_of_a_replica_that_has_ended_are_hosted_by_another(tmp_
         locks.append(lock)
     inputs = samples(4, 0)[0]
     with running_server(own_dir=slots[1], **settings) as other, trocar.connect(other.address) as client:
+        published = PublishedModels(slots[1], MODELS, other.app.trainers.publishing)
         own = make_trainer(client)
         own.publish("both")
         with running_server(own_dir=slots[0], **settings) as lost, trocar.connect(lost.address) as first:
@@ -415,12 +453,12 @@ def test_published_models_of_a_replica_that_has_ended_are_hosted_by_another(tmp_
             for name in ("tuned", "both"):
                 trainer.publish(name)
             expected = first.extract("tuned", inputs, "/out")["/out"]
-            other.run(lambda: take_published(slots[1], other.app.trainers.publishing))
+            other.run(published.take_lost)
             assert "tuned" not in {model.model_id for model in client.models()}
         before = client.extract("both", inputs, "/out")["/out"]
         locks[0].release()
         for _ in range(2):
-            other.run(lambda: take_published(slots[1], other.app.trainers.publishing))
+            other.run(published.take_lost)
         assert np.array_equal(client.extract("tuned", inputs, "/out")["/out"], expected)
         assert np.array_equal(client.extract("both", inputs, "/out")["/out"], before)
         assert not np.array_equal(before, expected)

@@ -6,12 +6,12 @@ reads its data only the kept values and the inputs are known.
 """
 
 import math
-import os
 from collections.abc import Sequence
 
 import torch
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.cgroup_memory import memory_limit_bytes
 from trocar_server.engine.request.plan import Signature
 from trocar_server.engine.resolve.tap_outputs import TapTarget
 from trocar_server.errors import ServiceError
@@ -96,12 +96,15 @@ def check_memory(needed: int, limit: int) -> None:
 
 
 def memory_limit(configured: int, device: torch.device) -> int:
-    """Return the most bytes that one pass may need; three quarters of the device's where 0 is configured."""
+    """Return the most bytes that one pass may need.
+
+    Where 0 is configured, three quarters of the device's memory; on a CPU, of what this process may use.
+    """
     if configured:
         return configured
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory * _SHARE)
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _SHARE)
+    return int(memory_limit_bytes() * _SHARE)
 
 
 def _peak(target: Target, recording: Recording) -> int:
