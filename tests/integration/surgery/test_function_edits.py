@@ -37,7 +37,7 @@ class Steps(nn.Module):
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[trocar.Client]:
-    models: dict[str, Any] = {"steps": custom(Steps, (5, 8))}
+    models: dict[str, Any] = {"steps": custom(Steps, (5, 8)), "in_place": custom(InPlace, (5, 8))}
     with running_server(models=models, device="cpu") as running, trocar.connect(running.address) as connected:
         yield connected
 
@@ -88,10 +88,67 @@ def test_an_edit_behind_the_tapped_port_of_attention_is_refused(
         client.extract("steps", ROWS, [f"{ATTENTION}/{tap}"], edits=edit)
 
 
-@pytest.mark.parametrize("place", ["", "/in[0]", "/in"])
-def test_what_a_function_changes_in_place_is_not_edited(client: trocar.Client, place: str) -> None:
-    with pytest.raises(trocar.EditNotPossibleError, match="in place"):
-        extracted(client, trocar.edit(f"fn:add_{place}", "scale", 1.0))
+class InPlace(nn.Module):
+    """Functions that write to an argument, as statements and by results, and one that returns it as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.first(x)
+        alias = value.view(-1)  # sees every write
+        value.add_(x)
+        F.relu(value, inplace=True)
+        value = F.leaky_relu(value - 0.5, 0.1, inplace=True)
+        whole = value.to(torch.float32)  # the very tensor: no write
+        torch.mul(value, 2.0, out=alias.view_as(value))
+        wider = value.view_as(value)
+        wider.unsqueeze_(0)
+        found: torch.Tensor = self.last(alias.view_as(x) + whole + wider[0])
+        return found
+
+
+def in_place_by_hand(edited: str, factor: float) -> dict[str, torch.Tensor]:
+    """Compute it without a write in place, with one value multiplied; returns all values by place."""
+    values: dict[str, torch.Tensor] = {}
+
+    def at(place: str, value: torch.Tensor) -> torch.Tensor:
+        values[place] = value * factor if place == edited else value
+        return values[place]
+
+    x = torch.from_numpy(ROWS)
+    with torch.inference_mode():
+        model = rebuilt(InPlace)
+        added = at("fn:add_", at("fn:add_/in[0]", model.first(x)) + at("fn:add_/in[1]", x))
+        shifted = at("fn:relu", at("fn:relu/in[0]", added).relu()) - 0.5
+        value = at("fn:leaky_relu", F.leaky_relu(at("fn:leaky_relu/in[0]", shifted), 0.1))
+        whole = at("fn:to", at("fn:to/in[0]", value))
+        doubled = at("fn:mul", at("fn:mul/in[0]", value) * 2.0)
+        at("/out", model.last(doubled + whole + value))
+    return values
+
+
+FUNCTIONS = [f"fn:{name}" for name in ("add_", "relu", "leaky_relu", "to", "mul")]
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("place", [*FUNCTIONS, *(f"{name}/in[0]" for name in FUNCTIONS), "fn:add_/in[1]"])
+def test_functions_that_write_in_place_are_edited(client: trocar.Client, place: str, order: Any) -> None:
+    taps = [*FUNCTIONS, "/out"]
+    edit = trocar.edit(place, "scale", -3.0, order=order)
+    found = client.extract("in_place", ROWS, taps, edits=edit)
+    expected = in_place_by_hand(place, -3.0)
+    if order == "after" and place in expected:
+        expected[place] = expected[place] / -3.0
+    for tap in taps:
+        np.testing.assert_allclose(found[tap], expected[tap], rtol=1e-5, atol=1e-6, err_msg=tap)
+
+
+@pytest.mark.parametrize("place", ["fn:unsqueeze_", "fn:unsqueeze_/in[0]", "fn:mul/in(out)"])
+def test_what_cannot_be_edited_in_place_is_refused(client: trocar.Client, place: str) -> None:
+    with pytest.raises(trocar.EditNotPossibleError, match=r"in place|reads nothing"):
+        client.extract("in_place", ROWS, ["/out"], edits=trocar.edit(place, "scale", 1.0))
 
 
 def test_what_a_function_in_place_only_reads_is_edited(client: trocar.Client) -> None:

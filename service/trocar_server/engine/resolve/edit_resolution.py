@@ -34,6 +34,15 @@ from trocar_server.tensors.edits import (
     selects_nothing,
 )
 
+_SHAPED_IN_PLACE = frozenset(
+    f"{name}_"
+    for name in (
+        *("as_strided", "resize", "resize_as", "set", "squeeze", "swapaxes"),
+        *("swapdims", "t", "transpose", "unsqueeze"),
+    )
+)
+"""Functions that give a tensor another shape in place; see `CallWrites`."""
+
 
 @dataclass(frozen=True)
 class SwapValue:
@@ -141,8 +150,10 @@ def _planned(
             edit,
             "for a single token PyTorch packs the heads into one dimension; send two or more tokens",
         )
-    if _is_changed_in_place(target):
-        raise _impossible(target.name, edit, "it changes its input in place; edit what comes before it")
+    if target.kind == "fn" and target.port == "in(out)":
+        raise _impossible(target.name, edit, "the function writes to it and reads nothing of it")
+    if target.kind == "fn" and target.path in _SHAPED_IN_PLACE:
+        raise _impossible(target.name, edit, "it changes a shape in place; edit what comes before it")
     call_input, swap, other = None, None, None
     if isinstance(edit.operation, (AddInput, Skip)):
         call_input, other = _call_input(target, edit, recording)
@@ -158,17 +169,6 @@ def _planned(
                 "change nothing; select an existing position",
             )
     return PlannedEdit(position, request, target, leaf, call_input, swap)
-
-
-def _is_changed_in_place(target: Target) -> bool:
-    """Whether a function writes to this value, so that the model may go on with its own tensor.
-
-    An edit makes another tensor, which `x.add_(y)` as a statement would write to, or return, in vain.
-    """
-    if target.kind != "fn":
-        return False
-    is_first = target.port in ("in(input)", "in(self)") or (target.port, target.picks[:1]) == ("in", (0,))
-    return target.port == "in(out)" or (target.path.endswith("_") and (is_first or target.port == "out"))
 
 
 def _signature(leaf: Leaf) -> tuple[tuple[int, ...], torch.dtype]:

@@ -29,6 +29,7 @@ from trocar_server.surgery.sessions.attention import (
     attention_scores,
     softmax_of,
 )
+from trocar_server.surgery.sessions.call_writes import CallWrites
 from trocar_server.surgery.sessions.editing import (
     EditsByCall,
     EditTarget,
@@ -88,6 +89,7 @@ class FunctionSession(Session):
         self._collector = collector or Collector()
         self._collector.pending += sum(map(len, self._wanted.values()))
         self._guard = guard or PassGuard()
+        self._writes: dict[tuple[str, int], CallWrites] = {}
         self._watch = FunctionWatch(self, lambda: self._collector.is_busy)
 
     @property
@@ -118,40 +120,64 @@ class FunctionSession(Session):
     ) -> Arguments | None:
         """Edit and collect the arguments of a call."""
         self._guard.check()
-        key = index, True
-        wanted = self._wanted.get(name, {}).get(key)
-        before, after = (edits.get(name, {}).get(key, []) for edits in (self._before, self._after))
-        if not (wanted or before or after):
-            return None
-        ports = in_ports(args, kwargs)
-        _check_shapes(ports, wanted, before, after)
-        self._edit(before, ports)
-        if wanted:
-            self._collector.collect(name, wanted, ports)
-        self._edit(after, ports)
-        return with_ports(ports)
+        wanted, before, after = self._at(name, (index, True))
+        is_edited = bool(before or after)
+        changed: Arguments | None = None
+        if wanted or is_edited:
+            ports = in_ports(args, kwargs)
+            _check_shapes(ports, wanted, before, after)
+            self._edit(before, ports)
+            if wanted:
+                self._collector.collect(name, wanted, ports)
+            self._edit(after, ports)
+            changed = with_ports(ports)
+        if is_edited or any(self._at(name, (index, False))[1:]):
+            own = args, dict(kwargs)
+            self._writes[name, index] = CallWrites(own, changed or own)
+        return changed
 
     def leave(
         self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> Any:
         """Edit and collect the result of a call; returns its replacement, or None."""
-        key = index, False
-        wanted = self._wanted.get(name, {}).get(key)
-        before, after = (edits.get(name, {}).get(key, []) for edits in (self._before, self._after))
+        wanted, before, after = self._at(name, (index, False))
+        returned, is_own = self._settled(name, index, result)
         if not (wanted or before or after):
-            return None
-        ports = {"out": result}
-        if name == ATTENTION:
-            needed = {target.port for target in (*(wanted or ()), *_targets(before, after))} - {"out"}
-            with self._collector.busy():
+            return None if returned is result else returned
+        with self._collector.busy():
+            # What is collected is not what a later edit is written to.
+            ports = {"out": returned.clone() if is_own and after else returned}
+            if name == ATTENTION:
+                needed = {target.port for target in (*wanted, *_targets(before, after))} - {"out"}
                 ports |= {port: _ATTENTION_PORTS[port](*args, **kwargs) for port in needed}
         _check_shapes(ports, wanted, before, after)
-        return self._changed(name, wanted, before, after, ports, (args, kwargs))
+        changed = self._changed(name, wanted, before, after, ports, (args, kwargs))
+        if changed is None or not is_own:
+            return returned if changed is None else changed
+        with self._collector.busy():
+            return returned.copy_(changed)
+
+    def _at(
+        self, name: str, key: tuple[int, bool]
+    ) -> tuple[Sequence[Target], Sequence[EditTarget], Sequence[EditTarget]]:
+        """Return the targets at one side of a call, and the edits before and after them."""
+        wanted = self._wanted.get(name, {}).get(key, ())
+        before, after = (edits.get(name, {}).get(key, ()) for edits in (self._before, self._after))
+        return wanted, before, after
+
+    def _settled(self, name: str, index: int, result: Any) -> tuple[Any, bool]:
+        """Return a result, and whether it is an argument that the call wrote to, which the model may keep."""
+        writes = self._writes.pop((name, index), None)
+        if writes is None:
+            return result, False
+        writes.close()
+        with self._collector.busy():
+            return writes.settle(result)
 
     def _changed(
         self,
         name: str,
-        wanted: Sequence[Target] | None,
+        wanted: Sequence[Target],
         before: Sequence[EditTarget],
         after: Sequence[EditTarget],
         ports: dict[str, Any],
@@ -183,21 +209,22 @@ class FunctionSession(Session):
 
     def fail(self, name: str, index: int) -> None:
         """Discard a call that raised."""
+        writes = self._writes.pop((name, index), None)
+        if writes is not None:
+            writes.close()
 
 
 def _by_name(edits: Sequence[EditTarget]) -> dict[str, EditsByCall]:
     return {name: edits_by_call(entries) for name, entries in edits_by_path(edits).items()}
 
 
-def _check_shapes(
-    ports: Mapping[str, Any], wanted: Sequence[Target] | None, *edits: Sequence[EditTarget]
-) -> None:
+def _check_shapes(ports: Mapping[str, Any], wanted: Sequence[Target], *edits: Sequence[EditTarget]) -> None:
     """Check that values have their recorded shapes, where a target has one. See Note: [Packed heads].
 
     Raises:
         CallsDifferError: One has another shape.
     """
-    for target in (*(wanted or ()), *_targets(*edits)):
+    for target in (*wanted, *_targets(*edits)):
         value = None if target.shape is None else pick(ports.get(target.port), target.picks)
         if isinstance(value, torch.Tensor) and tuple(value.shape) != target.shape:
             raise CallsDifferError(target.name)
