@@ -10,7 +10,8 @@ export const python = (value) => {
 /** A word as a shell takes it. */
 export const shell = (text) => (/^[\w./:@%+=-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 
-const inputPython = (input) => (input.kind === "text" ? python(input.text) : `Path(${python(input.name)})`);
+/** An input as Python writes it. As a plain string a text such as `setup.py` would be the name of a file. */
+export const inputPython = (input) => (input.kind === "text" ? `trocar.texts(${python(input.text)})` : `Path(${python(input.name)})`);
 const inputWords = (input) => (input.kind === "text" ? ["--text", input.text] : [input.name]);
 
 /** An index such as `:, 2:8` as Python has it without NumPy. */

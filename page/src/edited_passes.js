@@ -1,8 +1,7 @@
 // Passes with edits: what the page asks for, and the same as `pythonCode` takes it.
 import { ClassScoreKind } from "../gen/trocar_api/v1/objective_pb.js";
-import * as api from "./api.js";
 import { isOfGradient, sourcesOf, valueOfGradient, wiredEdits } from "./edits.js";
-import { collected, input, passOf, readSample, second, SAMPLES, statisticsTap, taps, textInput, view } from "./state.js";
+import { collected, extract, input, passOf, readSample, second, SAMPLES, statisticsTap, taps, textInput, view } from "./state.js";
 
 /** The name of a dropped image as a source of values. */
 export const DROPPED = "dropped";
@@ -34,7 +33,7 @@ const logitOf = (target) =>
 
 /** Tensors of edits come before those of sources, as in the protocol. */
 const pass = (edits, request, named, options) =>
-  api.extract(view.model.value, input.value, { ...request, ...wiredEdits(edits), sources: named }, options);
+  extract(view.model.value, input.value, { ...request, ...wiredEdits(edits), sources: named }, options);
 
 /**
  * Runs the passes that show what edits do: of gradients there is one without edits, too.

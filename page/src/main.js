@@ -13,8 +13,7 @@ const LOADED = 3;
 function TokenForm() {
   const send = (event) => {
     event.preventDefault();
-    setToken(new FormData(event.target).get("token").trim());
-    connect();
+    if (setToken(new FormData(event.target).get("token").trim())) connect();
   };
   return html`
     <form class="token" onSubmit=${send}>

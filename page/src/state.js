@@ -4,10 +4,13 @@ import { Statistic } from "../gen/trocar_api/v1/statistics_pb.js";
 import { SelectorKind } from "../gen/trocar_api/v1/tap_pb.js";
 import { parameters, startAddress } from "./address.js";
 import * as api from "./api.js";
+import { channelDimOf } from "./attribution/place.js";
 import { softmax } from "./tensors.js";
 import { during, Latest, problem } from "./work.js";
 
 const TOKEN_KEY = "trocar-token";
+/** Characters of a header's value, as browsers and gRPC send it. */
+const TOKEN = /^[\x21-\x7e]*$/;
 const LOADED = 3;
 
 /** What a link brings back, of what all panels share. */
@@ -20,6 +23,8 @@ export const server = signal(null);
 export const models = signal([]);
 export const modules = signal([]);
 export const categories = signal([]);
+/** The model that `modules` and `categories` are of; empty until they are read. */
+const described = signal("");
 /** `{kind: "image", name, bytes, url}` or `{kind: "text", name, text}`; null without one. */
 export const input = signal(null);
 /** A second image of the user's own, like `input`; null without one. No link has it. */
@@ -36,6 +41,9 @@ export const takesText = computed(() => model.value?.inputs.some((one) => one.na
 export const takesImages = computed(() => Boolean(model.value?.preprocessing) || !takesText.value);
 
 const place = computed(() => [view.model.value, view.module.value, view.port.value].join("\n"));
+
+/** Whether `modules` and `categories` are those of the chosen model. */
+export const isDescribed = computed(() => Boolean(described.value) && described.value === view.model.value);
 
 /** The values of the chosen module in the last pass. */
 export const collected = computed(() =>
@@ -69,9 +77,15 @@ export const bestClasses = (maps, names = categories.value) =>
 /** Options of every call. */
 export const options = (signal) => ({ token: token.value, signal });
 
+/** Takes a token, and returns whether it can be one; otherwise it says so, beside the form that asks for another. */
 export function setToken(text) {
+  if (!TOKEN.test(text)) {
+    problem.value = { what: "Taking the token", code: "UNAUTHENTICATED", text: "A token has only letters without accents, digits and signs such as _: copy it again, whole." };
+    return false;
+  }
   token.value = text;
   sessionStorage.setItem(TOKEN_KEY, text);
+  return true;
 }
 
 /** Reads the address and keeps it as what is shown changes. */
@@ -104,9 +118,21 @@ export async function chooseModel(modelId) {
   await showModel();
 }
 
+/** Drops what is of another model, so that nothing of it stands under the new one's name. */
+function forget() {
+  for (const one of [pass, searching, reading]) one.stop();
+  searched = "";
+  batch(() => {
+    result.value = found.value = null;
+    described.value = "";
+    modules.value = categories.value = attentions.value = [];
+  });
+}
+
 async function showModel() {
   const modelId = view.model.value;
   if (!modelId) return;
+  if (described.value !== modelId) forget();
   const reply = await during(`Reading the modules of ${modelId}`, async () => {
     const [listed, described] = await Promise.all([
       api.listModules(modelId, options()), api.getModel(modelId, options()),
@@ -115,11 +141,12 @@ async function showModel() {
   });
   if (!reply || view.model.value !== modelId) return;
   batch(() => {
+    described.value = modelId;
     modules.value = reply.listed;
     categories.value = reply.described.categories;
   });
   await bringInput();
-  if (view.search.value) await search(view.search.value);
+  await search(view.search.value);
 }
 
 /** Brings the input that the address names. */
@@ -136,23 +163,33 @@ export const SAMPLES = ["cat", "coffee", "astronaut"];
 export async function readSample(name, signal) {
   const reply = await fetch(`/${name}.jpg`, { signal });
   if (!reply.ok) throw Object.assign(new Error(`There is no sample ${name}.`), { code: "NOT_FOUND" });
-  return imageInput(new Uint8Array(await reply.arrayBuffer()), `${name}.jpg`);
+  return { kind: "image", name: `${name}.jpg`, bytes: new Uint8Array(await reply.arrayBuffer()), url: `/${name}.jpg` };
 }
 
+/** A file of the user's own as an input; its `url` is to be revoked when it is no longer shown. */
 export const imageInput = (bytes, name) =>
   ({ kind: "image", name, bytes, url: URL.createObjectURL(new Blob([bytes])) });
 
 export const textInput = (text) => ({ kind: "text", name: "the text", text });
 
+const reading = new Latest();
+
 export async function useSample(name) {
-  const sample = await during("Reading a sample", () => readSample(name));
+  const sample = await reading.start("Reading a sample", (signal) => readSample(name, signal));
   if (sample) await useInput(sample, { sample: name });
+}
+
+/** Takes a file that was dropped or chosen, if any. */
+export async function useFile(file) {
+  const content = file && await reading.start("Reading the image", () => file.arrayBuffer());
+  if (content) await useInput(imageInput(new Uint8Array(content), file.name));
 }
 
 export const useText = (text) => useInput(textInput(text), { text });
 
 /** Takes an input and runs a pass; `named` says how a link names it. */
-export async function useInput(given, { sample = "", text = "" } = {}) {
+async function useInput(given, { sample = "", text = "" } = {}) {
+  reading.stop(); // of an input that was chosen before this one
   if (input.value?.url) URL.revokeObjectURL(input.value.url);
   batch(() => {
     input.value = given;
@@ -185,12 +222,22 @@ const pass = new Latest();
 export const taps = (path = view.module.value, port = view.port.value) =>
   [...(path ? [moduleTap(path, port)] : []), { selector: "/out", values: true }];
 
+/** As `api.extract`, of values whose tensors say which dimension has the channels, where it is not the usual one. */
+export async function extract(modelId, given, request, own) {
+  const reply = await api.extract(modelId, given, request, own);
+  const { preprocessing } = models.value.find((one) => one.modelId === modelId) ?? {};
+  for (const { map, tensor } of reply.maps) {
+    if (tensor && map.port !== "pattern") tensor.channelDim = channelDimOf(tensor.shape, preprocessing);
+  }
+  return reply;
+}
+
 /** Runs a pass for what is chosen; one that is under way ends. */
 export async function run() {
   if (!input.value || !view.model.value) return;
   const [own, given, modelId] = [place.value, input.value, view.model.value];
   const reply = await pass.start(`Running ${modelId}`, (signal) =>
-    api.extract(modelId, given, { taps: taps() }, options(signal)));
+    extract(modelId, given, { taps: taps() }, options(signal)));
   if (!reply) {
     // What is shown stays after a failure, but not beside an input or a model that it is not of.
     const isOther = result.value?.input !== given || result.value.model !== modelId;
@@ -227,8 +274,11 @@ function moduleTap(path, port) {
   return { parts, values: true, statistics: STATISTICS, histogram: { binCount: HISTOGRAM_BINS } };
 }
 
+const searching = new Latest();
+
 /** Asks the server which modules a selector stands for. */
 export async function search(selector) {
+  searching.stop();
   view.search.value = selector;
   if (!selector.trim()) {
     found.value = null;
@@ -240,9 +290,11 @@ export async function search(selector) {
     found.value = modules.value.map((one) => one.path).filter((path) => path.toLowerCase().includes(words));
     return;
   }
-  const maps = await during("Asking what the selector stands for", () =>
-    api.select(view.model.value, input.value, selector.trim(), options()));
-  found.value = [...new Set(maps?.map((map) => map.path))];
+  const modelId = view.model.value;
+  const maps = await searching.start("Asking what the selector stands for", (signal) =>
+    api.select(modelId, input.value, selector.trim(), options(signal)));
+  const isLast = !searching.isRunning && view.search.value === selector && view.model.value === modelId;
+  if (isLast) found.value = [...new Set(maps?.map((map) => map.path))];
 }
 
 /** The last pass as `pythonCode` takes it: with `result`, the name of its values. */

@@ -65,14 +65,16 @@ export function range(values) {
 
 /**
  * Splits one sample of a feature map into channels.
+ * @param tensor `{shape, values}`; its `channelDim` is -1 where the channels are last
  * @returns an array of `{index, values, height, width, strength}`; strength is the mean of the absolute values
  */
-export function channels({ shape, values }, sample = 0) {
+export function channels({ shape, values, channelDim = null }, sample = 0) {
   const [, ...rest] = shape;
   const size = rest.reduce((product, length) => product * length, 1);
   const own = values.subarray(sample * size, (sample + 1) * size);
+  if (rest.length === 3 && channelDim === -1) return columns(own, rest[0], rest[1], rest[2]);
   if (rest.length === 3) return split(own, rest[0], rest[1], rest[2]);
-  if (rest.length === 2) return columns(own, rest[0], rest[1]); // (tokens, width): one picture for each unit
+  if (rest.length === 2) return columns(own, 1, rest[0], rest[1]); // (tokens, width): one picture for each unit
   return [];
 }
 
@@ -81,9 +83,9 @@ function split(values, count, height, width) {
     channel(index, values.subarray(index * height * width, (index + 1) * height * width), height, width));
 }
 
-function columns(values, length, width) {
-  return Array.from({ length: width }, (_, index) =>
-    channel(index, Float64Array.from({ length }, (_, token) => values[token * width + index]), 1, length));
+function columns(values, height, width, count) {
+  return Array.from({ length: count }, (_, index) =>
+    channel(index, Float64Array.from({ length: height * width }, (_, at) => values[at * count + index]), height, width));
 }
 
 function channel(index, values, height, width) {

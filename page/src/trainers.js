@@ -41,20 +41,23 @@ export async function* fitEvents(trainerId, { token, signal }) {
   }
 }
 
-const numberOf = (value) => (value === undefined || value === null ? NaN : Number(value)); // "NaN" and "Infinity" are texts
+/** Facts have these numbers as texts. */
+const NOT_FINITE = ["NaN", "Infinity", "-Infinity"];
+const isNumber = (value) => typeof value === "number" || NOT_FINITE.includes(value);
 
 /**
  * The curves of a fit.
  * @param events of one fit
  * @param rules names of the trainer's gradient rules, in order
- * @returns an array of `{label, series}`, each series with `name` and `points`; without those that have no points
+ * @returns an array of `{label, series}`, each series with `name` and `points`; without those that have no points. A value
+ *   that is NaN is a point, too.
  */
 export function curvesOf(events, rules) {
-  const of = (kind, read) => events.filter((one) => one.kind === kind).map(({ facts }) => [numberOf(facts.step), numberOf(read(facts))])
-    .filter(([, y]) => !Number.isNaN(y));
+  const of = (kind, read) => events.filter((one) => one.kind === kind).map(({ facts }) => [facts.step, read(facts)])
+    .filter(([, y]) => isNumber(y)).map((point) => point.map(Number));
   const metrics = new Set(events.flatMap(({ facts }) => Object.entries(facts.metrics ?? {})
-    .filter(([, value]) => typeof value === "number").map(([name]) => name)));
-  const rates = Math.max(0, ...events.map(({ facts }) => facts.learning_rates?.length ?? 0));
+    .filter(([, value]) => isNumber(value)).map(([name]) => name)));
+  const rates = events.reduce((most, { facts }) => Math.max(most, facts.learning_rates?.length ?? 0), 0);
   const curves = {
     Loss: { training: of("step", (facts) => facts.loss), evaluation: of("evaluation", (facts) => facts.loss) },
     Metrics: Object.fromEntries([...metrics].map((name) => [name, of("evaluation", (facts) => facts.metrics?.[name])])),

@@ -18,6 +18,13 @@ export class CallError extends Error {
   }
 }
 
+const BROKEN = "The connection broke before the reply was complete.";
+
+/** What the browser throws while a reply is read: the caller's own end of the call, or a broken connection. */
+function interrupted(error) {
+  throw error.name === "AbortError" ? error : new CallError("UNAVAILABLE", BROKEN);
+}
+
 function framed(messages) {
   const length = messages.reduce((sum, message) => sum + PREFIX_BYTES + message.length, 0);
   const body = new Uint8Array(length);
@@ -51,7 +58,7 @@ async function* frames(body) {
   };
   const fill = async (count) => {
     while (held < count) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(interrupted);
       if (done) return false;
       parts.push(value);
       held += value.length;
@@ -100,7 +107,7 @@ export async function* stream(method, requests, { token, signal } = {}) {
     if (error.name === "AbortError") throw error;
     throw new CallError("UNAVAILABLE", "The page's server does not answer. Is it still running?");
   }
-  if (!reply.ok) throw new CallError(`HTTP ${reply.status}`, (await reply.text()).trim());
+  if (!reply.ok) throw new CallError(`HTTP ${reply.status}`, (await reply.text().catch(interrupted)).trim());
   let isEnded = false;
   for await (const { flags, content } of frames(reply.body)) {
     if (flags & TRAILERS) {
@@ -108,7 +115,7 @@ export async function* stream(method, requests, { token, signal } = {}) {
       isEnded = true;
     } else yield fromBinary(method.output, content);
   }
-  if (!isEnded) throw new CallError("UNAVAILABLE", "The connection broke before the reply was complete.");
+  if (!isEnded) throw new CallError("UNAVAILABLE", BROKEN);
 }
 
 /** Makes a call with one message each way. */

@@ -104,7 +104,7 @@ class Limits(BaseModel):
     the one message of a call unsent before the call is ended."""
     receive_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds within which each further part of announced inputs has to come: `min_receive_rate` times as
-    many bytes, or a whole chunk."""
+    many bytes, or a whole chunk; and the end of a call's requests after its one message."""
     min_receive_rate: int = Field(default=16 << 10, ge=0)
     """Bytes in a second, on average over `receive_timeout_s`, below which a caller counts as stalled."""
     max_trainers: int = Field(default=16, ge=1)

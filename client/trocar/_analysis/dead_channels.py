@@ -169,8 +169,8 @@ def dead_channels_of(
 
 
 def _row(info: FeatureMapInfo, absmax: Array, nan_count: Array, threshold: float) -> DeadRow:
-    is_nan = np.isnan(absmax) | (nan_count > 0)
-    is_dead = ~is_nan & (absmax <= threshold)
+    is_nan = nan_count > 0
+    is_dead = ~is_nan & (absmax <= threshold)  # no channel of a module without values, whose maximum is NaN
     return DeadRow(info.name, info.type, absmax.size, _positions(is_dead), _positions(is_nan))
 
 

@@ -23,24 +23,28 @@ class DiffCollector:
     Args:
         taps_a: Taps of the first model.
         taps_b: Taps of the second model, if they differ.
+        outputs: Selectors of both models' outputs, among the taps, if they differ. All other feature maps
+            are then paired by name, not by tap.
+
+    Raises:
+        ValueError: There is no tap, or one has values=False; or the taps do not pair up.
     """
 
-    def __init__(self, taps_a: Taps, taps_b: Taps | Mapping[str, str | Tap] | None = None) -> None:
+    def __init__(
+        self,
+        taps_a: Taps,
+        taps_b: Taps | Mapping[str, str | Tap] | None = None,
+        outputs: tuple[str, str] | None = None,
+    ) -> None:
         self.taps_a = value_taps(taps_a)
-        self._pairs: list[tuple[str, str]] | None = None
-        if isinstance(taps_b, Mapping):
-            self.taps_b = value_taps(list(taps_b.values()))
-            self._pairs = [(a, _key(b)) for a, b in zip(taps_b, self.taps_b, strict=True)]
-        elif taps_b is None:
-            self.taps_b = self.taps_a
-        else:
-            self.taps_b = value_taps(taps_b)
-            if len(self.taps_b) != len(self.taps_a):
-                raise ValueError(
-                    f"taps has {len(self.taps_a)} entries and taps_b {len(self.taps_b)}; give both the "
-                    "same length"
-                )
-            self._pairs = [(_key(a), _key(b)) for a, b in zip(self.taps_a, self.taps_b, strict=True)]
+        self.taps_b = self.taps_a
+        if taps_b is not None:
+            self.taps_b = value_taps(list(taps_b.values()) if isinstance(taps_b, Mapping) else taps_b)
+        self._is_by_name = taps_b is None or outputs is not None
+        self._pairs = [outputs] if outputs else []
+        if not self._is_by_name:
+            names = list(taps_b) if isinstance(taps_b, Mapping) else [_key(tap) for tap in self.taps_a]
+            self._pairs = _paired(names, self.taps_b)
         self._sums: dict[str, _Pair] = {}
         self._only: tuple[dict[str, None], dict[str, None]] = ({}, {})  # dicts as sets that keep the order
         self.info: dict[str, FeatureMapInfo] = {}
@@ -92,9 +96,7 @@ class DiffCollector:
 
     def _names(self, maps_a: FeatureMaps, maps_b: FeatureMaps) -> dict[str, str]:
         """Return the name in the second model by the name in the first."""
-        if self._pairs is None:
-            return {name: name for name in maps_a if name in maps_b.info}
-        found: dict[str, str] = {}
+        found = {name: name for name in maps_a if name in maps_b.info} if self._is_by_name else {}
         for a, b in self._pairs:
             names_a, names_b = _standing_for(maps_a, a), _standing_for(maps_b, b)
             if len(names_a) != len(names_b):
@@ -130,6 +132,12 @@ class _Pair:
             numbers, means = (math.nan, math.nan, math.nan), (math.nan, math.nan)
         nonfinite = (sums.nonfinite_a, sums.nonfinite_b)
         return DiffRow(name, self._name_b, shape_a, shape_b, *numbers, *nonfinite, *means)
+
+
+def _paired(names: Sequence[str], taps_b: Sequence[Tap]) -> list[tuple[str, str]]:
+    if len(names) != len(taps_b):
+        raise ValueError(f"taps has {len(names)} entries and taps_b {len(taps_b)}; give both the same length")
+    return [(name, _key(tap)) for name, tap in zip(names, taps_b, strict=True)]
 
 
 def _key(tap: Tap) -> str:

@@ -114,8 +114,8 @@ class AsyncClassification:
             inputs: As in `predict`.
             edits: Edits for `after`, as in `extract`.
             other: Another model for `after`, with the edits if there are any. The same model when None.
-            taps: The values to compare; those of every module when None. All values are sent, so name some
-                for a large model.
+            taps: The values to compare, paired by name; those of every module when None. All values are sent,
+                so name some for a large model.
             top: Number of classes in `before` and `after` for each sample.
             activation: As in `predict`.
             tolerance: Relative error up to which feature maps count as equal.
@@ -124,8 +124,9 @@ class AsyncClassification:
         Returns:
             The differences of the values as in `diff`, including the output (unless a tap has the same
             values), and the change of the best class of each sample; without classes if an output is not
-            class scores, or is not finite. Prints as tables and plots. Columns are called before and after,
-            or like the two models.
+            class scores, or is not finite. Outputs of different names are one row, with the name in the
+            first model. Prints as tables and plots. Columns are called before and after, or like the two
+            models.
 
         Raises:
             ValueError: There is neither an edit nor another model, `tolerance` or `top` is out of range, or
@@ -144,9 +145,9 @@ class AsyncClassification:
         order = await executed(self._extraction, model_id)
         chosen = as_taps(taps) if taps is not None else [tap(EVERYTHING)] if order else []
         is_asked = taps is None or any(at[0] in (item.alias, item.selector) for item in chosen)
-        taps_a = with_output(chosen, at[0]) if outputs[0] or not chosen else chosen
-        taps_b = None if at[0] == at[1] else [*chosen, tap(at[1])]
-        collector = DiffCollector(taps_a, taps_b)
+        taps_a, taps_b = (with_output(chosen, one) if outputs[0] or not chosen else chosen for one in at)
+        is_other = at[0] != at[1]
+        collector = DiffCollector(taps_a, taps_b, (at[0], at[1])) if is_other else DiffCollector(taps_a)
 
         def add(maps_a: FeatureMaps, maps_b: FeatureMaps) -> None:
             labels = sample_labels(batches, collector.batch_count)

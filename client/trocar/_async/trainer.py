@@ -87,11 +87,14 @@ class AsyncTrainerCalls:
         Raises:
             UnknownTrainerError: It was closed.
         """
-        reply = await self._connection.call(
-            self._connection.trainer_service.GetTrainer, pb.GetTrainerRequest(trainer_id=self.trainer_id)
-        )
+        reply = await self._state(pb.GetTrainerRequest(trainer_id=self.trainer_id))
         self._newest = trainer_info(reply.trainer)
         return self._newest
+
+    async def _state(
+        self, request: pb.GetTrainerRequest, timeout_s: float | None = None
+    ) -> pb.GetTrainerResponse:
+        return await self._connection.call(self._connection.trainer_service.GetTrainer, request, timeout_s)
 
     async def step(
         self,
@@ -138,7 +141,7 @@ class AsyncTrainerCalls:
         self, *, number: int | None = None, timeout_s: float | None = None
     ) -> StepResult:
         """Update the weights with the accumulated gradients. See `step`."""
-        chosen, is_applied = await self._numbering.take(number), False
+        chosen, is_applied = await self._numbering.take(number, timeout_s), False
         request = pb.StepOptimizerRequest(trainer_id=self.trainer_id, number=chosen)
         try:
             reply = await self._connection.call(
@@ -356,7 +359,7 @@ class AsyncTrainerCalls:
         timeout_s: float | None,
     ) -> StepResult:
         batch = self._batches.convert(inputs, targets)
-        chosen, is_applied = await self._numbering.take(number), False
+        chosen, is_applied = await self._numbering.take(number, timeout_s), False
         try:
             message = await self._train(batch.call(self.trainer_id, kind, chosen), timeout_s)
             is_applied = True
@@ -364,18 +367,20 @@ class AsyncTrainerCalls:
             await self._numbering.end(is_applied=is_applied)
         return step_result(message)
 
-    async def _ask_number(self) -> int:
-        """Return the number of the next call; earlier ones that still run on the server are counted."""
-        await self._rest()
-        return (await self.info()).next_number
+    async def _ask_number(self, timeout_s: float | None) -> int:
+        """Return the number of the next call; earlier ones that still run on the server are counted.
 
-    async def _rest(self) -> None:
-        """Wait until no call changes the trainer.
-
-        `GetTrainer` does not wait for a call that was cancelled or timed out here and still runs there. An
-        export does; of this one, which is empty unless gradients are accumulated, only the first message is
-        read.
+        These are calls that were cancelled or timed out here.
         """
+        request = pb.GetTrainerRequest(trainer_id=self.trainer_id, waits_for_step=True)
+        reply = await self._state(request, timeout_s)
+        if not reply.has_waited:  # an older server
+            await self._rest(timeout_s)
+            reply = await self._state(request, timeout_s)
+        return reply.trainer.next_number
+
+    async def _rest(self, timeout_s: float | None) -> None:
+        """Wait until no call changes the trainer, by the first message of an export, which waits, too."""
         request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, content=pb.EXPORT_CONTENT_GRADIENTS)
 
         async def attempt(request_id: str, left_s: float) -> None:
@@ -386,7 +391,7 @@ class AsyncTrainerCalls:
             finally:
                 stream.cancel()
 
-        await self._connection.repeated(attempt, None, resumes=True)
+        await self._connection.repeated(attempt, timeout_s, resumes=True)
 
     async def _train(self, call: ExtractCall, timeout_s: float | None) -> pb.StepResult:
         """Send a batch, with retries after a broken connection or from a busy server.
@@ -432,7 +437,7 @@ class AsyncTrainerCalls:
 class AsyncNumbering:
     """Assigns a sequence number to each call that changes a trainer, also to concurrent calls.
 
-        chosen = await numbering.take(None)
+        chosen = await numbering.take(None, timeout_s)
         ...
         await numbering.end(is_applied=True)
 
@@ -440,7 +445,7 @@ class AsyncNumbering:
     has ended: a call in flight may take the number that the server would return.
 
     Args:
-        ask: Returns the number that the server applies next.
+        ask: Returns the number that the server applies next, within a time in seconds.
     """
 
     def __init__(self, ask: AsyncAsk) -> None:
@@ -449,12 +454,12 @@ class AsyncNumbering:
         self._next: int | None = None
         self._open_count = 0
 
-    async def take(self, number: int | None) -> int:
-        """Return the given number, or the next one; `end` must follow."""
+    async def take(self, number: int | None, timeout_s: float | None) -> int:
+        """Return the given number, or the next one, asked for within a time in seconds; `end` must follow."""
         async with self._changed:
             chosen = self._next if number is None else number
             if chosen is None:
-                chosen = await self._following()
+                chosen = await self._following(timeout_s)
             if self._next is not None:
                 self._next = max(self._next, chosen + 1)
             self._open_count += 1
@@ -472,10 +477,10 @@ class AsyncNumbering:
         """Request the next number from the server: something other than a call has changed it."""
         self._next = None
 
-    async def _following(self) -> int:
+    async def _following(self, timeout_s: float | None) -> int:
         while self._next is None:
             if self._open_count:
                 await self._changed.wait()
             else:
-                self._next = await self._ask()
+                self._next = await self._ask(timeout_s)
         return self._next

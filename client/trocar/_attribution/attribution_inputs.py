@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from trocar._base.input_kinds import is_image, is_pixels
-from trocar._base.tensors import Array, as_numpy, check_sendable, float_array, is_array
+from trocar._base.tensors import Array, check_sendable, float_array, is_array
 from trocar._request.texts import Audio, Texts, is_texts
 
 _TEXTS = (
@@ -64,13 +64,19 @@ def baseline_array(baseline: object, inputs: Array) -> Array:
     """Broadcast a baseline to the inputs, in their dtype.
 
     Raises:
-        ValueError: It does not fit, or is not finite.
+        ValueError: It does not fit, is not finite, or is a number that the inputs' dtype does not have.
     """
-    values = as_numpy(baseline) if is_array(baseline) else np.asarray(baseline)
+    values = float_array(baseline) if is_array(baseline) else np.asarray(baseline)
     if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
         raise ValueError("the baseline must be finite numbers")
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = values.astype(inputs.dtype)
+    # Floats are rounded; integers that changed are other numbers.
+    is_held = np.isfinite(cast) if inputs.dtype.kind == "f" else cast == values
+    if not is_held.all():
+        raise ValueError(f"{inputs.dtype} inputs cannot hold the baseline {values[~is_held][0]}")
     try:
-        return np.broadcast_to(values.astype(inputs.dtype), inputs.shape)
+        return np.broadcast_to(cast, inputs.shape)
     except ValueError as error:
         raise ValueError(
             f"a baseline of shape {values.shape} cannot be broadcast to inputs of shape {inputs.shape}"

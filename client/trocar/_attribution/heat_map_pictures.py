@@ -12,7 +12,7 @@ import numpy as np
 from trocar._base.figures import Figure
 from trocar._base.input_kinds import is_path, is_pil
 from trocar._base.rgb import rgb_pixels
-from trocar._base.tensors import Array, as_numpy
+from trocar._base.tensors import Array, float_array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,12 +77,13 @@ def draw(panels: Sequence[Panel], title: str, alpha: float = 0.5) -> Figure:
 def input_pixels(values: Array, preprocessing: Preprocessing | None) -> Array:
     """Turn a model's input, (channels, height, width), back into an image from 0 to 1.
 
-    Mean and standard deviation of the preprocessing are undone; without one, the values are stretched.
+    Mean, standard deviation and scale of the preprocessing are undone; without one, the values are stretched.
     """
     channels = len(values)
     pixels = np.moveaxis(values.astype(np.float64), 0, -1)
     if preprocessing is not None and len(preprocessing.mean) == len(preprocessing.std) == channels:
-        pixels = pixels * np.array(preprocessing.std) + np.array(preprocessing.mean)
+        scaled = pixels * np.array(preprocessing.std) + np.array(preprocessing.mean)
+        pixels = scaled / (255 * preprocessing.scale)
     else:
         low, high = np.nanmin(pixels, initial=np.inf), np.nanmax(pixels, initial=-np.inf)
         pixels = (pixels - low) / max(high - low, 1e-12)
@@ -104,7 +105,7 @@ def image_pixels(image: object) -> Array:
 
         with Image.open(image) as opened:
             return image_pixels(opened)
-    pixels = rgb_pixels(image) if is_pil(image) else as_numpy(image)
+    pixels = rgb_pixels(image) if is_pil(image) else float_array(image)
     if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (3, 4)) or not pixels.size:
         raise ValueError(f"an image has shape (height, width, 3), not {pixels.shape}")
     return pixels / 255 if pixels.dtype == np.uint8 else np.clip(pixels.astype(np.float64), 0, 1)

@@ -44,15 +44,15 @@ def share_scaled(maps: Array) -> Floats:
 def resized(maps: Array, height: int, width: int) -> Floats:
     """Resize bilinearly, with half-pixel centres and without antialiasing, as OpenCV and torch do.
 
+    As there, NaN reaches only what is interpolated from it; a product of matrices would spread it everywhere.
+
     Args:
         maps: Of shape (batch, h, w).
         height: Rows wanted.
         width: Columns wanted.
     """
-    rows = _interpolation(maps.shape[1], height)
-    columns = _interpolation(maps.shape[2], width)
-    result: Floats = rows @ maps.astype(np.float64) @ columns.T
-    return result
+    wide = _interpolated(maps.astype(np.float64), width)
+    return _interpolated(wide.swapaxes(1, 2), height).swapaxes(1, 2)
 
 
 def _rows(maps: Array) -> Floats:
@@ -73,12 +73,14 @@ def _share_limit(row: Floats) -> float:
     return float(values[np.searchsorted(sums, sums[-1] * (1 - _OUTLIERS))])
 
 
-def _interpolation(size: int, wanted: int) -> Floats:
-    """Return the matrix of shape (wanted, size) that interpolates linearly; its rows sum to 1."""
-    centres = np.clip((np.arange(wanted) + 0.5) * size / wanted - 0.5, 0, size - 1)
+def _interpolated(maps: Floats, wanted: int) -> Floats:
+    """Interpolate the last dimension linearly between its two neighbours."""
+    size = maps.shape[-1]
+    if size == wanted:
+        return maps
+    centres = np.clip((np.arange(wanted) + 0.5) * (size / wanted) - 0.5, 0, size - 1)
     lower = np.floor(centres).astype(int)
     share = centres - lower
-    matrix = np.zeros((wanted, size))
-    matrix[np.arange(wanted), lower] += 1 - share
-    matrix[np.arange(wanted), np.minimum(lower + 1, size - 1)] += share
-    return matrix
+    with np.errstate(invalid="ignore"):  # infinity times 0
+        found: Floats = maps[..., lower] * (1 - share) + maps[..., np.minimum(lower + 1, size - 1)] * share
+    return found

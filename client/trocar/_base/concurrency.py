@@ -15,8 +15,8 @@ Condition: TypeAlias = threading.Condition
 AsyncLock: TypeAlias = asyncio.Lock
 Lock: TypeAlias = threading.Lock
 
-AsyncAsk: TypeAlias = Callable[[], Awaitable[int]]
-Ask: TypeAlias = Callable[[], int]
+AsyncAsk: TypeAlias = Callable[[float | None], Awaitable[int]]
+Ask: TypeAlias = Callable[[float | None], int]
 
 async_pause = asyncio.sleep
 pause = time.sleep

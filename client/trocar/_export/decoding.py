@@ -4,14 +4,14 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from trocar._base.input_kinds import is_encoded, is_path, is_pil, is_pixels
 from trocar._base.rgb import rgb_pixels
 from trocar._base.tensors import MAX_RANK, Array, check_sendable, float_array, is_array
 from trocar._extras import need
 from trocar._request.nested_inputs import leaves, mapped, shape_of
-from trocar._request.texts import Audio, Texts, is_texts, sound_input, texts
+from trocar._request.texts import Audio, Texts, is_texts, sound_input, text_entry
 from trocar._sources.files import read_sample
 from trocar._sources.sample import Sample, SoundSample, TextSample
 from trocar.errors import SourceError
@@ -146,7 +146,7 @@ def _processed(given: Any) -> Texts | Audio | None:
     if not is_text and not is_texts(given):
         return None
     try:
-        return texts([cast("Any", given.value if is_text else given)])
+        return Texts((text_entry(given.value if is_text else given),))
     except TypeError as error:
         raise SourceError(str(error)) from error
 

@@ -64,7 +64,7 @@ def describe(
 
 
 def _plain(value: Any) -> Any:
-    """Convert a tap to JSON: fields that differ from their default, arrays by their hash."""
+    """Convert a tap to JSON: fields that differ from their default; arrays and bytes by their hash."""
     if is_dataclass(value) and not isinstance(value, type):
         given = {
             field.name: getattr(value, field.name)
@@ -79,6 +79,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         digest = hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
         return {"shape": list(value.shape), "dtype": str(value.dtype), "sha256": digest}
+    if isinstance(value, (bytes, memoryview)):
+        return {"sha256": hashlib.sha256(value).hexdigest()}
     return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
 
 

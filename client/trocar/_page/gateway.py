@@ -70,7 +70,12 @@ class Gateway:
         self._channel = channel
         self._origins = origins
         self._assets = read_assets()
-        self._call_count = 0
+        self._calls: set[_Call] = set()
+
+    def end_calls(self) -> None:
+        """End the calls that are under way; their replies say why."""
+        for call in self._calls:
+            call.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -82,7 +87,7 @@ class Gateway:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        refusal = self._origins.refusal(headers)
+        refusal = self._origins.refusal(scope["method"], headers)
         if refusal is not None:
             await _send_text(send, 403, refusal)
         elif scope["method"] in ("GET", "HEAD"):
@@ -113,16 +118,17 @@ class Gateway:
             return await _send_text(send, 404, "there is no such method")
         if int(headers.get(b"content-length", b"0") or b"0") > MAX_BODY_BYTES:
             return await _send_text(send, 413, f"a request has at most {MAX_BODY_BYTES} bytes")
-        if self._call_count >= MAX_CALLS:
+        if len(self._calls) >= MAX_CALLS:
             busy = trailers_frame(
                 grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], f"the page has {MAX_CALLS} calls under way"
             )
             return await _send_reply(send, 200, _REPLY_FIELDS, busy)
-        self._call_count += 1
+        call = _Call(self._channel, path, headers, receive, send)
+        self._calls.add(call)
         try:
-            await _Call(self._channel, path, headers, receive, send).run()
+            await call.run()
         finally:
-            self._call_count -= 1
+            self._calls.remove(call)
         return None
 
 
@@ -143,12 +149,13 @@ class _Call:
         self._method: AsyncStreamStream = channel.stream_stream(path, None, None)
         self._metadata = _metadata(headers)
         self._receive, self._send = receive, send
-        self._problem: str | None = None
+        self._problem: tuple[grpc.StatusCode, str] | None = None
         self._is_sent = asyncio.Event()
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
 
     async def run(self) -> None:
         """Make the call, and end it when the browser goes."""
-        call = self._method(self._requests(), timeout=_CALL_TIMEOUT_S, metadata=self._metadata)
+        call = self._call = self._method(self._requests(), timeout=_CALL_TIMEOUT_S, metadata=self._metadata)
         watch = asyncio.create_task(self._cancel_when_gone(call))
         try:
             await self._reply(call)
@@ -158,12 +165,19 @@ class _Call:
             with suppress(asyncio.CancelledError):
                 await watch
 
+    def end(self) -> None:
+        """End the call from this side; the browser may make it again."""
+        self._problem = (grpc.StatusCode.UNAVAILABLE, "the page was closed")
+        if self._call is not None:
+            self._call.cancel()
+
     async def _requests(self) -> AsyncIterator[bytes]:
         try:
             async for message in messages(self._parts(), MAX_MESSAGE_BYTES):
                 yield message
         except (FramingError, TimeoutError) as error:
-            self._problem = str(error) or f"no byte of the request came for {BODY_TIMEOUT_S:.0f} s"
+            text = str(error) or f"no byte of the request came for {BODY_TIMEOUT_S:.0f} s"
+            self._problem = (grpc.StatusCode.INVALID_ARGUMENT, text)
             raise
         finally:
             self._is_sent.set()
@@ -197,7 +211,8 @@ class _Call:
             if self._problem is None:
                 raise
         if self._problem is not None:
-            end = trailers_frame(grpc.StatusCode.INVALID_ARGUMENT.value[0], self._problem)
+            code, text = self._problem
+            end = trailers_frame(code.value[0], text)
         await self._send({"type": "http.response.body", "body": end})
 
     async def _messages(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]") -> bytes:

@@ -108,11 +108,18 @@ async def serve_page(
         config.certfile, config.keyfile = fspath(address.certificate), fspath(address.key)
     origins = Origins.at(address.host, port, scheme=address.scheme)
     channel = open_async_channel(options)
+    gateway = Gateway(channel, origins)
+
+    async def ended() -> None:
+        """Wait until stopped, and end the calls: Hypercorn would wait, then cancel them as a fault."""
+        await stopped()
+        gateway.end_calls()
+
     try:
         name = f"[{address.host}]" if ":" in address.host else address.host
         announce(f"{origins.url(name)}:{port}/")
-        app = cast("Any", Gateway(channel, origins))  # Hypercorn's types name every event
-        await serve(app, config, shutdown_trigger=stopped)
+        app = cast("Any", gateway)  # Hypercorn's types name every event
+        await serve(app, config, shutdown_trigger=ended)
     finally:
         await channel.close()
 

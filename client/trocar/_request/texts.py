@@ -136,7 +136,7 @@ def texts(
     given: Sequence[Any] = [samples] if is_one else cast("Sequence[Any]", samples)
     if not len(given):
         raise EmptyBatchError("the list of texts is empty; pass at least one")
-    return Texts(tuple(_entry(sample) for sample in given), max_tokens, truncate, add_special_tokens)
+    return Texts(tuple(text_entry(sample) for sample in given), max_tokens, truncate, add_special_tokens)
 
 
 def chat(
@@ -288,7 +288,12 @@ def _sound_files(paths: Sequence[Any]) -> Audio:
     return Audio(tuple(clip for path in paths for clip in sound_input(Path(path).read_bytes()).clips))
 
 
-def _entry(sample: object) -> pb.TextEntry:
+def text_entry(sample: object) -> pb.TextEntry:
+    """Return one sample as a message: a text, a pair, token ids or words.
+
+    Raises:
+        TypeError: It is something else, such as a single number.
+    """
     if isinstance(sample, str):
         return pb.TextEntry(text=sample)
     if _is_pair(sample):

@@ -182,6 +182,8 @@ class FeatureMaps(Mapping[str, Array]):
             text = "the cat sat"
             maps.span("encoder.layer.3", text.index("cat"), text.index("cat") + 3)    # (tokens, 384)
 
+        With spans or roles as `tokens=`, only the chosen tokens count.
+
         Args:
             name: Which feature map.
             start: The first character, from 0; for a chat in `maps.tokens.samples[sample].rendered`.
@@ -191,17 +193,20 @@ class FeatureMaps(Mapping[str, Array]):
 
         Raises:
             KeyError: As for `maps[name]`.
-            ValueError: As for `samples`; no token holds one of these characters.
+            ValueError: As for `samples`; no token, or no chosen one, holds one of these characters.
         """
-        found = self.tokens.samples[sample]
+        found, values = self.tokens.samples[sample], self[name]
         places = [
             place
             for place, (begin, end) in enumerate(found.spans)
             if begin < stop and start < end and not found.is_special[place]
         ]
+        chosen = self._info_of(name).token_positions
+        if chosen:
+            places = [row for row, place in enumerate(chosen[sample]) if place in places]
         if not places:
             raise ValueError(f"no token of text {sample} holds one of the characters {start} to {stop}")
-        along = self.tokens.token_axis(self[name].shape) if axis is None else axis % self[name].ndim
+        along = 1 if chosen else self.tokens.token_axis(values.shape) if axis is None else axis % values.ndim
         return np.take(self.samples(name, along)[sample], places, axis=along - 1)
 
     def __getitem__(self, name: str) -> Array:

@@ -17,6 +17,8 @@ from trocar.errors import SourceError
 PREFIX = HUGGINGFACE
 USUAL_COLUMNS = ("image", "img", "pixel_values")
 """Where a dataset without an image column may have what the model wants."""
+_WIDENED = ("uint8", "int8", "int16", "int32", "float16")
+"""Dtypes that can be sent, and that the library's NumPy format does not keep."""
 
 
 def is_huggingface(dataset: object) -> bool:
@@ -95,7 +97,8 @@ def huggingface_source(dataset: Any, column: str = "", *, name: str = "") -> Sou
     elif texts:
         take = partial(_text_of, columns)
     else:
-        dataset, take = dataset.with_format("numpy"), partial(_value_of, columns[0])
+        take = partial(_array_of, columns[0], element_dtype(dataset.features[columns[0]]))
+        dataset = dataset.with_format("numpy")
     description = {
         "kind": "huggingface",
         "name": name,
@@ -210,6 +213,10 @@ def _value_of(column: str, row: Mapping[str, Any]) -> object:
     return encoded_value(row[column])
 
 
+def _array_of(column: str, dtype: np.dtype[Any] | None, row: Mapping[str, Any]) -> object:
+    return array_value(row[column], dtype)
+
+
 def _samples(dataset: Any, take: Callable[[Mapping[str, Any]], object], start: int) -> Iterator[Sample]:
     count = len(dataset)
     for index in range(start, count):
@@ -236,6 +243,34 @@ def encoded_value(value: Any) -> object:
     if not value.get("path"):
         raise SourceError("the row has no image")
     return read_file(Path(value["path"]))
+
+
+def element_dtype(feature: Any) -> np.dtype[Any] | None:
+    """Return the dtype of the numbers in a column where `array_value` has to restore it.
+
+    None for float64: Python's floats are stored as such, so that it tells nothing about what the model takes,
+    and the library's float32 is what most models take.
+    """
+    while hasattr(feature, "feature"):  # of a list
+        feature = feature.feature
+    name = getattr(feature, "dtype", None)
+    return np.dtype(name) if name in _WIDENED else None
+
+
+def array_value(value: Any, dtype: np.dtype[Any] | None) -> object:
+    """Return a value of the library's NumPy format in the dtype of its column.
+
+    That format makes int64 of all integers, and pixels are an image only as uint8. Rows with nulls are floats
+    and stay so, as do ragged lists.
+
+    Raises:
+        SourceError: The row is empty.
+    """
+    found = encoded_value(value)
+    if dtype is None or not isinstance(found, np.ndarray):
+        return found
+    is_same_kind = found.dtype.kind in ("f" if dtype.kind == "f" else "iu")
+    return found.astype(dtype, copy=False) if is_same_kind else found
 
 
 def _raise(error: SourceError) -> object:

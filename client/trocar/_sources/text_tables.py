@@ -29,6 +29,8 @@ Table = Mapping[str, Sequence[Any]]
 def read_table(path: Path) -> Table:
     """Read a CSV file with a header, or a file of JSON objects, one a line; UTF-8.
 
+    All fields of a CSV file are texts, `007` too; `target_rows` reads numbers of classes.
+
     Raises:
         SourceError: It is no such file, or its rows differ in their columns.
     """
@@ -41,7 +43,7 @@ def read_table(path: Path) -> Table:
         raise SourceError(f"{path} has no rows")
     names = list(rows[0])
     for number, row in enumerate(rows, 1):
-        if set(row) != set(names) or None in row.values():
+        if set(row) != set(names):
             raise SourceError(f"{path}: row {number} has not the columns of the first, {few(names)}")
     return {name: [row[name] for row in rows] for name in names}
 
@@ -54,17 +56,16 @@ def table_source(path: Path, column: str = "") -> Source:
         column: Which column, or two of pairs with a comma between; the one with a usual name when empty.
 
     Raises:
-        SourceError: It is not readable, or the column is not there, or not clear.
+        SourceError: It is not readable, or the column is not there, or not clear, or has null.
     """
     name = printable(str(path))
     table = read_table(path)
     columns = table_columns(path, table, column)
-    rows = list(zip(*(table[each] for each in columns), strict=True))
+    rows = text_rows(path, table, columns)
 
     def samples(start: int) -> Iterator[Sample]:
         for index in range(start, len(rows)):
-            row = rows[index]
-            value = TextSample(row[0] if len(row) == 1 else row)
+            value = TextSample(rows[index])
             yield Sample(f"{name}[{index}]", partial(_itself, value), (index + 1) / len(rows))
 
     description = {
@@ -106,6 +107,27 @@ def text_columns(names: Sequence[str]) -> tuple[str, ...]:
     return (found[0],) if found else ()
 
 
+def text_rows(path: Path, table: Table, columns: Sequence[str]) -> list[Any]:
+    """Return the text of each row, or the pair as a tuple.
+
+    Raises:
+        SourceError: A row has null.
+    """
+    values = [_filled(path, table, name) for name in columns]
+    return list(values[0] if len(values) == 1 else zip(*values, strict=True))
+
+
+def target_rows(path: Path, table: Table, column: str) -> Sequence[Any]:
+    """Return the target of each row; those of a CSV file are integers if all of them can be.
+
+    Raises:
+        SourceError: A row has null.
+    """
+    values = _filled(path, table, column)
+    is_csv = path.suffix.lower() == ".csv"
+    return [int(value) for value in values] if is_csv and all(map(_is_integer, values)) else values
+
+
 def target_columns(names: Sequence[str]) -> list[str]:
     """Return the column of targets with a usual name, if there is one."""
     return [name for name in USUAL_TARGETS if name in names][:1]
@@ -114,10 +136,21 @@ def target_columns(names: Sequence[str]) -> list[str]:
 def _csv_rows(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = [dict(row) for row in csv.DictReader(file)]
-    if any(None in row for row in rows):
-        raise ValueError("a row has more fields than the header")
-    labels = {name for name in (rows[0] if rows else ()) if all(_is_integer(row[name]) for row in rows)}
-    return [{name: int(value) if name in labels else value for name, value in row.items()} for row in rows]
+    for number, row in enumerate(rows, 1):
+        if None in row:  # where csv puts fields without a name
+            raise ValueError(f"row {number} has more fields than the header")
+        if None in row.values():
+            raise ValueError(f"row {number} has fewer fields than the header")
+    return rows
+
+
+def _filled(path: Path, table: Table, column: str) -> Sequence[Any]:
+    values = table[column]
+    if None in values:
+        raise SourceError(
+            f"{path}: row {values.index(None) + 1} has null in column {column!r}; every row needs a value"
+        )
+    return values
 
 
 def _is_integer(text: object) -> bool:

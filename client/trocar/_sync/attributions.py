@@ -75,7 +75,8 @@ class Attributions:
             at: The selector of the value that gets the attribution. When None, the model's input; for class
                 activation maps and `layer_conductance` the last feature map with height and width before the
                 pooling, and for a ViT the tokens before the last attention, as a grid. The result's `at`
-                tells which. `integrated_gradients` and `occlusion` always use the input.
+                tells which. `integrated_gradients`, smoothgrad over it, and `occlusion` always use
+                the input.
             batch_size: The maximum number of samples in one of many passes. Methods of one pass take the
                 whole batch.
             **options: Options of the method:
@@ -108,8 +109,9 @@ class Attributions:
         """
         check_batch_size(batch_size)
         chosen = method_options(method, options)
-        if isinstance(chosen, AT_INPUT_ONLY) and at not in (None, INPUT):
-            raise ValueError(f"{method} attributes to the model's input; at={at!r} is not used")
+        if isinstance(getattr(chosen, "over", chosen), AT_INPUT_ONLY) and at not in (None, INPUT):
+            name = f"{method} over {options['over']}" if "over" in options else method
+            raise ValueError(f"{name} attributes to the model's input; at={at!r} is not used")
         wanted = None if of is None else as_objective(of)
         model = self._models.model(model_id)
         return attribution_passes.attribute(

@@ -87,11 +87,12 @@ class TrainerCalls:
         Raises:
             UnknownTrainerError: It was closed.
         """
-        reply = self._connection.call(
-            self._connection.trainer_service.GetTrainer, pb.GetTrainerRequest(trainer_id=self.trainer_id)
-        )
+        reply = self._state(pb.GetTrainerRequest(trainer_id=self.trainer_id))
         self._newest = trainer_info(reply.trainer)
         return self._newest
+
+    def _state(self, request: pb.GetTrainerRequest, timeout_s: float | None = None) -> pb.GetTrainerResponse:
+        return self._connection.call(self._connection.trainer_service.GetTrainer, request, timeout_s)
 
     def step(
         self,
@@ -136,7 +137,7 @@ class TrainerCalls:
 
     def optimizer_step(self, *, number: int | None = None, timeout_s: float | None = None) -> StepResult:
         """Update the weights with the accumulated gradients. See `step`."""
-        chosen, is_applied = self._numbering.take(number), False
+        chosen, is_applied = self._numbering.take(number, timeout_s), False
         request = pb.StepOptimizerRequest(trainer_id=self.trainer_id, number=chosen)
         try:
             reply = self._connection.call(self._connection.trainer_service.StepOptimizer, request, timeout_s)
@@ -344,7 +345,7 @@ class TrainerCalls:
         timeout_s: float | None,
     ) -> StepResult:
         batch = self._batches.convert(inputs, targets)
-        chosen, is_applied = self._numbering.take(number), False
+        chosen, is_applied = self._numbering.take(number, timeout_s), False
         try:
             message = self._train(batch.call(self.trainer_id, kind, chosen), timeout_s)
             is_applied = True
@@ -352,18 +353,20 @@ class TrainerCalls:
             self._numbering.end(is_applied=is_applied)
         return step_result(message)
 
-    def _ask_number(self) -> int:
-        """Return the number of the next call; earlier ones that still run on the server are counted."""
-        self._rest()
-        return (self.info()).next_number
+    def _ask_number(self, timeout_s: float | None) -> int:
+        """Return the number of the next call; earlier ones that still run on the server are counted.
 
-    def _rest(self) -> None:
-        """Wait until no call changes the trainer.
-
-        `GetTrainer` does not wait for a call that was cancelled or timed out here and still runs there. An
-        export does; of this one, which is empty unless gradients are accumulated, only the first message is
-        read.
+        These are calls that were cancelled or timed out here.
         """
+        request = pb.GetTrainerRequest(trainer_id=self.trainer_id, waits_for_step=True)
+        reply = self._state(request, timeout_s)
+        if not reply.has_waited:  # an older server
+            self._rest(timeout_s)
+            reply = self._state(request, timeout_s)
+        return reply.trainer.next_number
+
+    def _rest(self, timeout_s: float | None) -> None:
+        """Wait until no call changes the trainer, by the first message of an export, which waits, too."""
         request = pb.ExportTrainerRequest(trainer_id=self.trainer_id, content=pb.EXPORT_CONTENT_GRADIENTS)
 
         def attempt(request_id: str, left_s: float) -> None:
@@ -374,7 +377,7 @@ class TrainerCalls:
             finally:
                 stream.cancel()
 
-        self._connection.repeated(attempt, None, resumes=True)
+        self._connection.repeated(attempt, timeout_s, resumes=True)
 
     def _train(self, call: ExtractCall, timeout_s: float | None) -> pb.StepResult:
         """Send a batch, with retries after a broken connection or from a busy server.
@@ -420,7 +423,7 @@ class TrainerCalls:
 class Numbering:
     """Assigns a sequence number to each call that changes a trainer, also to concurrent calls.
 
-        chosen = numbering.take(None)
+        chosen = numbering.take(None, timeout_s)
         ...
         numbering.end(is_applied=True)
 
@@ -428,7 +431,7 @@ class Numbering:
     has ended: a call in flight may take the number that the server would return.
 
     Args:
-        ask: Returns the number that the server applies next.
+        ask: Returns the number that the server applies next, within a time in seconds.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -437,12 +440,12 @@ class Numbering:
         self._next: int | None = None
         self._open_count = 0
 
-    def take(self, number: int | None) -> int:
-        """Return the given number, or the next one; `end` must follow."""
+    def take(self, number: int | None, timeout_s: float | None) -> int:
+        """Return the given number, or the next one, asked for within a time in seconds; `end` must follow."""
         with self._changed:
             chosen = self._next if number is None else number
             if chosen is None:
-                chosen = self._following()
+                chosen = self._following(timeout_s)
             if self._next is not None:
                 self._next = max(self._next, chosen + 1)
             self._open_count += 1
@@ -460,10 +463,10 @@ class Numbering:
         """Request the next number from the server: something other than a call has changed it."""
         self._next = None
 
-    def _following(self) -> int:
+    def _following(self, timeout_s: float | None) -> int:
         while self._next is None:
             if self._open_count:
                 self._changed.wait()
             else:
-                self._next = self._ask()
+                self._next = self._ask(timeout_s)
         return self._next

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trocar._base.token_labels import LEFT_OUT
-from trocar._request.texts import sound_input, texts
+from trocar._request.texts import Texts, sound_input, text_entry
 from trocar._sources.huggingface import (
-    encoded_value,
+    array_value,
+    element_dtype,
     input_column,
     is_image_feature,
     sound_column,
@@ -74,7 +75,7 @@ def _text_rows(dataset: Any, sources: Sequence[str], targets: Sequence[str]) -> 
         row = dataset[index]
         values = [row[name] for name in sources]
         try:
-            text = texts([values[0] if len(values) == 1 else tuple(values)])
+            text = Texts((text_entry(values[0] if len(values) == 1 else tuple(values)),))
         except TypeError as error:
             raise SourceError(f"sample {index}: {error}") from error
         named = {name: _padded(row[name], longest.get(name)) for name in targets}
@@ -105,10 +106,11 @@ def _undecoded(dataset: Any, names: Sequence[str]) -> Any:
 
 
 def _rows(dataset: Any, inputs: str, targets: Sequence[str]) -> Iterator[Row]:
+    dtype = element_dtype(dataset.features[inputs])
     for index in range(len(dataset)):
         row = dataset[index]
         try:
-            value = encoded_value(row[inputs])
+            value = array_value(row[inputs], dtype)
         except (SourceError, OSError) as error:
             raise SourceError(f"sample {index}: {error}") from error
         named = {name: row[name] for name in targets}

@@ -8,8 +8,8 @@ from typing import Any
 
 from trocar._base.names import few
 from trocar._base.token_labels import label_names, numbered, padded_labels
-from trocar._request.texts import Texts, texts
-from trocar._sources.text_tables import read_table, table_columns, target_columns
+from trocar._request.texts import Texts, text_entry
+from trocar._sources.text_tables import read_table, table_columns, target_columns, target_rows, text_rows
 from trocar._uploads.array_shards import named_targets, target_tensor
 from trocar._uploads.shards import (
     MAX_SHARD_SAMPLES,
@@ -85,7 +85,7 @@ def table_plan(path: Path, columns: Sequence[str] | None, name: str, shard_bytes
         shard_bytes: Of one shard.
 
     Raises:
-        SourceError: It is not readable, or a column is not there, or not clear.
+        SourceError: It is not readable; a column is not there, or not clear, or has null.
         TypeError, ValueError: As `text_plan`.
     """
     table = read_table(path)
@@ -94,10 +94,10 @@ def table_plan(path: Path, columns: Sequence[str] | None, name: str, shard_bytes
     if missing:
         raise SourceError(f"{path} has no column {missing[0]!r}; available: {few(list(table))}")
     sources = table_columns(path, {name: table[name] for name in table if name not in chosen})
-    values = [table[column] for column in sources]
-    samples: list[Any] = list(values[0] if len(values) == 1 else zip(*values, strict=True))
-    targets: Any = table[chosen[0]] if len(chosen) == 1 else {column: table[column] for column in chosen}
-    return text_plan(texts(samples), targets or None, name, shard_bytes)
+    given = Texts(tuple(map(text_entry, text_rows(path, table, sources))))
+    labels = {column: target_rows(path, table, column) for column in chosen}
+    targets: Any = labels[chosen[0]] if len(chosen) == 1 else labels
+    return text_plan(given, targets or None, name, shard_bytes)
 
 
 def encoded_texts(given: Texts) -> list[bytes]:

@@ -1,8 +1,7 @@
 // Attributions as code for a program or the command line.
-import { python, shell } from "../code.js";
+import { inputPython, python, shell } from "../code.js";
 
 const imports = (input) => (input.kind === "text" ? ["import trocar"] : ["from pathlib import Path", "", "import trocar"]);
-const value = (input) => (input.kind === "text" ? python(input.text) : `Path(${python(input.name)})`);
 const program = (input, lines) => [...imports(input), "", "client = trocar.connect()", ...lines, ""].join("\n");
 
 /** @param asked `{model, input, method, target, at, setting}` as in `attribute`; `setting` is `[name, value]` or null */
@@ -11,7 +10,7 @@ export function attributionPython({ model, input, method, target, at, setting })
     ...(target === null ? [] : [`of=trocar.logit(${target})`]), ...(at === null ? [] : [`at=${python(at)}`]),
     ...(setting ? [`${setting[0]}=${setting[1]}`] : []),
   ];
-  const given = [python(model), value(input), python(method), ...options].join(", ");
+  const given = [python(model), inputPython(input), python(method), ...options].join(", ");
   return program(input, [`found = client.attribute(${given})`, "print(found.values)"]);
 }
 
@@ -29,7 +28,7 @@ export function tokensPython({ model, input, found }) {
   const of = found.of === null ? `trocar.logit(${found.target})` : `trocar.value(${python(found.of)}, function="square")`;
   const at = python(found.place);
   return program(input, [
-    `grads = client.gradients(${python(model)}, ${value(input)}, of=${of}, at=${at}, taps=${at})`,
+    `grads = client.gradients(${python(model)}, ${inputPython(input)}, of=${of}, at=${at}, taps=${at})`,
     `gradient, embedding = grads[${python(`${found.place}/grad_out`)}], grads[${at}]`,
     'values = (gradient.astype("float64") * embedding).sum(axis=2)[0]', "print(values)",
   ]);
@@ -45,7 +44,7 @@ export function tokensCommand({ model, input, found }) {
 }
 
 export const healthPython = ({ model, input, target }) =>
-  program(input, [`health = client.health(${python(model)}, ${value(input)}, trocar.logit(${target}))`, "print(health)"]);
+  program(input, [`health = client.health(${python(model)}, ${inputPython(input)}, trocar.logit(${target}))`, "print(health)"]);
 
 export const healthCommand = ({ model, input, target }) =>
   ["trocar", "health", model, input.name, "--of", `logit:${target}`].map(shell).join(" ");

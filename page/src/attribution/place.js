@@ -23,6 +23,17 @@ export function defaultPlace(values, inputShape) {
   return { at: lastMap.name, channelDim: isChannelsLast(lastMap.shape, inputShape) ? -1 : null, grid: null };
 }
 
+/**
+ * The dimension of a value's channels: -1 for (batch, height, width, channels), as of Swin; null for the usual one.
+ * @param preprocessing of the model, whose crop or fixed size is that of its images; null where it is not known
+ */
+export function channelDimOf(shape, preprocessing) {
+  const size = preprocessing?.crop.length ? preprocessing.crop : preprocessing?.resize;
+  if (size?.length !== 2) return null;
+  const inputShape = [1, 3, ...size];
+  return hasPositions({ shape }, inputShape) && isChannelsLast(shape, inputShape) ? -1 : null;
+}
+
 const isWithin = (path, ancestor) => path === ancestor || path.startsWith(`${ancestor}.`);
 
 const counts = ({ path, pick, type }, attention) =>

@@ -7,7 +7,7 @@ import { attributionCommand, attributionPython, healthCommand, healthPython, tok
 import { gradientHealth } from "../attribution/health.js";
 import { attributeTokens } from "../attribution/tokens.js";
 import { html, number } from "../html.js";
-import { best, categories, collected, input, model, options, view } from "../state.js";
+import { best, categories, collected, input, isDescribed, model, options, view } from "../state.js";
 import { Copies } from "../views/copy.js";
 import { Field } from "../views/field.js";
 import { HealthPicture } from "../views/health.js";
@@ -86,7 +86,7 @@ function Controls() {
 
 const className = (target) => (categories.value[target] ? `${categories.value[target]} (${target})` : `class ${target}`);
 
-/** The model's own input as a picture: mean and deviation of its preprocessing are undone. */
+/** The model's own input as a picture: scale, mean and deviation of its preprocessing are undone. */
 function Input({ pixels }) {
   const canvas = useRef(null);
   const [, channels, height, width] = pixels.shape;
@@ -94,12 +94,12 @@ function Input({ pixels }) {
     canvas.current.width = width;
     canvas.current.height = height;
     const image = new ImageData(width, height);
-    const { mean = [], std = [] } = model.value?.preprocessing ?? {};
+    const { mean = [], std = [], scale = 1 / 255 } = model.value?.preprocessing ?? {};
     const size = height * width;
     for (let at = 0; at < size; at += 1) {
       for (let part = 0; part < 3; part += 1) {
         const from = channels === 3 ? part : 0;
-        image.data[4 * at + part] = 255 * (pixels.values[from * size + at] * (std[from] ?? 1) + (mean[from] ?? 0));
+        image.data[4 * at + part] = (pixels.values[from * size + at] * (std[from] ?? 1) + (mean[from] ?? 0)) / scale;
       }
       image.data[4 * at + 3] = 255;
     }
@@ -149,9 +149,10 @@ const VIEWS = { map: HeatMap, text: Tokens, [HEALTH]: Health };
 
 function Shown() {
   useEffect(() => {
+    if (!isDescribed.value) return undefined; // a class by its name is one of the new model's
     run();
     return () => work.stop();
-  }, [input.value, view.model.value, ...["method", "target", "at", "setting"].map((name) => chosen[name].value)]);
+  }, [input.value, isDescribed.value, categories.value, view.model.value, ...["method", "target", "at", "setting"].map((name) => chosen[name].value)]);
   const { kind, asked, found } = result.value ?? {};
   const Found = asked?.model === view.model.value && asked.input === input.value ? VIEWS[kind] : null;
   return html`<${Controls} />${Found ? html`<${Found} asked=${asked} found=${found} />` : html`<p class="hint">${working.value}</p>`}`;

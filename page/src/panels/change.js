@@ -20,7 +20,7 @@ import { StoredEdits } from "../views/stored_edits.js";
 import { Latest } from "../work.js";
 
 const chosen = parameters("change", { edits: "[]", at: "0", place: "", target: "", text: "", order: "strongest", scale: "common" });
-/** `{key, before, after, passes}` of the last passes with edits; null without them. */
+/** `{key, input, before, after, passes}` of the last passes with edits; null without them. */
 const changed = signal(null);
 const pass = new Latest();
 
@@ -46,9 +46,11 @@ function isComplete(edit) {
 const targetOf = () => (/^\d+$/.test(chosen.target.value) ? Number(chosen.target.value) : best.value[0]?.[0] ?? 0);
 
 async function run(key, edits) {
+  const own = input.value;
   const given = { target: targetOf(), text: chosen.text.value };
   const found = await pass.start(`Running ${view.model.value} with edits`, (signal) => runEdited(edits, given, options(signal)));
-  if (found) changed.value = { ...found, key };
+  if (found) changed.value = { ...found, key, input: own };
+  else if (!pass.isRunning && changed.value?.input !== own) changed.value = null;
 }
 
 function picked(edit, indices, width, channelDim) {
@@ -57,10 +59,10 @@ function picked(edit, indices, width, channelDim) {
   const rest = Object.fromEntries(Object.entries(edit).filter(([name]) => !outdated.includes(name)));
   const vectors = known.find((one) => one.kind === "vectors");
   const dimension = channelDim === null ? {} : { channel_dim: channelDim };
-  if (!vectors) return indices.length ? { ...rest, channels: indices, ...dimension } : rest;
+  if (!vectors) return { ...rest, ...(indices.length ? { channels: indices } : {}), ...(indices.length || edit.index ? dimension : {}) };
   const rows = unitVectors(indices, width);
   const one = rows.length ? rows.reduce((sum, row) => sum.map((value, at) => value + row[at])) : [];
-  return { ...rest, [vectors.name]: vectors.name === "direction" ? one : rows };
+  return { ...rest, [vectors.name]: vectors.name === "direction" ? one : rows, ...dimension };
 }
 
 function EditList({ edits, at }) {
@@ -128,7 +130,7 @@ function Change() {
       changed.value = null;
     } else run(key, running);
   }, [key, result.value, ownSecond]);
-  const found = changed.value;
+  const found = changed.value?.input === result.value?.input ? changed.value : null; // never beside a pass of another input
   const before = found?.before?.filter(({ map }) => map.name !== "/out") ?? collected.value;
   const own = useEditedValue(edit, before);
   if (!input.value) return html`<p class="hint">Give the model an input, then choose a module to change.</p>`;

@@ -29,7 +29,7 @@ function Look() {
     <section class="channels" aria-label="Values of ${view.module.value}">
       <h2>${view.module.value} <small>${module.value?.type} ${module.value?.description}</small></h2>
       <${Ports} />
-      <${Copy} passes=${[passOf("maps"), ...(chosen.against.value ? otherPasses() : [])]}>${collected.value.map(({ map, tensor }) => html`<${Save} key=${map.name} tensor=${tensor} name=${map.name} />`)}<//>
+      <${Copy} passes=${[passOf("maps"), ...otherPasses(chosen)]}>${collected.value.map(({ map, tensor }) => html`<${Save} key=${map.name} tensor=${tensor} name=${map.name} />`)}<//>
       <${CompareControls} against=${chosen.against} place=${chosen.place} />
       ${chosen.against.value && html`<${Likeness} against=${chosen.against} place=${chosen.place} value=${collected.value[0]} />`}
       <div class=${chosen.against.value ? "side-by-side" : ""}>

@@ -14,6 +14,7 @@ import { call } from "../wire.js";
 import { during } from "../work.js";
 
 const LOOK_MS = 2000;
+const REFUSALS = ["PERMISSION_DENIED", "UNAUTHENTICATED"];
 
 /** `DrainResponse`; null for callers without the scope. */
 const state = signal(null);
@@ -25,7 +26,8 @@ const ask = (action) => call(ServerService.method.drain, { action }, options());
 
 // Whoever may ask for the state may operate. Others are not told of what they cannot do.
 effect(() => {
-  if (server.value) ask(DrainAction.UNSPECIFIED).then((reply) => { state.value = reply; }, () => { state.value = null; });
+  if (!server.value) return;
+  ask(DrainAction.UNSPECIFIED).then((reply) => { state.value = reply; }, ({ code }) => { if (REFUSALS.includes(code)) state.value = null; });
 });
 
 const MODELS = [

@@ -1,6 +1,6 @@
 // Train: the caller's trainers, and curves of their fits as they run.
 import { batch, signal } from "@preact/signals";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { parameters } from "../address.js";
 import { python, shell } from "../code.js";
 import { count, html, number } from "../html.js";
@@ -16,11 +16,16 @@ import { during, problem } from "../work.js";
 const LIST_MS = 3000;
 const DRAW_MS = 200;
 const UNKNOWN_FIT = "NOT_FOUND";
+/** The call may have been carried out. The alert goes when the page reaches the server again. */
+const UNANSWERED = ["UNAVAILABLE", "DEADLINE_EXCEEDED"];
 
 const chosen = parameters("train", { trainer: "" });
 const trainers = signal(null);
 const events = signal([]);
+/** What became of publishing. */
 const note = signal("");
+/** Why there are no events, in the server's words. */
+const missing = signal("");
 
 const COLUMNS = [
   { title: "trainer", cell: (one) => html`<button class="link" aria-pressed=${String(one.trainerId === chosen.trainer.value)} onClick=${() => { chosen.trainer.value = one.trainerId; }}>${one.trainerId.slice(0, 8)}</button>` },
@@ -47,25 +52,33 @@ function useTrainers() {
 
 /** Follows the newest fit of a trainer, and the next one when it begins. */
 function useEvents(trainer) {
-  useEffect(() => () => batch(() => {
-    events.value = [];
-    note.value = "";
-  }), []);
+  const own = useRef({ isFollowing: false, isFirst: true, controller: new AbortController() }).current;
+  useEffect(() => () => {
+    own.controller.abort();
+    batch(() => {
+      events.value = [];
+      note.value = missing.value = "";
+    });
+  }, []);
   useEffect(() => {
-    const own = new AbortController();
-    follow(trainer.trainerId, own.signal);
-    return () => own.abort();
-  }, [trainer.state === "fitting"]);
+    if (own.isFollowing || !(own.isFirst || trainer.state === "fitting")) return;
+    own.isFollowing = true;
+    own.isFirst = false;
+    follow(trainer.trainerId, own.controller.signal).finally(() => { own.isFollowing = false; });
+  }, [trainer]); // another object each time the trainers are listed
 }
 
 async function follow(trainerId, signal) {
   const found = [];
-  const show = () => { if (!signal.aborted) events.value = [...found]; };
+  const show = () => { if (!signal.aborted && found.length) events.value = [...found]; };
   const drawing = setInterval(() => { if (found.length !== events.value.length) show(); }, DRAW_MS);
   try {
-    for await (const event of fitEvents(trainerId, options(signal))) found.push(event);
+    for await (const event of fitEvents(trainerId, options(signal))) {
+      found.push(event);
+      missing.value = "";
+    }
   } catch (error) {
-    if (error.code === UNKNOWN_FIT) note.value = error.message;
+    if (error.code === UNKNOWN_FIT) missing.value = error.message;
     else if (error.name !== "AbortError") problem.value = { what: "Watching a fit", code: error.code ?? error.name, text: error.message };
   } finally {
     clearInterval(drawing);
@@ -81,10 +94,14 @@ function Controls({ trainer }) {
   });
   const control = (command) => told(`Asking to ${command} the fit`, () => controlFit(trainer.trainerId, COMMANDS[command], options()));
   const send = async () => {
+    note.value = "";
     const modelId = await told(`Publishing ${name}`, () => publish(trainer.trainerId, name, options()));
-    if (!modelId) return;
-    note.value = `Published as ${modelId}.`;
-    await connect();
+    if (modelId) {
+      note.value = `Published as ${modelId}.`;
+      await connect();
+    } else if (UNANSWERED.includes(problem.value?.code)) {
+      note.value = `No answer came: ${name} may be published all the same. Look for it among the models before you publish again.`;
+    }
   };
   return html`
     <div class="controls">
@@ -111,7 +128,7 @@ function Fit({ trainer }) {
       <h2>${trainer.trainerId} <small>${trainer.spec?.modelId}, ${trainer.state}</small></h2>
       <${Copies} python=${trainerPython(trainer)} command=${["trocar", "trainers", "watch", trainer.trainerId].map(shell).join(" ")} />
       <${Controls} key=${trainer.trainerId} trainer=${trainer} />
-      <p class="hint" role="status">${note.value}${last && ` Event ${Number(last.number)}: ${last.kind}${last.facts.message ? `, ${last.facts.message}` : ""}`}</p>
+      <p class="hint" role="status">${[note.value, missing.value, last && `Event ${Number(last.number)}: ${last.kind}${last.facts.message ? `, ${last.facts.message}` : ""}`].filter(Boolean).join(" ")}</p>
       <div class="all-curves">${curvesOf(events.value, rules).map((one) => html`<${Curves} key=${one.label} label=${one.label} series=${one.series} />`)}</div>
       ${events.value.length > 0 && html`<${SaveFacts} name="events.json" make=${plain} />`}
     </section>`;

@@ -1,19 +1,19 @@
 // A second pass beside the first: another input, or another model.
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import * as api from "../api.js";
+import { getModel } from "../api.js";
 import { html, number } from "../html.js";
-import { bestClasses, input, models, options, readSample, SAMPLES, second, taps, textInput, view } from "../state.js";
+import { bestClasses, extract, input, models, options, readSample, result, SAMPLES, second, taps, textInput, view } from "../state.js";
 import { range } from "../tensors.js";
 import { Best } from "./best.js";
 import { Channels } from "./channels.js";
 import { Field } from "./field.js";
 import { Save } from "./save.js";
 import { SecondImage } from "./second_image.js";
-import { Latest } from "../work.js";
+import { Latest, working } from "../work.js";
 
-/** `{key, maps, input, model, described}` of the second pass; null without one. */
-export const other = signal(null);
+/** `{key, beside, maps, input, model, described}` of the second pass, `beside` the input of the first; null without one. */
+const other = signal(null);
 const pass = new Latest();
 
 const LOADED = 3;
@@ -28,13 +28,15 @@ const INPUTS = {
 async function runOther(key, against, module) {
   const [kind, name] = partsOf(against);
   const model = kind === "model" ? name : view.model.value;
+  const beside = input.value;
   const reply = await pass.start(`Running ${model} for comparison`, async (signal) => {
     const given = await INPUTS[kind](name, signal);
     const [passed, described] = await Promise.all([
-      api.extract(model, given, { taps: taps(module) }, options(signal)), api.getModel(model, options(signal))]);
+      extract(model, given, { taps: taps(module) }, options(signal)), getModel(model, options(signal))]);
     return { ...passed, input: given, model, described };
   });
-  if (reply) other.value = { ...reply, key };
+  if (reply) other.value = { ...reply, key, beside };
+  else if (!pass.isRunning) other.value = null;
 }
 
 /** Cosine of the angle between two values of one shape, in float64; null for others. */
@@ -74,10 +76,17 @@ const moduleBeside = (against, place) => (against.value.startsWith("model:") && 
 const keyOf = (against, place) =>
   JSON.stringify([against.value, moduleBeside(against, place), view.model.value, view.port.value, second.value?.url ?? ""]);
 
+/** The second pass of what is chosen, beside a first pass of the same input; null until both are there. */
+function doneOf({ against, place }) {
+  const done = other.value;
+  const isOfInput = done?.beside === input.value && done.beside === result.value?.input;
+  return isOfInput && done.key === keyOf(against, place) ? done : null;
+}
+
 /** How alike `value` and that of the second pass are; nothing until both are there, or where their shapes differ. */
 export function Likeness({ against, place, value }) {
-  const done = other.value;
-  if (!value?.tensor || done?.key !== keyOf(against, place) || !done.maps[0].tensor) return null;
+  const done = doneOf({ against, place });
+  if (!value?.tensor || !done?.maps[0].tensor) return null;
   const likeness = similarity(value.tensor, done.maps[0].tensor);
   if (likeness === null) return html`<p class="hint">The values have other shapes.</p>`;
   return html`<p>Cosine similarity of the values: ${number(likeness)}</p>`;
@@ -85,8 +94,8 @@ export function Likeness({ against, place, value }) {
 
 /** Limits of colours for both sides: of all values of `value` and of the second pass; null until both are there. */
 export function limitsOfBoth({ against, place }, value) {
-  const done = other.value;
-  if (!against.value || !value?.tensor || done?.key !== keyOf(against, place)) return null;
+  const done = doneOf({ against, place });
+  if (!against.value || !value?.tensor || !done) return null;
   const [[low, high], [otherLow, otherHigh]] = [range(value.tensor.values), range(done.maps[0].tensor.values)];
   return [Math.min(low, otherLow), Math.max(high, otherHigh)];
 }
@@ -102,8 +111,8 @@ export function Other({ against, place, chosen, tokens, both }) {
       other.value = null;
     }
   }, [key, input.value]);
-  const done = other.value;
-  if (done?.key !== key) return html`<p class="hint">Choose what to compare with.</p>`;
+  const done = doneOf({ against, place });
+  if (!done) return html`<p class="hint">${isChosen ? working.value || "Nothing was computed to compare with." : "Choose what to compare with."}</p>`;
   const [found] = done.maps;
   const image = { ...done.input, preprocessing: done.described.preprocessing };
   return html`
@@ -115,6 +124,9 @@ export function Other({ against, place, chosen, tokens, both }) {
     </section>`;
 }
 
-/** The second pass as `pythonCode` takes it; empty without one. */
-export const otherPasses = () => (other.value
-  ? [{ result: "other", model: other.value.model, input: other.value.input, taps: [...other.value.maps.filter(({ map }) => map.path !== "").map(({ map }) => map.name), "/out"] }] : []);
+/** The second pass as `pythonCode` takes it; empty without one. `chosen` has `against` and `place`. */
+export function otherPasses(chosen) {
+  const done = chosen.against.value ? doneOf(chosen) : null;
+  if (!done) return [];
+  return [{ result: "other", model: done.model, input: done.input, taps: [...done.maps.filter(({ map }) => map.path !== "").map(({ map }) => map.name), "/out"] }];
+}

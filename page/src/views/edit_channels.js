@@ -28,7 +28,7 @@ export function ChannelPicker({ edit, value, chosen, onPick }) {
 function Picker({ edit, value: { tensor }, chosen, onPick }) {
   const isParameter = isOfParameter(edit);
   const { all, shown, limitsOf } = useShown(tensor, isParameter ? rows : channels, chosen.order, chosen.scale);
-  const channelDim = isParameter && tensor.shape.length > 1 ? 0 : null;
+  const channelDim = isParameter ? (tensor.shape.length > 1 ? 0 : null) : tensor.channelDim ?? null;
   const indices = pickedOf(edit);
   const pick = (picked) => onPick(picked, all.length, channelDim);
   const toggle = (index) => pick(indices.includes(index)

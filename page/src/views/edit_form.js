@@ -76,16 +76,18 @@ function Option({ op, option, edit, value, sources, onGive }) {
  * @param sources names of other inputs, from which values may come; @param tokens of a text, or null
  */
 export function EditForm({ edit, value, sources, tokens, onChange }) {
-  const give = (name) => (given) => {
+  const isLast = value?.tensor.channelDim === -1;
+  const give = ({ name, kind }) => (given) => {
     const { [name]: _, ...rest } = edit;
-    onChange(given === undefined ? rest : { ...rest, [name]: given });
+    const dimension = kind === "reference" && isLast ? { channel_dim: -1 } : {}; // a number for each channel
+    onChange(given === undefined ? rest : { ...rest, [name]: given, ...dimension });
   };
   return html`
     <form class="edit" aria-label="Edit of ${edit.at}" onSubmit=${(event) => event.preventDefault()}>
       <label>Operation <select value=${edit.op} onChange=${(event) => onChange(initial(event.target.value, edit.at, value, sources))}>
         ${[...OPERATIONS.keys()].map((name) => html`<option key=${name}>${name}</option>`)}</select></label>
       ${OPERATIONS.get(edit.op).options.map((option) => html`
-        <${Option} key=${option.name} op=${edit.op} option=${option} edit=${edit} value=${value} sources=${sources} onGive=${give(option.name)} />`)}
+        <${Option} key=${option.name} op=${edit.op} option=${option} edit=${edit} value=${value} sources=${sources} onGive=${give(option)} />`)}
       ${!isOfParameter(edit) && html`<${EditRegion} edit=${edit} value=${value} tokens=${tokens} onChange=${onChange} />`}
       ${value && html`<span class="hint">values from ${range(value.tensor.values).map((end) => number(end)).join(" to ")}</span>`}
     </form>`;

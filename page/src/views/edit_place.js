@@ -24,12 +24,14 @@ async function findOwned(key) {
 function placesOf(names) {
   const shown = collected.value[0]?.map.name;
   if (!shown) return [];
+  const { pick } = collected.value[0].map; // stays behind the port, as in `layer/in[0]`
+  const value = pick && shown.endsWith(pick) ? shown.slice(0, -pick.length) : shown;
   const port = { in: "its input", pattern: "its attention" }[view.port.value];
   const own = names.map((name) => [name, `parameter ${name.slice(name.lastIndexOf("(") + 1, -1)}`]);
   const hasGradients = best.value.length && !shown.endsWith("/pattern");
   return [
-    [shown, port ?? "its output"], ...(port ? [] : [[`${shown}/in`, "its input"]]), ...own,
-    ...(hasGradients ? [[`${shown.replace(/\/in$/, "")}/grad_${port ? "in" : "out"}`, `gradient of ${port ?? "its output"}`]] : []),
+    [shown, port ?? "its output"], ...(port ? [] : [[`${value}/in`, "its input"]]), ...own,
+    ...(hasGradients ? [[`${value.replace(/\/in$/, "")}/grad_${port ? "in" : "out"}${pick}`, `gradient of ${port ?? "its output"}`]] : []),
     ...(hasGradients ? own.map(([name, label]) => [name.replace("/param(", "/param_grad("), `gradient of ${label}`]) : []),
   ];
 }

@@ -1,7 +1,6 @@
 // Reference means of an edit: a number for each channel that is changed, typed, or taken from passes without edits.
-import { extract } from "../api.js";
 import { html } from "../html.js";
-import { input, options, readSample, SAMPLES, view } from "../state.js";
+import { extract, input, options, readSample, SAMPLES, view } from "../state.js";
 import { channels } from "../tensors.js";
 import { during } from "../work.js";
 import { Field } from "./field.js";

@@ -16,9 +16,9 @@ export function positionsOf(text) {
   return positions.length ? [...new Set(positions)] : null;
 }
 
-/** Rows and columns of an index such as `:, :, 2:8, :`; empty for all. */
+/** Rows and columns of an index such as `:, :, 2:8, :`, or `:, 2:8, :, :` with the channels last; empty for all. */
 export const rangesOf = (edit) =>
-  (edit.index ?? ":, :, :, :").split(",").slice(2).map((part) => part.trim().replace(/^:$/, ""));
+  (edit.index ?? ":, :, :, :").split(",").slice(...(edit.channel_dim === -1 ? [1, 3] : [2])).map((part) => part.trim().replace(/^:$/, ""));
 
 const rangeOf = (text) => {
   const word = text.trim().replaceAll(/\s*:\s*/g, ":");
@@ -41,9 +41,10 @@ function Tokens({ edit, tokens, onGive }) {
  * @param tokens of a text, or null; @param onChange gets the edit with another region
  */
 export function EditRegion({ edit, value, tokens, onChange }) {
+  const isLast = value?.tensor.channelDim === -1;
   const give = (name) => (given) => {
     const { [name]: _, ...rest } = edit;
-    onChange(given === undefined ? rest : { ...rest, [name]: given });
+    onChange(given === undefined ? rest : { ...rest, [name]: given, ...(isLast ? { channel_dim: -1 } : {}) });
   };
   const shape = value?.tensor.shape ?? [];
   if (edit.op === "skip" || ![3, 4].includes(shape.length)) return null;
@@ -54,8 +55,9 @@ export function EditRegion({ edit, value, tokens, onChange }) {
   const ranges = rangesOf(edit);
   const part = (at) => (text) => {
     const [rows, columns] = ranges.map((range, other) => (other === at ? rangeOf(text) : range));
-    give("index")(rows || columns ? `:, :, ${rows || ":"}, ${columns || ":"}` : undefined);
+    const both = `${rows || ":"}, ${columns || ":"}`;
+    give("index")(rows || columns ? (isLast ? `:, ${both}, :` : `:, :, ${both}`) : undefined);
   };
   return html`${["rows", "columns"].map((name, at) => html`
-    <label key=${name}>only ${name} <${Field} class="short" value=${ranges[at]} placeholder="0:${shape[2 + at]}" onGive=${part(at)} /></label>`)}`;
+    <label key=${name}>only ${name} <${Field} class="short" value=${ranges[at]} placeholder="0:${shape[(isLast ? 1 : 2) + at]}" onGive=${part(at)} /></label>`)}`;
 }

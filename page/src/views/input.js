@@ -1,12 +1,9 @@
 // The input: a picture that is dropped or chosen, a sample, or a text; and what the model says of it.
 import { html, number } from "../html.js";
-import { best, input, model, result, SAMPLES, takesImages, takesText, imageInput, useInput, useSample, useText, view } from "../state.js";
+import { best, input, result, SAMPLES, takesImages, takesText, useFile, useSample, useText, view } from "../state.js";
 import { Best } from "./best.js";
 
-async function take(files) {
-  const [file] = files ?? [];
-  if (file) await useInput(imageInput(new Uint8Array(await file.arrayBuffer()), file.name));
-}
+const take = (files) => useFile(files?.[0]);
 
 function ImageInput() {
   return html`
@@ -45,6 +42,6 @@ export function Input() {
       ${takesImages.value && html`<${ImageInput} />`}
       ${takesText.value && html`<${TextInput} />`}
       <${Best} classes=${best.value} />
-      ${timing && html`<p class="hint">${model.value.modelId}: ${number(timing.computeS * 1000, 3)} ms on the server</p>`}
+      ${timing && html`<p class="hint">${result.value.model}: ${number(timing.computeS * 1000, 3)} ms on the server</p>`}
     </section>`;
 }

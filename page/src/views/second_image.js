@@ -1,13 +1,16 @@
 // A second image of the user's own, to compare with or to take values from.
 import { html } from "../html.js";
 import { imageInput, second } from "../state.js";
+import { Latest } from "../work.js";
+
+const reading = new Latest();
 
 async function take(files) {
   const [file] = files ?? [];
-  if (!file) return;
-  const bytes = new Uint8Array(await file.arrayBuffer());
+  const content = file && await reading.start("Reading the second image", () => file.arrayBuffer());
+  if (!content) return;
   if (second.value) URL.revokeObjectURL(second.value.url);
-  second.value = imageInput(bytes, file.name);
+  second.value = imageInput(new Uint8Array(content), file.name);
 }
 
 export function SecondImage({ label }) {

@@ -97,8 +97,8 @@ class Tap(_message.Message):
     stands for `layer4/grad_out`, `/in` for `/grad_in`, `fc/param(weight)` for `fc/param_grad(weight)`.
     """
     includes_padding: _builtins.bool
-    """Whether statistics, pools and Gram matrices count padding: the tokens that `attention_mask`, or of a
-    decoder `decoder_attention_mask`, sets to 0.
+    """Whether statistics, pools, Gram matrices and top-k along tokens count padding: the tokens that
+    `attention_mask`, or of a decoder `decoder_attention_mask`, sets to 0.
     """
     @_builtins.property
     def statistics(self) -> _containers.RepeatedScalarFieldContainer[_statistics_pb2.Statistic.ValueType]:

@@ -928,16 +928,22 @@ class GetTrainerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRAINER_ID_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_STEP_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
     """The id of the trainer. Required."""
+    waits_for_step: _builtins.bool
+    """Whether to wait until no call changes the trainer. `next_number` then counts a step that still runs though its caller
+    has cancelled it, or has reached its deadline.
+    """
     def __init__(
         self,
         *,
         trainer_id: _builtins.str = ...,
+        waits_for_step: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["trainer_id", b"trainer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trainer_id", b"trainer_id", "waits_for_step", b"waits_for_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -950,6 +956,9 @@ class GetTrainerResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRAINER_FIELD_NUMBER: _builtins.int
+    HAS_WAITED_FIELD_NUMBER: _builtins.int
+    has_waited: _builtins.bool
+    """Whether it is the state after the wait that `waits_for_step` asked for; a server that does not know that field sets false."""
     @_builtins.property
     def trainer(self) -> Global___Trainer:
         """The trainer's state."""
@@ -958,10 +967,11 @@ class GetTrainerResponse(_message.Message):
         self,
         *,
         trainer: Global___Trainer | None = ...,
+        has_waited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_waited", b"has_waited", "trainer", b"trainer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

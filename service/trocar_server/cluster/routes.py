@@ -3,7 +3,6 @@
 route_of("/trocar_api.v1.ExtractionService/Extract").read(message)      # "resnet18"
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum, unique
@@ -13,6 +12,7 @@ from typing import Any
 from trocar_api.wire import WireError, last_value
 from trocar_server.rpc.descriptors import ALL
 from trocar_server.rpc.oip.oip_messages import SERVICE as OPEN_INFERENCE
+from trocar_server.training.files.trainer_janitor import TRAINER_ID
 
 
 @unique
@@ -24,9 +24,6 @@ class Subject(StrEnum):
     ANY = ""
     """Every replica can answer."""
 
-
-TRAINER_ID = re.compile(r"[0-9a-f]{32}")
-"""As in `training.files.trainer_store`, which imports torch. No published model has such an id."""
 
 _NAMES = {"trainer_id": Subject.TRAINER, "model_id": Subject.MODEL, "model_name": Subject.MODEL}
 """Field names, the first that a message has."""

@@ -114,7 +114,7 @@ def _jpeg(data: bytes) -> tuple[ImageHeader, int]:
         if marker in _FRAMES:
             height = int.from_bytes(data[start + 3 : start + 5])
             width = int.from_bytes(data[start + 5 : start + 7])
-            if end > len(data) or not (height and width):
+            if max(end, start + 8) > len(data) or not (height and width):  # its length may be a lie
                 break
             return ImageHeader("JPEG", width, height, data[start + 7]), end
     raise damaged("JPEG")

@@ -122,6 +122,7 @@ class Engine:
         keeping = call.keeping
         place = None if keeping is None else await key_of(keeping.question, received)
         if place is not None and (kept := self.replies.get(place.question.owner, place.digest)) is not None:
+            reservation.settle(kept.byte_count)  # the cache may drop it while it is sent
             return kept
         payloads = call.processed or Payloads(received)
         if checked.has_more_than_inputs:
@@ -164,18 +165,26 @@ class Engine:
         Raises:
             ServiceError: As `Preparation.process`; `UNKNOWN_MODEL` or `MODEL_NOT_LOADED`.
         """
+        before_bytes = 0 if reservation is None else reservation.byte_count
         while True:
             hosted = self.catalogue.loaded(plan.model_id)
             found = await self.preparation.process(hosted, plan, payloads, deadline, reservation)
             if self.catalogue.loaded(plan.model_id).processor_version == hosted.processor_version:
                 return found
+            del found
+            if reservation is not None:
+                reservation.add(before_bytes - reservation.byte_count)
 
     async def _processed(self, call: Call, reservation: Reservation) -> Call:
         """Receive a call and process its inputs, without which its shapes are not known."""
+        plan = call.plan
+        self.deployment(plan.model_id)  # raises for a model that is not there, before anything is received
+        rows = next((entry.row_count for entry in plan.unprocessed), row_count(plan.inputs))
+        reservation.check(call.announced_bytes, rows)
         with call.phase("receive"):
             received = await call.receive(reservation)
-        payloads = split_payloads(call.plan, received, call.stored)
-        plan, payloads = await self.process_inputs(call.plan, payloads, call.deadline, reservation)
+        payloads = split_payloads(plan, received, call.stored)
+        plan, payloads = await self.process_inputs(plan, payloads, call.deadline, reservation)
         return replace(
             call,
             plan=plan,

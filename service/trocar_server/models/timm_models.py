@@ -3,6 +3,7 @@
 build_timm("vit_tiny_patch16_224", {}, None)              # random weights
 """
 
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line, nearest
-from trocar_server.late_imports import late_imports
+from trocar_server.late_imports import is_imported, late_imports
 from trocar_server.models.blocks import block_stages
 from trocar_server.models.inputs import BATCH, InputSignature, InputSpec
 from trocar_server.models.source import invalid
@@ -158,6 +159,9 @@ def timm_stages(module: Any) -> dict[str, str]:
 
 
 def _timm() -> Any:
+    """Return timm. Once it is imported, an event loop waits for no other import."""
+    if is_imported("timm"):
+        return sys.modules["timm"]
     try:
         with late_imports, warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
+from trocar_server.processing.tokenization import MOST_CACHED
 
 Samples = NDArray[np.float32]
 
@@ -46,7 +47,7 @@ def extract_features(head: dict[str, Any], clips: Sequence[bytes]) -> dict[str, 
     return {"arrays": arrays, "samples": [{"length": len(sound)} for sound in sounds]}
 
 
-@lru_cache(maxsize=8)  # those of models that were loaded again go with time
+@lru_cache(maxsize=MOST_CACHED)
 def _extractor(folder: str, _version: str) -> Any:
     try:
         from transformers import AutoFeatureExtractor

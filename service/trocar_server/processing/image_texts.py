@@ -20,6 +20,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.processing.audio import plain_array
 from trocar_server.processing.tokenization import (
+    MOST_CACHED,
     chat_contents,
     render,
     token_limit,
@@ -84,7 +85,7 @@ def process_image_texts(head: dict[str, Any], data: bytes) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=8)  # those of models that were loaded again go with time
+@lru_cache(maxsize=MOST_CACHED)
 def _processor(folder: str, _version: str) -> Any:
     try:
         from transformers import AutoImageProcessor, AutoProcessor

@@ -12,6 +12,11 @@ import numpy as np
 from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError, first_line
 
+MOST_CACHED = 32
+"""Tokenizers and other processors in memory; those of models that were loaded again go with time.
+
+One of 256,000 tokens takes 60 MB (tokenizers 0.23): all fit into the address space of the worker for texts.
+"""
 _UNLIMITED = 10**9
 """Tokenizers without a maximum have 10 ** 30 or so as theirs."""
 
@@ -52,7 +57,7 @@ def tokenize(head: dict[str, Any], entries: Sequence[Sequence[Any]]) -> dict[str
     return {"arrays": arrays, "samples": samples, "padded_length": padded_length, "pads_left": pads_left}
 
 
-@lru_cache(maxsize=8)  # those of models that were loaded again go with time
+@lru_cache(maxsize=MOST_CACHED)
 def _tokenizer(folder: str, version: str) -> Any:
     try:
         from transformers import AutoTokenizer
@@ -109,7 +114,7 @@ def _sentence_tokens(folder: str, version: str) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-@lru_cache(maxsize=8)  # those of models that were loaded again go with time
+@lru_cache(maxsize=MOST_CACHED)
 def _sentence_settings(folder: str, _version: str) -> dict[str, Any]:
     """Return what a sentence-transformers folder says of its transformer; nothing for other folders.
 

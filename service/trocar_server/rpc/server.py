@@ -151,7 +151,7 @@ async def start_server(  # noqa: PLR0913 - one per operator's setting
     engine, authorizer = parts.engine, authorizer or OpenAuthorizer()
     calls = RunningCalls(authorizer)
     interceptor = CallInterceptor(
-        log, authorizer, observer, parts.drain_switch, calls, engine.limits.stall_timeout_s, gateway.key
+        log, authorizer, observer, parts.drain_switch, calls, engine.limits, gateway.key
     )
     options = server_options(engine.limits, max_message_bytes)
     server = grpc.aio.server(interceptors=[interceptor], options=options)

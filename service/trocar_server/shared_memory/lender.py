@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -119,7 +120,8 @@ class Lender:
         self._reserve(principal, byte_count)
         try:
             self._check_room(byte_count)
-            segment = Segment(self._folder, byte_count)
+            freed = partial(self._unreserve, principal, byte_count)
+            segment = Segment(self._folder, byte_count, freed)
         except BaseException as error:
             self._unreserve(principal, byte_count)
             if isinstance(error, OSError):
@@ -130,10 +132,9 @@ class Lender:
         return segment
 
     def drop(self, principal: str, segment: Segment) -> None:
-        """Release a segment; a call that has borrowed it keeps it until the call ends."""
+        """Release a segment; a call that has borrowed it keeps it, and its bytes count, until it ends."""
         with self._lock:
             del self._segments[principal, segment.id]
-        self._unreserve(principal, segment.byte_count)
         segment.release()
 
     def _check_room(self, byte_count: int) -> None:

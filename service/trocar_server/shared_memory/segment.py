@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -25,14 +26,15 @@ class Segment:
     Args:
         folder: The folder of shared memory.
         byte_count: Its size in bytes; rounded up to whole pages.
+        when_freed: Called when the last borrower has ended.
 
     Raises:
         OSError: There is too little room, or the file cannot be made.
     """
 
-    def __init__(self, folder: Path, byte_count: int) -> None:
+    def __init__(self, folder: Path, byte_count: int, when_freed: Callable[[], None] = lambda: None) -> None:
         self.byte_count = rounded(byte_count)
-        self._folder = folder
+        self._folder, self._when_freed = folder, when_freed
         self.name, self._descriptor = create_file(folder)
         self.id = self.name.rpartition("-")[2]
         try:
@@ -113,6 +115,7 @@ class Segment:
         with suppress(BufferError):  # a copy that failed is still in somebody's traceback: freed with that
             self._map.close()
         os.close(self._descriptor)
+        self._when_freed()
 
     def _view(self, offset: int, byte_count: int) -> NDArray[np.uint8]:
         if os.fstat(self._descriptor).st_size < self.byte_count:

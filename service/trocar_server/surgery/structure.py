@@ -109,13 +109,13 @@ def _with_child(value: Any, position: int, key: int | str, child: Any) -> Any:
         return copied
     if isinstance(value, tuple | list):
         items = [child if index == position else item for index, item in enumerate(value)]
-        return items if isinstance(value, list) else _tuple_like(value, items)
+        return items if isinstance(value, list) else tuple_like(value, items)
     copied = copy.copy(value)
     object.__setattr__(copied, str(key), child)  # a frozen dataclass, too
     return copied
 
 
-def _tuple_like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
+def tuple_like(value: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
     """Return a tuple of other items, of the same type where it names them."""
     if hasattr(value, "_fields"):
         return type(value)(*items)

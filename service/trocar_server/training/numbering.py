@@ -35,12 +35,12 @@ class KeptCall(Generic[Result]):
     result: Result
 
 
-@dataclass
+@dataclass(eq=False)
 class Turn(Generic[Result]):
     """One call with exclusive use of the trainer.
 
     Attributes:
-        number: The call's number.
+        number: The call's number; -1 while a call without one waits.
         kind: The call's kind.
         result: Its result; None until it is applied.
     """
@@ -67,6 +67,8 @@ class Numbering(Generic[Result]):
     _kept: "OrderedDict[int, tuple[str, Result | None]]" = field(default_factory=OrderedDict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: "dict[int, list[asyncio.Future[None]]]" = field(default_factory=dict)
+    _present: "set[Turn[Result]]" = field(default_factory=set)
+    """Calls that wait or run."""
 
     @asynccontextmanager
     async def turn(self, number: int | None, kind: str) -> AsyncIterator[Turn[Result]]:
@@ -82,27 +84,33 @@ class Numbering(Generic[Result]):
             ServiceError: `STEP_OUT_OF_ORDER`: the number is too old, too far ahead or already used by
                 another call, or the call before it failed.
         """
-        if number is not None and number > self.next_number:
-            await self._wait(number)
-        async with self._lock:
-            turn: Turn[Result] = Turn(self.next_number if number is None else number, kind)
-            if turn.number > self.next_number:  # a restore came in between
-                raise self._out_of_order(turn.number, f"the next one is {self.next_number}")
-            if turn.number < self.next_number:
-                turn.result = self._cached_result(turn.number, kind)
-            try:
-                yield turn
-            except asyncio.CancelledError:
-                if not turn.is_new:
-                    self._expect_again(turn.number)
-                raise
-            except BaseException:
-                if not turn.is_new:
-                    self._fail_waiting(turn.number)
-                raise
-            finally:
-                if turn.is_new and turn.result is not None:
-                    self._applied(turn, is_numbered=number is not None)
+        turn: Turn[Result] = Turn(-1 if number is None else number, kind)
+        self._present.add(turn)
+        try:
+            if turn.number > self.next_number:
+                await self._wait(turn.number)
+            async with self._lock:
+                if number is None:
+                    turn.number = self.next_number
+                if turn.number > self.next_number:  # a restore came in between
+                    raise self._out_of_order(turn.number, f"the next one is {self.next_number}")
+                if turn.number < self.next_number:
+                    turn.result = self._cached_result(turn.number, kind)
+                try:
+                    yield turn
+                except BaseException as error:
+                    if not turn.is_new and not isinstance(error, asyncio.CancelledError):
+                        self._fail_waiting(turn.number)
+                    raise
+                finally:
+                    if turn.is_new and turn.result is not None:
+                        self._applied(turn, is_numbered=number is not None)
+        except asyncio.CancelledError:
+            if not turn.is_new:
+                self._expect_again(turn.number)
+            raise
+        finally:
+            self._present.discard(turn)
 
     @asynccontextmanager
     async def at_rest(self) -> AsyncIterator[None]:
@@ -175,8 +183,13 @@ class Numbering(Generic[Result]):
         """Keep waiting calls for a while: a client sends its call again when its connection breaks."""
 
         def give_up() -> None:
+            is_present = any(turn.number == number for turn in self._present)
+            if is_present or not any(later > number for later in self._waiting):
+                return
             if self.next_number == number:
                 self._fail_waiting(number)
+            elif self.next_number < number:  # those before it still run
+                self._expect_again(number)
 
         asyncio.get_running_loop().call_later(AGAIN_WITHIN_S, give_up)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,12 +14,14 @@ from trocar_server.engine.engine import Engine
 from trocar_server.errors import ServiceError
 from trocar_server.models import HostedModel
 from trocar_server.models.spec import check_model_id
+from trocar_server.models.weights.weights_file import StateDict
 from trocar_server.training.files.published import PublishedStore
 from trocar_server.training.files.published_records import PublishedModel
 from trocar_server.training.files.snapshots import snapshot_state_dict
+from trocar_server.training.files.trainer_janitor import TRAINER_ID
 from trocar_server.training.files.trainer_storage import StorageOnDemand
-from trocar_server.training.files.trainer_store import TRAINER_ID
 from trocar_server.training.model.head import replace_head
+from trocar_server.training.step.core import TrainerCore
 from trocar_server.training.trainer import Trainer
 
 _log = structlog.get_logger("trocar")
@@ -32,6 +35,7 @@ class OtherPublishing(Protocol):
 
     def claim(self, model_id: str) -> AbstractAsyncContextManager[PublishedStore | None]:
         """Keep others from publishing; gives the store of the one that has this id, if any has."""
+        ...
 
 
 class Publishing:
@@ -102,7 +106,7 @@ class Publishing:
         Raises:
             ServiceError: `MODEL_CONFLICT`, the id is taken; `MODEL_INVALID`, the id is not valid;
                 `INVALID_ARGUMENT`, the trainer has an adapter, or the class names do not fit;
-                `STORAGE_UNAVAILABLE`.
+                `TRAINER_BROKEN`; `STORAGE_UNAVAILABLE`.
         """
         async with self._one_at_a_time:  # a repeated call may come while the first one runs
             await self._publish(trainer, base, model_id, categories, is_repeated=is_repeated)
@@ -135,8 +139,7 @@ class Publishing:
             raise _taken(model_id)
         storage = await asyncio.to_thread(self._storage.get)
         async with trainer.numbering.at_rest():
-            module = trainer.core.hosted.module
-            weights = await self._engine.owner.run(lambda: snapshot_state_dict(module))
+            weights = await self._engine.owner.run(partial(_weights_of, trainer.core))
         async with nullcontext() if self.others is None else self.others.claim(model_id) as elsewhere:
             if is_taken or elsewhere is not None:
                 has = (elsewhere or storage.published).has
@@ -182,6 +185,11 @@ class Publishing:
         if any(spec.model_id == model_id and Path(spec.weights).name == weights_file for spec in hosted):
             await self._engine.deployments.unload(model_id)
             self._engine.catalogue.remove(model_id)
+
+
+def _weights_of(core: TrainerCore) -> StateDict:
+    core.check_usable()
+    return snapshot_state_dict(core.hosted.module)
 
 
 def _taken(model_id: str) -> ServiceError:

@@ -372,7 +372,7 @@ class Trainer:
         """Return the adapter and a new head under PEFT's names, and the update count of the weights.
 
         Raises:
-            ServiceError: `TRAINER_INVALID`, there is no adapter.
+            ServiceError: `TRAINER_INVALID`, there is no adapter; `TRAINER_BROKEN`.
         """
 
         def copy() -> tuple[int, Export]:
@@ -384,11 +384,16 @@ class Trainer:
                 return await self.engine.owner.run(copy)
 
     async def export(self, *, has_optimizer: bool, is_gradients: bool = False) -> tuple[int, Export]:
-        """Return weights or accumulated gradients as one file, and the update count of the weights."""
+        """Return weights or accumulated gradients as one file, and the update count of the weights.
+
+        Raises:
+            ServiceError: `TRAINER_BROKEN`, for weights.
+        """
 
         def copy() -> tuple[int, Export]:
             if is_gradients:
                 return self.core.update_count, make_export(snapshot_tensors(self.core.gradients()))
+            self.core.check_usable()
             weights = snapshot_state_dict(self.core.hosted.module)
             optimizer = None
             if has_optimizer:

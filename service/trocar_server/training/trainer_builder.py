@@ -86,9 +86,9 @@ class TrainerBuilder:
         spec = parse_spec(record.spec)
         await self._load_models(record, spec)
         core = await self._make_core(spec)
-        check_base(record, await self._fingerprint(spec.model_id))
-        storage = await asyncio.to_thread(self.storage.get)
         try:
+            check_base(record, await self._fingerprint(spec.model_id))
+            storage = await asyncio.to_thread(self.storage.get)
             saved = await asyncio.to_thread(storage.checkpoints.load_newest, record.trainer_id)
             if saved is not None:
                 await self.engine.owner.run(lambda: core.load_state(saved.state))

@@ -4,6 +4,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -73,6 +74,45 @@ def test_a_call_whose_message_does_not_come_is_ended(serve: Serve) -> None:
         with pytest.raises(grpc.RpcError, match="too little of the request"):
             list(call)
     assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def unfinished(channel: grpc.Channel, path: str, message: bytes) -> tuple[grpc.StatusCode, str]:
+    """Send the one message of a call and no end; return how the server ended it."""
+    method: Any = channel.stream_stream(path, None, None)
+    messages: SimpleQueue[bytes | None] = SimpleQueue()
+    messages.put(message)
+    call = method(iter(messages.get, None), timeout=WAIT_S)
+    with suppress(grpc.RpcError):
+        list(call)
+    messages.put(None)
+    return call.code(), call.details()
+
+
+def test_a_call_that_does_not_end_after_its_message_is_not_held_for_long(serve: Serve) -> None:
+    running = serve(models=MODELS, limits={"receive_timeout_s": 0.5})
+    with raw_channel(running.address) as channel:
+        code, text = unfinished(channel, "/trocar_api.v1.ServerService/GetServerInfo", b"")
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "0.5 s" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "byte_count"),
+    [
+        (CHECK, (1 << 10) + 1),
+        ("/trocar_api.v1.ServerService/GetServerInfo", (16 << 20) + 1),
+        ("/trocar_api.v1.ExtractionService/Plan", (16 << 20) + 1),
+        ("/inference.GRPCInferenceService/ServerLive", (16 << 20) + 1),
+    ],
+)
+def test_a_message_over_its_limit_is_refused_before_the_call_ends(
+    serve: Serve, path: str, byte_count: int
+) -> None:
+    running = serve(models=MODELS)
+    with raw_channel(running.address, max_send_message_length=-1) as channel:
+        code, text = unfinished(channel, path, bytes(byte_count))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"{byte_count:,} bytes" in text
 
 
 def socket_never() -> bytes:

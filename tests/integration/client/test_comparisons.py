@@ -27,6 +27,7 @@ def server() -> Iterator[RunningServer]:
     models = {
         "plain": plain,
         "other": {**plain, "weights": "random:1", "categories": (*reversed(NAMES),)},
+        "named": {**custom(tiny_models.NamedScores, (3, 8, 8)), "weights": "random:1", "categories": NAMES},
         "structured": custom(tiny_models.Structured, (3,)),
         "half": custom(tiny_models.Half, (7,)),
     }
@@ -122,6 +123,32 @@ def test_the_output_is_no_second_row_of_the_module_that_returns_it(
     assert rows("pool") == ["pool", "/out"]
     assert rows("fc", "/out") == ["fc", "/out"]
     assert rows()[-2:] == ["fc", "/out"]
+
+
+@pytest.mark.parametrize("taps", [None, "pool", "conv*", "/out"])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_outputs_of_other_names_are_compared_and_the_rest_by_name(
+    client: trocar.Client, taps: Any, is_turned: bool
+) -> None:
+    x = images()
+    torch.manual_seed(1)
+    second = tiny_models.Plain().eval()
+    with torch.inference_mode():
+        scores = [model(torch.from_numpy(x)).double() for model in (rebuilt(tiny_models.Plain), second)]
+    ids, selectors = ["plain", "named"], ["/out", '/out["logits"]']
+    if is_turned:
+        ids, selectors, scores = ids[::-1], selectors[::-1], scores[::-1]
+    found = client.compare(ids[0], x, other=ids[1], taps=taps, batch_size=3)
+    row, rows = found.diff.rows[-1], {one.name for one in found.diff.rows[:-1]}
+    assert (row.name, row.name_b) == tuple(selectors)
+    error = float((scores[0] - scores[1]).norm() / scores[0].norm())
+    assert row.relative_error == pytest.approx(error, rel=1e-4)
+    assert [one.after.name for one in found.classes] == [NAMES[i] for i in scores[1].argmax(1)]
+    assert all(one.name == one.name_b for one in found.diff.rows[:-1])
+    assert rows >= {"pool": {"pool"}, "conv*": {"conv", "conv2"}}.get(str(taps), set())
+    if taps is None:
+        assert rows >= {"conv", "conv2", "pool", "fc", "relu@0"}
+        assert "last" in (found.diff.only_a if is_turned else found.diff.only_b)
 
 
 def test_nothing_changes_by_an_edit_that_does_nothing(client: trocar.Client) -> None:

@@ -148,6 +148,12 @@ class TestCalls:
 
 
 class TestRefusals:
+    def test_a_link_on_another_site_opens_the_page(self, url: str) -> None:
+        clicked = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+        assert get(url, **clicked)[0] == 200
+        call = {"content-type": CONTENT_TYPE, **clicked}
+        assert get(url, f"/{LIST}", "POST", **call)[0] == 403
+
     @pytest.mark.parametrize(
         "headers",
         [
@@ -294,6 +300,23 @@ def test_a_page_ends_with_its_threads(client: trocar.Client) -> None:
         page.close()
     with pytest.raises(ConnectionRefusedError):
         get(page.url)
+
+
+def test_a_page_with_a_call_under_way_closes_in_order(
+    serve: Serve, gate: Gate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(models={"gated": custom(Gated, input_shape=(3,))})
+    gate.hold()
+    with trocar.connect(server.address) as client, client.page() as page, connection_to(page.url) as caller:
+        body = framed(*extract_request("gated", noise(1, 3), "last"))
+        caller.sendall(head_of(page.url, len(body)) + body)
+        assert gate.entered.wait(WAIT_S)
+        page.close()
+        received = b""
+        while part := caller.recv(1 << 16):
+            received += part
+    assert b"grpc-status: 14\r\ngrpc-message: the page was closed" in received
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_told(client: trocar.Client) -> None:

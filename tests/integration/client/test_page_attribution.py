@@ -21,6 +21,8 @@ from tests.support.models import text_models
 from tests.support.servers import warm_python
 from tests.support.servers.browser import CHROMIUM, Tab
 from tests.support.servers.running_server import RunningServer, running_server
+from trocar._page.frames import message_frame
+from trocar_api.v1 import model_pb2
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
@@ -111,6 +113,32 @@ def test_the_heat_map_is_that_of_the_client(tab: Tab, url: str, client: trocar.C
     levels = shown.ravel()[order]
     assert (np.diff(levels) >= 0).mean() > 0.999
     assert levels[-1] > levels[0]
+
+
+def test_the_input_is_shown_by_its_models_own_scale(tab: Tab, url: str, client: trocar.Client) -> None:
+    scale = 1 / 127.5
+
+    def scaled(route: Any) -> None:
+        """Give the model another scale, as those of some processors have it."""
+        reply = route.fetch()
+        body = reply.body()
+        length = int.from_bytes(body[1:5], "big")
+        listed = model_pb2.ListModelsResponse.FromString(body[5 : 5 + length])
+        listed.models[0].preprocessing.scale = scale
+        rest = body[5 + length :]
+        route.fulfill(response=reply, body=message_frame(listed.SerializeToString()) + rest)
+
+    tab.page.route("**/*/ListModels", scaled)
+    attribute(tab, url, "saliency")
+    shown = tab.page.get_by_role("img", name="The model's input").evaluate(
+        """canvas => { const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+           return Array.from(data).filter((_, at) => at % 4 === 0); }"""
+    )
+    facts = client.model(MODEL).preprocessing
+    assert facts is not None
+    values = client.extract(MODEL, CAT, "/in")["/in"][0, 0].astype(np.float64)
+    expected = ((values * facts.std[0] + facts.mean[0]) / scale).clip(0, 255)
+    np.testing.assert_allclose(np.reshape(shown, expected.shape), expected, atol=1)
 
 
 def test_a_class_by_its_name_and_a_module(tab: Tab, url: str, client: trocar.Client, tmp_path: Path) -> None:

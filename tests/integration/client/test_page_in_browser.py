@@ -608,6 +608,34 @@ def test_a_file_that_is_no_picture_is_refused_in_the_servers_words(tab: Tab, url
     assert alert.count() == 0
 
 
+def test_a_link_that_is_clicked_on_another_site_opens_the_page(tab: Tab, url: str) -> None:
+    elsewhere = "http://127.0.0.1:9/"
+    link = f'<a href="{url}" target="_blank" rel="noopener">the page</a>'  # as a notebook's cell has it
+    tab.page.route(f"{elsewhere}**", lambda route: route.fulfill(content_type="text/html", body=link))
+    tab.page.goto(elsewhere)
+    with tab.page.context.expect_page() as opened:
+        tab.page.get_by_role("link").click()
+    opened.value.locator("button.module").first.wait_for()
+    opened.value.close()
+    assert tab.problems == []
+
+
+@pytest.mark.parametrize("clipboard", ["undefined", "{ writeText: () => Promise.reject(new Error()) }"])
+def test_code_is_selected_where_the_browser_copies_nothing(tab: Tab, url: str, clipboard: str) -> None:
+    tab.page.add_init_script(f"Object.defineProperty(navigator, 'clipboard', {{ value: {clipboard} }});")
+    look(tab, url)
+    button = tab.page.get_by_role("button", name="Copy as Python")
+    button.click()
+    tab.page.locator("textarea.selected").wait_for()
+    selected = tab.page.evaluate(
+        """() => { const one = document.activeElement;
+           return one.value.slice(one.selectionStart, one.selectionEnd); }"""
+    )
+    assert selected == button.get_attribute("data-text")
+    button.click()
+    tab.page.locator("textarea.selected").wait_for(state="detached")
+
+
 def test_the_keyboard_alone_opens_a_module(tab: Tab, url: str) -> None:
     tab.page.goto(url)
     tab.page.get_by_role("button", name="cat").focus()
@@ -646,6 +674,9 @@ def test_the_page_asks_for_a_token_where_the_server_wants_one(tab: Tab, serve: S
     with trocar.connect(guarded.address, token=token) as client, client.page() as page:
         tab.page.goto(page.url)
         field = tab.page.get_by_label("Token")
+        field.fill(f"{token[:12]}…")  # as a list shortens it; a header cannot have it
+        field.press("Enter")
+        tab.page.get_by_role("alert").get_by_text("copy it again").wait_for()
         field.fill("trocar_wrong")
         field.press("Enter")
         tab.page.get_by_role("alert").get_by_text("token").first.wait_for()

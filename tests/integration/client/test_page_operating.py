@@ -13,6 +13,7 @@ import trocar
 from tests.support.servers import warm_python
 from tests.support.servers.browser import CHROMIUM, Tab
 from tests.support.servers.serving import Serve
+from trocar._page.frames import CONTENT_TYPE, trailers_frame
 from trocar_server.auth import Scope, TokenFile
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -58,6 +59,23 @@ def test_only_administrators_have_the_panel(tab: Tab, open_with: Any) -> None:
     tab.page.goto("about:blank")
     open_with("all")
     tab.page.get_by_role("heading", name="Server").wait_for()
+
+
+def test_the_panel_stays_when_the_server_is_busy_for_a_moment(tab: Tab, open_with: Any) -> None:
+    open_with("all")
+    tab.page.get_by_role("heading", name="Server").wait_for()
+    busy = trailers_frame(8, "the server is busy")
+    headers = {"content-type": CONTENT_TYPE}
+    tab.page.route("**/*/Drain", lambda route: route.fulfill(status=200, headers=headers, body=busy))
+    tab.page.get_by_role("button", name="Drain").click()
+    tab.page.get_by_role("button", name="Yes, drain").click()
+    tab.page.get_by_role("alert").get_by_text("RESOURCE_EXHAUSTED").wait_for()
+    tab.page.get_by_role("button", name="Try again").click()
+    tab.page.get_by_role("alert").wait_for(state="detached")
+    for _ in range(2):  # one may have been under way before
+        with tab.page.expect_response("**/*/Drain"):
+            pass
+    assert tab.page.get_by_role("heading", name="Server").count() == 1
 
 
 def test_models_and_limits_are_the_servers(tab: Tab, open_with: Any) -> None:

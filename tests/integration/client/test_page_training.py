@@ -6,8 +6,10 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from tests.support.servers.running_server import RunningServer, running_server
 from tests.support.servers.server_processes import server_processes
 from tests.support.servers.serving import Serve
 from tests.support.servers.waiting import wait_until
+from trocar._page.frames import CONTENT_TYPE, message_frame, trailers_frame
+from trocar_api.v1 import fit_pb2
 from trocar_server.auth import Scope, TokenFile
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -97,6 +101,107 @@ def test_curves_are_of_the_events_of_the_fit(
     assert f"{last:.4g}" in drawn
 
 
+def test_losses_that_are_not_numbers_are_shown(
+    tab: Tab, url: str, client: trocar.Client, tmp_path: Path
+) -> None:
+    inputs, targets = samples()
+    broken = np.full_like(inputs[:4], np.nan)
+    data = (np.concatenate([inputs, broken]), np.concatenate([targets, targets[:4]]))
+    with client.train("resnet18", head=4, trainable="fc", on_nonfinite="skip") as trainer:
+        history = trainer.fit(data, epochs=1, batch_size=4, shuffle=False)
+        losses = [event["loss"] for event in history if event.kind == "step"]
+        assert [np.isnan(loss) for loss in losses] == [False, False, True]
+        open_trainer(tab, url, trainer)
+        tab.page.get_by_role("status").get_by_text("finished").wait_for()
+        drawn = tab.page.locator("figure.curves", has_text="Loss")
+        assert "training NaN" in drawn.locator("figcaption").inner_text()
+        curve = drawn.locator("path.curve-0").get_attribute("d")
+        assert re.sub(r"[\d. ]", "", curve) == "ML"  # the finite ones
+
+
+EVENT_COUNT = 130_000
+"""More than a function takes as arguments in Chromium."""
+
+
+def test_a_fit_of_very_many_events_is_shown(tab: Tab, url: str, trainer: trocar.Trainer) -> None:
+    def event(number: int) -> bytes:
+        kind = "finished" if number == EVENT_COUNT - 1 else "step"
+        made = fit_pb2.FitEvent(number=number, kind=kind)
+        made.facts.update({"step": number, "loss": 1 / (number + 1)})
+        return message_frame(fit_pb2.WatchFitResponse(event=made).SerializeToString())
+
+    body = b"".join(map(event, range(EVENT_COUNT))) + trailers_frame(0, "")
+    headers = {"content-type": CONTENT_TYPE}
+    tab.page.route("**/*/WatchFit", lambda route: route.fulfill(status=200, headers=headers, body=body))
+    open_trainer(tab, url, trainer)
+    tab.page.get_by_role("status").get_by_text("finished").wait_for()
+    assert last_number(tab) == EVENT_COUNT - 1
+    assert tab.page.get_by_role("img", name="Loss").count() == 1
+
+
+def test_a_fit_that_follows_another_at_once_is_followed(
+    tab: Tab, url: str, trainer: trocar.Trainer, tmp_path: Path
+) -> None:
+    open_trainer(tab, url, trainer)
+    tab.page.get_by_text("no fit yet").wait_for()
+    trainer.start_fit(samples(), epochs=MANY_EPOCHS, batch_size=4)
+    tab.page.get_by_role("img", name="Loss").wait_for()
+    assert tab.page.get_by_text("no fit yet").count() == 0
+    waiting: list[Any] = []
+
+    def hold(route: Any) -> None:
+        """The page sees the trainer fitting only: no list that it gets says otherwise."""
+        waiting.append(route)
+
+    tab.page.route("**/*/ListTrainers", hold)
+    trainer.cancel()
+    tab.page.get_by_role("status").get_by_text("cancelled").wait_for()
+    wait_until(lambda: trainer.info().state == "ready")
+    trainer.start_fit(samples(), epochs=MANY_EPOCHS, batch_size=4)
+    begun = last_number(tab)
+    for route in waiting:
+        route.continue_()
+    tab.page.unroute("**/*/ListTrainers")
+    wait_until(lambda: last_number(tab) > begun + 3)
+    shown = saved_events(tab, tmp_path)
+    assert (shown[0]["number"], shown[0]["kind"]) == (begun + 1, "started")
+
+
+BREAK_OFF = """
+const own = window.fetch;
+let isBroken = false;
+window.fetch = async (address, options) => {
+  const reply = await own(address, options);
+  if (isBroken || !address.endsWith("/WatchFit")) return reply;
+  isBroken = true;
+  const reader = reply.body.getReader();
+  let count = 0;
+  return new Response(new ReadableStream({
+    async pull(controller) {
+      count += 1;
+      if (count > 1) return controller.error(new TypeError("network error"));
+      controller.enqueue((await reader.read()).value);
+    },
+  }), { headers: reply.headers });
+};
+"""
+"""The first reply to WatchFit breaks off, as where a proxy ends."""
+
+
+def test_a_fit_is_followed_on_after_its_reply_broke_off(
+    tab: Tab, url: str, trainer: trocar.Trainer, tmp_path: Path
+) -> None:
+    tab.page.add_init_script(BREAK_OFF)
+    trainer.start_fit(samples(), epochs=MANY_EPOCHS, batch_size=4)
+    open_trainer(tab, url, trainer)
+    wait_until(lambda: last_number(tab) >= 0)
+    begun = last_number(tab)
+    wait_until(lambda: last_number(tab) > begun + 3)
+    assert tab.page.get_by_role("alert").count() == 0
+    numbers = [event["number"] for event in saved_events(tab, tmp_path)]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
 def test_a_fit_is_paused_resumed_and_cancelled(tab: Tab, url: str, trainer: trocar.Trainer) -> None:
     trainer.start_fit(samples(), epochs=MANY_EPOCHS, batch_size=4)
     open_trainer(tab, url, trainer)
@@ -118,15 +223,49 @@ def test_weights_are_published_after_a_confirmation(
 ) -> None:
     open_trainer(tab, url, trainer)
     tab.page.get_by_text("no fit yet").wait_for()
-    tab.page.get_by_label("Publish as").fill("tuned")
+    with published_name(client) as name:
+        ask_to_publish(tab, name)
+        said = tab.page.get_by_text(f"Published as {name}").or_(tab.page.get_by_role("alert"))
+        said.wait_for()
+        assert "Published as" in said.inner_text()  # otherwise the failure has the alert's words
+        assert client.model(name).state == "loaded"
+        tab.page.locator("header option", has_text=name).wait_for(state="attached")
+        ask_to_publish(tab, "resnet18")
+        tab.page.get_by_role("alert").get_by_text("ALREADY_EXISTS").wait_for()
+
+
+def test_a_publication_without_an_answer_stays_in_doubt(
+    tab: Tab, url: str, trainer: trocar.Trainer, client: trocar.Client
+) -> None:
+    def lose_the_reply(route: Any) -> None:
+        route.fetch()
+        route.abort()
+
+    tab.page.route("**/*/PublishTrainer", lose_the_reply)
+    open_trainer(tab, url, trainer)
+    with published_name(client) as name:
+        ask_to_publish(tab, name)
+        tab.page.get_by_role("alert").get_by_text("UNAVAILABLE").wait_for()
+        tab.page.get_by_role("alert").wait_for(state="detached")  # the page has reached the server again
+        assert f"{name} may be published" in tab.page.locator("main p[role=status]").inner_text()
+        assert client.model(name).state == "loaded"
+    tab.problems.clear()  # the browser itself reports calls that were cut off
+
+
+@contextmanager
+def published_name(client: trocar.Client) -> Iterator[str]:
+    """A name of its own, which is free again in the end, also for a second try of a test that failed."""
+    name = f"tuned-{uuid4().hex[:8]}"
+    try:
+        yield name
+    finally:
+        if name in [model.model_id for model in client.models()]:
+            client.unpublish(name)
+
+
+def ask_to_publish(tab: Tab, name: str) -> None:
+    tab.page.get_by_label("Publish as").fill(name)
     confirm(tab, "Publish")
-    tab.page.get_by_text("Published as tuned").wait_for()
-    assert client.model("tuned").state == "loaded"
-    assert tab.page.locator("header option", has_text="tuned").count() == 1
-    tab.page.get_by_label("Publish as").fill("resnet18")
-    confirm(tab, "Publish")
-    assert "ALREADY_EXISTS" in tab.page.get_by_role("alert").inner_text()
-    client.unpublish("tuned")
 
 
 def test_copied_code_shows_the_same_events(

@@ -24,6 +24,7 @@ from tests.support.servers.serving import Serve, custom, rebuilt, tiny_models_co
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.wire import raw_channel
 from trocar.errors import DeadlineExceededError, ServerBusyError, UnknownModelError, UnknownModuleError
+from trocar_api.v1 import trainer_pb2, trainer_pb2_grpc
 
 ROW = np.ones((1, 3), np.float32)
 IMAGES = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
@@ -118,6 +119,13 @@ def test_what_a_draining_server_refuses_another_one_answers(
             direct.drain(undo=True)
     made = {trainer.trainer_id for trainer in servers[1].app.trainers.all()}
     assert {trainer.trainer_id for trainer in trainers} <= made
+
+
+def test_its_replica_waits_for_the_step_of_a_trainer(client: trocar.Client, gateway: Gateway) -> None:
+    trainer_id = client.train("plain", trainable=["fc"]).trainer_id
+    with raw_channel(gateway.address) as channel:
+        request = trainer_pb2.GetTrainerRequest(trainer_id=trainer_id, waits_for_step=True)
+        assert trainer_pb2_grpc.TrainerServiceStub(channel).GetTrainer(request).has_waited
 
 
 def test_a_call_waits_for_a_replica(

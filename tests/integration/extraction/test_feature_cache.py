@@ -22,6 +22,9 @@ from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import edit_pb2, execution_pb2, tap_pb2
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_api.v1.statistics_pb2 import STATISTIC_MEAN
+from trocar_server.engine.schedule.admission import MethodClass
+from trocar_server.rpc.services import extraction_service
+from trocar_server.rpc.transfer.messages import send
 
 IMAGE = np.random.default_rng(0).standard_normal((2, 3, 8, 8), np.float32)
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -134,6 +137,25 @@ def test_the_kept_answer_is_what_torch_computes(client: trocar.Client) -> None:
         maps = client.extract("plain", IMAGE, ["fc"])
         assert maps.is_cached is is_cached
         np.testing.assert_array_equal(maps["fc"], expected)
+
+
+@pytest.mark.parametrize("is_by_digest", [False, True])
+def test_a_kept_answer_is_counted_while_it_is_sent(
+    server: RunningServer, call: Caller, monkeypatch: pytest.MonkeyPatch, *, is_by_digest: bool
+) -> None:
+    reserved = []
+
+    async def counted(*arguments: Any) -> None:
+        reserved.append(server.engine.admission.reserved(kind=MethodClass.EXTRACT)[0])
+        await send(*arguments)
+
+    wide = np.zeros((4, 50_000), np.float32)
+    asked = question("wide", wide, taps=[tap_pb2.Tap(selector="/out")])
+    call(asked)
+    monkeypatch.setattr(extraction_service, "send", counted)
+    assert call(by_digest(asked) if is_by_digest else asked).execution.is_cached
+    assert wide.nbytes <= reserved[0] < wide.nbytes * 1.5
+    assert server.engine.admission.reserved()[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -200,3 +200,18 @@ def test_spans_without_tokens_are_refused_with_what_there_is(
     for call in (client.extract, client.plan):
         with pytest.raises(trocar.ReductionRejectedError, match=message):
             call(model, inputs, taps)
+
+
+@pytest.mark.parametrize(("model", "layer"), [("bert", LAYER), ("gpt", GPT_LAYER)])
+def test_characters_of_chosen_tokens_are_those_of_the_whole_layer(
+    client: trocar.Client, model: str, layer: str
+) -> None:
+    chosen = trocar.tap(layer, alias="chosen", tokens=trocar.span("cat sat"))
+    maps = client.extract(model, [TEXTS[0], "hello the cat sat"], [layer, chosen])
+    for sample, text in enumerate((TEXTS[0], "hello the cat sat")):
+        start = text.index("sat")
+        found = maps.span("chosen", start, start + 3, sample=sample)
+        assert len(found) == 1
+        np.testing.assert_array_equal(found, maps.span(layer, start, start + 3, sample=sample))
+    with pytest.raises(ValueError, match="no token of text 0 holds one of the characters 0 to 3"):
+        maps.span("chosen", 0, 3)  # "the" is in the text, but not among the chosen tokens

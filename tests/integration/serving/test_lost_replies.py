@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -14,10 +15,21 @@ from tests.support.servers.proxy import running_proxy
 from tests.support.servers.serving import Serve
 from tests.support.servers.waiting import wait_until
 from tests.support.wire.wire import raw_channel
-from trocar.errors import ModelConflictError, UnknownDatasetError, UnknownEditsError, UnknownModelError
+from trocar.errors import (
+    EditsExistError,
+    ModelConflictError,
+    UnknownDatasetError,
+    UnknownEditsError,
+    UnknownModelError,
+)
 from trocar_api.repeats import REPEATED_KEY
 from trocar_api.v1.dataset_pb2 import DeleteDatasetRequest
 from trocar_api.v1.dataset_pb2_grpc import DatasetServiceStub
+from trocar_api.v1.edit_pb2 import Edit, Operand
+from trocar_api.v1.edit_store_pb2 import StoredEdits, StoreEditsRequest
+from trocar_api.v1.edit_store_pb2_grpc import EditStoreServiceStub
+from trocar_api.v1.fit_pb2 import FIT_COMMAND_CANCEL, FIT_COMMAND_PAUSE, ControlFitRequest
+from trocar_api.v1.fit_pb2_grpc import FitServiceStub
 from trocar_api.v1.trainer_pb2 import PublishTrainerRequest
 from trocar_api.v1.trainer_pb2_grpc import TrainerServiceStub
 
@@ -130,6 +142,59 @@ def test_a_repeated_publication_of_other_weights_is_refused(serve: Serve, tmp_pa
             with pytest.raises(grpc.RpcError) as refused:
                 publish_again()
             assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+def test_edits_whose_reply_is_lost_are_stored_once(serve: Serve, tmp_path: Path) -> None:
+    server = serve(models=MODELS, data_dir=tmp_path)
+    with (
+        running_proxy(server.address) as proxy,
+        trocar.connect(server.address) as direct,
+        trocar.connect(proxy.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert not client.stored_edits()  # it is connected
+        values = trocar.edit("fc", "zero")
+        proxy.loses_replies = True
+        storing = pool.submit(client.store_edits, "tiny", "some", values)
+        wait_until(lambda: bool(direct.stored_edits()))
+        (stored,) = direct.stored_edits()
+        proxy.loses_replies = False
+        proxy.break_connections()
+        assert storing.result() == stored
+        with pytest.raises(EditsExistError):
+            client.store_edits("tiny", "some", values)
+
+
+def test_a_repeated_list_of_other_edits_is_refused(serve: Serve, tmp_path: Path) -> None:
+    server = serve(models=MODELS, data_dir=tmp_path)
+    with raw_channel(server.address) as channel:
+
+        def store(value: float, **options: Any) -> StoredEdits:
+            edit = Edit(selector="fc", scale=Operand(constant=value))
+            request = StoreEditsRequest(model_id="tiny", name="some", edits=[edit])
+            return EditStoreServiceStub(channel).StoreEdits(request, timeout=60, **options).stored
+
+        repeated = {"metadata": ((REPEATED_KEY, "1"),)}
+        first = store(2.0, **repeated)  # the first attempt never came
+        assert store(2.0, **repeated) == first
+        for value, options in ((3.0, repeated), (2.0, {})):
+            with pytest.raises(grpc.RpcError) as refused:
+                store(value, **options)
+            assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+def test_the_end_of_a_fit_that_is_asked_for_again_is_no_error(serve: Serve, tmp_path: Path) -> None:
+    server = serve(models=MODELS, data_dir=tmp_path)
+    with trocar.connect(server.address) as client, raw_channel(server.address) as channel:
+        request = ControlFitRequest(trainer_id=make_trainer(client).trainer_id)
+        control, repeated = FitServiceStub(channel).ControlFit, ((REPEATED_KEY, "1"),)
+        request.command = FIT_COMMAND_CANCEL
+        assert control(request, timeout=60, metadata=repeated).state == "ended"
+        for command, metadata in ((FIT_COMMAND_CANCEL, ()), (FIT_COMMAND_PAUSE, repeated)):
+            request.command = command
+            with pytest.raises(grpc.RpcError) as refused:
+                control(request, timeout=60, metadata=metadata)
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_a_gateway_passes_on_that_a_call_is_repeated(serve: Serve, tmp_path: Path) -> None:

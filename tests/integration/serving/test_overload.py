@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,16 +20,20 @@ import trocar
 from tests.support.models.gated_models import WAIT_S, Gate, StuckInOneModule
 from tests.support.models.odd_models import Identity
 from tests.support.models.overload_models import ORDER, Hungry, Marked, Memory, Wide
+from tests.support.models.trainable_nets import TinyNet
 from tests.support.oracles.oracle import Array
+from tests.support.oracles.tiny_training import MODELS as TINY_TRAINING
+from tests.support.oracles.tiny_training import make_trainer
 from tests.support.servers.footprint import hook_counts
 from tests.support.servers.running_server import RunningServer
-from tests.support.servers.serving import Serve, custom
+from tests.support.servers.serving import Serve, custom, rebuilt
 from tests.support.wire.wire import chunk, extract_call, raw_channel, request, send, tensor
 from trocar._cli.app import main
 from trocar_api.v1 import execution_pb2
 from trocar_server.config import Limits
 from trocar_server.engine.schedule.admission import MethodClass
 from trocar_server.errors import busy
+from trocar_server.training.trainer import Trainer
 
 NOTHING = (0, 0.0, 0)
 FLOOD, SINGLE = 200, 1000.0
@@ -332,6 +337,48 @@ def test_steps_of_a_trainer_count_by_what_such_steps_took(
         first.result(WAIT_S)
         call(row(), row())
     assert nothing_is_held(running)
+
+
+@pytest.mark.parametrize("free_bytes", [0, 1 << 20])
+def test_an_export_is_copied_once_there_is_room(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int
+) -> None:
+    running = serve(models=TINY_TRAINING, limits={"max_pending_bytes": 8 << 20})
+    admission = running.engine.admission
+    others = admission.admit(MethodClass.DATA, "others")
+    weights = sum(tensor.nbytes for tensor in rebuilt(TinyNet).state_dict().values())
+    reserved: list[int] = []
+
+    async def fill() -> None:
+        others.__enter__().add(taken)
+
+    async def end() -> None:
+        others.__exit__(None, None, None)
+
+    def counted(trainer: Trainer, **options: bool) -> Any:
+        reserved.append(admission.reserved(kind=MethodClass.DATA)[0] - taken)
+        return export(trainer, **options)
+
+    export, taken = Trainer.export, (2 << 20) - free_bytes  # of 2 MiB for the class
+    monkeypatch.setattr(Trainer, "export", counted)
+    with trocar.connect(running.address, retries=0) as client:
+        trainer = make_trainer(client)
+        running.run(fill)
+        if free_bytes:
+            trainer.export(tmp_path / "a.safetensors")
+        else:
+            with pytest.raises(trocar.ServerBusyError):
+                trainer.export(tmp_path / "a.safetensors")
+        running.run(end)
+    assert reserved == ([weights] if free_bytes else [])
+
+
+def test_an_export_over_the_budget_is_made_alone(serve: Serve, tmp_path: Path) -> None:
+    running = serve(models=TINY_TRAINING, limits={"max_pending_bytes": 1 << 10})
+    with trocar.connect(running.address) as client:
+        path = make_trainer(client).export(tmp_path / "a.safetensors")
+    assert path.stat().st_size > 1 << 10
+    assert running.engine.admission.reserved()[0] == 0
 
 
 def test_a_stream_waits_for_room_and_gives_back_what_it_had(narrow: RunningServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -94,6 +95,43 @@ async def test_a_call_that_gives_up_waiting_for_its_turn_leaves_no_trace(
         trainer_id = trainer.trainer_id
     with trocar.connect(running.address) as again:
         assert_weights(again.trainer(trainer_id), stepped_plainly(given), tmp_path)
+
+
+async def test_the_number_behind_a_cancelled_step_that_still_runs_counts_it(
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = batches(2)
+    async with trocar.aio.connect(running.address) as client:
+        trainer = await client.train("tiny", optimizer=trocar.sgd(lr=0.05, momentum=0.9), seed=7)
+        (own,) = running.app.trainers.all()
+        step, at_rest = own.core.step, own.numbering.at_rest
+        began, asked, goes_on = (threading.Event() for _ in range(3))
+
+        def stepping(*arguments: Any) -> Any:
+            result = step(*arguments)
+            began.set()
+            assert goes_on.wait(30)
+            return result
+
+        def resting() -> Any:
+            asked.set()
+            return at_rest()
+
+        monkeypatch.setattr(own.core, "step", stepping)
+        monkeypatch.setattr(own.numbering, "at_rest", resting)
+        monkeypatch.setattr(own.core, "gradients", None)  # no copy of them is made to wait
+        first = asyncio.create_task(trainer.step(*given[0]))
+        assert await asyncio.to_thread(began.wait, 30)
+        first.cancel()
+        await asyncio.wait([first])
+        asked.clear()
+        second = asyncio.create_task(trainer.step(*given[1]))
+        assert await asyncio.to_thread(asked.wait, 30)
+        assert (await trainer.info()).next_number == 0  # which does not wait
+        goes_on.set()
+        assert (await second).number == 1
+    with trocar.connect(running.address) as again:
+        assert_weights(again.trainer(trainer.trainer_id), stepped_plainly(given), tmp_path)
 
 
 def test_watchers_of_a_trainer_that_is_closed_are_told(client: trocar.Client, tmp_path: Path) -> None:
@@ -317,6 +355,64 @@ def test_a_fit_goes_on_with_its_events_when_the_disk_can_be_read_again(
 
 def trainer_events(trainer: trocar.Trainer) -> int:
     return 1 + max(event.number for event in trainer.watch())
+
+
+def test_a_fit_whose_events_cannot_be_read_does_not_keep_a_server_from_its_start(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    trainer_id = stopped_in_a_fit(data)
+    (log,) = data.rglob(f"{trainer_id}.jsonl")
+    log.rename(tmp_path / "log")
+    log.mkdir()  # as a disk error, it can be opened by nobody
+    settings: dict[str, Any] = {"models": MODELS, "data_dir": data, "device": "cpu"}
+    with running_server(**settings) as server, trocar.connect(server.address) as client:
+        trainer = client.trainer(trainer_id)
+        assert trainer.info().state == "ready"
+        with pytest.raises(trocar.StorageUnavailableError):
+            list(trainer.watch())
+    log.rmdir()
+    (tmp_path / "log").rename(log)
+    with running_server(**settings) as server, trocar.connect(server.address) as client:
+        assert_fit_goes_on(server, client, trainer_id, tmp_path)
+
+
+def test_weights_that_were_half_updated_are_neither_exported_nor_published(
+    client: trocar.Client, running: RunningServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trainer, given = make_trainer(client, optimizer=trocar.sgd(lr=0.05, in_backward=True)), batches(2)
+    trainer.step(*given[0])
+    first = trainer.save()
+    (own,) = running.app.trainers.all()
+    with monkeypatch.context() as patch:
+        patch.setattr(own.core._updater.optimizer, "step", Mock(side_effect=[None, RuntimeError("no")]))
+        with pytest.raises(trocar.TrainerBrokenError):
+            trainer.step(*given[1])
+    refused: list[Callable[[], object]] = [
+        lambda: trainer.export(tmp_path / "weights.safetensors"),
+        lambda: trainer.publish("torn"),
+    ]
+    for call in refused:
+        with pytest.raises(trocar.TrainerBrokenError, match="restore it from a checkpoint"):
+            call()
+    assert trainer.info().state == "broken"
+    running.run(lambda: own.export(has_optimizer=False, is_gradients=True))
+    trainer.restore(first.number)
+    assert_weights(trainer, stepped_plainly(given[:1]), tmp_path)
+    assert trainer.publish("whole") == "whole"
+
+
+def test_a_trainer_with_a_spool_that_is_not_restored_leaves_no_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spools = Mock()
+    monkeypatch.setattr("trocar_server.training.step.saved_tensors.SPOOLING", spools)
+    settings: dict[str, Any] = {"models": MODELS, "data_dir": tmp_path / "data", "device": "cpu"}
+    with running_server(**settings) as server, trocar.connect(server.address) as client:
+        make_trainer(client, saved_tensors=trocar.spool()).save()
+    other = ServiceError(ErrorReason.TRAINER_INVALID, "its model has other weights")
+    monkeypatch.setattr("trocar_server.training.trainer_builder.check_base", Mock(side_effect=other))
+    with running_server(**settings):
+        pass
+    assert spools.begin.call_count == spools.end.call_count == 2
 
 
 @pytest.mark.parametrize("is_cancelled_in_work", [True, False])

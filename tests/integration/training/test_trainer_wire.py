@@ -19,7 +19,7 @@ from tests.support.files.scale import count
 from tests.support.oracles.tiny_training import MODELS, make_trainer, samples
 from tests.support.servers.running_server import running_server
 from tests.support.wire.random_trainers import FITS, INT64, TEXT, specs, struct
-from tests.support.wire.wire import chunk, raw_channel, tensor
+from tests.support.wire.wire import chunk, raw_channel, tensor, unary_call
 from trocar._transport.rpc_errors import error_from_rpc
 from trocar_api.v1 import fit_pb2, tensor_pb2
 from trocar_api.v1 import trainer_pb2 as pb
@@ -156,6 +156,18 @@ def test_any_batch_is_answered(
 ) -> None:
     answered(channel, "TrainerService/Train", train_request(trainer.trainer_id, **fields).SerializeToString())
     assert trainer.step(*labelled(), number=trainer.info().next_number).is_update
+
+
+@pytest.mark.parametrize("length", [64, 65])
+def test_a_request_id_is_taken_whole_or_refused(
+    channel: grpc.Channel, trainer: trocar.Trainer, length: int
+) -> None:
+    request = fit_pb2.StartFitRequest(trainer_id=trainer.trainer_id, request_id="a" * length)
+    request.spec.dataset_id = "0" * 32
+    request.spec.epochs = request.spec.batch_size = 1
+    with pytest.raises(grpc.RpcError) as caught:
+        unary_call(channel, "FitService/StartFit", request.SerializeToString())
+    assert ("request_id" in (caught.value.details() or "")) == (length > 64)
 
 
 def labelled() -> tuple[Any, Any]:

@@ -25,6 +25,18 @@ class Plain(nn.Module):
         return self.fc(self.pool(x).flatten(1))
 
 
+class NamedScores(Plain):
+    """Returns the scores of `Plain` as `logits` among others, by one module more."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__(classes)
+        self.last = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = super().forward(x)
+        return {"hidden": self.last(scores) * 2, "logits": scores}
+
+
 @dataclass
 class Pair:
     """What `Structured.both` returns."""

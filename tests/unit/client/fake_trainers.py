@@ -42,6 +42,7 @@ class FakeTrainers(
         left_s: Seconds until the deadline of each call, in order.
         failing: Called with the name of each call and its request; may raise `RefusedError`.
         pieces: How often an export sends before it breaks; None for no break.
+        is_older: Whether it does not know `waits_for_step`.
         events: What a fit tells; each watcher gets at most `events_per_call`.
     """
 
@@ -63,6 +64,7 @@ class FakeTrainers(
         self.failing: Callable[[str, Any], None] = lambda *_: None
         self.pieces: list[int | None] = []
         self.update_count = 1
+        self.is_older = False
         self.events: list[fit_pb2.FitEvent] = []
         self.events_per_call = 100
         self._lock = threading.Lock()
@@ -83,7 +85,8 @@ class FakeTrainers(
 
     def GetTrainer(self, request: Any, context: Any) -> pb.GetTrainerResponse:
         self._begin("GetTrainer", request, context)
-        return pb.GetTrainerResponse(trainer=self._trainer())
+        has_waited = request.waits_for_step and not self.is_older
+        return pb.GetTrainerResponse(trainer=self._trainer(), has_waited=has_waited)
 
     def CloseTrainer(self, request: Any, context: Any) -> pb.CloseTrainerResponse:
         self._begin("CloseTrainer", request, context)

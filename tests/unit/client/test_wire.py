@@ -147,11 +147,18 @@ def test_broken_messages_are_refused(message: bytes) -> None:
         split_message(message)
 
 
-def test_a_chunk_of_too_many_fields_is_refused() -> None:
-    inner = b"\x08\x00" * ((1 << 16) + 1)
-    chunk = bytes((15 << 3 | 2,)) + b"\x82\x80\x08" + inner
+def test_a_message_of_too_many_fields_is_refused() -> None:
     with pytest.raises(WireError, match="65,536 fields"):
-        split_message(chunk)
+        split_message(b"\x08\x00" * ((1 << 16) + 1))
+
+
+def test_a_chunk_of_too_many_fields_is_refused() -> None:
+    few, many = (b"\x08\x01" * count for count in (8, 9))
+    message = bytes((15 << 3 | 2, len(few))) + few
+    assert split_message(message) == (b"", [Chunk(1, 0, memoryview(b""))])
+    for read in (split_message, Layout.of):
+        with pytest.raises(WireError, match="8 fields"):
+            read(message + bytes((15 << 3 | 2, len(many))) + many)
 
 
 def test_as_many_fields_as_are_allowed_are_read() -> None:

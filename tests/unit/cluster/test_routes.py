@@ -6,11 +6,9 @@ import pytest
 
 from trocar_api.v1 import extraction_pb2, model_pb2, stream_pb2, trainer_pb2
 from trocar_api.wire import last_value
-from trocar_server.cluster import routes
 from trocar_server.cluster.routes import Subject, route_of
 from trocar_server.rpc.call.method_scopes import METHOD_SCOPES
 from trocar_server.rpc.descriptors import service_names
-from trocar_server.training.files import trainer_store
 
 API = "/trocar_api.v1."
 
@@ -66,4 +64,3 @@ def test_calls_that_name_a_trainer_as_their_model_are_for_the_trainer() -> None:
     assert route.subject_of(trainer_id) is Subject.TRAINER
     assert route.subject_of("resnet18") is Subject.MODEL
     assert route_of(f"{API}ModelService/ListModels").subject_of(trainer_id) is Subject.ANY
-    assert routes.TRAINER_ID.pattern == trainer_store.TRAINER_ID.pattern

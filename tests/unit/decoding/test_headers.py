@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from tests.support.wire.pictures import encoded, jpeg_scans, photo
 from trocar_api.reasons import ErrorReason
@@ -105,6 +105,17 @@ def test_too_many_encoded_bytes_are_refused() -> None:
     with pytest.raises(ServiceError) as caught:
         read_header(encoded(photo(), "PNG") + bytes(MAX_ENCODED_BYTES), LIMIT)
     assert caught.value.reason is ErrorReason.IMAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_a_frame_that_is_shorter_than_its_numbers_is_damaged(length: int) -> None:
+    """Whole images with such a frame are left to the decoder, which refuses them, too."""
+    data = b"\xff\xd8\xff\xc0" + struct.pack(">H", length) + b"\x08\x00\x10\x00\x10"
+    with pytest.raises(ServiceError) as caught:
+        read_header(data, LIMIT)
+    assert caught.value.reason is ErrorReason.INVALID_IMAGE
+    with pytest.raises(UnidentifiedImageError):
+        Image.open(io.BytesIO(data))
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP"])

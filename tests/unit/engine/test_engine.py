@@ -17,6 +17,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.config import Limits
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.host.checked_plan import CheckedPlan
+from trocar_server.engine.reply_cache import KeptReply, Question, ReplyCache
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import (
     EditRequest,
@@ -29,13 +30,14 @@ from trocar_server.engine.request.plan import (
     TapRequest,
     TensorInput,
 )
-from trocar_server.engine.run.call import Call
+from trocar_server.engine.run.call import Call, Keeping
 from trocar_server.engine.run.extraction import Extraction
 from trocar_server.engine.run.run_plan import Prepared, run_plan
-from trocar_server.engine.schedule.admission import MethodClass, Reservation
+from trocar_server.engine.schedule.admission import MethodClass, PassThroughput, Reservation
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import ServiceError
 from trocar_server.models import Catalogue, HostedModel, ModelSpec, ModelState
+from trocar_server.processing.inputs import AudioInput, AudioSpec
 from trocar_server.surgery import PassGuard, parse_selector
 from trocar_server.tensors.edits import Edit, Zero
 
@@ -190,6 +192,49 @@ async def test_bytes_that_came_with_the_request_are_copied_once_there_is_room(en
         assert len(copied) == 1
 
 
+@pytest.mark.parametrize(
+    ("is_loaded", "reason"),
+    [(False, ErrorReason.MODEL_NOT_LOADED), (True, ErrorReason.REQUEST_TOO_LARGE)],
+)
+async def test_sound_that_cannot_be_taken_is_refused_before_it_is_received(
+    engine: Engine, reason: ErrorReason, *, is_loaded: bool
+) -> None:
+    if is_loaded:
+        await engine.deployments.load("identity")
+    received: list[Reservation] = []
+
+    async def receive(reservation: Reservation) -> list[Payload]:
+        received.append(reservation)
+        return []
+
+    byte_count = engine.limits.max_principal_bytes + 1
+    clip = AudioInput("", (AudioSpec(byte_count, 16_000),), 0)
+    sound = replace(plan("identity"), inputs=(), unprocessed=(clip,))
+    call = replace(call_of(sound, None), receive=receive, announced_bytes=byte_count)
+    with engine.admission.admit(MethodClass.EXTRACT, "alice") as reservation:
+        with pytest.raises(ServiceError) as caught:
+            await engine.serve(call, reservation)
+        assert caught.value.reason is reason
+        assert not received
+
+
+async def test_a_cached_reply_takes_its_own_bytes_and_no_seconds(engine: Engine) -> None:
+    engine.limits = engine.limits.model_copy(update={"feature_cache_bytes": 1 << 20})
+    engine.replies = ReplyCache(1 << 20)
+    await engine.deployments.load("identity")
+    engine.deployment("identity").pool.throughput = pace = PassThroughput()
+    for _ in range(10):
+        pace.observe(1, 5.0)
+    question = Question("alice", "identity", engine.deployment("identity").reply_version or "", b"")
+    call = replace(call_of(plan("identity"), None), keeping=Keeping(question, lambda _: b"head"))
+    for kind in (Extraction, KeptReply):
+        with engine.admission.admit(MethodClass.EXTRACT, "alice") as reservation:
+            answer = await engine.serve(call, reservation)
+            assert isinstance(answer, kind)
+            assert reservation.seconds == 0
+            assert reservation.byte_count == answer.byte_count
+
+
 async def test_a_plan_that_was_asked_before_is_checked_once_until_something_changes(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +302,28 @@ async def test_texts_are_processed_again_for_a_model_that_was_loaded_meanwhile(
     assert asked[0] is not asked[1]
 
 
+async def test_arguments_for_a_model_that_was_replaced_meanwhile_are_not_counted(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.deployments.load("identity")
+    rounds = iter((100, 10))
+
+    async def process(
+        _hosted: HostedModel, given: Plan, payloads: Payloads, _deadline: None, reservation: Reservation
+    ) -> object:
+        if (byte_count := next(rounds)) == 100:
+            await engine.deployments.unload("identity")
+            await engine.deployments.load("identity")
+        reservation.grow(byte_count)
+        return given, payloads
+
+    monkeypatch.setattr(engine.preparation, "process", process)
+    with engine.admission.admit(MethodClass.EXTRACT, "a") as reservation:
+        reservation.reserve(7)
+        await engine.process_inputs(plan("identity"), Payloads(()), None, reservation)
+        assert engine.admission.reserved()[0] == reservation.byte_count == 7 + 10
+
+
 async def test_a_dropped_model_leaves_no_compiled_pass(engine: Engine) -> None:
     await engine.deployments.load("resnet18")
     of_images = replace(
@@ -267,3 +334,18 @@ async def test_a_dropped_model_leaves_no_compiled_pass(engine: Engine) -> None:
     await engine.deployments.unload("resnet18")
     assert engine.compiled.find(checked) is None  # by a call that was checked before
     assert not engine.compiled.variants()
+
+
+async def test_checked_plans_go_with_the_prediction_that_a_pass_refuted(engine: Engine) -> None:
+    await engine.deployments.load("identity")
+    wanted, deployments = plan("identity"), engine.deployments
+    checked = await engine.checks.check(wanted)
+    deployments.keep_checked(b"key", checked)
+    assert deployments.checked(b"key", wanted, engine.limits) is checked
+    assert checked.signature is not None
+    deployments["identity"].pass_differed(checked.signature)
+    assert deployments.checked(b"key", wanted, engine.limits) is None
+    deployments.keep_checked(b"key", checked)  # by a call that was checked before that
+    assert deployments.checked(b"key", wanted, engine.limits) is None
+    deployments.keep_checked(b"key", await engine.checks.check(wanted))
+    assert deployments.checked(b"key", wanted, engine.limits) is not None

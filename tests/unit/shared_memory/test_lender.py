@@ -97,6 +97,22 @@ def test_a_borrowed_segment_outlives_its_stream(lender: Lender) -> None:
     assert found.retain() is False
 
 
+def test_a_closed_segment_counts_until_its_last_call_has_ended(lender: Lender) -> None:
+    loan = lender.loan("alice")
+    segment = loan.open(40 * PAGE)
+    loan.release_name(segment.id)
+    with lender.borrow("alice", segment.id) as borrowed:
+        assert borrowed.retain()  # a thread that copies after its call was cancelled
+        loan.end()
+        assert lender.byte_count_of("alice") == 40 * PAGE
+        with pytest.raises(ServiceError) as caught:
+            lender.make("alice", 40 * PAGE)
+        assert reason_of(caught) is ErrorReason.QUOTA_EXCEEDED
+    assert lender.byte_count == 40 * PAGE
+    borrowed.release()
+    assert lender.byte_count == 0
+
+
 def test_a_caller_has_no_more_than_his_share(lender: Lender) -> None:
     with lender.loan("alice") as loan, lender.loan("alice") as again, lender.loan("bob") as other:
         loan.open(40 * PAGE)

@@ -149,6 +149,46 @@ async def test_they_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
         await behind
 
 
+async def test_one_that_came_again_and_still_runs_keeps_those_behind_it_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trocar_server.training.numbering.AGAIN_WITHIN_S", 0)
+    counter = Counter()
+    behind = asyncio.create_task(counter.call(1))
+    await asyncio.sleep(0)
+    first = asyncio.create_task(counter.call(0, error=asyncio.CancelledError()))
+    await asyncio.sleep(0)
+    async with counter.numbering.turn(0, "step") as again:
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await turns_of_the_loop(10)
+        assert not behind.done()
+        again.finish("result 0")
+    assert await behind == "result 1"
+
+
+async def test_one_that_is_cancelled_behind_others_does_not_leave_its_followers_hanging(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for its turn: for calls at rest, as during an export, or for the call before it."""
+    monkeypatch.setattr("trocar_server.training.numbering.AGAIN_WITHIN_S", 0)
+    for number in (0, 1):
+        counter = Counter()
+        async with counter.numbering.at_rest():
+            calls = [asyncio.create_task(counter.call(each)) for each in range(number + 2)]
+            await turns_of_the_loop(3)
+            calls[number].cancel()
+            await turns_of_the_loop(3)
+        *_, last = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(last, ServiceError)
+        assert counter.applied == list(range(number))
+
+
+async def turns_of_the_loop(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 async def test_one_that_comes_again_while_it_waits_is_applied_once() -> None:
     counter = Counter()
     waiting = [asyncio.create_task(counter.call(1)) for _ in range(2)]

@@ -8,12 +8,19 @@ import torch
 
 from trocar_server.config import Limits
 from trocar_server.engine.compiled.backends.candidates import Runner
+from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, copied
 from trocar_server.engine.execute.arguments import build_arguments, signature_of
 from trocar_server.engine.execute.collecting import Collected
 from trocar_server.engine.host.deployment import Deployment
+from trocar_server.engine.request.plan import Plan
 from trocar_server.engine.resolve.planner import Resolved, check_byte_count
 from trocar_server.engine.run.extraction import ExecutionReport, Extraction, collected_names
-from trocar_server.engine.run.forward_pass import PassResult, domain_errors, finish_pass
+from trocar_server.engine.run.forward_pass import (
+    PassResult,
+    domain_errors,
+    finish_pass,
+    is_out_of_memory,
+)
 from trocar_server.engine.run.operand_tensors import OperandTensors, check_dtypes
 from trocar_server.engine.run.preview import stop_path
 from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
@@ -53,6 +60,8 @@ class _Ready:
     operands: OperandTensors
     resolved: Resolved
     recording: Recording
+    memory_bytes: int
+    """The peak bytes of its pass."""
 
     @property
     def given(self) -> list[torch.Tensor]:
@@ -64,14 +73,27 @@ class _Ready:
         return self.arguments[0].shape[0]
 
 
+def recipe_of(plan: Plan, resolved: Resolved, arguments: tuple[ArgumentSpec, ...]) -> Recipe:
+    """Return what a compiled variant has to compute for a plan, as resolved for one batch size."""
+    targets = {entry.target.name: entry.target for entry in resolved.targets}
+    surgery = resolved.surgery.bound((), (), {})
+    counts = tuple(len(request.edit.operands) for request in plan.edits)
+    return Recipe(arguments, tuple(targets.values()), surgery.before, surgery.after, counts)
+
+
 def run_group(
-    deployment: Deployment, runner: Runner, calls: Sequence[CompiledCall], limits: Limits
+    deployment: Deployment, recipe: Recipe, runner: Runner, calls: Sequence[CompiledCall], limits: Limits
 ) -> list[Extraction | BaseException]:
     """Run calls together; each gets its own extraction, or its own error."""
     started = time.perf_counter()
-    found: list[_Ready | BaseException] = [_caught(deployment, call, limits) for call in calls]
+    found: list[_Ready | BaseException] = [_caught(deployment, recipe, call, limits) for call in calls]
     ready = [entry for entry in found if isinstance(entry, _Ready)]
-    values = _values(runner, ready)
+    try:
+        values = _values(runner, ready, limits.max_pass_bytes)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return [NotCompiledError("too little memory") if isinstance(e, _Ready) else e for e in found]
     outcomes: list[Extraction | BaseException] = []
     parts = iter(values)
     for entry in found:
@@ -86,16 +108,24 @@ def run_group(
     return outcomes
 
 
-def _caught(deployment: Deployment, call: CompiledCall, limits: Limits) -> _Ready | BaseException:
+def _caught(
+    deployment: Deployment, recipe: Recipe, call: CompiledCall, limits: Limits
+) -> _Ready | BaseException:
     try:
         with domain_errors(deployment.hosted):
-            return _ready(deployment, call, limits)
+            return _ready(deployment, recipe, call, limits)
     except ServiceError as error:
         return error
 
 
-def _ready(deployment: Deployment, call: CompiledCall, limits: Limits) -> _Ready | BaseException:
-    """Make a call's tensors; `NotCompiledError` where their signature is not the compiled one."""
+# Note: [One recipe, many batch sizes]
+# A model may call its modules more often for a larger batch, so that `block@-1` is another call there, and it
+# may take images of other sizes than the example. A variant is found by the request alone, without the size
+# of the batch: so each call is resolved for its own, and runs only where that asks for the compiled values.
+def _ready(
+    deployment: Deployment, recipe: Recipe, call: CompiledCall, limits: Limits
+) -> _Ready | BaseException:
+    """Make a call's tensors; `NotCompiledError` where it does not mean the compiled values."""
     call.guard.check()
     plan, payloads = call.prepared.plan, call.prepared.payloads
     arguments = build_arguments(
@@ -104,25 +134,34 @@ def _ready(deployment: Deployment, call: CompiledCall, limits: Limits) -> _Ready
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if len(tensors) != len(arguments):
         return NotCompiledError("the model takes lists of tensors")
-    recording, resolved = call.prepared.checked.recording, call.prepared.checked.resolved
-    if recording is None or resolved is None:  # images, which tell their size when they are decoded
+    checked = call.prepared.checked
+    recording, resolved, signature = checked.recording, checked.resolved, checked.signature
+    if recording is None or resolved is None or signature is None:
+        # Images tell their size when they are decoded.
         signature = signature_of([""] * len(arguments), arguments)
         recording = deployment.record(signature, call.guard)
         resolved = deployment.resolve(plan, signature, recording, limits.max_reply_bytes, NO_SOURCES)
     if not recording.is_symbolic:
         return NotCompiledError("the control flow of the model depends on its data")
+    shapes = tuple(ArgumentSpec(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors)
+    if recipe_of(plan, resolved, shapes) != recipe:
+        return NotCompiledError("its batch has other values than the compiled ones")
+    if recording.overwrites_inputs:  # an eager pass may have to follow
+        tensors = copied(tensors)
     operands = OperandTensors.of(deployment, plan, payloads)
     check_dtypes(resolved, operands)
-    return _Ready(call, tensors, operands, resolved, recording)
+    return _Ready(call, tensors, operands, resolved, recording, resolved.memory_bytes(signature))
 
 
-def _values(runner: Runner, ready: Sequence[_Ready]) -> list[Mapping[str, torch.Tensor]]:
-    """Run the pass, merged where the values can be split again."""
+def _values(runner: Runner, ready: Sequence[_Ready], max_bytes: int) -> list[Mapping[str, torch.Tensor]]:
+    """Run the pass, merged where the values can be split again, and the memory of all is within the limit."""
     if not ready:
         return []
     with torch.inference_mode():
         if len(ready) == 1:
             return [runner.run(ready[0].given, ready[0].resolved.only_measured)]
+        if sum(entry.memory_bytes for entry in ready) > max_bytes:
+            return [runner.run(entry.given) for entry in ready]
         rows = [entry.rows for entry in ready]
         joined = [torch.cat(columns) for columns in zip(*(entry.arguments for entry in ready), strict=True)]
         together = runner.run(joined)

@@ -19,14 +19,23 @@ from trocar_server.engine.compiled.variant import State, Variant
 from trocar_server.engine.compiled.variant_identity import environment_digest, model_digest
 from trocar_server.engine.compiled.variant_record import VariantRecord
 from trocar_server.engine.compiled.variant_store import KeptVariant, VariantStore
-from trocar_server.engine.compiled.variant_trial import Batch, batch_of, example_batch, problem_of
+from trocar_server.engine.compiled.variant_trial import (
+    OTHER_SIGNATURE,
+    Batch,
+    batch_of,
+    example_batch,
+    problem_of,
+)
 from trocar_server.engine.host.deployment import Deployment
 from trocar_server.engine.request.numerics import Numerics
+from trocar_server.engine.run.forward_pass import is_out_of_memory
 from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.errors import first_line
 from trocar_server.models import HostedModel, make_replica
 from trocar_server.storage.temporary_folder import TemporaryFolder
+
+_NO_MEMORY = "the device has too little memory for the trial"
 
 Build = Callable[[Job], Coroutine[Any, Any, Built]]
 """Builds in another process."""
@@ -134,6 +143,9 @@ class VariantBuilder:
         problem = await self._problem(variant, runner, batch, self._config.min_gain)
         if variant.state is not State.TRYING:  # rejected meanwhile
             return
+        if problem == OTHER_SIGNATURE:  # another call's batch may do
+            variant.state = State.CANDIDATE
+            return
         if problem:
             self._discard(variant, runner, problem)
             await self._next_way(variant)
@@ -154,6 +166,8 @@ class VariantBuilder:
             return
         batch = partial(batch_of, variant.deployment.hosted, prepared)
         problem = await self._problem(variant, runner, batch, 0.0)
+        if problem in (OTHER_SIGNATURE, _NO_MEMORY):  # it proves nothing
+            return
         if problem:
             self.give_up(variant, problem)
         elif variant.kept_key is not None and self._store is not None:
@@ -191,7 +205,7 @@ class VariantBuilder:
                 trial = partial(problem_of, runner, variant.recipe, batch, replica, min_gain)
                 return await self._owner.run(trial)
         except Exception as error:  # noqa: BLE001 - any error of a backend, or a drained pool
-            return f"it failed with {type(error).__name__}"
+            return _NO_MEMORY if is_out_of_memory(error) else f"it failed with {type(error).__name__}"
 
     async def find_kept(self, deployment: Deployment) -> Sequence[KeptVariant]:
         """Return the kept variants of a model, most recently used first."""

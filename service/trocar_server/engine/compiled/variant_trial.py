@@ -26,6 +26,9 @@ Batch = Callable[[], Sequence[torch.Tensor]]
 
 _EXAMPLE_ROWS = 2
 
+OTHER_SIGNATURE = "the batch has another signature than expected"
+"""Of a trial on a batch that tells nothing: images of a size that was not foreseen."""
+
 
 def batch_of(hosted: HostedModel, prepared: Prepared) -> list[torch.Tensor]:
     """Return the arguments of a call, and the tensors of its edits."""
@@ -57,7 +60,7 @@ def problem_of(runner: Runner, recipe: Recipe, batch: Batch, replica: Replica, m
     arguments = batch()
     inputs = arguments[: len(recipe.arguments)]
     if tuple(tuple(argument.shape[1:]) for argument in inputs) != _row_shapes(recipe):
-        return "the batch has another signature than expected"
+        return OTHER_SIGNATURE
     with torch.inference_mode():
         expected, eager_s = _fastest(lambda given: _eager(replica, recipe, given), arguments, 2)
         runner.run(copied(arguments))  # the first pass of a signature compiles its kernels

@@ -19,7 +19,12 @@ from trocar_server.config import EngineConfig, Limits
 from trocar_server.engine.compiled.backends.availability import available_numerics
 from trocar_server.engine.compiled.backends.builds import build_apart
 from trocar_server.engine.compiled.backends.recipe import ArgumentSpec, Recipe, is_compilable, is_recordable
-from trocar_server.engine.compiled.compiled_pass import CompiledCall, NotCompiledError, run_group
+from trocar_server.engine.compiled.compiled_pass import (
+    CompiledCall,
+    NotCompiledError,
+    recipe_of,
+    run_group,
+)
 from trocar_server.engine.compiled.group_sizes import GroupSizes
 from trocar_server.engine.compiled.variant import (
     State,
@@ -41,7 +46,7 @@ from trocar_server.engine.run.run_plan import NO_SOURCES, Prepared
 from trocar_server.engine.run.stream_statistics import StreamStatistics
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.engine.schedule.merging import MergingQueue
-from trocar_server.errors import first_line
+from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import current_flow
 from trocar_server.models.spec import WarmVariant
 from trocar_server.surgery import PassGuard
@@ -108,6 +113,8 @@ class CompiledVariants:
             return None
         key = (id(deployment), plan.taps, plan.edits, plan.negative_zeros, arguments, numerics)
         if key not in self._by_key:
+            if not _is_recorded(deployment, plan):  # images: they are decoded later
+                return None
             self._by_key[key] = self._make(deployment, plan, arguments, numerics)
             if len(self._by_key) > _KEYS_KEPT:
                 self._by_key.popitem(last=False)
@@ -127,6 +134,8 @@ class CompiledVariants:
             return "passes with edits, gradients, sources or start_at always run exactly"
         if variant is None:
             lacking = self.availability(deployment)[asked] if not self._config.compile_after else None
+            if not lacking and argument_specs(deployment, plan) and not _is_recorded(deployment, plan):
+                return "no pass with a batch of such shapes has run yet"
             return lacking or "a pass with such inputs or taps cannot be compiled"
         if variant.state is State.COUNTING:
             wait = f"a compiled pass is built after {self._config.compile_after} such calls"
@@ -134,6 +143,8 @@ class CompiledVariants:
             wait = (
                 f"no compiled pass qualified ({'; '.join(variant.problems) or 'no backend could be tried'})"
             )
+        elif variant.is_ready:
+            wait = "the compiled pass does not fit this batch, or has too little memory for it"
         else:
             wait = "a compiled pass is being built and tested"
         return "; ".join(filter(None, (wait, self.availability(deployment)[asked])))
@@ -180,7 +191,7 @@ class CompiledVariants:
         if variant.state is State.COUNTING and variant.asked_count >= self._config.compile_after:
             variant.state = State.BUILDING
             begin(self.builder.build(variant), self._tasks)
-        elif variant.state is State.CANDIDATE:
+        elif variant.state is State.CANDIDATE and self._fits(variant, prepared.checked):
             variant.state = State.TRYING
             begin(self.builder.attempt(variant, prepared), self._tasks)
 
@@ -266,23 +277,37 @@ class CompiledVariants:
         self, deployment: Deployment, plan: Plan, arguments: tuple[ArgumentSpec, ...], numerics: Numerics
     ) -> Variant | None:
         """Find or create the variant of a plan; None where it cannot be compiled."""
-        signature = plan_signature(deployment, plan)
-        recording = deployment.recorded(signature)
-        if recording is None or not recording.is_symbolic:
+        recipe = self._recipe(deployment, plan, arguments)
+        if recipe is None or not is_compilable(recipe.targets) or not is_recordable(recipe):
             return None
-        resolved = deployment.resolve(plan, signature, recording, self._limits.max_reply_bytes, NO_SOURCES)
-        targets = {entry.target.name: entry.target for entry in resolved.targets}
-        surgery = resolved.surgery.bound((), (), {})
-        if not is_compilable(list(targets.values())) or not is_recordable(surgery):
-            return None
-        counts = tuple(len(request.edit.operands) for request in plan.edits)
-        recipe = Recipe(arguments, tuple(targets.values()), surgery.before, surgery.after, counts)
         variant = self._new_variant(deployment, recipe, numerics)
         variant = self._variants.setdefault(_key(variant), variant)
         if len(self._variants) > self._config.max_compiled:
             self._drop(next(iter(self._variants.values())))
             self.evicted_count += 1
         return variant
+
+    def _recipe(
+        self, deployment: Deployment, plan: Plan, arguments: tuple[ArgumentSpec, ...]
+    ) -> Recipe | None:
+        """Return what a plan asks for with its own batch size; None where its data may decide that."""
+        signature, limit = plan_signature(deployment, plan), self._limits.max_reply_bytes
+        recording = deployment.recorded(signature)
+        if recording is None or not recording.is_symbolic:
+            return None
+        try:
+            return recipe_of(
+                plan, deployment.resolve(plan, signature, recording, limit, NO_SOURCES), arguments
+            )
+        except ServiceError:  # the images of the request may have other sizes
+            return None
+
+    def _fits(self, variant: Variant, checked: CheckedPlan) -> bool:
+        """Whether a variant may be tried on a plan's batch. See Note: [One recipe, many batch sizes]."""
+        arguments = argument_specs(checked.deployment, checked.plan)
+        if arguments is None:
+            return False
+        return self._recipe(checked.deployment, checked.plan, arguments) == variant.recipe
 
     def _new_variant(self, deployment: Deployment, recipe: Recipe, numerics: Numerics) -> Variant:
         sizes = GroupSizes(self._config.merge_max_rows, self._config.merge_max_s)
@@ -302,7 +327,7 @@ class CompiledVariants:
             return [NotCompiledError() for _ in calls]
         started = time.perf_counter()
         try:
-            group = partial(run_group, variant.deployment, runner, calls, self._limits)
+            group = partial(run_group, variant.deployment, variant.recipe, runner, calls, self._limits)
             outcomes = await self._owner.run(group, shares=_shares(calls))
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
             self.builder.give_up(variant, f"it failed with {type(error).__name__}: {error}"[:300])
@@ -311,9 +336,11 @@ class CompiledVariants:
             sum(rows_of(call.prepared.plan) for call in calls), time.perf_counter() - started
         )
         variant.group_count += 1
-        if variant.group_count % _CHECK_AGAIN_AFTER == 0 or not variant.is_proven:
+        is_due = variant.group_count % _CHECK_AGAIN_AFTER == 0 or not variant.is_proven
+        ran = [c for c, found in zip(calls, outcomes, strict=True) if isinstance(found, Extraction)]
+        if is_due and ran:
             variant.is_proven = True
-            begin(self.builder.check_again(variant, calls[0].prepared), self._tasks)
+            begin(self.builder.check_again(variant, ran[0].prepared), self._tasks)
         return outcomes
 
     def _drop(self, variant: Variant) -> None:
@@ -328,6 +355,11 @@ def _why(variant: Variant) -> str:
     if variant.runner is None or variant.runner.numerics is variant.numerics:
         return ""
     return f"{variant.numerics} exceeds its tolerance or is no faster ({'; '.join(variant.problems)})"
+
+
+def _is_recorded(deployment: Deployment, plan: Plan) -> bool:
+    """Whether a pass on a batch of a plan's shapes was recorded; for images not before one ran."""
+    return deployment.recorded(plan_signature(deployment, plan)) is not None
 
 
 def _shares(calls: Sequence[CompiledCall]) -> dict[str, float]:

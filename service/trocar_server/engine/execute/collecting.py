@@ -42,6 +42,20 @@ Arguments = tuple[Sequence[object], Mapping[str, object]]
 """Positional and keyword arguments of a forward."""
 
 
+def copied_arguments(arguments: Arguments) -> Arguments:
+    """Return arguments with copies of all tensors, for a pass before the last: a model may write to them."""
+    positional, keyword = arguments
+    return [_copied(value) for value in positional], {name: _copied(keyword[name]) for name in keyword}
+
+
+def _copied(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
 @dataclass(frozen=True)
 class Scoring:
     """The objective of one pass, with its labels and the names of its values."""
@@ -147,11 +161,12 @@ def collect(module: nn.Module, arguments: Arguments, pass_spec: PassSpec, guard:
             contexts.enter_context(TapSession(module, pass_spec.of_modules, collector))
         else:
             contexts.enter_context(operate(module, pass_spec.surgery, pass_spec.of_modules, collector))
+        of_graph = () if pass_spec.graph is None else pass_spec.of_graph
         if collector.pending:
-            module(*arguments[0], **arguments[1])
+            given = copied_arguments(arguments) if of_graph else arguments  # the graph runs on them, too
+            module(*given[0], **given[1])
     if pass_spec.due:
         _check_edits(pass_spec, collector)
-    of_graph = pass_spec.of_graph
     if pass_spec.graph is None or not of_graph:
         return Collected(collector.values, collector.stopped_at)
     nodes = NodeSession(pass_spec.graph, of_graph)

@@ -28,6 +28,7 @@ class CheckedPlan:
         recording: A recorded pass on such inputs; None with `resolved`.
         resolved: What the plan means for the deployment; None where the data of the call decides that.
         is_eager: Whether it is known that it can only run eagerly, and asks for nothing else.
+        differed_count: That of the deployment when the check began.
     """
 
     plan: Plan
@@ -37,6 +38,7 @@ class CheckedPlan:
     recording: Recording | None = None
     resolved: Resolved | None = None
     is_eager: bool = False
+    differed_count: int = 0
 
     @property
     def is_final(self) -> bool:

@@ -99,6 +99,8 @@ class Deployment:
     """Returns the most bytes that a pass may use now."""
     recorded_count: int = 0
     """Passes that were recorded, on the meta device or on synthetic data, without that of the example."""
+    differed_count: int = 0
+    """Times that a pass had other shapes than predicted: what was checked before does not hold any more."""
     _to_extend: Signature | None = None
     _on_data: OrderedDict[Signature, ServiceError | None] = field(default_factory=OrderedDict)
     """Signatures that have no meta pass, with the model's error on synthetic data, if any."""
@@ -215,6 +217,7 @@ class Deployment:
     def pass_differed(self, signature: Signature) -> None:
         """Forget what was predicted for inputs like these: a pass had other shapes."""
         self.predictions.drop(signature)
+        self.differed_count += 1
         with self._lock:
             for kept in [s for s, r in self._recordings.items() if r.is_predicted]:
                 del self._recordings[kept]

@@ -93,6 +93,8 @@ class Deployments(Mapping[str, Deployment]):
         if found is None or found.plan is not plan or found.limits is not limits:
             return None
         deployment = found.deployment
+        if found.differed_count != deployment.differed_count:
+            return None
         is_allowed = deployment.owner is None or deployment.owner == current_principal()
         return found if is_allowed and self._by_id.get(plan.model_id) is deployment else None
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from trocar_api.reasons import ErrorReason
+from trocar_server.engine.execute.collecting import copied_arguments
 from trocar_server.engine.request.plan import Flag, Signature, TensorSignature, split_arguments
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel, make_meta_replica, make_replica
@@ -121,7 +122,7 @@ class ModelRecorder:
     def record_data(
         self, called: Called, kinds: Collection[str], guard: PassGuard, max_bytes: int
     ) -> Recording:
-        """Record a pass on data, for data-dependent control flow.
+        """Record a pass on copies of data, for data-dependent control flow.
 
         Raises:
             ServiceError: `PASS_TOO_LARGE`.
@@ -129,7 +130,7 @@ class ModelRecorder:
         module = make_replica(self.hosted.module)
         with guard.watching(module):
             live = LiveBytes(max_bytes)
-            recording = record_calls(module, *called, is_symbolic=False, live=live)
+            recording = record_calls(module, *copied_arguments(called), is_symbolic=False, live=live)
             return self._with_kinds(recording, kinds, module, called, guard)
 
     def graph(self) -> TracedGraph:
@@ -152,11 +153,11 @@ class ModelRecorder:
     ) -> Recording:
         is_symbolic = recording.is_symbolic
         if "fx" in kinds:
-            graph = self.graph()
-            nodes = record_nodes(module, graph, *called, is_symbolic=is_symbolic, guard=guard)
+            graph, given = self.graph(), copied_arguments(called)
+            nodes = record_nodes(module, graph, *given, is_symbolic=is_symbolic, guard=guard)
             recording = replace(recording, nodes=nodes)
         if not {"fn", "attention"}.isdisjoint(kinds):
-            functions = record_functions(module, *called, is_symbolic=is_symbolic)
+            functions = record_functions(module, *copied_arguments(called), is_symbolic=is_symbolic)
             recording = replace(recording, functions=functions, attention=attention_in(functions))
         return recording
 

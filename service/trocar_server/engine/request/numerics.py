@@ -31,7 +31,7 @@ _MARGIN = 1.25
 def deviation(numerics: Numerics, expected: torch.Tensor, found: torch.Tensor) -> float:
     """Return the deviation from the expected values, as a share of the promised maximum: 1 is just kept.
 
-    NaN and infinities must be in the same places. Calls torch: owner thread only.
+    NaN, infinity and its negative must each be in the same places. Calls torch: owner thread only.
 
     Args:
         numerics: The promise.
@@ -46,6 +46,8 @@ def deviation(numerics: Numerics, expected: torch.Tensor, found: torch.Tensor) -
     if not torch.equal(finite, torch.isfinite(found)):
         return float("inf")
     if not finite.all():
+        if not torch.equal(*(value[~finite].nan_to_num(0.0, 1.0, -1.0) for value in (expected, found))):
+            return float("inf")
         expected, found = expected[finite], found[finite]
     return _of_finite(numerics, expected.double().flatten(), found.double().flatten())
 

@@ -69,6 +69,7 @@ class PlannedEdit:
         leaf: Shape and dtype of the value.
         call_input: The input of the same call that the edit needs.
         swap: The replacement of a swap.
+        written_bytes: The bytes of inputs of its module that may be written to. See `ModuleWrites`.
     """
 
     position: int
@@ -77,11 +78,12 @@ class PlannedEdit:
     leaf: Leaf
     call_input: CallInput | None = None
     swap: SwapValue | None = None
+    written_bytes: int = 0
 
     @property
     def byte_count(self) -> int:
         """The peak bytes that it needs beside the value."""
-        return edit_bytes(self.request.edit, *_signature(self.leaf))
+        return edit_bytes(self.request.edit, *_signature(self.leaf)) + self.written_bytes
 
 
 Expansions = tuple[tuple[str, tuple[str, ...]], ...]
@@ -168,7 +170,9 @@ def _planned(
                 f"{edit.operation} selects no element of a value of shape {_signature(leaf)[0]}, so it would "
                 "change nothing; select an existing position",
             )
-    return PlannedEdit(position, request, target, leaf, call_input, swap)
+    return PlannedEdit(
+        position, request, target, leaf, call_input, swap, _written_bytes(target, edit, recording)
+    )
 
 
 def _signature(leaf: Leaf) -> tuple[tuple[int, ...], torch.dtype]:
@@ -210,6 +214,15 @@ def _call_input(target: Target, edit: Edit, recording: Recording) -> tuple[CallI
         )
     clone = leaf.is_overwritten or isinstance(edit.operation, Skip)
     return CallInput(leaf.port, leaf.picks, clone), leaf
+
+
+def _written_bytes(target: Target, edit: Edit, recording: Recording) -> int:
+    """Return the bytes of inputs to which an edited call of a module may write; 0 where it cannot."""
+    is_of_call = target.kind == "module" and target.parameter is None and not target.is_gradient
+    if not is_of_call or isinstance(edit.operation, Skip):  # a skipped call writes nothing
+        return 0
+    inputs = _call_of(target, recording).inputs
+    return sum(leaf.byte_count for leaf in inputs if leaf.is_overwritten and len(leaf.picks) <= 1)
 
 
 def _call_of(target: Target, recording: Recording) -> ModuleCall:

@@ -150,6 +150,7 @@ class SurgeryPlan:
             entry.call_input,
             entry.swap.key if entry.swap else "",
             entry.position,
+            is_in_place=entry.written_bytes > 0,
         )
 
 

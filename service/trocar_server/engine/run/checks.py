@@ -156,7 +156,7 @@ class Checks:
         deployment, limits = self._deployment_of(plan.model_id), self._limits()
         refuse_spans(plan)
         plan = _with_named_images(deployment, plan)
-        unresolved = CheckedPlan(plan, deployment, limits)
+        unresolved = CheckedPlan(plan, deployment, limits, differed_count=deployment.differed_count)
         check_images(deployment.hosted, plan.inputs, limits)
         check_lists(deployment.hosted, plan.inputs)
         if plan.start_at is None:
@@ -180,7 +180,7 @@ class Checks:
             if not deployment.may_differ(error, recording):
                 raise
             return unresolved
-        return CheckedPlan(plan, deployment, limits, signature, recording, resolved)
+        return replace(unresolved, signature=signature, recording=recording, resolved=resolved)
 
     async def check_edits(self, model_id: str, edits: Sequence[EditRequest]) -> None:
         """Check edits against a model's example input, for any later request.

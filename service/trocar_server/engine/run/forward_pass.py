@@ -194,15 +194,19 @@ def domain_errors(
             ErrorReason.UNKNOWN_PICK,
             f"'{missing.args[0]}' was not computed for these inputs: which modules run depends on the data",
         )
-    except (torch.OutOfMemoryError, MemoryError) as error:  # the first is a RuntimeError: caught before
-        problem = _out_of_memory(error, needed_bytes)
     except Exception as error:
         if isinstance(error, (CallsDifferError, *passes)):
             raise
-        is_memory = "can't allocate memory" in str(error)
+        is_memory = is_out_of_memory(error)
         problem = _out_of_memory(error, needed_bytes) if is_memory else input_rejected(hosted, error)
     # Raised here, and not above, where it would keep the frames of the failed pass, and so its values, alive.
     raise problem
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host had too little memory."""
+    # torch 2.14 has no class for the host's: a RuntimeError of its allocator.
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def _check_data(values: Mapping[str, torch.Tensor]) -> None:

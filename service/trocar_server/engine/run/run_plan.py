@@ -15,6 +15,7 @@ from trocar_server.engine.execute.arguments import (
     predicted_signature,
     signature_of,
 )
+from trocar_server.engine.execute.collecting import copied_arguments
 from trocar_server.engine.execute.prepared_images import DecodedImages
 from trocar_server.engine.host.checked_plan import CheckedPlan
 from trocar_server.engine.host.deployment import Deployment, RecordedSources
@@ -204,6 +205,13 @@ class _ReadyPass:
         deployment, guard = self.checked.deployment, self.guard
         return replace(self, sources=[source.on_own_data(deployment, guard) for source in self.sources])
 
+    def on_spare_arguments(self) -> "_ReadyPass":
+        """Return a copy for a pass that may have to run again: on copies where it may write to its inputs."""
+        recording = self.checked.recording or self.checked.deployment.recorded(self.signature)
+        if recording is not None and not recording.overwrites_inputs:
+            return self
+        return replace(self, called=copied_arguments(self.called))
+
     @cached_property
     def recorded_sources(self) -> RecordedSources:
         """Signatures and recordings of the sources' inputs."""
@@ -221,7 +229,7 @@ def _run_resolved(ready: _ReadyPass) -> tuple[Resolved, PassResult]:
         if resolved is None or ready.sources:
             resolved = _resolve_recorded(ready)
         if resolved is not None and resolved.is_counted:
-            return _run(ready, resolved)
+            return _run(ready.on_spare_arguments(), resolved)
     ready = ready.on_own_data()
     resolved = _resolve_own(ready)
     try:

@@ -204,6 +204,11 @@ class Admission:
             found = self._classes[kind]
         return found.byte_count, found.seconds, found.calls
 
+    def most_bytes(self, kind: MethodClass) -> int:
+        """Return the most bytes that one call of a class may reserve."""
+        limits = self.limits
+        return min(limits.max_principal_bytes, self._class_bytes[kind], limits.max_pending_bytes)
+
     def flows(self) -> tuple[str, ...]:
         """Return the flows that have admitted calls."""
         return tuple(self._flows)

@@ -19,6 +19,7 @@ from trocar_api.descriptors import DESCRIPTOR_BYTES
 from trocar_api.reasons import ErrorReason
 from trocar_api.versions import VERSION_KEY
 from trocar_server import __version__
+from trocar_server.config import Limits
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_principal, set_flow, set_principal
 from trocar_server.rpc.call.authorization import Authorizer, OpenAuthorizer
@@ -30,7 +31,7 @@ from trocar_server.rpc.call.repeated import was_done_before
 from trocar_server.rpc.call.running_calls import RunningCall, RunningCalls
 from trocar_server.rpc.call.status import DETAILS_KEY, STATUS_CODES, status_details, status_message
 from trocar_server.rpc.transfer.compression import MAGIC, unpacked
-from trocar_server.rpc.transfer.messages import CallContext, check_size, only_message
+from trocar_server.rpc.transfer.messages import MAX_MESSAGE_BYTES, CallContext, check_size, only_message
 from trocar_server.telemetry import NOBODY, UNKNOWN_METHOD, CallLines, CallObserver, CallRecord, trace_id_of
 
 Result = TypeVar("Result")
@@ -42,7 +43,10 @@ _GONE = grpc.aio.BaseError
 """What gRPC (1.81) raises for a send on a call that its caller, or the end of the server, has ended: several
 subclasses, one of them private. It logs these with a traceback, and nothing for a cancelled handler."""
 _OPEN_TIMEOUT_S = 10.0
-"""The longest wait for the message of an unauthenticated call, in seconds."""
+"""The longest wait for the message of an unauthenticated call, and for its half-close, in seconds."""
+_MAX_OPEN_BYTES = 1 << 10
+"""The largest message of an unauthenticated call: it names a service."""
+_LIMITS = Limits()
 
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
@@ -66,7 +70,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         observer: Notified of every call, including health checks and unknown methods.
         drain_switch: The drain state and version checks, independent of the caller.
         running: Registry of running calls.
-        message_timeout_s: The longest wait for the message of a call that has a single one.
+        limits: Provides `stall_timeout_s` and `receive_timeout_s`, the longest waits for the message of a
+            call that has a single one, and for the half-close after it.
         gateway_key: The key of the gateways of a cluster; without gateways empty.
     """
 
@@ -77,12 +82,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         observer: CallObserver = NOBODY,
         drain_switch: DrainSwitch | None = None,
         running: RunningCalls | None = None,
-        message_timeout_s: float = 600.0,
+        limits: Limits = _LIMITS,
         gateway_key: str = "",
     ) -> None:
         self._log = log or structlog.get_logger("trocar")
         self._lines = CallLines(self._log)
-        self._message_timeout_s = message_timeout_s
+        self._limits = limits
         self._gateway_key = gateway_key
         self._authorizer = authorizer or OpenAuthorizer()
         self._observer = observer
@@ -153,9 +158,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             trace_id=trace_id_of(traceparent) if traceparent else "",
             called=called,
         )
-        timeout_s = _OPEN_TIMEOUT_S if is_open else self._message_timeout_s
         return _Call(
-            self._lines, self._authorizer, self._running, record, timeout_s, is_open, self._gateway_key
+            self._lines, self._authorizer, self._running, record, self._limits, is_open, self._gateway_key
         )
 
 
@@ -170,6 +174,8 @@ class Method:
         is_open: Whether it is open to every caller.
         writes: Whether the behaviour writes its replies, and returns nothing.
         behaviour: Takes a request, or an iterator of them, and the context; returns or writes the reply.
+        most_bytes: Of a single message; None where only gRPC limits it, as for the tensors of the Open
+            Inference Protocol.
     """
 
     name: str
@@ -178,6 +184,7 @@ class Method:
     is_open: bool
     writes: bool
     behaviour: Behaviour
+    most_bytes: int | None
 
     @classmethod
     def of(cls, name: str, handler: Any) -> "Method":
@@ -186,7 +193,9 @@ class Method:
         replies = "stream" if handler.response_streaming else "unary"
         kind = KINDS[handler.request_streaming, handler.response_streaming]
         behaviour = _writing(getattr(handler, f"{requests}_{replies}"))
-        return cls(name, handler, kind, is_open(name), handler.response_streaming, behaviour)
+        is_bounded = name.startswith(OWN) or handler.request_deserializer is not None
+        most_bytes = _MAX_OPEN_BYTES if is_open(name) else MAX_MESSAGE_BYTES if is_bounded else None
+        return cls(name, handler, kind, is_open(name), handler.response_streaming, behaviour, most_bytes)
 
     def called(self, record: CallRecord, message: Any, context: CallContext) -> Awaitable[Any]:
         """Call the behaviour with what it takes; see `serialized` for what it returns.
@@ -294,7 +303,7 @@ class _Call:
     authorizer: Authorizer
     running: RunningCalls
     record: CallRecord
-    message_timeout_s: float
+    limits: Limits
     is_open: bool
     """Whether the method is open to every caller."""
     gateway_key: str
@@ -322,7 +331,7 @@ class _Call:
                     set_principal(principal)
                     set_flow(flow_of(principal, context.peer()))
                     record.principal = log_name(principal)
-                request = await only_message(messages, self.message_timeout_s) if takes_one else messages
+                request = await self._only(messages, method.most_bytes) if takes_one else messages
                 reply = await method.called(record, request, context)
                 if not method.writes:
                     reply = method.serialized(record, reply)
@@ -341,6 +350,12 @@ class _Call:
         if method.handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(call)
         return grpc.stream_unary_rpc_method_handler(call)
+
+    async def _only(self, messages: AsyncIterator[bytes], limit: int | None) -> bytes:
+        """Read the single message of this call; see `only_message`."""
+        if self.is_open:
+            return await only_message(messages, _OPEN_TIMEOUT_S, _OPEN_TIMEOUT_S, limit)
+        return await only_message(messages, self.limits.stall_timeout_s, self.limits.receive_timeout_s, limit)
 
     async def beside(
         self, context: CallContext, drain_switch: DrainSwitch, work: Callable[[], Awaitable[Result]]

@@ -7,7 +7,7 @@ unset optional field takes the dataclass's default, an enum's number becomes the
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
@@ -16,12 +16,14 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from trocar_api.v1 import edit_pb2, tensor_pb2
-from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
+from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, check_count, invalid
 from trocar_server.rpc.codec.wire_dtypes import from_wire, tensor_operand_from_wire
 from trocar_server.tensors.edits import Operand
 
 Declared = TypeVar("Declared")
 Member = TypeVar("Member", bound=Enum)
+_MAX_NUMBERS = 1 << 16
+"""Of one field; declarations have limits of their own, which are not higher."""
 _Reader = Callable[[str, Any], Any]
 """From a field's name in errors and its value."""
 
@@ -89,7 +91,7 @@ def _reader(wire: FieldDescriptor, hint: Any, default: Any) -> _Reader:
         is_operand = wire.message_type is edit_pb2.Operand.DESCRIPTOR
         return operand_from_wire if is_operand else tensor_operand_from_wire
     if wire.is_repeated:
-        return lambda field, value: tuple(value)
+        return _numbers
     return _text if wire.type == FieldDescriptor.TYPE_STRING else lambda field, value: value
 
 
@@ -100,6 +102,11 @@ def _member_reader(members: Mapping[int, Enum]) -> _Reader:
         return members[number]
 
     return read
+
+
+def _numbers(field: str, values: Sequence[int]) -> tuple[int, ...]:
+    check_count(field, len(values), _MAX_NUMBERS)
+    return tuple(values)
 
 
 def _text(field: str, value: str) -> str:

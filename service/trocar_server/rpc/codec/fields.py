@@ -9,6 +9,8 @@ from trocar_server.errors import ServiceError
 
 MAX_TEXT_CHARACTERS = 1024
 """The longest selector, alias and name."""
+MAX_REQUEST_ID_CHARACTERS = 64
+"""Of the text by which a repeated request is known."""
 
 
 def invalid(field: str, problem: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT) -> ServiceError:
@@ -26,6 +28,18 @@ def named(field: str) -> Iterator[None]:
             raise
         details = {**error.details, "field": field}
         raise ServiceError(error.reason, f"{field}: {error.message}", **details) from None
+
+
+def check_count(
+    field: str, count: int, limit: int, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT
+) -> None:
+    """Check the length of a list before its entries become Python objects: a message can have millions.
+
+    Raises:
+        ServiceError: With the reason, and the field named.
+    """
+    if count > limit:
+        raise invalid(field, f"has {count:,} entries, the limit is {limit:,}", reason)
 
 
 def check_batch(field: str, size: int, limits: Limits) -> None:

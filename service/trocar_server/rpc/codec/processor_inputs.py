@@ -1,5 +1,7 @@
 """Codec of processor inputs: texts and sound of `Input` messages; and what a processor made of them."""
 
+from collections.abc import Sequence
+
 from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import extraction_pb2 as pb
 from trocar_server.config import Limits
@@ -13,7 +15,7 @@ from trocar_server.processing.inputs import (
     TextInput,
     TextOptions,
 )
-from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, check_batch, invalid
+from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, check_batch, check_count, invalid
 from trocar_server.rpc.codec.text import sendable
 
 PROCESSED_KINDS = frozenset({"texts", "audio"})
@@ -45,6 +47,7 @@ def _texts(field: str, entry: pb.Input, limits: Limits) -> TextInput:
         )
     batch = entry.texts
     check_batch(field, len(batch.entries), limits)
+    _check_items(field, batch.entries, limits)
     if batch.HasField("max_tokens") and batch.max_tokens < 1:
         raise invalid(f"{field}.max_tokens", f"{batch.max_tokens} is not a number of tokens; give at least 1")
     if len(batch.template) > MAX_TEXT_CHARACTERS:
@@ -58,6 +61,15 @@ def _texts(field: str, entry: pb.Input, limits: Limits) -> TextInput:
     )
     entries = tuple(_entry(f"{field}[{i}]", each) for i, each in enumerate(batch.entries))
     return TextInput(name, entries, options)
+
+
+def _check_items(field: str, entries: Sequence[pb.TextEntry], limits: Limits) -> None:
+    """Check the lists within all entries, each item of which counts as a character later, or is an image."""
+    most, reason = limits.max_text_characters, ErrorReason.REQUEST_TOO_LARGE
+    listed = sum(len(e.token_ids.ids) + len(e.words.words) + len(e.chat.messages) for e in entries)
+    check_count(field, listed, most, reason)
+    parts = sum(len(message.parts) for entry in entries for message in entry.chat.messages)
+    check_count(field, parts, most, reason)
 
 
 def _entry(field: str, entry: pb.TextEntry) -> TextEntry:

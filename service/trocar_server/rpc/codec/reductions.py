@@ -8,7 +8,7 @@ from trocar_api.v1 import reduction_pb2 as pb
 from trocar_api.v1 import tensor_pb2
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.codec.declarations import declared
-from trocar_server.rpc.codec.fields import named
+from trocar_server.rpc.codec.fields import check_count, named
 from trocar_server.rpc.codec.wire_dtypes import from_wire
 from trocar_server.tensors.reductions import (
     Cast,
@@ -28,6 +28,7 @@ from trocar_server.tensors.reductions import (
     check_reductions,
     operand_specs,
 )
+from trocar_server.tensors.reductions.apply_reductions import MAX_REDUCTIONS
 from trocar_server.tensors.reductions.reduction import MAX_INDEX_ITEMS, MAX_POSITIONS
 
 _BY_FIELDS: Mapping[str, type[Take | Crop | Pool | TopK | Gram | Grid | Projection]] = {
@@ -48,6 +49,7 @@ def reductions_from_wire(field: str, messages: Sequence[pb.Reduction]) -> tuple[
     Raises:
         ServiceError: `INVALID_ARGUMENT`, `INVALID_TENSOR` or `REDUCTION_REJECTED`, with the field named.
     """
+    check_count(field, len(messages), MAX_REDUCTIONS, ErrorReason.REDUCTION_REJECTED)
     found = []
     for i, message in enumerate(messages):
         name = f"{field}[{i}]"

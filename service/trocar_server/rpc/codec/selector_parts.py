@@ -1,11 +1,11 @@
 """Codec of selectors: text or parts on the wire, read by the one parser."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from trocar_api.v1 import tap_pb2 as pb
 from trocar_api.v1.edit_pb2 import Edit
-from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
+from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, check_count, invalid
 from trocar_server.surgery import Selector, parse_selector
 from trocar_server.surgery.selectors.naming import PLAIN_NAME, quote, shown_path, shown_port
 from trocar_server.surgery.structure import Picks, format_picks
@@ -16,6 +16,9 @@ _PORT = re.compile(
 )
 
 _ALL = ("param(*)", "param_grad(*)")
+
+_MAX_PICKS = MAX_TEXT_CHARACTERS // len("[0]")
+"""More would make a selector that is too long."""
 
 _KINDS = frozenset(pb.SelectorKind.values())
 _PREFIXES = {pb.SELECTOR_KIND_FX: "fx:", pb.SELECTOR_KIND_FUNCTION: "fn:"}
@@ -89,7 +92,8 @@ def _path(parts: pb.SelectorParts) -> str:
     return _PREFIXES.get(parts.kind, "") + pattern
 
 
-def _picks(field: str, picks: Iterable[pb.Pick]) -> Picks:
+def _picks(field: str, picks: Sequence[pb.Pick]) -> Picks:
+    check_count(f"{field}.picks", len(picks), _MAX_PICKS)
     return tuple(_pick(f"{field}.picks[{index}]", pick) for index, pick in enumerate(picks))
 
 

@@ -4,13 +4,16 @@ from dataclasses import replace
 
 from trocar_api.v1 import tap_pb2 as pb
 from trocar_server.engine.request.plan import TapRequest
-from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, invalid
+from trocar_server.rpc.codec.fields import MAX_TEXT_CHARACTERS, check_count, invalid
 from trocar_server.rpc.codec.reductions import cast_from_wire, reductions_from_wire
 from trocar_server.rpc.codec.selector_parts import selector_of
 from trocar_server.rpc.codec.statistics import SCOPES, STATISTICS, statistics_problem, tap_parameters
 from trocar_server.surgery import Selector
+from trocar_server.tensors.stats.statistic_requests import MAX_BINS, MAX_QUANTILES
 
 _WITH_GRADIENTS = ("module", "regex")
+_MAX_STATISTICS = 256
+"""Far more than there are; one that is named twice counts twice."""
 
 
 def tap_request(field: str, tap: pb.Tap) -> TapRequest:
@@ -21,6 +24,9 @@ def tap_request(field: str, tap: pb.Tap) -> TapRequest:
     """
     if len(tap.alias) > MAX_TEXT_CHARACTERS:
         raise invalid(field, f"over {MAX_TEXT_CHARACTERS} characters")
+    check_count(f"{field}.statistics", len(tap.statistics), _MAX_STATISTICS)
+    check_count(f"{field}.quantiles", len(tap.quantiles), MAX_QUANTILES)
+    check_count(f"{field}.histogram.edges", len(tap.histogram.edges), MAX_BINS + 1)
     unknown = [kind for kind in tap.statistics if kind not in STATISTICS]
     if unknown:
         raise invalid(f"{field}.statistics", f"unknown statistic {unknown[0]}")

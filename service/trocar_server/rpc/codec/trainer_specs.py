@@ -23,6 +23,8 @@ _MAX_ENTRIES = 1024
 """Limit of one list: more parts of a model are not named one by one."""
 _MAX_OPTION_ENTRIES = 1 << 16
 """Limit of the lists within options, which may have a weight for each class."""
+_MAX_ALL_ENTRIES = 1 << 18
+"""Limit of all lists and options together: each may be short, and they nest."""
 _EXACT = 1 << 53
 """Up to here a float represents every integer exactly."""
 
@@ -50,52 +52,68 @@ def spec_message(spec: TrainerSpec) -> trainer_pb2.TrainerSpec:
     return ParseDict(spec.model_dump(mode="json", exclude_none=True), trainer_pb2.TrainerSpec())
 
 
+class _Reading:
+    """The problems of a spec that is being read, and how many more entries are read of it."""
+
+    def __init__(self) -> None:
+        self.problems = Problems()
+        self._left = _MAX_ALL_ENTRIES
+
+    def takes(self, count: int, path: str, most: int = _MAX_ENTRIES) -> bool:
+        """Whether a list is read, by its length; a problem is added where it is not."""
+        if count > most:
+            self.problems.add(path, f"has {count:,} entries; {most:,} at most")
+            return False
+        if count > self._left:
+            self._left = 0
+            self.problems.add("", f"all lists together have over {_MAX_ALL_ENTRIES:,} entries")
+            return False
+        self._left -= count
+        return True
+
+
 def _checked(message: Message, reason: ErrorReason) -> dict[str, Any]:
-    problems = Problems()
-    found = _fields(message, "", problems)
-    problems.raise_any(reason, "the description of the trainer cannot be parsed")
+    reading = _Reading()
+    found = _fields(message, "", reading)
+    reading.problems.raise_any(reason, "the description of the trainer cannot be parsed")
     return found
 
 
-def _fields(message: Message, path: str, problems: Problems) -> dict[str, Any]:
+def _fields(message: Message, path: str, reading: _Reading) -> dict[str, Any]:
     """Return the fields that are set, as plain dicts and lists."""
     found: dict[str, Any] = {}
     for field, value in message.ListFields():
         where = f"{path}.{field.name}".removeprefix(".")
         if not isinstance(value, MutableSequence):
-            found[field.name] = _entry(value, where, problems)
-        elif len(value) > _MAX_ENTRIES:
-            problems.add(where, f"has {len(value):,} entries; {_MAX_ENTRIES:,} at most")
-        else:
-            found[field.name] = [_entry(one, f"{where}[{i}]", problems) for i, one in enumerate(value)]
+            found[field.name] = _entry(value, where, reading)
+        elif reading.takes(len(value), where):
+            found[field.name] = [_entry(one, f"{where}[{i}]", reading) for i, one in enumerate(value)]
     return found
 
 
-def _entry(value: Any, path: str, problems: Problems) -> Any:
+def _entry(value: Any, path: str, reading: _Reading) -> Any:
     if isinstance(value, Struct):
-        if len(value.fields) > _MAX_ENTRIES:
-            problems.add(path, f"has {len(value.fields):,} entries; {_MAX_ENTRIES:,} at most")
+        if not reading.takes(len(value.fields), path):
             return {}
-        return {name: _option(one, f"{path}.{name[:80]}", problems) for name, one in value.fields.items()}
-    return _fields(value, path, problems) if isinstance(value, Message) else value
+        return {name: _option(one, f"{path}.{name[:80]}", reading) for name, one in value.fields.items()}
+    return _fields(value, path, reading) if isinstance(value, Message) else value
 
 
-def _option(value: Value, path: str, problems: Problems) -> Any:
+def _option(value: Value, path: str, reading: _Reading) -> Any:
     """Value of an option. Integers become ints again: JSON's numbers are all floats."""
     kind = value.WhichOneof("kind")
     if kind == "number_value":
         number = value.number_value
         if not math.isfinite(number):
-            problems.add(path, "is not a finite number; leave the option out where there is no limit")
+            reading.problems.add(path, "is not a finite number; leave the option out where there is no limit")
         return int(number) if number.is_integer() and abs(number) <= _EXACT else number
     if kind == "struct_value":
-        return _entry(value.struct_value, path, problems)
+        return _entry(value.struct_value, path, reading)
     if kind == "list_value":
         entries = value.list_value.values
-        if len(entries) > _MAX_OPTION_ENTRIES:
-            problems.add(path, f"has {len(entries):,} entries; {_MAX_OPTION_ENTRIES:,} at most")
+        if not reading.takes(len(entries), path, _MAX_OPTION_ENTRIES):
             return []
-        return [_option(one, f"{path}[{i}]", problems) for i, one in enumerate(entries)]
+        return [_option(one, f"{path}[{i}]", reading) for i, one in enumerate(entries)]
     return (
         value.string_value if kind == "string_value" else value.bool_value if kind == "bool_value" else None
     )

@@ -12,7 +12,7 @@ from trocar_server.engine.schedule.admission import Admission, MethodClass
 from trocar_server.errors import ServiceError
 from trocar_server.models import current_flow
 from trocar_server.rpc.call.principal import principal_of
-from trocar_server.rpc.codec.fields import invalid
+from trocar_server.rpc.codec.fields import check_count, invalid
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.transfer.messages import Arrivals, CallContext
 from trocar_server.training.datasets import (
@@ -24,6 +24,7 @@ from trocar_server.training.datasets import (
     Shard,
     TargetSignature,
 )
+from trocar_server.training.datasets.upload_checks import MAX_CATEGORIES, MAX_SHARDS
 
 
 class DatasetService(dataset_pb2_grpc.DatasetServiceServicer):
@@ -120,6 +121,8 @@ def _byte_count(message: pb.UploadShardRequest) -> int:
 
 
 def _manifest(message: pb.DatasetManifest) -> Manifest:
+    check_count("shards", len(message.shards), MAX_SHARDS, ErrorReason.DATASET_INVALID)
+    check_count("categories", len(message.categories), MAX_CATEGORIES, ErrorReason.DATASET_INVALID)
     return Manifest(
         name=message.name,
         sample_count=message.sample_count,

@@ -16,6 +16,7 @@ from trocar_server.engine.execute.operand_checks import check_received, operands
 from trocar_server.engine.request.plan import EditRequest, Payload
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.principal import principal_of
+from trocar_server.rpc.call.repeated import is_repeated
 from trocar_server.rpc.codec.edits import edits_from_wire
 from trocar_server.rpc.codec.fields import invalid
 from trocar_server.rpc.codec.stored_lists import description_of, edits_of
@@ -42,15 +43,7 @@ class EditStoreService(edit_store_pb2_grpc.EditStoreServiceServicer):
         payloads = _received(edits, request)
         await check_received(operands_of_edits(edits, payloads))
         await self._engine.checks.check_edits(request.model_id, edits)
-        entry = await asyncio.to_thread(
-            self._store.put,
-            principal_of(context),
-            request.model_id,
-            request.name,
-            description_of(request.model_id, request.name, request.edits),
-            b"".join(payload.tobytes() for payload in payloads),
-            is_replacing=request.is_replacing,
-        )
+        entry = await self._put(request, b"".join(payload.tobytes() for payload in payloads), context)
         return pb.StoreEditsResponse(stored=_stored(entry))
 
     async def ListEdits(self, request: pb.ListEditsRequest, context: CallContext) -> pb.ListEditsResponse:
@@ -65,6 +58,23 @@ class EditStoreService(edit_store_pb2_grpc.EditStoreServiceServicer):
         principal = principal_of(context)
         await asyncio.to_thread(self._store.delete, principal, request.model_id, request.name)
         return pb.DeleteEditsResponse()
+
+    async def _put(self, request: pb.StoreEditsRequest, tensors: bytes, context: CallContext) -> StoredEntry:
+        """Store a list; a call that was sent before has succeeded where just this list is stored."""
+        key = principal_of(context), request.model_id, request.name
+        description = description_of(request.model_id, request.name, request.edits)
+        try:
+            return await asyncio.to_thread(
+                self._store.put, *key, description, tensors, is_replacing=request.is_replacing
+            )
+        except ServiceError as error:
+            metadata = context.invocation_metadata() or ()
+            if error.reason is not ErrorReason.EDITS_EXIST or not is_repeated(metadata):
+                raise
+            found = await asyncio.to_thread(self._store.get, *key)
+            if (found.description, found.tensors) != (description, tensors):
+                raise
+            return found
 
     def _check(self, request: pb.StoreEditsRequest) -> None:
         if not _NAME.fullmatch(request.name):

@@ -113,13 +113,9 @@ class ExtractionService:
         if not self._engine.admission.is_idle:
             self._check_before_reading(context)
         asked = await self._read(requests, context)
-        request = asked.planned.message
-        if request.payload_digest:
-            messages = await self._kept(asked)
-            await send(context, messages, self._engine.limits.stall_timeout_s)
-            return
+        answer = self._kept if asked.planned.message.payload_digest else self._answer
         with self._engine.admission.admit(asked.planned.kind, current_flow()) as reservation:
-            messages = await self._answer(asked, reservation)
+            messages = await answer(asked, reservation)
             del asked  # the chunks of its first message
             with phase("reply"):
                 await send(context, messages, self._engine.limits.stall_timeout_s)
@@ -228,7 +224,7 @@ class ExtractionService:
         question = question_of(self._engine, asked.principal, asked.planned.message, stored)
         return None if question is None else Keeping(question, partial(kept_head, plan))
 
-    async def _kept(self, asked: _Asked) -> Iterable[Parts]:
+    async def _kept(self, asked: _Asked, reservation: Reservation) -> Iterable[Parts]:
         """Answer from the reply cache, without a replica and without the thread that owns torch."""
         engine, request, principal = self._engine, asked.planned.message, asked.principal
         with shared_payloads(self._lender, principal, request) as shared:
@@ -236,6 +232,7 @@ class ExtractionService:
             question = question_of(engine, principal, request, stored)
             has_payloads = bool(asked.chunks) or shared.has_payload
             kept = kept_reply(engine, question, request, has_payloads=has_payloads)
+            reservation.reserve(kept.byte_count, kept.row_count)
             return await _kept_messages(kept, chunk_bytes(request, engine.limits), shared)
 
     async def plan(self, message: bytes, context: CallContext) -> bytes:

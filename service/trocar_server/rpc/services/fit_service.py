@@ -2,10 +2,13 @@
 
 from google.protobuf.struct_pb2 import Struct
 
+from trocar_api.reasons import ErrorReason
 from trocar_api.v1 import fit_pb2 as pb
 from trocar_api.v1 import fit_pb2_grpc
+from trocar_server.errors import ServiceError
 from trocar_server.rpc.call.principal import principal_of
-from trocar_server.rpc.codec.fields import invalid
+from trocar_server.rpc.call.repeated import is_repeated
+from trocar_server.rpc.codec.fields import MAX_REQUEST_ID_CHARACTERS, invalid
 from trocar_server.rpc.codec.trainer_specs import fit_spec
 from trocar_server.rpc.transfer.messages import CallContext, send
 from trocar_server.training.files.event_log import LoggedEvent
@@ -27,10 +30,10 @@ class FitService(fit_pb2_grpc.FitServiceServicer):
 
     async def StartFit(self, request: pb.StartFitRequest, context: CallContext) -> pb.StartFitResponse:
         """Start a fit."""
+        if len(request.request_id) > MAX_REQUEST_ID_CHARACTERS:
+            raise invalid("request_id", f"over {MAX_REQUEST_ID_CHARACTERS} characters")
         spec = fit_spec(request.spec)
-        number = await self._fits.start(
-            principal_of(context), request.trainer_id, spec, request.request_id[:64]
-        )
+        number = await self._fits.start(principal_of(context), request.trainer_id, spec, request.request_id)
         return pb.StartFitResponse(first_event_number=number)
 
     async def WatchFit(  # type: ignore[override]  # writes to the context
@@ -46,7 +49,13 @@ class FitService(fit_pb2_grpc.FitServiceServicer):
         command = _COMMANDS.get(request.command)
         if command is None:
             raise invalid("command", "not set, or not known")
-        state = await self._fits.control(principal_of(context), request.trainer_id, command)
+        try:
+            state = await self._fits.control(principal_of(context), request.trainer_id, command)
+        except ServiceError as error:
+            has_ended = error.reason is ErrorReason.UNKNOWN_FIT and command is Command.CANCEL
+            if not (has_ended and is_repeated(context.invocation_metadata() or ())):
+                raise
+            state = "ended"  # by an earlier attempt at this call
         return pb.ControlFitResponse(state=state)
 
 

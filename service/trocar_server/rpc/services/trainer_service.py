@@ -13,7 +13,7 @@ from trocar_server.engine.schedule.admission import MethodClass
 from trocar_server.models import current_flow, current_principal
 from trocar_server.rpc.call.principal import principal_of
 from trocar_server.rpc.call.repeated import is_repeated
-from trocar_server.rpc.codec.fields import invalid
+from trocar_server.rpc.codec.fields import MAX_REQUEST_ID_CHARACTERS, invalid
 from trocar_server.rpc.codec.text import sendable
 from trocar_server.rpc.codec.trainer_specs import spec_message, trainer_spec
 from trocar_server.rpc.listen.registration import Handler
@@ -28,7 +28,7 @@ from trocar_server.training.trainer import Trainer
 from trocar_server.training.trainer_calls import Applied, Evaluated
 from trocar_server.training.trainers import Trainers
 
-_MAX_REQUEST_ID_CHARACTERS, _MAX_NOTE_CHARACTERS = 64, 256
+_MAX_NOTE_CHARACTERS = 256
 
 
 class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
@@ -42,17 +42,20 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: pb.CreateTrainerRequest, context: CallContext
     ) -> pb.CreateTrainerResponse:
         """Create a trainer."""
-        if len(request.request_id) > _MAX_REQUEST_ID_CHARACTERS:
-            raise invalid("request_id", f"over {_MAX_REQUEST_ID_CHARACTERS} characters")
+        if len(request.request_id) > MAX_REQUEST_ID_CHARACTERS:
+            raise invalid("request_id", f"over {MAX_REQUEST_ID_CHARACTERS} characters")
         spec = trainer_spec(request.spec)
         trainer = await self._trainers.create(principal_of(context), spec, request.request_id)
         return pb.CreateTrainerResponse(trainer=await self._message(trainer))
 
     async def GetTrainer(self, request: pb.GetTrainerRequest, context: CallContext) -> pb.GetTrainerResponse:
-        """Return one of the caller's trainers."""
-        return pb.GetTrainerResponse(
-            trainer=await self._message(await self._get(request.trainer_id, context))
-        )
+        """Return one of the caller's trainers, on request once no call changes it."""
+        trainer = await self._get(request.trainer_id, context)
+        if request.waits_for_step:
+            async with trainer.numbering.at_rest():
+                pass
+        message = await self._message(trainer)
+        return pb.GetTrainerResponse(trainer=message, has_waited=request.waits_for_step)
 
     async def ListTrainers(
         self, request: pb.ListTrainersRequest, context: CallContext
@@ -113,12 +116,14 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> None:
         """Stream a safetensors file."""
         trainer = await self._get(request.trainer_id, context)
-        update_count, export = await _exported(trainer, request)
-        if not 0 <= request.offset_bytes <= export.byte_count:
-            raise invalid("offset_bytes", f"is not within the {export.byte_count} bytes of the file")
         engine = self._trainers.engine
         with engine.admission.admit(MethodClass.DATA, current_flow()) as reservation:
-            reservation.add(export.byte_count)
+            expected = await _expected_bytes(trainer, request)  # one over the budget has all of it
+            reservation.reserve(min(expected, engine.admission.most_bytes(MethodClass.DATA)))
+            update_count, export = await _exported(trainer, request)
+            if not 0 <= request.offset_bytes <= export.byte_count:
+                raise invalid("offset_bytes", f"is not within the {export.byte_count} bytes of the file")
+            reservation.add(export.byte_count - reservation.byte_count)
             messages = _export_messages(export, update_count, request.offset_bytes)
             await send(context, messages, engine.limits.stall_timeout_s)
 
@@ -194,6 +199,14 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def _message(self, trainer: Trainer) -> pb.Trainer:
         return _trainer_message(trainer, await trainer.describe())
+
+
+async def _expected_bytes(trainer: Trainer, request: pb.ExportTrainerRequest) -> int:
+    """Estimate the bytes of a file before its tensors are copied."""
+    facts = await trainer.describe()
+    if request.content in (pb.EXPORT_CONTENT_ADAPTER, pb.EXPORT_CONTENT_GRADIENTS):
+        return facts.trained_bytes
+    return trainer.core.hosted.byte_count + (facts.owned_bytes if request.has_optimizer else 0)
 
 
 async def _exported(trainer: Trainer, request: pb.ExportTrainerRequest) -> tuple[int, Export]:

@@ -57,7 +57,7 @@ class KnownMessages(Generic[Meaning]):
 
         known = messages.find(message)
         if known is None:
-            messages.keep(message, meaning)
+            messages.keep(message, chunks, meaning)
 
     The most recent ones are kept, a few of each size. For one event loop.
 
@@ -77,10 +77,12 @@ class KnownMessages(Generic[Meaning]):
                 return Known(meaning, chunks, layout)
         return None
 
-    def keep(self, message: bytes, meaning: Meaning) -> None:
-        """Keep the meaning of a message that was read."""
+    def keep(self, message: bytes, chunks: Iterable[Chunk], meaning: Meaning) -> None:
+        """Keep the meaning of a message that was read, with its chunks."""
+        if len(message) - sum(chunk.data.nbytes for chunk in chunks) > _MOST_FIXED_BYTES:
+            return  # before each of its fields is looked at again
         layout = Layout.of(message, self._varying)
-        if layout is None or layout.fixed_byte_count > _MOST_FIXED_BYTES:
+        if layout is None:
             return
         others = [kept for kept in self._by_size.get(len(message), ()) if kept[0].chunks(message) is None]
         self._by_size[len(message)] = [(layout, meaning), *others][:_KEPT_OF_SIZE]
@@ -200,19 +202,30 @@ async def _awaited(messages: AsyncIterator[Item], left_s: float, timeout_s: floa
         ) from None
 
 
-async def only_message(messages: AsyncIterator[bytes], timeout_s: float) -> bytes:
+async def only_message(
+    messages: AsyncIterator[bytes], timeout_s: float, half_close_timeout_s: float, limit: int | None
+) -> bytes:
     """Read the single message of a call.
 
     gRPC (1.81, asyncio) itself leaves a call without a message unanswered until its deadline.
 
+    Args:
+        messages: Those of the call.
+        timeout_s: The longest wait for the message, in seconds.
+        half_close_timeout_s: The longest wait for the half-close behind it, which clients send along.
+            Meanwhile the message takes memory that no budget counts.
+        limit: The most bytes of the message; gRPC's own limit where None.
+
     Raises:
         ServiceError: `INVALID_ARGUMENT`, there are more or none; `DEADLINE_EXCEEDED`, it does not arrive or
-            the caller does not half-close.
+            the caller does not half-close; `REQUEST_TOO_LARGE`.
     """
     message = await _awaited(messages, timeout_s, timeout_s)
     if message is None:
         raise ServiceError(ErrorReason.INVALID_ARGUMENT, "the call has no message; this method takes one")
-    if await _awaited(messages, timeout_s, timeout_s) is not None:
+    if limit is not None:
+        check_size(message, limit)
+    if await _awaited(messages, half_close_timeout_s, half_close_timeout_s) is not None:
         raise ServiceError(
             ErrorReason.INVALID_ARGUMENT, "the call has several messages; this method takes one"
         )

@@ -89,7 +89,7 @@ class PlanCache:
         head, chunks = split_head(pb.ExtractRequest, message)
         planned = self.find(head) or self._planned(head)
         if planned.key is not None:
-            self._known.keep(message, planned)
+            self._known.keep(message, chunks, planned)
         return planned, chunks, None
 
     def _planned(self, head: bytes) -> PlannedRequest:

@@ -110,7 +110,7 @@ class BatchPlans:
         request.ClearField("number")
         head = BatchHead(request, request.SerializeToString(deterministic=True))
         if number is not None and len(head.key) <= _MOST_KEY_BYTES:
-            self._known.keep(message, head)
+            self._known.keep(message, chunks, head)
         return head, number, chunks, None
 
 

@@ -137,6 +137,12 @@ class Recording:
         kinds = {"fx": self.nodes, "fn": self.functions, "attention": self.attention}
         return frozenset(kind for kind, records in kinds.items() if records is not None)
 
+    @cached_property
+    def overwrites_inputs(self) -> bool:
+        """Whether the pass may write to its own inputs, so that a second pass needs copies."""
+        inputs = self.modules[""].calls[0].inputs
+        return any(leaf.is_overwritten for leaf in inputs if leaf.shape is not None)
+
     def of_kind(self, kind: str) -> Mapping[str, ModuleRecord]:
         """Return the records of one kind of target: `module`, `fx` or `fn`."""
         functions = self.attention if self.functions is None else self.functions

@@ -1,18 +1,23 @@
-"""Writes of a function to its arguments, where an edit replaced one: `x.add_(y)` as a statement.
+"""Writes of a call to its arguments, where there is an edit: `x.add_(y)` or `self.relu(x)` as a statement.
 
 An edit makes another tensor. What the call then writes to it is copied to the model's own tensor, with which
 the model goes on.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Set
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from trocar_server.surgery.recording.writes import WriteWatch
-from trocar_server.surgery.sessions.hooks import Arguments
-from trocar_server.surgery.structure import leaves
+from trocar_server.surgery.sessions.hooks import Arguments, hook_calls
+from trocar_server.surgery.sessions.starting import laid_out
+from trocar_server.surgery.sessions.taps import Collector
+from trocar_server.surgery.structure import Picks, leaves, pick, put
 
 
 class CallWrites:
@@ -52,3 +57,112 @@ class CallWrites:
 
 def _tensors(arguments: Arguments) -> Iterator[torch.Tensor]:
     return (value for _, value in leaves(arguments) if isinstance(value, torch.Tensor))
+
+
+@dataclass
+class _Given:
+    """A copy of an input, with which a module is called.
+
+    Attributes:
+        own: The model's own tensor.
+        copy: Its copy, or that of what an edit put in its place.
+        version: The copy's version before the call.
+        places: Where the module returns the copy.
+    """
+
+    own: torch.Tensor
+    copy: torch.Tensor
+    version: int
+    places: tuple[Picks, ...] = ()
+
+    def is_written(self) -> bool:
+        return self.copy._version != self.version
+
+    def settled(self, output: Any) -> Any:
+        """Copy the final value to the model's own tensor; returns the output with that in its place."""
+        value = pick(output, self.places[0]) if self.places else self.copy
+        self.own.copy_(value)
+        for picks in self.places:
+            output = put(output, picks, self.own)
+        return output
+
+
+class ModuleWrites:
+    """Carries what edited calls of modules wrote to their inputs over to the model's own tensors.
+
+        writes.open_first(handles)
+        ...                          # sessions that edit and collect
+        writes.open_last(handles)
+
+    The modules are called with copies. Where one wrote to its copy and returned it, the final output is
+    copied to the model's own tensor, and returned as that; otherwise the copy is. So nothing that a session
+    collected, or that autograd saved of the call, is written to by an edit. Copies have versions also in
+    inference mode, where other tensors have none (torch 2.14).
+
+    Args:
+        model: A replica, leased by the caller.
+        calls: The edited calls that may write to their inputs, by module.
+        collector: Of the same pass: marked busy during function calls that are not the model's.
+    """
+
+    def __init__(self, model: nn.Module, calls: Mapping[str, Set[int]], collector: Collector) -> None:
+        self._modules = {path: model.get_submodule(path) for path in calls}
+        self._calls = calls
+        self._collector = collector
+        self._own: dict[tuple[str, int], Arguments] = {}
+        self._given: dict[tuple[str, int], list[_Given]] = {}
+
+    def open_first(self, handles: ExitStack) -> None:
+        """Register hooks that run before those of all sessions."""
+        for path, module in self._modules.items():
+            hook_calls(module, handles, partial(self._note_inputs, path), partial(self._note_writes, path))
+
+    def open_last(self, handles: ExitStack) -> None:
+        """Register hooks that run after those of all sessions."""
+        for path, module in self._modules.items():
+            hook_calls(module, handles, partial(self._copy_inputs, path), partial(self._settle, path))
+
+    def _note_inputs(self, path: str, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if index in self._calls[path]:
+            self._own[path, index] = args, kwargs
+
+    def _copy_inputs(
+        self, path: str, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
+        own = self._own.pop((path, index), None)
+        if own is None:
+            return None
+        made: dict[int, _Given] = {}
+        with self._collector.busy():
+            positional = tuple(_given(*pair, made) for pair in zip(own[0], args, strict=True))
+            keyword = {name: _given(own[1][name], value, made) for name, value in kwargs.items()}
+        self._given[path, index] = list(made.values())
+        return positional, keyword
+
+    def _note_writes(self, path: str, index: int, output: Any) -> None:
+        found = [entry for entry in self._given.pop((path, index), ()) if entry.is_written()]
+        for entry in found:
+            entry.places = tuple(picks for picks, leaf in leaves(output) if leaf is entry.copy)
+        if found:
+            self._given[path, index] = found
+
+    def _settle(self, path: str, index: int, output: Any) -> Any:
+        found = self._given.pop((path, index), ())
+        with self._collector.busy():
+            for entry in found:
+                output = entry.settled(output)
+        return output if found else None
+
+
+def _given(own: Any, value: Any, made: dict[int, _Given]) -> Any:
+    """Return a copy of an input tensor, one for each tensor; anything else as it is."""
+    if not (isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor)):
+        return value
+    if id(value) not in made:
+        is_inference = torch.is_inference_mode_enabled()
+        with torch.inference_mode(mode=False) if is_inference else nullcontext():
+            copy = value.clone()
+            if value.layout is torch.strided:
+                copy = laid_out(copy, value.stride())
+        made[id(value)] = _Given(own, copy, copy._version)
+    return made[id(value)].copy

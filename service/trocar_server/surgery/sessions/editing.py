@@ -48,6 +48,7 @@ class EditTarget:
         call_input: The input that `add_input` adds and `skip` returns.
         found: Key of the replacement of `swap`, in the session's mapping.
         position: Its place in the request's list of edits.
+        is_in_place: Whether its module may write to an input. See `ModuleWrites`.
     """
 
     target: Target
@@ -56,6 +57,7 @@ class EditTarget:
     call_input: CallInput | None = None
     found: str = ""
     position: int = 0
+    is_in_place: bool = False
 
 
 EditsByCall = dict[tuple[int, bool], list[EditTarget]]

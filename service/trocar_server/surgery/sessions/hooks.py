@@ -79,6 +79,8 @@ def hook_calls(module: nn.Module, handles: ExitStack, enter: Enter | None, leave
         return None if enter is None else enter(open_calls[-1], args, kwargs)
 
     def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not open_calls:  # a hook that runs before ours has raised on the way in
+            return None
         index = open_calls.pop()
         return None if output is None and has_raised(output) else leave(index, output)
 

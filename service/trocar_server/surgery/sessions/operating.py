@@ -4,7 +4,7 @@
         replica(batch)
 
 Hooks run in the order in which they are registered, so at each place edits come first, then gradients, then
-taps, then the edits after taps.
+taps, then the edits after taps. Around them all stands what in-place modules write: see `ModuleWrites`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from trocar_server.surgery.guard import PassGuard
+from trocar_server.surgery.sessions.call_writes import ModuleWrites
 from trocar_server.surgery.sessions.editing import EditSession, EditTarget
 from trocar_server.surgery.sessions.gradient_sites import GradientPoint
 from trocar_server.surgery.sessions.gradients import GradientSession
@@ -54,6 +55,15 @@ class Surgery:
         return not (self.before or self.after or self.points or self.anchors or self.inner)
 
     @property
+    def in_place_calls(self) -> dict[str, set[int]]:
+        """The edited calls that may write to their inputs, by module."""
+        found: dict[str, set[int]] = {}
+        for entry in (*self.before, *self.after):
+            if entry.is_in_place:
+                found.setdefault(entry.target.path, set()).add(entry.target.call)
+        return found
+
+    @property
     def has_gradients(self) -> bool:
         """Whether there is a backward pass."""
         return bool(self.points or self.anchors)
@@ -82,15 +92,19 @@ def operate(
     found: dict[str, torch.Tensor] = dict(surgery.found)
     gradients: GradientSession | None = None
     before, after = surgery.of_kind("module")
+    writes = ModuleWrites(model, surgery.in_place_calls, collector)
     with ExitStack() as contexts:
+        writes.open_first(contexts)
         if before:
             contexts.enter_context(EditSession(model, before, found, collector))
         if surgery.has_gradients:
             gradients = GradientSession(model, surgery.points, surgery.anchors, guard, collector)
             contexts.enter_context(gradients)
         if surgery.inner:
-            contexts.enter_context(TapSession(model, surgery.inner, Collector(found, ends_pass=False)))
+            inner = Collector(found, ends_pass=False, beside=collector)
+            contexts.enter_context(TapSession(model, surgery.inner, inner))
         contexts.enter_context(TapSession(model, targets, collector))
         if after:
             contexts.enter_context(EditSession(model, after, found, collector))
+        writes.open_last(contexts)
         yield gradients

@@ -82,6 +82,7 @@ class Collector:
         edited: The names of the values that were edited, gradients among them.
         is_busy: Whether a value is being copied or edited: function calls for that are not the model's.
         pending: Number of collections that must happen before the pass may end.
+        beside: Another collector of the same pass, marked busy in place of this one; None for none.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -90,6 +91,7 @@ class Collector:
     edited: set[str] = field(default_factory=set)
     is_busy: bool = False
     pending: int = 0
+    beside: "Collector | None" = None
 
     def collect(self, path: str, targets: Sequence[Target], ports: Mapping[str, Any]) -> None:
         """Collect the values of one call, before or after it.
@@ -120,11 +122,12 @@ class Collector:
     @contextmanager
     def busy(self) -> Iterator[None]:
         """Mark function calls inside the context as not the model's."""
-        before, self.is_busy = self.is_busy, True
+        marked = self.beside or self
+        before, marked.is_busy = marked.is_busy, True
         try:
             yield
         finally:
-            self.is_busy = before
+            marked.is_busy = before
 
 
 @dataclass(frozen=True)

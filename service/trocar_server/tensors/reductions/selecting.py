@@ -187,15 +187,35 @@ def top_k(stage: Stage, wanted: TopK) -> Stage:
 def _top_k_of_own(stage: Stage, mask: torch.Tensor, wanted: TopK, dim: int) -> Stage:
     """Select along a dimension of the mask, with padding behind all other elements."""
     last = _last_in_order(stage.value.dtype, is_smallest=wanted.is_smallest)
-    value = stage.value.masked_fill(~_beside(mask, stage.value), last)
-    values, indices = value.topk(wanted.k, dim, largest=not wanted.is_smallest, sorted=True)
+    is_own = _beside(mask, stage.value)
+    filled = stage.value.masked_fill(~is_own, last)
+    indices = filled.topk(wanted.k, dim, largest=not wanted.is_smallest, sorted=True).indices
     places = torch.arange(wanted.k, device=mask.device)
     places = places.reshape([-1 if other == dim else 1 for other in range(mask.ndim)])
+    is_last = filled.isnan() if math.isnan(last) else filled == last
+    indices = _own_before_padding(indices, is_last, is_own, _beside(places, filled), dim)
     own = places < mask.sum(dim, keepdim=True)
-    is_filling = ~_beside(own, values)
+    is_filling = ~_beside(own, indices)
     companions = {"indices": indices.masked_fill(is_filling, -1)}
-    filled = replace(stage.to(values.masked_fill(is_filling, 0)), companions=companions)
-    return replace(filled, mask=own, is_filled=True)
+    values = filled.gather(dim, indices).masked_fill(is_filling, 0)
+    return replace(stage.to(values), companions=companions, mask=own, is_filled=True)
+
+
+def _own_before_padding(
+    indices: torch.Tensor, is_last: torch.Tensor, is_own: torch.Tensor, places: torch.Tensor, dim: int
+) -> torch.Tensor:
+    """Return the indices of a top-k with padding behind own elements that are equal to its filling.
+
+    Args:
+        indices: Those of `torch.topk`, which selects any of equal elements.
+        is_last: Which elements are last in the order: all padding, and perhaps some own.
+        is_own: Which elements are not padding.
+        places: The places of the top-k, 0 to k - 1, along the dimension.
+        dim: The dimension.
+    """
+    before = (~is_last.gather(dim, indices)).sum(dim, keepdim=True)
+    own = (is_last & is_own).to(torch.uint8).topk(indices.shape[dim], dim).indices
+    return torch.where(places < before, indices, own.gather(dim, (places - before).clamp(min=0)))
 
 
 def _last_in_order(dtype: torch.dtype, *, is_smallest: bool) -> float:

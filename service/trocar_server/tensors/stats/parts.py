@@ -36,7 +36,7 @@ class Rule:
     """Whether it is a count of elements."""
 
     takes_floats: bool = False
-    """Whether it also measures a block of any real floating dtype, without a copy in float64."""
+    """Whether it also measures a block of float16, bfloat16 and float32, without a copy in float64."""
 
 
 class Part(Enum):

@@ -13,6 +13,8 @@ from trocar_server.tensors.stats.parts import Part
 from trocar_server.tensors.stats.statistic import Scope, Statistic
 from trocar_server.tensors.stats.topic import Topic
 
+_MEASURED_AS_THEY_ARE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The dtypes for which every part with `takes_floats` has kernels; float8 has few of them (torch 2.14)."""
 _DEVICE_BLOCKS = 8
 """Away from the CPU blocks are so many times larger, for fewer launches."""
 
@@ -108,7 +110,7 @@ def summarize(
     """
     if not parts:
         return Summary(_counts(value, group_dim), {})
-    if value.device.type != "cpu" and value.is_floating_point():
+    if value.device.type != "cpu" and value.dtype in _MEASURED_AS_THEY_ARE:
         at_once = {part: part.measure(value, group_dim) for part in parts if part.value.takes_floats}
         others = tuple(part for part in parts if part not in at_once)
         rest = _in_blocks(value, group_dim, others, _DEVICE_BLOCKS * block_elements) if others else None

@@ -15,6 +15,7 @@ from typing import Any
 
 from trocar_server.errors import ServiceError
 from trocar_server.storage.durable import write_durably
+from trocar_server.tasks import shielded
 
 LAST_KINDS = frozenset({"finished", "failed", "cancelled"})
 """Kinds of events that end a fit."""
@@ -58,6 +59,7 @@ class EventLog:
         self._writing = asyncio.Lock()
         self._is_torn = False
         self._next_number = 0
+        self._next_to_write = 0
         self._is_closed = False
         self._why_closed: ServiceError | None = None
 
@@ -81,10 +83,14 @@ class EventLog:
         return [event for event in self._events if event.number >= number]
 
     def load(self) -> None:
-        """Read the log from disk, up to a torn line."""
-        lines: Sequence[str] = ()
-        with suppress(OSError, UnicodeDecodeError):
-            lines = self._path.read_text(encoding="utf-8").splitlines()
+        """Read the log from disk, up to a torn line.
+
+        Raises:
+            OSError: It exists and cannot be read now; it is left as it is.
+        """
+        lines: Sequence[bytes] = ()
+        with suppress(FileNotFoundError):
+            lines = self._path.read_bytes().splitlines()
         self._events = []
         for line in lines:
             event = _read(line)
@@ -103,17 +109,15 @@ class EventLog:
         """Append events, in order."""
         if not events:
             return
-        added = []
         for event in events:
-            added.append(LoggedEvent(self._next_number, event.kind, event.time_s, event.facts))
+            self._events.append(LoggedEvent(self._next_number, event.kind, event.time_s, event.facts))
             self._next_number += 1
-        self._events += added
-        async with self._writing:
+        async with self._writing:  # until its thread has ended, so that the next one knows what was written
             if self._is_torn or len(self._events) > 2 * EVENTS_KEPT:
                 self._events = self._events[-EVENTS_KEPT:]
-                await asyncio.to_thread(self._rewrite)
+                await shielded(asyncio.to_thread(self._rewrite))
             else:
-                await asyncio.to_thread(self._append, added)
+                await shielded(asyncio.to_thread(self._append))
         async with self._changed:
             self._changed.notify_all()
 
@@ -148,19 +152,30 @@ class EventLog:
         async with self._changed:
             self._changed.notify_all()
 
-    def _append(self, events: Sequence[LoggedEvent]) -> None:
+    def _append(self) -> None:
+        """Write the events that are not on disk: another call may have written those of this one."""
+        events = self._events[max(self._next_to_write - self.first_number, 0) :]
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.writelines(_written(event) for event in events)
+                file.writelines(map(_written, events))
         except OSError:
             self._is_torn = True
+        else:
+            self._note_written(events)
 
     def _rewrite(self) -> None:
+        events = self._events.copy()  # others add to the list meanwhile
         try:
-            write_durably(self._path, "".join(map(_written, self._events)).encode())
-            self._is_torn = False
+            write_durably(self._path, "".join(map(_written, events)).encode())
         except OSError:
             self._is_torn = True
+        else:
+            self._is_torn = False
+            self._note_written(events)
+
+    def _note_written(self, events: Sequence[LoggedEvent]) -> None:
+        if events:
+            self._next_to_write = events[-1].number + 1
 
     def _sync(self) -> None:
         with suppress(OSError), self._path.open("rb") as file:
@@ -172,9 +187,9 @@ def _written(event: LoggedEvent) -> str:
     return json.dumps(record) + "\n"
 
 
-def _read(line: str) -> LoggedEvent | None:
+def _read(line: bytes) -> LoggedEvent | None:
     with suppress(ValueError, TypeError, KeyError, RecursionError):
-        record = json.loads(line)
+        record = json.loads(line.decode())
         event = LoggedEvent(record["number"], record["kind"], record["time_s"], record["facts"])
         types = (type(event.number), type(event.kind), type(event.facts))
         return event if types == (int, str, dict) else None

@@ -9,8 +9,8 @@ from trocar_server.errors import ServiceError
 from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import remove_partial, remove_quietly
 from trocar_server.training.files.event_log import EventLog
-from trocar_server.training.files.trainer_janitor import EVENTS_NAME
-from trocar_server.training.files.trainer_store import TRAINER_ID, moved
+from trocar_server.training.files.trainer_janitor import EVENTS_NAME, TRAINER_ID
+from trocar_server.training.files.trainer_store import moved
 
 
 class EventLogs:
@@ -66,7 +66,7 @@ class EventLogs:
         with disk_errors("list of events"):
             if not self._is_shared:
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log.load()
+            log.load()
 
     def _clean(self, trainer_ids: Collection[str]) -> None:
         if self._is_shared:

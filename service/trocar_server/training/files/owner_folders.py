@@ -26,8 +26,8 @@ from pathlib import Path
 from trocar_server.errors import ServiceError
 from trocar_server.storage.disk_errors import disk_errors
 from trocar_server.storage.durable import make_folder, sync_folder
-from trocar_server.training.files.trainer_janitor import RECORD_NAME
-from trocar_server.training.files.trainer_store import TRAINER_ID, TrainerRecord, TrainerStore
+from trocar_server.training.files.trainer_janitor import RECORD_NAME, TRAINER_ID
+from trocar_server.training.files.trainer_store import TrainerRecord, TrainerStore
 
 _FROM = "from"
 _GONE = (errno.ENOENT, errno.ESTALE)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import structlog
 
+TRAINER_ID = re.compile(r"[0-9a-f]{32}")
+"""Of a trainer and its folder, such as `uuid.uuid4().hex`. No published model has such an id."""
 RECORD_NAME = "trainer.json"
 """Of a trainer."""
 MODEL_NAME = "model.json"
@@ -32,7 +34,6 @@ _PARTIAL = re.compile(
     r"(?:trainer|model|events|checkpoint-\d{8,16}|step-\d{8,16}-\d{8,16}|weights-[0-9a-f]{32})"
     r"-[0-9a-f]{32}\.partial"
 )
-_TRAINER_FOLDER = re.compile(r"[0-9a-f]{32}")
 _DELETED_FOLDER = re.compile(r"~[0-9a-f]{32}")
 _MODEL_FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _log = structlog.get_logger("trocar")
@@ -45,7 +46,7 @@ def clean_trainers(folder: Path) -> int:
         with _told(path):
             if _DELETED_FOLDER.fullmatch(path.name):
                 count += remove_tree(path)
-            elif _TRAINER_FOLDER.fullmatch(path.name):
+            elif TRAINER_ID.fullmatch(path.name):
                 count += clean_trainer(path)
     return count
 

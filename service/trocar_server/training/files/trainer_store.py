@@ -10,7 +10,6 @@ An id is 32 random hex digits: no text of a client becomes part of a path.
 import contextlib
 import errno
 import os
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -27,10 +26,12 @@ from trocar_server.storage.disk_errors import disk_errors, storage_error
 from trocar_server.storage.durable import DamagedError, make_folder, sync_folder
 from trocar_server.storage.sealed_record import Record, read_record, write_record
 from trocar_server.training.files.checkpoint_files import PRINCIPAL, numbers_of, read_manifest
-from trocar_server.training.files.trainer_janitor import CHECKPOINT_MANIFEST, RECORD_NAME, remove_tree
-
-TRAINER_ID = re.compile(r"[0-9a-f]{32}")
-"""Pattern of an id, such as `uuid.uuid4().hex`."""
+from trocar_server.training.files.trainer_janitor import (
+    CHECKPOINT_MANIFEST,
+    RECORD_NAME,
+    TRAINER_ID,
+    remove_tree,
+)
 
 _KIND = "trainer"
 _GONE = (errno.ENOENT, errno.ESTALE)

@@ -10,6 +10,7 @@ are not logged twice, so that a reconnecting watcher neither misses an event nor
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import Any
@@ -147,10 +148,11 @@ class Fits:
                 await self._restore(trainer, described)
             except ServiceError as error:
                 _log.warning("fit not resumed", trainer_id=trainer.trainer_id, why=error.message)
-                log = await self._logs.of(trainer.trainer_id)
-                facts = {"reason": error.reason, "message": error.message, "step": 0, "epoch": 0}
-                await log.add([NewEvent("failed", time.time(), facts)])
-                await self._set_over(trainer, int(described["first_number"]))
+                with suppress(ServiceError):  # its log cannot be read now: the next start tries again
+                    log = await self._logs.of(trainer.trainer_id)
+                    facts = {"reason": error.reason, "message": error.message, "step": 0, "epoch": 0}
+                    await log.add([NewEvent("failed", time.time(), facts)])
+                    await self._set_over(trainer, int(described["first_number"]))
             finally:
                 if trainer.trainer_id not in self._runs:
                     trainer.activity = TrainerActivity.READY

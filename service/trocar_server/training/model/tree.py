@@ -21,8 +21,8 @@ def make_tree(
 ) -> tuple[nn.Module, tuple[str, ...], str]:
     """Return the tree, the names of its trained parameters in order, and the path of its new head.
 
-    Trained parameters and all buffers are copies, frozen parameters share the base's memory. The base is not
-    changed.
+    Trained parameters and all buffers are copies, frozen parameters share the base's memory. Embeddings with
+    sparse gradients get dense ones. The base is not changed.
 
     Args:
         base: The base model.
@@ -42,6 +42,9 @@ def make_tree(
     parameters = dict(tree.named_parameters())
     module = make_training_copy(tree, [parameters[name] for name in trained])
     set_modes(module, trained, spec.train_mode, stages)
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False  # most optimizers, averages over workers and checkpoints need dense gradients
     return module, trained, head or ""
 
 

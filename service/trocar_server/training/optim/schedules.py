@@ -102,8 +102,8 @@ class Schedule:
         self.count += 1
         if self._clock is None:
             return
-        if isinstance(self._clock, OneCycleLR) and self.count > self._clock.total_steps:
-            return  # keep the last rate; torch would raise
+        if isinstance(self._clock, OneCycleLR) and self.count >= self._clock.total_steps:
+            return  # keep the last rate; torch would go one step beyond the end, then raise (2.14)
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # updated in backward: torch would warn
         self._clock.step()
 

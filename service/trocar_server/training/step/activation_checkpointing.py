@@ -4,7 +4,8 @@
 `torch.utils.checkpoint` (use_reentrant=False) runs a module's forward once more in the backward pass, with
 the random numbers of the first time. Buffers would be updated a second time: batch norm's statistics, for
 example, would count the batch twice. So the buffers are reset to their values before the first forward, and
-restored afterwards. Autograd's version counters are left unchanged, because the values are the same again.
+restored afterwards; where the module has replaced one by another tensor, the old one is put back meanwhile.
+Autograd's version counters are left unchanged, because the values are the same again.
 
 # Note: [In-place inputs and recomputation]
 The second forward starts from the inputs' values at that time. A module that writes to its input, as an
@@ -13,7 +14,7 @@ module inside another recomputed one (2.14). So such modules are refused when th
 modules only the outer ones are wrapped.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -26,6 +27,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.errors import ServiceError
 from trocar_server.surgery.structure import leaves
 from trocar_server.training.optim.foreach import copy_all
+from trocar_server.training.step.rollback import buffer_places
 
 
 @contextmanager
@@ -92,8 +94,8 @@ class _Buffers:
     """The buffers of a module before its first forward. See Note: [Buffers and recomputation]."""
 
     def __init__(self, module: nn.Module) -> None:
-        is_moving = module.training or any(part.training for part in module.modules())
-        self._tensors = list(module.buffers()) if is_moving else []
+        self._places = buffer_places(module)
+        self._tensors = list({id(tensor): tensor for _, _, tensor in self._places}.values())
         self._before = [tensor.detach().clone() for tensor in self._tensors]
 
     def contexts(self) -> tuple[Any, Any]:
@@ -101,16 +103,20 @@ class _Buffers:
 
     @contextmanager
     def _replayed(self) -> Iterator[None]:
+        present = [owner[name] for owner, name, _ in self._places]
         now = [tensor.detach().clone() for tensor in self._tensors]
-        self._put(self._before)
+        self._put([tensor for _, _, tensor in self._places], self._before)
         try:
             yield
         finally:
-            self._put(now)
+            self._put(present, now)
 
-    def _put(self, values: list[Tensor]) -> None:
+    def _put(self, buffers: Sequence[Tensor | None], values: list[Tensor]) -> None:
+        """Put buffers into their places, and values into those from before the first forward."""
         if not self._tensors:
             return
+        for (owner, name, _), buffer in zip(self._places, buffers, strict=True):
+            owner[name] = buffer
         with torch.no_grad(), _unsafe_preserve_version_counter(tuple(self._tensors)):
             copy_all(self._tensors, values)
 

@@ -114,8 +114,14 @@ class TrainerCore:
         self._determinism = determinism(spec.deterministic)
         self._random = RandomStream(spec.seed, base.device)
         self._saved = SavedTensors(self.module, spec.saved_tensors, scratch_dir, stages_for(base))
-        self._pass = TrainingPass(self.module, spec, self._trained, self.hosted, teachers, self._saved)
-        self._update_rule = self._make_update_rule()
+        try:
+            self._pass = TrainingPass(
+                self.module, spec, self._trained, self.hosted, teachers, self._saved, self._buffers
+            )
+            self._update_rule = self._make_update_rule()
+        except BaseException:
+            self._saved.close()
+            raise
 
     def step(self, batch: Batch, guard: PassGuard) -> StepResult:
         """Process a batch; update the weights if it completes an accumulation.
@@ -147,7 +153,7 @@ class TrainerCore:
             ServiceError: `STEP_OUT_OF_ORDER`, batches of the accumulation are missing; `INVALID_ARGUMENT`,
                 the optimizer supports only full steps; `TRAINER_BROKEN`.
         """
-        self._check_usable()
+        self.check_usable()
         self._check_halves()
         if self.accumulated_count < self.spec.accumulation:
             raise ServiceError(
@@ -170,7 +176,7 @@ class TrainerCore:
         Raises:
             ServiceError: `TARGET_REJECTED`, `INPUT_REJECTED`, `OUT_OF_MEMORY`, `CANCELLED` and others.
         """
-        self._check_usable()
+        self.check_usable()
         started, here = time.perf_counter(), batch.to(self.hosted.device)
         with (
             step_errors(self.hosted),
@@ -218,9 +224,7 @@ class TrainerCore:
         self._gradients.clear()
         self._random = RandomStream(seed, self.hosted.device)
         with self._attempt():
-            result = self._pass.run(batch.to(self.hosted.device), guard)
-            self._buffers.settle()
-        return result
+            return self._pass.run(batch.to(self.hosted.device), guard)
 
     def shared_tensors(self) -> list[Tensor]:
         """Return the memory of what a pass reads and training changes: trained parameters and all buffers."""
@@ -242,13 +246,22 @@ class TrainerCore:
     def describe(self) -> TrainerDescription:
         """Count parameters and bytes of the trainer."""
         averages = self._updater.averages
-        tensors = averages.tensors.values() if averages else ()
+        tensors = [*averages.tensors.values(), *averages.masters.values()] if averages else ()
         return describe(self.module, self._trained, tensors, self._updater.optimizer.state.values())
 
     @property
     def is_broken(self) -> bool:
         """Whether it must be restored before further use."""
         return bool(self._broken)
+
+    def check_usable(self) -> None:
+        """Refuse to show or use weights that are half updated.
+
+        Raises:
+            ServiceError: `TRAINER_BROKEN`.
+        """
+        if self._broken:
+            raise broken(self._broken)
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
@@ -261,7 +274,7 @@ class TrainerCore:
         Raises:
             ServiceError: `TRAINER_BROKEN`.
         """
-        self._check_usable()
+        self.check_usable()
         return write_state(self._parts(), {name: getattr(self, name) for name in _COUNTS})
 
     def load_state(self, state: TrainerState) -> None:
@@ -278,8 +291,9 @@ class TrainerCore:
         """Return the weights of the adapter and of a new head under PEFT's names, and PEFT's configuration.
 
         Raises:
-            ServiceError: `TRAINER_INVALID`, there is no adapter.
+            ServiceError: `TRAINER_INVALID`, there is no adapter; `TRAINER_BROKEN`.
         """
+        self.check_usable()
         spec = self._lora()
         shown = dict(self.hosted.module.named_parameters())
         tensors = {peft_name(name): shown[name].detach() for name in self.trainable}
@@ -292,7 +306,7 @@ class TrainerCore:
             ServiceError: `TRAINER_INVALID`, there is no adapter, or it does not fit; nothing is changed.
                 `TRAINER_BROKEN`.
         """
-        self._check_usable()
+        self.check_usable()
         self._lora()
         found = read_adapter(data, self._trained)
         averages = self._updater.averages
@@ -300,7 +314,9 @@ class TrainerCore:
             for name, tensor in found.items():
                 self._trained[name].copy_(tensor)
                 if averages is not None:
-                    averages.tensors[name].copy_(tensor)
+                    averages.masters[name].copy_(tensor)
+            if averages is not None:
+                averages.round()
 
     def _lora(self) -> LoraSpec:
         if self.spec.adapter is None:
@@ -358,7 +374,6 @@ class TrainerCore:
             with self._attempt():
                 guard.check()
                 taken = self._update_rule.take(batch.to(self.hosted.device), guard)
-                self._buffers.settle()
         except NonFiniteError as error:
             return self._skipped(str(error), StepResult(float("nan"), learning_rates=rates), batch)
         self._norm = taken.norm
@@ -411,10 +426,6 @@ class TrainerCore:
                 ErrorReason.INVALID_ARGUMENT,
                 "this trainer's optimizer updates weights during the backward pass; use `step`",
             )
-
-    def _check_usable(self) -> None:
-        if self._broken:
-            raise broken(self._broken)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from trocar_api.reasons import ErrorReason
 from trocar_server.engine.run.forward_pass import domain_errors
 from trocar_server.errors import ServiceError, first_line
 from trocar_server.models import HostedModel
-from trocar_server.spool import SpoolError, SpoolFullError
+from trocar_server.spool import SavedTensorChangedError, SpoolError, SpoolFullError
 from trocar_server.training.optim.foreach import add_all, copy_all
 from trocar_server.training.step.in_backward import NonFiniteError
 
@@ -33,17 +33,14 @@ class BufferBackup:
 
     Args:
         module: The module tree, with its modes set.
+
+    Attributes:
+        places: See `buffer_places`.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._places = [
-            (part._buffers, name, tensor)
-            for part in module.modules()
-            if part.training or not isinstance(part, _NormBase)
-            for name, tensor in part._buffers.items()
-            if tensor is not None
-        ]
-        self._tensors = list({id(tensor): tensor for _, _, tensor in self._places}.values())
+        self.places = buffer_places(module)
+        self._tensors = list({id(tensor): tensor for _, _, tensor in self.places}.values())
         self._copies = [torch.empty_like(tensor) for tensor in self._tensors]
 
     def save(self) -> None:
@@ -53,7 +50,7 @@ class BufferBackup:
 
     def restore(self) -> None:
         """Restore the saved buffers."""
-        for owner, name, tensor in self._places:
+        for owner, name, tensor in self.places:
             if tensor.requires_grad:
                 tensor.detach_()
             owner[name] = tensor
@@ -65,20 +62,40 @@ class BufferBackup:
         Raises:
             ServiceError: `INPUT_REJECTED`, the replacement has another shape.
         """
-        for owner, name, tensor in self._places:
+        for owner, name, tensor in self.places:
             found = owner[name]
             if tensor.requires_grad:  # written to by a pass with gradients
                 tensor.detach_()
             if found is tensor:
                 continue
-            if found is None or found.shape != tensor.shape:
-                raise ServiceError(
-                    ErrorReason.INPUT_REJECTED,
-                    f"the model replaces its buffer '{name}' by one of another shape; a "
-                    f"trainer needs buffers of constant shape",
-                )
-            tensor.copy_(found.detach())
+            tensor.copy_(check_replacement(name, tensor, found).detach())
             owner[name] = tensor
+
+
+def buffer_places(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, Tensor]]:
+    """Return the buffers that a pass may change, each with its name and the dictionary that holds it."""
+    return [
+        (part._buffers, name, tensor)
+        for part in module.modules()
+        if part.training or not isinstance(part, _NormBase)
+        for name, tensor in part._buffers.items()
+        if tensor is not None
+    ]
+
+
+def check_replacement(name: str, tensor: Tensor, found: Tensor | None) -> Tensor:
+    """Return what a pass has put in the place of a buffer.
+
+    Raises:
+        ServiceError: `INPUT_REJECTED`, it has another shape.
+    """
+    if found is None or found.shape != tensor.shape:
+        raise ServiceError(
+            ErrorReason.INPUT_REJECTED,
+            f"the model replaces its buffer '{name}' by one of another shape; a trainer needs buffers of "
+            "constant shape",
+        )
+    return found
 
 
 class RandomStream:
@@ -234,6 +251,8 @@ def step_errors(hosted: HostedModel) -> Iterator[None]:
             return
         except NonFiniteError as error:
             what = str(error)
+        except SavedTensorChangedError:  # the model's own, as without a spool
+            raise
         except SpoolError as error:
             problem = _spool_failed(error)
         if problem is not None:  # raised here, without the frames of the failed pass

@@ -17,7 +17,7 @@ from trocar_server.training.step.trainer_state import (
     put_optimizer,
     unpack_optimizer,
 )
-from trocar_server.training.step.update_rules import Updater
+from trocar_server.training.step.update_rules import HALF_DTYPES, Updater
 
 _VERSION = 1
 
@@ -44,7 +44,7 @@ class StateParts:
         return {
             "weights": {name: parameter.detach() for name, parameter in self.trained.items()},
             "buffers": dict(self.module.named_buffers()),
-            "averages": averages.tensors if averages else {},
+            "averages": averages.masters if averages else {},
         }
 
     def names(self) -> dict[int, str]:
@@ -77,7 +77,7 @@ def read_state(parts: StateParts, state: TrainerState, names: Sequence[str]) -> 
     Raises:
         ServiceError: `CHECKPOINT_CORRUPT`.
     """
-    facts, tensors = state.facts, state.tensors
+    facts, tensors = state.facts, _with_masters(state.tensors)
     counts = facts.get("counts")
     if facts.get("version") != _VERSION or not isinstance(counts, dict) or counts.keys() != set(names):
         raise damaged("it was written by another version")
@@ -98,12 +98,22 @@ def read_state(parts: StateParts, state: TrainerState, names: Sequence[str]) -> 
         for kind, own in live.items():
             for name, tensor in own.items():
                 tensor.copy_(found[kind][name])
+        if parts.updater.averages is not None:
+            parts.updater.averages.round()
     for name, parameter in parts.trained.items():
         gradient = gradients.get(name)
         parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
     put_optimizer(optimizer, states, groups)
     parts.random.load(random)
     return {name: int(counts[name]) for name in names}
+
+
+def _with_masters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state with averages in float32, which older ones have in the 16 bits of their weights."""
+    return {
+        name: tensor.float() if name.startswith("averages/") and tensor.dtype in HALF_DTYPES else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _load_schedule(schedule: Schedule, state: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ from trocar_server.training.spec.trainer_spec import LossSpec, TrainerSpec
 from trocar_server.training.step.activation_checkpointing import activation_checkpointing
 from trocar_server.training.step.gradient_rule_targets import make_rules
 from trocar_server.training.step.in_backward import NonFiniteError
+from trocar_server.training.step.rollback import BufferBackup, check_replacement
 from trocar_server.training.step.saved_tensors import SavedTensors
 
 
@@ -57,6 +58,7 @@ class TrainingPass:
         hosted: The hosted view of the trainer's model, for recorded passes.
         teachers: Hosted models by id.
         saved: Storage of saved tensors.
+        buffers: The buffers of the module tree.
 
     Attributes:
         changes_sums: Whether there are rules for accumulated gradients.
@@ -73,11 +75,12 @@ class TrainingPass:
         hosted: HostedModel,
         teachers: Mapping[str, HostedModel],
         saved: SavedTensors,
+        buffers: BufferBackup,
     ) -> None:
         stages = stages_for(hosted)
         record = cache(lambda: replace(record_example(hosted)[1], stages=stages))
         self._module, self._spec, self._saved = module, spec, saved
-        self._trained = trained
+        self._trained, self._buffers = trained, buffers
         self._loss = LossFunction(spec.losses)
         self._shapes = _Shapes(spec.losses, record, hosted.input_shape)
         self._penalties = Penalties(spec.regularizers, trained, module) if spec.regularizers else None
@@ -102,8 +105,8 @@ class TrainingPass:
 
         Raises:
             NonFiniteError: The loss is not finite; the backward pass was not started.
-            ServiceError: `TARGET_REJECTED`; `TRAINER_INVALID`, no trained parameter influences the loss; and
-                what the sessions raise.
+            ServiceError: `TARGET_REJECTED`; `INPUT_REJECTED`, a buffer has got another shape;
+                `TRAINER_INVALID`, no trained parameter influences the loss; and what the sessions raise.
             PassAborted: The guard aborted the pass.
             Exception: Any error of the model.
         """
@@ -119,6 +122,7 @@ class TrainingPass:
                 loss, scores = self._forward(batch, guard)
             share = self._spec.accumulation
             (loss / share if share > 1 else loss).backward()
+        self._buffers.settle()  # not before: the backward pass may need their old values
         if rules is None:
             return scores, {}
         changed: dict[int, Tensor | int] = dict(enumerate(rules.changed))
@@ -154,6 +158,9 @@ class TrainingPass:
             extra = None if self._penalties is None else self._penalties()
             if extra is not None:
                 loss = loss + extra
+        for owner, name, tensor in self._buffers.places:
+            if owner[name] is not tensor:  # checked before an optimizer updates weights in the backward pass
+                check_replacement(name, tensor, owner[name])
         if not loss.requires_grad:
             raise ServiceError(
                 ErrorReason.TRAINER_INVALID,

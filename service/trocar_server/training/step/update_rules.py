@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from trocar_server.surgery import PassGuard
 from trocar_server.training.losses.batch import Batch
-from trocar_server.training.optim.foreach import add_all, scale_all
+from trocar_server.training.optim.foreach import add_all, copy_all, scale_all
 from trocar_server.training.optim.optimizers import make_optimizer
 from trocar_server.training.optim.schedules import Schedule
 from trocar_server.training.spec.trainer_spec import TrainerSpec
 from trocar_server.training.step.in_backward import InBackwardOptimizer, NonFiniteError
 from trocar_server.training.step.rollback import GradientAccumulator, WeightBackup
 from trocar_server.training.step.training_pass import Scores, TrainingPass
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class MovingAverages:
@@ -29,19 +31,28 @@ class MovingAverages:
         averages = MovingAverages(trained, decay=0.999)
         averages.update()   # after each update of the weights
 
-    They start as copies of the weights. Their memory never changes.
+    They start as copies of the weights. Their memory never changes. Averages of weights in 16 bits are
+    computed in float32: 0.001 of a difference would be rounded away.
 
     Args:
         parameters: Trained parameters by name.
         decay: Between 0 and 1.
 
     Attributes:
-        tensors: The averages by name.
+        tensors: The averages by name, in the dtypes of the weights.
+        masters: The averages as they are computed; the same tensors, but for weights in 16 bits.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
         self.tensors = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        self._averages = list(self.tensors.values())
+        self.masters = {
+            name: tensor.float() if tensor.dtype in HALF_DTYPES else tensor
+            for name, tensor in self.tensors.items()
+        }
+        names = [name for name, tensor in self.tensors.items() if self.masters[name] is not tensor]
+        self._rounded = [self.tensors[name] for name in names]
+        self._to_round = [self.masters[name] for name in names]
+        self._averages = list(self.masters.values())
         self._weights: list[Tensor] = [parameter.detach() for parameter in parameters.values()]
         self._decay = decay
 
@@ -49,6 +60,11 @@ class MovingAverages:
         """Move each average towards its weight."""
         scale_all(self._averages, self._decay)
         add_all(self._averages, self._weights, 1 - self._decay)
+        self.round()
+
+    def round(self) -> None:
+        """Let `tensors` follow a change of `masters`."""
+        copy_all(self._rounded, self._to_round)
 
 
 class Updater:

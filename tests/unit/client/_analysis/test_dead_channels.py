@@ -2,11 +2,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import trocar
 from tests.unit.client._analysis.conftest import Analyse
 from tests.unit.client._analysis.fake_client import FakeModels
+from trocar._analysis.dead_channels import dead_channels_of
 from trocar._base.tensors import Array
+from trocar_server.tensors.stats.accumulator import reduce
+from trocar_server.tensors.stats.statistic import Scope, Statistic
 
 
 def convolution(batch: Array) -> Array:
@@ -70,6 +74,16 @@ def test_channels_with_nan_are_reported_apart(analyse: Analyse) -> None:
     x[5, 0, 0, 0] = 99.0
     row = analyse(FakeModels(MODELS), "dead_channels", "m", x, "tokens")["tokens"]
     assert (row.dead, row.nan) == ((2,), (1,))
+
+
+def test_channels_without_any_value_hold_no_nan() -> None:
+    rows = torch.empty(0, 4)
+    counted = reduce(rows, [Statistic.ABSMAX, Statistic.NAN_COUNT], Scope.CHANNEL).values
+    named = {key.name.lower(): np.array(value) for key, value in counted.items()}
+    assert np.isnan(named["absmax"]).all()  # of nothing
+    about = trocar.FeatureMapInfo("x", "x", "Linear", 0, "out", "", (0, 4), "float32", False)
+    report = dead_channels_of({"x": trocar.Statistics(named, over="channel")}, {"x": about}, 0.0, "m")
+    assert (report["x"].dead, report["x"].nan, report["x"].channels) == ((), (), 4)
 
 
 def test_an_infinite_channel_is_alive(analyse: Analyse) -> None:

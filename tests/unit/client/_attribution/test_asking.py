@@ -11,6 +11,7 @@ from torch import nn
 import trocar
 from tests.support.oracles.torch_client import TorchClient, preprocessed
 from tests.unit.client._attribution.conftest import NAMES, Ask, images
+from trocar._attribution.attribution_inputs import baseline_array
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,7 @@ from tests.unit.client._attribution.conftest import NAMES, Ask, images
         ("integrated_gradients", {"at": "conv"}, ValueError, "is not used"),
         ("integrated_gradients", {"baseline": np.zeros(7)}, ValueError, "cannot be broadcast"),
         ("integrated_gradients", {"baseline": np.nan}, ValueError, "finite"),
+        ("integrated_gradients", {"baseline": 1e39}, ValueError, "float32 inputs cannot hold"),
         ("integrated_gradients", {"batch_size": 0}, ValueError, "batch_size"),
         ("integrated_gradients", {"of": trocar.value("/out"), "delta": True}, ValueError, "delta needs"),
         ("occlusion", {"of": trocar.value("/out")}, ValueError, "occlusion needs"),
@@ -35,6 +37,7 @@ from tests.unit.client._attribution.conftest import NAMES, Ask, images
         ("smoothgrad", {"seed": -1}, ValueError, "seed"),
         ("smoothgrad", {"steps": 5}, TypeError, "saliency has no option"),
         ("smoothgrad", {"over": "integrated_gradients", "delta": True}, ValueError, "delta"),
+        ("smoothgrad", {"over": "integrated_gradients", "at": "conv"}, ValueError, "over integrated_gr"),
         ("grad_cam", {"at": "fc"}, ValueError, "no spatial positions"),
         ("saliency", {"of": 3}, TypeError, "is not an objective"),
         ("saliency", {"of": trocar.logit([1, 2])}, ValueError, "names 2 classes for 3 samples"),
@@ -128,3 +131,25 @@ def test_one_sample_and_a_single_step_are_enough(ask: Ask, model: nn.Module) -> 
     found = ask(model, "attribute", images(1), "integrated_gradients", steps=1, batch_size=1)
     assert found.values.shape == (1, 3, 12, 10)
     assert ask(model, "attribute", images(1), "layer_conductance", at="conv", steps=1).values.any()
+
+
+@pytest.mark.parametrize("baseline", [torch.full((3, 1, 1), 1.5).bfloat16(), np.full((3, 1, 1), 1.5)])
+def test_a_baseline_is_its_numbers_in_the_dtype_of_the_inputs(baseline: Any) -> None:
+    for inputs in (images(), images().astype(np.float16)):
+        found = baseline_array(baseline, inputs)
+        assert found.dtype == inputs.dtype
+        np.testing.assert_array_equal(found, np.full_like(inputs, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("baseline", "dtype"), [(0.5, "int64"), (-1, "uint8"), (300, "uint8"), (1e6, "float16"), (0.5, "bool")]
+)
+def test_a_baseline_that_the_inputs_cannot_hold_is_refused(baseline: float, dtype: str) -> None:
+    with pytest.raises(ValueError, match=f"{dtype} inputs cannot hold"):
+        baseline_array(baseline, np.zeros((1, 3), dtype))
+
+
+@pytest.mark.parametrize(("baseline", "dtype"), [(2.0, "int64"), (255, "uint8"), (0.1, "float16")])
+def test_a_baseline_that_fits_is_cast(baseline: float, dtype: str) -> None:
+    inputs = np.zeros((1, 3), dtype)
+    np.testing.assert_array_equal(baseline_array(baseline, inputs), np.full_like(inputs, baseline))

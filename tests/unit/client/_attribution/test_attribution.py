@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from captum.attr._utils.visualization import _normalize_attr
 from PIL import Image
 from torchvision.transforms import functional
@@ -139,6 +140,29 @@ def test_normalisation_is_undone_for_the_picture() -> None:
     for channels in (1, 2, 5):
         assert input_pixels(noise(channels, 12, 10), PREPROCESSING).shape == (12, 10)
     assert np.isfinite(input_pixels(np.full((3, 2, 2), np.nan, np.float32), None)).all()
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "scale"),
+    [
+        ((0.5,) * 3, (0.25,) * 3, 1 / 255),
+        ((0.0,) * 3, (1.0,) * 3, 1 / 127.5),
+        ((127.5,) * 3, (64.0,) * 3, 1.0),
+    ],
+)
+def test_any_scale_of_the_pixels_is_undone(
+    mean: tuple[float, ...], std: tuple[float, ...], scale: float
+) -> None:
+    """The inverse of what transformers' image processors do: (pixels x scale - mean) / std."""
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 10, 3), np.uint8)
+    inputs = np.moveaxis((pixels * scale - mean) / std, -1, 0)
+    described = Preprocessing("", (), (), mean, std, "bilinear", 0, scale)
+    np.testing.assert_allclose(input_pixels(inputs, described), pixels / 255, atol=1e-12)
+
+
+def test_a_bfloat16_image_has_its_own_brightness() -> None:
+    grey = torch.full((2, 2), 0.5)
+    np.testing.assert_array_equal(image_pixels(grey.bfloat16()), grey.numpy())
 
 
 @pytest.mark.parametrize("image", [np.zeros((3, 4, 4, 4)), np.zeros((4, 4, 2)), np.zeros((0, 4, 3))])

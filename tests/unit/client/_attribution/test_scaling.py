@@ -37,6 +37,24 @@ def test_enlarging_is_opencvs(size: tuple[int, int], new: tuple[int, int]) -> No
     np.testing.assert_allclose(resized(x, *new)[0], expected.reshape(new), atol=1e-5)
 
 
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_nan_spreads_where_torchs_does(height: int, width: int, new_height: int, new_width: int) -> None:
+    x = maps(2, height, width)
+    x[0, height // 2, width // 3] = np.nan
+    expected = torch.nn.functional.interpolate(
+        torch.from_numpy(x)[:, None], size=(new_height, new_width), mode="bilinear", align_corners=False
+    )
+    np.testing.assert_allclose(resized(x, new_height, new_width), expected[:, 0], atol=1e-12)
+
+
+def test_one_nan_leaves_most_of_an_enlarged_map() -> None:
+    x = maps(1, 7, 7)
+    x[0, 0, 0] = np.nan
+    found, expected = resized(x, 224, 224), cv2.resize(x[0].astype(np.float32), (224, 224))
+    assert np.isnan(found).mean() < 0.05
+    np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(expected))
+
+
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_min_max_is_that_of_grad_cam(offset: float) -> None:
     x = (maps(3, 4, 5) + offset).astype(np.float32)

@@ -120,6 +120,24 @@ def test_another_job_in_the_same_folder_is_refused_and_says_what_differs(
     assert tree(tmp_path / "out") == before
 
 
+def with_components(*seeds: int) -> list[Any]:
+    """Return taps with a PCA each, whose components are made anew for every call."""
+    arrays = [np.random.default_rng(seed).standard_normal((2, 5), np.float32) for seed in seeds]
+    return [trocar.tap(COLUMNS[0], reduce=[trocar.pca(array)]) for array in arrays]
+
+
+def test_a_run_goes_on_with_equal_components_and_not_with_others(photos: Path, tmp_path: Path) -> None:
+    def extract(taps: list[Any]) -> trocar.DatasetReport:
+        client: Any = FakeClient()
+        return trocar.extract_dataset(client, "m", photos, taps, tmp_path / "out", batch=4)
+
+    equal = with_components(0, 0)  # two arrays, so that they differ in their addresses
+    extract(equal[:1])
+    assert extract(equal[1:]).resumed_at == 23
+    with pytest.raises(OutputError, match="sha256"):
+        extract(with_components(1))
+
+
 def test_run_that_stopped_at_a_bad_sample_may_go_on_by_skipping_it(tmp_path: Path) -> None:
     photos = write_samples(tmp_path / "photos", 12, {9: BAD})
     run(photos, tmp_path / "whole", on_error="skip")

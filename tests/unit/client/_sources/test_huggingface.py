@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 
 from tests.support.wire.pictures import encoded, photo
+from trocar._base.input_kinds import is_image
 from trocar._sources.huggingface import huggingface_source, open_huggingface
+from trocar._uploads.huggingface_shards import huggingface_rows
 from trocar.errors import SourceError
 
 datasets = pytest.importorskip("datasets")
@@ -59,6 +61,41 @@ def test_numbers_come_as_arrays() -> None:
     for found, row in zip(loaded(huggingface_source(dataset)), rows, strict=True):
         np.testing.assert_array_equal(found, row)
         assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64", "float16", "float32", "bool"])
+def test_arrays_have_the_dtype_of_their_column(dtype: str) -> None:
+    rows = (np.arange(2 * 4 * 4 * 3).reshape(2, 4, 4, 3) % 120).astype(dtype)
+    features = datasets.Features({"x": datasets.Array3D((4, 4, 3), dtype)})
+    nested = datasets.Features({"x": datasets.Sequence(datasets.Sequence(datasets.Value(dtype)))})
+    for dataset, expected in (
+        (datasets.Dataset.from_dict({"x": list(rows)}, features=features), rows),
+        (datasets.Dataset.from_dict({"x": rows[..., 0].tolist()}, features=nested), rows[..., 0]),
+    ):
+        uploaded: list[Any] = [value for value, _ in huggingface_rows(dataset, "", None)[0]]
+        for values in (loaded(huggingface_source(dataset)), uploaded):
+            np.testing.assert_array_equal(values, expected)
+            assert {value.dtype for value in values} == {expected.dtype}
+
+
+def test_pixels_in_arrays_are_images() -> None:
+    features = datasets.Features(
+        {"pixels": datasets.Array3D((8, 8, 3), "uint8"), "label": datasets.Value("float64")}
+    )
+    labels = [0.1, 0.2]
+    rows = {"pixels": [np.asarray(photo(8, 8, seed)) for seed in range(2)], "label": labels}
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    assert all(is_image(value) for value in loaded(huggingface_source(dataset, "pixels")))
+    found, _ = huggingface_rows(dataset, "pixels", ["label"])
+    for (pixels, label), expected in zip(found, labels, strict=True):
+        assert is_image(pixels)
+        assert label == expected
+
+
+def test_numbers_with_gaps_stay_floats() -> None:
+    features = datasets.Features({"x": datasets.Sequence(datasets.Value("int32"))})
+    dataset = datasets.Dataset.from_dict({"x": [[1, None, 3]]}, features=features)
+    np.testing.assert_array_equal(loaded(huggingface_source(dataset)), [[1, np.nan, 3]])
 
 
 def test_saved_dataset_and_its_splits_are_opened(dataset: Any, pictures: list[bytes], tmp_path: Path) -> None:

@@ -103,6 +103,19 @@ def test_the_server_is_asked_for_the_first_number_only(trainer: trocar.Trainer, 
     assert server.calls.count("GetTrainer") == 1
 
 
+@pytest.mark.parametrize("is_older", [False, True])
+def test_it_is_asked_within_the_time_of_the_call_and_waits_for_a_running_one(
+    trainer: trocar.Trainer, server: FakeTrainers, is_older: bool
+) -> None:
+    server.is_older = is_older
+    trainer.step(IMAGES, LABELS, timeout_s=5)
+    trainer.optimizer_step(timeout_s=5)
+    asked = ["GetTrainer", "ExportTrainer", "GetTrainer"] if is_older else ["GetTrainer"]
+    assert server.calls == ["CreateTrainer", *asked, "Train", "StepOptimizer"]
+    assert server.requests[1].waits_for_step
+    assert max(server.left_s[1:]) < 6
+
+
 @pytest.mark.parametrize(
     "refused",
     [

@@ -52,6 +52,17 @@ def test_what_is_not_finite_has_to_be_in_the_same_places(numerics: Numerics) -> 
     assert deviation(numerics, torch.ones(4), value) == math.inf
 
 
+@pytest.mark.parametrize("numerics", [Numerics.FAST, Numerics.BF16])
+@pytest.mark.parametrize("expected", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("found", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_has_to_be_of_the_same_kind(
+    numerics: Numerics, expected: float, found: float
+) -> None:
+    is_same = expected == found or (math.isnan(expected) and math.isnan(found))
+    deviates = deviation(numerics, torch.tensor([1.0, expected]), torch.tensor([1.0, found]))
+    assert deviates == (0.0 if is_same else math.inf)
+
+
 @pytest.mark.parametrize("numerics", list(Numerics))
 def test_zeros_have_to_stay_zeros(numerics: Numerics) -> None:
     assert deviation(numerics, torch.zeros(3), torch.zeros(3)) == 0.0

@@ -15,6 +15,7 @@ from trocar_server.config import Limits
 from trocar_server.errors import ServiceError
 from trocar_server.rpc.codec.edits import StoredList
 from trocar_server.rpc.codec.extract_requests import to_plan
+from trocar_server.rpc.transfer import messages
 from trocar_server.rpc.transfer.plan_cache import PlanCache
 
 LIMITS = Limits()
@@ -110,3 +111,12 @@ def test_what_is_remembered_is_bounded() -> None:
         assert tracemalloc.get_traced_memory()[0] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_request_of_many_small_chunks_is_not_walked_again_to_be_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "Layout", None)
+    head = asked(inputs=[tensor(shape=[3])]).SerializeToString()
+    parts = (b"".join(chunk_parts(index, 0, memoryview(b"abc"))) for index in range(1000))
+    assert len(PlanCache().read(head + b"".join(parts))[1]) == 1000

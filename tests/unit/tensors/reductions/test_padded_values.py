@@ -201,6 +201,40 @@ def test_own_numbers_beyond_all_others_win_against_padding() -> None:
         np.testing.assert_array_equal(found.numpy(), value[:, 0, 0].numpy())
 
 
+def full(dtype: torch.dtype, *rows: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64).to(dtype)[:, :, None]
+
+
+INF, NAN = math.inf, math.nan
+TIED = [
+    (full(torch.float32, [9, 5, -INF, -INF], [-INF, -INF, -INF, 9]), False),
+    (full(torch.float16, [NAN, 5, NAN, NAN], [NAN, NAN, 3, NAN]), True),
+    (full(torch.uint8, [7, 5, 0, 0], [0, 0, 0, 7]), False),
+    (full(torch.uint8, [7, 255, 255, 3], [255, 255, 255, 7]), True),
+]
+"""Own elements that come last in the order, and whether it is that of a smallest k."""
+
+
+@pytest.mark.parametrize(("value", "is_smallest"), TIED)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_padding_is_not_selected_where_own_elements_are_last_in_the_order(
+    value: torch.Tensor, is_smallest: bool, dim: int
+) -> None:
+    mask = torch.tensor([[False, True, True, True], [True, True, True, False]])
+    if dim == 0:
+        value, mask = value.movedim(0, 1), mask.T
+    found = reduce_value(value, [TopK(3, dim, is_smallest)], mask=mask)
+    values, indices = (each.movedim(dim, 1)[:, :, 0] for each in (found.value, found.companions["indices"]))
+    for own, is_own, got, places in zip(
+        value.movedim(dim, 1)[:, :, 0], mask.movedim(dim, 1), values, indices, strict=True
+    ):
+        expected = sorted(own[is_own].tolist(), key=lambda each: (math.isnan(each), each))
+        expected = expected if is_smallest else expected[::-1]
+        np.testing.assert_array_equal(got.tolist(), expected)
+        np.testing.assert_array_equal(own[places].tolist(), expected)
+        assert sorted(places.tolist()) == is_own.nonzero().flatten().tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64])
 def test_padding_is_not_among_the_top_integers(dtype: torch.dtype) -> None:
     value = torch.tensor([[3, 7, 100], [9, 1, 2]], dtype=dtype)[:, :, None]

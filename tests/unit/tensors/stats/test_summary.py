@@ -91,3 +91,22 @@ def test_a_count_alone_reads_no_element(shape: tuple[int, ...], group_dim: int) 
     assert torch.equal(count, expected)
     assert count.dtype == torch.float64
     assert operations.names == ["new_full.default"]
+
+
+class _OnDevice(torch.Tensor):
+    """Says that it is on a GPU, where parts are measured of the whole tensor at once."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32], ids=str
+)
+def test_every_floating_dtype_has_its_statistics_on_a_device(dtype: torch.dtype) -> None:
+    value = torch.tensor([[1.0, -2.0, 0.0], [0.5, 4.0, -1.5]]).to(dtype)
+    found = summarize(value.as_subclass(_OnDevice), 1, needed_parts(PLAIN))
+    expected = summarize(value, 1, needed_parts(PLAIN))
+    for statistic in PLAIN:
+        assert found.finish(statistic).tolist() == expected.finish(statistic).tolist()

@@ -1,7 +1,13 @@
 """Events have numbers without gaps, whatever becomes of the disk and of who watches."""
 
 import asyncio
+import errno
+import json
+import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +61,68 @@ async def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> Non
     folder.mkdir()
     await log.add([event(step=2)])
     assert [found.facts["step"] for found in reopened(folder / "log.jsonl").since(0)] == [1, 2]
+
+
+async def test_two_that_add_around_a_rewrite_write_each_event_once(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "log.jsonl")
+    log.skip_to(5)  # the next one writes the file anew
+    await asyncio.gather(log.sync(), *(log.add([event(step=step)]) for step in range(3)))  # they wait for it
+    await log.add([event("finished")])
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["number"] for line in lines] == [5, 6, 7, 8]
+    assert reopened(tmp_path / "log.jsonl").since(0) == log.since(0)
+
+
+async def test_one_that_is_cancelled_while_it_writes_writes_each_event_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EventLog(tmp_path / "log.jsonl")
+    wrote, may_go_on, note = threading.Event(), threading.Event(), EventLog._note_written
+
+    def slow(own: EventLog, events: Sequence[LoggedEvent]) -> None:
+        wrote.set()
+        assert may_go_on.wait(10)
+        note(own, events)
+
+    monkeypatch.setattr(EventLog, "_note_written", slow)
+    first = asyncio.create_task(log.add([event("started")]))
+    await asyncio.to_thread(wrote.wait)
+    first.cancel()
+    second = asyncio.create_task(log.add([event()]))
+    for _ in range(20):  # another thread would write now
+        await asyncio.to_thread(lambda: None)
+    may_go_on.set()
+    await asyncio.gather(first, second, return_exceptions=True)
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["number"] for line in lines] == [0, 1]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+async def test_a_log_that_cannot_be_read_now_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    logs = EventLogs(tmp_path)
+    await (await logs.of(ID)).add([event("started"), event()])
+    before = (tmp_path / f"{ID}.jsonl").read_bytes()
+
+    def fail(*_: Any, **__: Any) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        for name in ("read_text", "read_bytes", "open"):
+            patch.setattr(Path, name, fail)
+        with pytest.raises(ServiceError) as caught:
+            await EventLogs(tmp_path).of(ID)
+    assert caught.value.reason is ErrorReason.STORAGE_UNAVAILABLE
+    assert (tmp_path / f"{ID}.jsonl").read_bytes() == before
+    assert len((await EventLogs(tmp_path).of(ID)).since(0)) == 2
+
+
+async def test_a_line_of_other_bytes_cuts_off_no_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    await EventLog(path).add([event(step=1), event(step=2)])
+    path.write_bytes(path.read_bytes()[:-12] + b"\xff\xfe\x00")
+    assert [found.facts["step"] for found in reopened(path).since(0)] == [1]
 
 
 async def test_watchers_see_what_comes_and_end_with_the_fit(tmp_path: Path) -> None:

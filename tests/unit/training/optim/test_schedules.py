@@ -197,13 +197,15 @@ def test_a_length_in_the_options_goes_before_that_of_a_fit() -> None:
     assert rates == _rates_by_hand(lambda o: CosineAnnealingLR(o, 4), 6)
 
 
-def test_behind_its_end_a_cycle_stays_at_its_last_rate() -> None:
+@pytest.mark.parametrize("strategy", ["cos", "linear"])
+def test_behind_its_end_a_cycle_stays_at_its_last_rate(strategy: Any) -> None:
+    """torch's own goes on by one step: to a rate below zero, or up again."""
     optimizer = _optimizer(momentum=0.9)
-    schedule = Schedule(ScheduleSpec(name="one_cycle", options={"max_lr": 0.1, "total_steps": 3}), optimizer)
-    _rates(schedule, optimizer, 3)
-    last = schedule.rates
-    _rates(schedule, optimizer, 5)
-    assert schedule.rates == last
+    options = {"max_lr": 0.1, "total_steps": 10, "anneal_strategy": strategy}
+    schedule = Schedule(ScheduleSpec(name="one_cycle", options=options), optimizer)
+    expected = _rates_by_hand(lambda o: OneCycleLR(o, **options), 10, momentum=0.9)
+    assert _rates(schedule, optimizer, 15) == expected + expected[-1:] * 5
+    assert min(schedule.rates) >= 0
 
 
 def test_the_optimizer_itself_need_not_step() -> None:

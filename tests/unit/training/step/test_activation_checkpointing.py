@@ -78,6 +78,37 @@ def test_batch_norm_counts_a_batch_once() -> None:
     )
 
 
+class Averaging(nn.Module):
+    """Replaces its buffer by a new tensor, of which its output depends."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.linear(x)
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return torch.tanh(x - self.mean)
+
+
+def test_buffers_that_are_replaced_count_a_batch_once() -> None:
+    module = nn.Sequential(Averaging(), Averaging())
+    other, x = copy.deepcopy(module), torch.randn(6, 4)
+    for model, chosen in ((module, {"m": module}), (other, {})):
+        with activation_checkpointing(chosen):
+            losses = [model(x + step).square().sum() for step in range(3)]
+        for loss in losses:  # each is computed again with the values of its own pass
+            loss.backward()
+    assert all(torch.equal(a, b) for a, b in zip(module.buffers(), other.buffers(), strict=True))
+    assert all(
+        torch.equal(_some(a.grad), _some(b.grad))
+        for a, b in zip(module.parameters(), other.parameters(), strict=True)
+    )
+
+
 def test_without_gradients_nothing_is_different() -> None:
     module = Counting()
     with activation_checkpointing({"m": module}), torch.no_grad():

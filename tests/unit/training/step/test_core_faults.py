@@ -356,6 +356,65 @@ def test_a_buffer_that_is_replaced_stays_in_its_memory() -> None:
     assert_same_state(core, before)
 
 
+class Growing(TinyNet):
+    """Its buffer gets one element more in a pass on more than four images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Any:
+        if len(x) > 4:
+            self.seen = torch.cat([self.seen, torch.ones(1)])
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_step_in_which_a_buffer_grows_never_ran(name: str) -> None:
+    core, data = core_of(tiny(Growing), **VARIANTS[name]), batches(3)
+    run(core, data[:1])
+    before = core.state()
+    with pytest.raises(ServiceError, match="'seen' by one of another shape") as caught:
+        run(core, batches(1, size=5))
+    assert caught.value.reason is ErrorReason.INPUT_REJECTED
+    assert_same_state(core, before)
+    run(core, data[1:])
+
+
+def test_weights_that_were_half_updated_are_not_shown_as_good_ones() -> None:
+    core, data = core_of(tiny(Faulty), **VARIANTS["in_backward"]), batches(1)
+    core.check_usable()
+    with failing(core, ErrorReason.TRAINER_BROKEN):
+        cancelled_in_backward(core, data[0])
+    with pytest.raises(ServiceError, match="restore it") as caught:
+        core.check_usable()
+    assert caught.value.reason is ErrorReason.TRAINER_BROKEN
+    assert core.gradients() == {}
+
+
+class WritingToItsValue(TinyNet):
+    """Writes to a value that the backward pass needs: torch refuses that."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.stem(x).exp()
+        y = self.fc(self.pool(x).flatten(1))
+        x.zero_()
+        return y
+
+
+@pytest.mark.parametrize("store", ["none", "spool"])
+def test_a_model_that_writes_to_a_saved_tensor_is_told_so_with_a_spool_or_without(
+    tmp_path: Path, store: str
+) -> None:
+    saved = {"store": store, **({"budget_bytes": 0, "min_bytes": 0} if store == "spool" else {})}
+    core = core_of(tiny(WritingToItsValue), tmp_path, **BASE, saved_tensors=saved)
+    with pytest.raises(ServiceError, match="modified by an inplace operation") as caught:
+        run(core, batches(1))
+    assert caught.value.reason is ErrorReason.INPUT_REJECTED
+    core.close()
+
+
 def test_an_optimizer_that_fails_breaks_the_trainer_until_it_is_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

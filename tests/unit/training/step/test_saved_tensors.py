@@ -1,12 +1,14 @@
 """Where tensors lie that autograd saves."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 from tests.support.spool.spool_devices import all_tensors_on_a_device
+from tests.unit.training.trainers import core_of, tiny
 from trocar_server.errors import ServiceError
 from trocar_server.spool.report import Report
 from trocar_server.training.spec.trainer_spec import SavedTensorsSpec
@@ -73,6 +75,17 @@ def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
     spec = SavedTensorsSpec(store="spool", modules=("layer9",))
     with pytest.raises(ServiceError, match=r"saved_tensors.modules\[0\]: 'layer9' matches no module"):
         SavedTensors(model(), spec, tmp_path, {})
+
+
+def test_a_trainer_that_cannot_be_built_leaves_no_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spools = Mock()
+    monkeypatch.setattr(saved_tensors, "SPOOLING", spools)
+    with pytest.raises(ServiceError, match="'layer9' matches no module"):
+        core_of(tiny(), tmp_path, saved_tensors={"store": "spool"}, activation_checkpointing=["layer9"])
+    assert spools.begin.call_count == spools.end.call_count == 1
+    assert not any(tmp_path.iterdir())
 
 
 def test_spools_are_counted_as_they_go_on_and_when_they_are_gone() -> None:

@@ -74,12 +74,11 @@ def is_compilable(targets: Sequence[Target]) -> bool:
     return bool(targets) and all(map(_is_of_a_call, targets))
 
 
-def is_recordable(surgery: Surgery) -> bool:
+def is_recordable(recipe: Recipe) -> bool:
     """Whether a recorded pass can make the edits: of values of module calls, from tensors of the request."""
-    edits = (*surgery.before, *surgery.after)
-    return not surgery.has_gradients and all(
+    return all(
         _is_of_a_call(entry.target) and entry.edit.operation.is_on_values and not entry.found
-        for entry in edits
+        for entry in (*recipe.before, *recipe.after)
     )
 
 

@@ -1,0 +1,272 @@
+"""Compiled variants of an engine without a server: which calls may run on them, and what ends them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trocar_server.config import EngineConfig, Limits
+from trocar_server.engine.compiled import variant_trial
+from trocar_server.engine.compiled.backends.build_worker import Built, Job
+from trocar_server.engine.compiled.variant import Variant
+from trocar_server.engine.engine import Engine
+from trocar_server.engine.request.numerics import Numerics
+from trocar_server.engine.request.plan import (
+    Execution,
+    ImageInput,
+    ImageSpec,
+    Payloads,
+    Plan,
+    TapRequest,
+    TensorInput,
+)
+from trocar_server.engine.run.extraction import Extraction
+from trocar_server.engine.run.run_plan import Prepared
+from trocar_server.engine.schedule.device import DeviceThread
+from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec
+from trocar_server.surgery import parse_selector
+
+SIDE = 8
+FAST = Execution(Numerics.FAST)
+ROWS = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+
+
+class Chunks(nn.Module):
+    """Calls its block for four samples at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.block(part) for part in x.split(4)])
+
+
+class Photos(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.conv(x)
+        return found
+
+
+class Shifts(Chunks):
+    """Writes to its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.block(x.sub_(1.0))
+        return found
+
+
+async def _nothing_built(_: Job) -> Built:
+    return Built()
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    catalogue = Catalogue()
+    for kind, shape in ((Chunks, (3,)), (Photos, (3, SIDE, SIDE)), (Shifts, (3,))):
+        factory = f"{kind.__module__}:{kind.__qualname__}"
+        rules = PreprocessingSpec(resize=(SIDE,), crop=(SIDE,)) if kind is Photos else None
+        catalogue.add(
+            ModelSpec(kind.__name__.lower(), factory, "random:0", input_shape=shape, preprocessing=rules)
+        )
+    owner = DeviceThread(torch.device("cpu"))
+    owner.start()
+    config = EngineConfig(compile_after=1, min_gain=0.0, openvino=False)
+    found = Engine(catalogue, owner, Limits(), tmp_path, config=config)
+    found.compiled.builder.build_apart = _nothing_built
+    yield found
+    await asyncio.to_thread(owner.stop)
+
+
+def plan_of(inputs: np.ndarray[Any, Any], tap: str, execution: Execution, model_id: str) -> Plan:
+    given = TensorInput("", torch.float32, inputs.shape)
+    taps = (TapRequest(parse_selector(tap), alias="" if "*" in tap else "value"),)
+    return Plan(model_id, taps, (given,), 1 << 20, execution=execution)
+
+
+async def ask(
+    engine: Engine,
+    inputs: np.ndarray[Any, Any],
+    tap: str = "block@-1",
+    execution: Execution = FAST,
+    model_id: str = "chunks",
+) -> Extraction:
+    return await engine.extract(await prepared(engine, inputs, tap, execution, model_id))
+
+
+async def prepared(
+    engine: Engine,
+    inputs: np.ndarray[Any, Any],
+    tap: str = "block@-1",
+    execution: Execution = FAST,
+    model_id: str = "chunks",
+) -> Prepared:
+    checked = await engine.checks.check(plan_of(inputs, tap, execution, model_id))
+    return await engine.preparation.prepare(checked, Payloads([inputs.copy().reshape(-1).view(np.uint8)]))
+
+
+def values(found: Extraction) -> dict[str, np.ndarray[Any, Any]]:
+    maps = ((entry.output, entry.values) for entry in found.feature_maps)
+    return {
+        output.name: data.view(np.float32).reshape(output.shape) for output, data in maps if data is not None
+    }
+
+
+async def ready(engine: Engine, inputs: np.ndarray[Any, Any], tap: str, model_id: str = "chunks") -> Variant:
+    """Ask until the variant for these calls is in use."""
+    if model_id not in engine.deployments:
+        await engine.deployments.load(model_id)
+    for _ in range(4):
+        await ask(engine, inputs, tap, model_id=model_id)
+        await engine.compiled.settled()
+    (variant,) = engine.compiled.variants()
+    assert variant.is_ready
+    return variant
+
+
+@pytest.mark.parametrize(("built_for", "called_with"), [(4, 8), (8, 4)])
+@pytest.mark.parametrize("tap", ["block@-1", "block@*"])
+async def test_a_batch_that_calls_other_modules_does_not_run_on_the_variant(
+    engine: Engine, built_for: int, called_with: int, tap: str
+) -> None:
+    variant = await ready(engine, ROWS[:built_for], tap)
+    inputs = ROWS[:called_with]
+    found = await ask(engine, inputs, tap)
+    expected = values(await ask(engine, inputs, tap, Execution(Numerics.EXACT)))
+    last = next(reversed(list(values(found).values())))
+    block = engine.deployments["chunks"].hosted.module.block
+    assert isinstance(block, nn.Module)
+    np.testing.assert_allclose(last, block(torch.from_numpy(inputs[-4:])).detach().numpy(), rtol=1e-5)
+    assert values(found).keys() == expected.keys()
+    assert found.report.engine == "eager"
+    assert "does not fit" in found.report.reason
+    await engine.compiled.settled()
+    assert variant.is_ready
+    assert (await ask(engine, ROWS[:built_for], tap)).report.engine == "torch"
+
+
+async def test_a_variant_is_tried_on_a_batch_that_it_was_built_for(engine: Engine) -> None:
+    await engine.deployments.load("chunks")
+    for count in (8, 4, 4, 8):  # built for the first; the next two cannot be its trial
+        await ask(engine, ROWS[:count])
+        await engine.compiled.settled()
+    (variant,) = engine.compiled.variants()
+    assert variant.problems == []
+    assert variant.is_ready
+
+
+async def test_a_variant_is_compared_again_on_a_call_that_ran_on_it(engine: Engine) -> None:
+    variant = await ready(engine, ROWS, "block@-1")
+    variant.is_proven = False  # as after a restart: the next group is compared with eager
+    await ask(engine, ROWS[:4])
+    await engine.compiled.settled()
+    assert variant.is_ready
+
+
+def seen_rows(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the rows of each later run of a variant, as they come."""
+    seen: list[int] = []
+    runner = variant.runner
+    assert runner is not None
+    run = runner.run
+
+    def noted(given: Any, *others: Any) -> Any:
+        seen.append(given[0].shape[0])
+        return run(given, *others)
+
+    monkeypatch.setattr(runner, "run", noted)
+    return seen
+
+
+def out_of_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+async def test_a_group_without_memory_runs_eagerly_and_the_variant_stays(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = await ready(engine, ROWS, "block@-1")
+    with monkeypatch.context() as patched:
+        patched.setattr(variant.runner, "run", out_of_memory)
+        found = await ask(engine, ROWS)
+        await engine.compiled.settled()
+    assert found.report.engine == "eager"
+    assert (await ask(engine, ROWS)).report.engine == "torch"
+
+
+async def test_a_comparison_without_memory_proves_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = await ready(engine, ROWS, "block@-1")
+    variant.is_proven = False
+    monkeypatch.setattr(variant_trial, "_fastest", out_of_memory)
+    await ask(engine, ROWS)
+    await engine.compiled.settled()
+    assert variant.is_ready
+
+
+@pytest.mark.parametrize(("passes_that_fit", "groups"), [(1, [2, 2]), (2, [4])])
+async def test_calls_whose_memory_adds_up_to_too_much_run_one_by_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, passes_that_fit: int, groups: list[int]
+) -> None:
+    variant = await ready(engine, ROWS[:2], "block@-1")
+    needed = (await engine.checks.check(plan_of(ROWS[:2], "block@-1", FAST, "chunks"))).memory_bytes
+    engine.compiled._limits = engine.limits.model_copy(update={"max_pass_bytes": passes_that_fit * needed})
+    monkeypatch.setattr(variant.queue, "_most_rows", lambda: 32)
+    sizes = seen_rows(variant, monkeypatch)
+    calls = [await prepared(engine, ROWS[i : i + 2]) for i in (0, 2)]
+    found = await asyncio.gather(*(engine.compiled.extract(variant, call, None, None) for call in calls))
+    assert sizes == groups
+    for maps, i in zip(found, (0, 2), strict=True):
+        expected = values(await ask(engine, ROWS[i : i + 2], execution=Execution()))
+        np.testing.assert_allclose(values(maps)["value"], expected["value"], rtol=1e-5)
+
+
+async def test_a_compiled_pass_that_breaks_leaves_the_inputs_to_the_eager_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = await ready(engine, ROWS, "block", "shifts")
+    runner = variant.runner
+    assert runner is not None
+    run = runner.run
+
+    def broken(given: Any, *others: Any) -> Any:
+        run(given, *others)
+        raise MemoryError
+
+    monkeypatch.setattr(runner, "run", broken)
+    found = values(await ask(engine, ROWS, "block", model_id="shifts"))["value"]
+    block = engine.deployments["shifts"].hosted.module.block
+    assert isinstance(block, nn.Module)
+    expected = block(torch.from_numpy(ROWS - 1)).detach().numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+async def ask_for_images(engine: Engine) -> Extraction:
+    image = np.zeros((SIDE, SIDE, 3), np.uint8)
+    images = ImageInput("", (ImageSpec(image.nbytes, SIDE, SIDE),) * 2)
+    taps = (TapRequest(parse_selector("conv")),)
+    checked = await engine.checks.check(Plan("photos", taps, (images,), 1 << 20, execution=FAST))
+    payloads = Payloads([image.reshape(-1), image.reshape(-1)])
+    return await engine.extract(await engine.preparation.prepare(checked, payloads))
+
+
+async def test_requests_of_images_become_compiled(engine: Engine) -> None:
+    await engine.deployments.load("photos")
+    first = await ask_for_images(engine)
+    assert "no pass with a batch of such shapes has run yet" in first.report.reason
+    for _ in range(3):
+        await ask_for_images(engine)
+        await engine.compiled.settled()
+    assert (await ask_for_images(engine)).report.engine == "torch"
+    engine.preparation.stop()
