@@ -78,7 +78,9 @@ def recipe_of(plan: Plan, resolved: Resolved, arguments: tuple[ArgumentSpec, ...
     targets = {entry.target.name: entry.target for entry in resolved.targets}
     surgery = resolved.surgery.bound((), (), {})
     counts = tuple(len(request.edit.operands) for request in plan.edits)
-    return Recipe(arguments, tuple(targets.values()), surgery.before, surgery.after, counts)
+    return Recipe(
+        arguments, tuple(targets.values()), surgery.before, surgery.after, counts, plan.negative_zeros
+    )
 
 
 def run_group(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from torch import nn
 from trocar_server.config import EngineConfig, Limits
 from trocar_server.engine.compiled import variant_trial
 from trocar_server.engine.compiled.backends.build_worker import Built, Job
+from trocar_server.engine.compiled.compiled_pass import recipe_of
 from trocar_server.engine.compiled.variant import Variant
 from trocar_server.engine.engine import Engine
 from trocar_server.engine.request.numerics import Numerics
 from trocar_server.engine.request.plan import (
+    EditRequest,
     Execution,
     ImageInput,
     ImageSpec,
@@ -30,6 +33,7 @@ from trocar_server.engine.run.run_plan import Prepared
 from trocar_server.engine.schedule.device import DeviceThread
 from trocar_server.models import Catalogue, ModelSpec, PreprocessingSpec
 from trocar_server.surgery import parse_selector
+from trocar_server.tensors.edits import Edit, Set
 
 SIDE = 8
 FAST = Execution(Numerics.FAST)
@@ -270,3 +274,15 @@ async def test_requests_of_images_become_compiled(engine: Engine) -> None:
         await engine.compiled.settled()
     assert (await ask_for_images(engine)).report.engine == "torch"
     engine.preparation.stop()
+
+
+async def test_edits_that_set_a_negative_zero_are_other_values_to_compute(engine: Engine) -> None:
+    """Of a CUDA graph each would otherwise replay the other's."""
+    await engine.deployments.load("chunks")
+    recipes = []
+    for zero in (0.0, -0.0):
+        edits = (EditRequest(parse_selector("block"), Edit(Set(zero))),)
+        checked = await engine.checks.check(replace(plan_of(ROWS[:2], "block", FAST, "chunks"), edits=edits))
+        assert checked.resolved is not None
+        recipes.append(recipe_of(checked.plan, checked.resolved, ()))
+    assert len({*recipes, recipes[0]}) == 2

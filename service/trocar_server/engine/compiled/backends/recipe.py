@@ -34,6 +34,7 @@ class Recipe:
         after: Edits that taps at the same value do not see.
         operand_counts: The number of tensors of each edit of the request. They follow the arguments of a
             run, so that calls which differ only in these share a recording.
+        negative_zeros: As in the request: options of edits that are -0.0 equal those that are 0.0.
     """
 
     arguments: tuple[ArgumentSpec, ...]
@@ -41,6 +42,7 @@ class Recipe:
     before: tuple[EditTarget, ...] = ()
     after: tuple[EditTarget, ...] = ()
     operand_counts: tuple[int, ...] = ()
+    negative_zeros: tuple[tuple[int, str], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
