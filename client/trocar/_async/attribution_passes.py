@@ -16,6 +16,7 @@ from trocar._attribution import cam, methods
 from trocar._attribution.attribution import Attribution
 from trocar._attribution.attribution_inputs import array_input, baseline_array, check_float, check_input
 from trocar._attribution.attribution_objectives import INPUT, OUTPUT, classes_of, predicted
+from trocar._attribution.attribution_request import AttributionRequest
 from trocar._attribution.noise import NoisyBatches
 from trocar._attribution.occlusion import OccludedBatches, OcclusionSum, windows
 from trocar._attribution.path import (
@@ -27,7 +28,6 @@ from trocar._attribution.path import (
     joined,
 )
 from trocar._attribution.place import KnownPlaces, default_place
-from trocar._attribution.question import Question
 from trocar._base.concurrency import async_compute
 from trocar._request.edits import edit
 from trocar._request.taps import tap
@@ -63,16 +63,16 @@ async def attribute(  # noqa: PLR0913, PLR0917 - one caller, which passes all of
 ) -> Attribution:
     """Passes of `AsyncAttributions.attribute`; the place is chosen where `at` is None."""
     model_id = model.model_id
-    question, scores = await _question(extraction, model_id, inputs, of, batch_size)
+    request, scores = await _requested(extraction, model_id, inputs, of, batch_size)
     if at is None:
-        at, options = await _placed(extraction, model, question, method, options, known)
-    classes = classes_of(question.of, question.samples)
+        at, options = await _placed(extraction, model, request, method, options, known)
+    classes = classes_of(request.of, request.samples)
     found = Attribution(
-        values=question.inputs,
+        values=request.inputs,
         method=method,
         at=at,
         model_id=model_id,
-        inputs=question.inputs,
+        inputs=request.inputs,
         classes=classes,
         class_names=_names(model.categories, classes),
         scores=scores,
@@ -80,19 +80,19 @@ async def attribute(  # noqa: PLR0913, PLR0917 - one caller, which passes all of
         grid=getattr(options, "grid", None),
         preprocessing=model.preprocessing,
     )
-    return await _answered(extraction, question, options, found)
+    return await _answered(extraction, request, options, found)
 
 
-async def _question(
+async def _requested(
     extraction: AsyncExtraction, model_id: str, inputs: Inputs, of: Objective | None, batch_size: int
-) -> tuple[Question, Floats | None]:
+) -> tuple[AttributionRequest, Floats | None]:
     """Return the request, and the scores of the inputs if a pass was needed for them.
 
     A pass is needed for images, as attributions are of the model's own input, and for predicted classes.
     """
     values = array_input(inputs)
     if values is not None and of is not None:
-        return Question(model_id, check_input(values), of, batch_size), None
+        return AttributionRequest(model_id, check_input(values), of, batch_size), None
     taps = [] if of is not None else [tap(OUTPUT, alias=VALUE)]
     if values is None:
         taps.append(tap(INPUT, alias="input"))
@@ -104,14 +104,14 @@ async def _question(
         raise
     if values is None:
         values = maps["input"]
-    question = Question(model_id, values, of or predicted(maps[VALUE]), batch_size)
-    return question, None if of is not None else question.scores({"score0": maps[VALUE]})
+    request = AttributionRequest(model_id, values, of or predicted(maps[VALUE]), batch_size)
+    return request, None if of is not None else request.scores({"score0": maps[VALUE]})
 
 
 async def _placed(
     extraction: AsyncExtraction,
     model: Model,
-    question: Question,
+    request: AttributionRequest,
     method: str,
     options: methods.Options,
     known: KnownPlaces,
@@ -122,42 +122,42 @@ async def _placed(
     """
     if not isinstance(options, methods.AT_MODULE):
         return INPUT, options
-    place = known.find(model, question.inputs.shape)
+    place = known.find(model, request.inputs.shape)
     if place is None:
-        values = await executed(extraction, question.model_id, question.inputs)
+        values = await executed(extraction, request.model_id, request.inputs)
         try:
-            place = default_place(values, question.inputs.shape)
+            place = default_place(values, request.inputs.shape)
         except ValueError as error:
-            raise ValueError(f"{method} of {question.model_id} needs at=: {error}") from None
-        known.keep(model, question.inputs.shape, place)
+            raise ValueError(f"{method} of {request.model_id} needs at=: {error}") from None
+        known.keep(model, request.inputs.shape, place)
     if options.channel_dim is None and options.grid is None:
         options = replace(options, channel_dim=place.channel_dim, grid=place.grid)
     return place.at, options
 
 
 async def _answered(
-    extraction: AsyncExtraction, question: Question, options: methods.Options, found: Attribution
+    extraction: AsyncExtraction, request: AttributionRequest, options: methods.Options, found: Attribution
 ) -> Attribution:
     match options:
         case methods.IntegratedGradients():
-            values = await integrated(extraction, question, options)
-            return await _on_path(extraction, question, options, replace(found, values=values))
+            values = await integrated(extraction, request, options)
+            return await _on_path(extraction, request, options, replace(found, values=values))
         case methods.LayerConductance():
-            values = await conducted(extraction, question, options, found.at)
-            return await _on_path(extraction, question, options, replace(found, values=values))
+            values = await conducted(extraction, request, options, found.at)
+            return await _on_path(extraction, request, options, replace(found, values=values))
         case methods.SmoothGrad():
-            values = await smoothed(extraction, question, options, found.at)
-            return await _scored(extraction, question, replace(found, values=values))
+            values = await smoothed(extraction, request, options, found.at)
+            return await _scored(extraction, request, replace(found, values=values))
         case methods.Occlusion():
-            return await _occluded(extraction, question, options, found)
+            return await _occluded(extraction, request, options, found)
         case methods.GradCam():
-            return await _cam(extraction, question, options, found)
+            return await _cam(extraction, request, options, found)
         case _:
-            return await _gradient(extraction, question, options, found)
+            return await _gradient(extraction, request, options, found)
 
 
 async def _gradient(
-    extraction: AsyncExtraction, question: Question, options: methods.Options, found: Attribution
+    extraction: AsyncExtraction, request: AttributionRequest, options: methods.Options, found: Attribution
 ) -> Attribution:
     """Run saliency, input x gradient or guided backpropagation: one pass."""
     edits: list[Edit] = []
@@ -166,7 +166,7 @@ async def _gradient(
         edits = [edit(f"{selector}/grad_out", "clamp", low=0.0) for selector in relus]
     has_value = isinstance(options, methods.InputXGradient)
     try:
-        maps, found = await _one_pass(extraction, question, found, taps_at(found.at, has_value), edits)
+        maps, found = await _one_pass(extraction, request, found, taps_at(found.at, has_value), edits)
     except Exception as error:
         if edits:
             error.add_note("guided_backprop clamps gradients at modules of type ReLU; relus= names others")
@@ -175,9 +175,9 @@ async def _gradient(
 
 
 async def _cam(
-    extraction: AsyncExtraction, question: Question, options: methods.GradCam, found: Attribution
+    extraction: AsyncExtraction, request: AttributionRequest, options: methods.GradCam, found: Attribution
 ) -> Attribution:
-    maps, found = await _one_pass(extraction, question, found, taps_at(found.at, True))
+    maps, found = await _one_pass(extraction, request, found, taps_at(found.at, True))
     value, gradient = (
         cam.channels_first(maps[name], options.channel_dim, options.grid) for name in (VALUE, GRADIENT)
     )
@@ -189,63 +189,65 @@ async def _cam(
 
 async def _one_pass(
     extraction: AsyncExtraction,
-    question: Question,
+    request: AttributionRequest,
     found: Attribution,
     taps: Sequence[Tap],
     edits: Sequence[Edit] = (),
 ) -> tuple[FeatureMaps, Attribution]:
     """Compute gradients and scores of the entire batch at once."""
-    wanted = question.score_taps() if found.scores is None else []
+    wanted = request.score_taps() if found.scores is None else []
     maps = await extraction.extract(
-        question.model_id, question.inputs, [*taps, *wanted], edits=edits, of=question.of
+        request.model_id, request.inputs, [*taps, *wanted], edits=edits, of=request.of
     )
-    scores = question.scores(maps) if wanted else found.scores
+    scores = request.scores(maps) if wanted else found.scores
     return maps, replace(found, scores=scores, objective=maps.objective)
 
 
 async def _on_path(
     extraction: AsyncExtraction,
-    question: Question,
+    request: AttributionRequest,
     options: methods.IntegratedGradients | methods.LayerConductance,
     found: Attribution,
 ) -> Attribution:
     """Add the scores, and the convergence delta of the attributions."""
-    found = await _scored(extraction, question, found)
+    found = await _scored(extraction, request, found)
     if not options.delta:
         return found
     if found.scores is None:
         raise ValueError("delta needs an objective of class scores, such as trocar.logit")
-    baseline = baseline_array(options.baseline, question.inputs)
-    maps = await extraction.extract(question.model_id, np.ascontiguousarray(baseline), question.score_taps())
-    start = question.scores(maps)
+    baseline = baseline_array(options.baseline, request.inputs)
+    maps = await extraction.extract(request.model_id, np.ascontiguousarray(baseline), request.score_taps())
+    start = request.scores(maps)
     assert start is not None  # since the scores of the inputs exist
     return replace(found, delta=convergence_delta(found.values, np.asarray(found.scores, np.float64), start))
 
 
-async def _scored(extraction: AsyncExtraction, question: Question, found: Attribution) -> Attribution:
+async def _scored(
+    extraction: AsyncExtraction, request: AttributionRequest, found: Attribution
+) -> Attribution:
     """Add the scores of the inputs, if they can be computed."""
-    if found.scores is None and question.score_taps():
-        maps = await extraction.extract(question.model_id, question.inputs, question.score_taps())
-        found = replace(found, scores=question.scores(maps))
+    if found.scores is None and request.score_taps():
+        maps = await extraction.extract(request.model_id, request.inputs, request.score_taps())
+        found = replace(found, scores=request.scores(maps))
     if found.scores is None:
         return found
-    return replace(found, objective=float(np.sum(found.scores)) + question.of.offset)
+    return replace(found, objective=float(np.sum(found.scores)) + request.of.offset)
 
 
 async def _occluded(
-    extraction: AsyncExtraction, question: Question, options: methods.Occlusion, found: Attribution
+    extraction: AsyncExtraction, request: AttributionRequest, options: methods.Occlusion, found: Attribution
 ) -> Attribution:
     """Run occlusion: forward passes only."""
-    found = await _scored(extraction, question, found)
+    found = await _scored(extraction, request, found)
     if found.scores is None:
         raise ValueError("occlusion needs an objective of class scores, such as trocar.logit")
-    places = windows(question.inputs.shape[1:], options.window, options.stride)
-    baseline = baseline_array(options.baseline, question.inputs)
+    places = windows(request.inputs.shape[1:], options.window, options.stride)
+    baseline = baseline_array(options.baseline, request.inputs)
     parts = []
-    for group in question.groups():
-        per_batch = max(1, question.batch_size // (group.stop - group.start))
-        batches = OccludedBatches(question.inputs[group], baseline[group], places, per_batch)
-        parts.append(await occlusion_sum(extraction, question, group, batches, found.scores[group]))
+    for group in request.groups():
+        per_batch = max(1, request.batch_size // (group.stop - group.start))
+        batches = OccludedBatches(request.inputs[group], baseline[group], places, per_batch)
+        parts.append(await occlusion_sum(extraction, request, group, batches, found.scores[group]))
     return replace(found, values=joined(parts).astype(np.float32))
 
 
@@ -256,80 +258,85 @@ def _names(categories: Sequence[str], classes: tuple[int, ...] | None) -> tuple[
 
 
 async def integrated(
-    extraction: AsyncExtraction, question: Question, options: methods.IntegratedGradients
+    extraction: AsyncExtraction, request: AttributionRequest, options: methods.IntegratedGradients
 ) -> Array:
     """Return the integrated gradients of every sample."""
-    inputs = check_float(question.inputs, "integrated_gradients")
+    inputs = check_float(request.inputs, "integrated_gradients")
     baseline, rule = baseline_array(options.baseline, inputs), gauss_legendre(options.steps)
-    parts = [await _integral(extraction, question, group, baseline, rule) for group in question.groups()]
+    parts = [await _integral(extraction, request, group, baseline, rule) for group in request.groups()]
     return ((inputs - baseline) * joined(parts)).astype(inputs.dtype)
 
 
 async def _integral(
-    extraction: AsyncExtraction, question: Question, group: slice, baseline: Array, rule: Rule
+    extraction: AsyncExtraction, request: AttributionRequest, group: slice, baseline: Array, rule: Rule
 ) -> Floats:
-    per_batch = question.copies_per_batch(len(rule.alphas), group)
-    path = Interpolants(question.inputs[group], baseline[group], rule.alphas, per_batch)
+    per_batch = request.copies_per_batch(len(rule.alphas), group)
+    path = Interpolants(request.inputs[group], baseline[group], rule.alphas, per_batch)
     integral = PathIntegral(rule.weights)
 
     def add(index: int, maps: FeatureMaps) -> None:
         integral.add(path.points(maps[GRADIENT], index))
 
-    await _each(
-        extraction, question.model_id, path, taps_at(INPUT), question.objective(group, per_batch), add
-    )
+    await _each(extraction, request.model_id, path, taps_at(INPUT), request.objective(group, per_batch), add)
     return integral.value
 
 
 async def conducted(
-    extraction: AsyncExtraction, question: Question, options: methods.LayerConductance, at: str
+    extraction: AsyncExtraction, request: AttributionRequest, options: methods.LayerConductance, at: str
 ) -> Array:
     """Return the conductance of every element of a feature map, for every sample."""
-    inputs = check_float(question.inputs, "layer_conductance")
+    inputs = check_float(request.inputs, "layer_conductance")
     baseline, rule = baseline_array(options.baseline, inputs), gauss_legendre(options.steps + 1)
-    parts = [
-        await _conductance(extraction, question, group, baseline, rule, at) for group in question.groups()
-    ]
+    parts = [await _conductance(extraction, request, group, baseline, rule, at) for group in request.groups()]
     return joined(parts).astype(np.float32)
 
 
 async def _conductance(
-    extraction: AsyncExtraction, question: Question, group: slice, baseline: Array, rule: Rule, at: str
+    extraction: AsyncExtraction,
+    request: AttributionRequest,
+    group: slice,
+    baseline: Array,
+    rule: Rule,
+    at: str,
 ) -> Floats:
-    per_batch = question.copies_per_batch(len(rule.alphas), group)
-    path = Interpolants(question.inputs[group], baseline[group], rule.alphas, per_batch)
+    per_batch = request.copies_per_batch(len(rule.alphas), group)
+    path = Interpolants(request.inputs[group], baseline[group], rule.alphas, per_batch)
     total = Conductance()
 
     def add(index: int, maps: FeatureMaps) -> None:
         total.add(path.points(maps[VALUE], index), path.points(maps[GRADIENT], index))
 
-    of = question.objective(group, per_batch)
-    await _each(extraction, question.model_id, path, taps_at(at, True), of, add)
+    of = request.objective(group, per_batch)
+    await _each(extraction, request.model_id, path, taps_at(at, True), of, add)
     return total.value
 
 
 async def smoothed(
-    extraction: AsyncExtraction, question: Question, options: methods.SmoothGrad, at: str
+    extraction: AsyncExtraction, request: AttributionRequest, options: methods.SmoothGrad, at: str
 ) -> Array:
     """Return the mean of a method over noisy copies."""
-    inputs = check_float(question.inputs, "smoothgrad")
+    inputs = check_float(request.inputs, "smoothgrad")
     over = options.over
     if isinstance(over, methods.IntegratedGradients):
         noisy = NoisyBatches(inputs, options.samples, options.sigma, options.seed, 0, 1)
         total = np.zeros(inputs.shape)
         for copy in noisy:
-            total += await integrated(extraction, replace(question, inputs=copy), over)
+            total += await integrated(extraction, replace(request, inputs=copy), over)
         return (total / options.samples).astype(inputs.dtype)
-    parts = [await _mean_of_copies(extraction, question, options, at, group) for group in question.groups()]
+    parts = [await _mean_of_copies(extraction, request, options, at, group) for group in request.groups()]
     return joined(parts).astype(np.float32)
 
 
 async def _mean_of_copies(
-    extraction: AsyncExtraction, question: Question, options: methods.SmoothGrad, at: str, group: slice
+    extraction: AsyncExtraction,
+    request: AttributionRequest,
+    options: methods.SmoothGrad,
+    at: str,
+    group: slice,
 ) -> Floats:
-    per_batch = question.copies_per_batch(options.samples, group)
+    per_batch = request.copies_per_batch(options.samples, group)
     noisy = NoisyBatches(
-        question.inputs[group], options.samples, options.sigma, options.seed, group.start, per_batch
+        request.inputs[group], options.samples, options.sigma, options.seed, group.start, per_batch
     )
     mean = PathIntegral(np.full(options.samples, 1 / options.samples))
 
@@ -337,23 +344,27 @@ async def _mean_of_copies(
         mean.add(noisy.rows(combined(maps, options.over), index))
 
     taps = taps_at(at, isinstance(options.over, methods.InputXGradient))
-    await _each(extraction, question.model_id, noisy, taps, question.objective(group, per_batch), add)
+    await _each(extraction, request.model_id, noisy, taps, request.objective(group, per_batch), add)
     return mean.value
 
 
 async def occlusion_sum(
-    extraction: AsyncExtraction, question: Question, group: slice, batches: OccludedBatches, scores: Floats
+    extraction: AsyncExtraction,
+    request: AttributionRequest,
+    group: slice,
+    batches: OccludedBatches,
+    scores: Floats,
 ) -> Floats:
     total = OcclusionSum(batches.inputs.shape, scores)
     places = batches.places()
 
     def add(index: int, maps: FeatureMaps) -> None:
         chosen = next(places)
-        found = question.scores(maps, group, len(chosen))
+        found = request.scores(maps, group, len(chosen))
         assert found is not None  # since the scores of the inputs exist
         total.add(chosen, found)
 
-    await _each(extraction, question.model_id, batches, question.score_taps(), None, add)
+    await _each(extraction, request.model_id, batches, request.score_taps(), None, add)
     return total.value
 
 

@@ -8,8 +8,8 @@ Work that does not take its copies ends only when they are done: see `DeviceThre
 """
 
 from trocar_server.engine.transfer.cuda import transfers_of
-from trocar_server.engine.transfer.seam import Copies, HostTransfers, Transfers, this_thread, using
 from trocar_server.engine.transfer.streams import CopyBackend, StreamTransfers
+from trocar_server.engine.transfer.transfers import Copies, HostTransfers, Transfers, this_thread, using
 
 __all__ = [
     "Copies",

@@ -6,8 +6,8 @@ import torch
 
 from trocar_server.config import PINNED_BYTES
 from trocar_server.engine.transfer.pinned_pool import CopyEvent
-from trocar_server.engine.transfer.seam import HOST, Transfers
 from trocar_server.engine.transfer.streams import StreamTransfers
+from trocar_server.engine.transfer.transfers import HOST, Transfers
 
 
 class CudaBackend:

@@ -8,7 +8,7 @@ import torch
 
 from trocar_server.engine.request.plan import Payload
 from trocar_server.engine.transfer.pinned_pool import CopyEvent, Piece, PinnedPool
-from trocar_server.engine.transfer.seam import HOST, Copies
+from trocar_server.engine.transfer.transfers import HOST, Copies
 
 _LEAST_BYTES = 256 << 10
 """Below this waiting on another thread takes longer than the copy."""

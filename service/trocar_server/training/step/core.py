@@ -45,8 +45,8 @@ from trocar_server.training.step.rollback import (
     step_errors,
 )
 from trocar_server.training.step.saved_tensors import SavedTensors
+from trocar_server.training.step.state_conversion import StateParts, read_state, write_state
 from trocar_server.training.step.step_result import EvalResult, StepResult
-from trocar_server.training.step.stored import StateParts, read_state, write_state
 from trocar_server.training.step.trainer_state import TrainerState
 from trocar_server.training.step.training_pass import Scores, TrainingPass
 from trocar_server.training.step.update_rules import (

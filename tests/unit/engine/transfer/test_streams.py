@@ -10,7 +10,7 @@ import torch
 from tests.support.oracles.transfer_devices import RUBBISH, LateBackend, late_transfers
 from trocar_server.engine.transfer import StreamTransfers, this_thread, transfers_of, using
 from trocar_server.engine.transfer.cuda import CudaBackend
-from trocar_server.engine.transfer.seam import HOST, Transfers
+from trocar_server.engine.transfer.transfers import HOST, Transfers
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Question:
+class AttributionRequest:
     """One objective of one batch of inputs."""
 
     model_id: str
