@@ -1,6 +1,6 @@
 """Edits of functions over the wire: attention, functions that write in place, results with names."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,11 @@ class Steps(nn.Module):
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[trocar.Client]:
-    models: dict[str, Any] = {"steps": custom(Steps, (5, 8)), "in_place": custom(InPlace, (5, 8))}
+    models: dict[str, Any] = {
+        "steps": custom(Steps, (5, 8)),
+        "in_place": custom(InPlace, (5, 8)),
+        "differentiable": custom(Differentiable, (5, 8)),
+    }
     with running_server(models=models, device="cpu") as running, trocar.connect(running.address) as connected:
         yield connected
 
@@ -109,23 +113,38 @@ class InPlace(nn.Module):
         return found
 
 
-def in_place_by_hand(edited: str, factor: float) -> dict[str, torch.Tensor]:
-    """Compute it without a write in place, with one value multiplied; returns all values by place."""
+class Differentiable(InPlace):
+    """Without the function that has no derivative, as it writes to `out`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.first(x)
+        value.add_(x)
+        F.relu(value, inplace=True)
+        value = F.leaky_relu(value - 0.5, 0.1, inplace=True)
+        found: torch.Tensor = self.last(value)
+        return found
+
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def in_place_by_hand(model: InPlace, x: torch.Tensor, edited: str, change: Change) -> dict[str, torch.Tensor]:
+    """Compute it without a write in place, with one value changed; returns all values by place."""
     values: dict[str, torch.Tensor] = {}
 
     def at(place: str, value: torch.Tensor) -> torch.Tensor:
-        values[place] = value * factor if place == edited else value
+        values[place] = change(value) if place == edited else value
         return values[place]
 
-    x = torch.from_numpy(ROWS)
-    with torch.inference_mode():
-        model = rebuilt(InPlace)
-        added = at("fn:add_", at("fn:add_/in[0]", model.first(x)) + at("fn:add_/in[1]", x))
-        shifted = at("fn:relu", at("fn:relu/in[0]", added).relu()) - 0.5
-        value = at("fn:leaky_relu", F.leaky_relu(at("fn:leaky_relu/in[0]", shifted), 0.1))
-        whole = at("fn:to", at("fn:to/in[0]", value))
-        doubled = at("fn:mul", at("fn:mul/in[0]", value) * 2.0)
-        at("/out", model.last(doubled + whole + value))
+    added = at("fn:add_", at("fn:add_/in[0]", model.first(x)) + at("fn:add_/in[1]", x))
+    shifted = at("fn:relu", at("fn:relu/in[0]", added).relu()) - 0.5
+    value = at("fn:leaky_relu", F.leaky_relu(at("fn:leaky_relu/in[0]", shifted), 0.1))
+    if isinstance(model, Differentiable):
+        at("/out", model.last(value))
+        return values
+    whole = at("fn:to", at("fn:to/in[0]", value))
+    doubled = at("fn:mul", at("fn:mul/in[0]", value) * 2.0)
+    at("/out", model.last(doubled + whole + value))
     return values
 
 
@@ -138,11 +157,31 @@ def test_functions_that_write_in_place_are_edited(client: trocar.Client, place: 
     taps = [*FUNCTIONS, "/out"]
     edit = trocar.edit(place, "scale", -3.0, order=order)
     found = client.extract("in_place", ROWS, taps, edits=edit)
-    expected = in_place_by_hand(place, -3.0)
+    with torch.inference_mode():
+        expected = in_place_by_hand(
+            rebuilt(InPlace), torch.from_numpy(ROWS), place, lambda value: value * -3.0
+        )
     if order == "after" and place in expected:
         expected[place] = expected[place] / -3.0
     for tap in taps:
         np.testing.assert_allclose(found[tap], expected[tap], rtol=1e-5, atol=1e-6, err_msg=tap)
+
+
+@pytest.mark.parametrize("place", [*FUNCTIONS[:3], *(f"{name}/in[0]" for name in FUNCTIONS[:3])])
+def test_gradients_go_through_edits_of_functions_that_write_in_place(
+    client: trocar.Client, place: str
+) -> None:
+    """Autograd saves what `clamp` takes, which the call and the edit write to."""
+    wanted = "first/param_grad(weight)"
+    edit = trocar.edit(place, "clamp", low=-0.2, high=0.3)
+    objective = trocar.value("/out", reduce="sum")
+    found = client.extract("differentiable", ROWS, [wanted, "/out"], edits=edit, of=objective)
+    model = rebuilt(Differentiable)
+    values = in_place_by_hand(model, torch.from_numpy(ROWS), place, lambda value: value.clamp(-0.2, 0.3))
+    values["/out"].sum().backward()
+    np.testing.assert_allclose(found["/out"], values["/out"].detach(), rtol=1e-5, atol=1e-6)
+    assert model.first.weight.grad is not None
+    np.testing.assert_allclose(found[wanted], model.first.weight.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("place", ["fn:unsqueeze_", "fn:unsqueeze_/in[0]", "fn:mul/in(out)"])

@@ -233,3 +233,22 @@ def test_gradients_go_through_the_edit(client: trocar.Client, model_id: str) -> 
     for name, tensor in wanted.items():
         assert tensor.grad is not None
         close(found[name], tensor.grad)
+
+
+@pytest.mark.parametrize("place", ["relu/in", "relu"])
+@pytest.mark.parametrize("model_id", ["stated", "assigned", "both"])
+def test_what_an_edit_keeps_for_its_derivative_stays(
+    client: trocar.Client, model_id: str, place: str
+) -> None:
+    """Autograd saves what `clamp` takes, which the module and the edit write to."""
+    edit = trocar.edit(place, "clamp", low=-0.1, high=0.1)
+    found = client.extract(model_id, ROWS, "first/grad_in", of=trocar.logit(1), edits=edit)
+    leaf = torch.from_numpy(ROWS).requires_grad_()
+
+    def change(h: torch.Tensor) -> torch.Tensor:
+        return h.clamp(-0.1, 0.1)
+
+    enter, leave = (change, same) if place == "relu/in" else (same, change)
+    by_hand(enter, leave, leaf)[:, 1].sum().backward()
+    assert leaf.grad is not None
+    close(found["first/grad_in"], leaf.grad)

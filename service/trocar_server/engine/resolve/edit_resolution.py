@@ -69,7 +69,7 @@ class PlannedEdit:
         leaf: Shape and dtype of the value.
         call_input: The input of the same call that the edit needs.
         swap: The replacement of a swap.
-        written_bytes: The bytes of inputs of its module that may be written to. See `ModuleWrites`.
+        written_bytes: The bytes of inputs of its call that may be written to. See `call_writes`.
     """
 
     position: int
@@ -217,8 +217,8 @@ def _call_input(target: Target, edit: Edit, recording: Recording) -> tuple[CallI
 
 
 def _written_bytes(target: Target, edit: Edit, recording: Recording) -> int:
-    """Return the bytes of inputs to which an edited call of a module may write; 0 where it cannot."""
-    is_of_call = target.kind == "module" and target.parameter is None and not target.is_gradient
+    """Return the bytes of inputs to which an edited call may write; 0 where it cannot."""
+    is_of_call = target.parameter is None and not target.is_gradient
     if not is_of_call or isinstance(edit.operation, Skip):  # a skipped call writes nothing
         return 0
     inputs = _call_of(target, recording).inputs

@@ -38,21 +38,40 @@ class CallWrites:
         """Stop watching."""
         self._open.close()
 
-    def settle(self, result: Any) -> tuple[Any, bool]:
+    def settle(self, result: Any) -> torch.Tensor | None:
         """Copy what the call wrote to the model's own tensors.
 
         Returns:
-            The result, where it is an argument as the model's own tensor; whether the call wrote to it.
+            The model's own tensor where the result is an argument that the call wrote to: the final result is
+            to be copied to it, and returned as that. None for any other result.
         """
-        is_written = False
+        found = None
         for own, given in self._pairs:
             if not self._watch.last_write(given):
                 continue
-            if own is not given:
-                own.copy_(given)
             if result is given:
-                result, is_written = own, True
-        return result, is_written
+                found = own
+            elif own is not given:
+                own.copy_(given)
+        return found
+
+
+def copied(arguments: Arguments) -> Arguments:
+    """Return the arguments with copies of their tensors, one for each.
+
+    Autograd may save what an edit takes and returns; a call writes to what it gets, and to the model's own.
+    """
+    made: dict[int, torch.Tensor] = {}
+
+    def of(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in made:
+            made[id(value)] = _copy(value)
+        return made[id(value)]
+
+    positional, keyword = arguments
+    return tuple(map(of, positional)), {name: of(value) for name, value in keyword.items()}
 
 
 def _tensors(arguments: Arguments) -> Iterator[torch.Tensor]:
@@ -122,9 +141,16 @@ class ModuleWrites:
         for path, module in self._modules.items():
             hook_calls(module, handles, partial(self._copy_inputs, path), partial(self._settle, path))
 
-    def _note_inputs(self, path: str, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if index in self._calls[path]:
-            self._own[path, index] = args, kwargs
+    def _note_inputs(
+        self, path: str, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Arguments | None:
+        if index not in self._calls[path]:
+            return None
+        self._own[path, index] = args, kwargs
+        if not torch.is_grad_enabled():
+            return None
+        with self._collector.busy():
+            return copied((args, kwargs))
 
     def _copy_inputs(
         self, path: str, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -161,8 +187,12 @@ def _given(own: Any, value: Any, made: dict[int, _Given]) -> Any:
     if id(value) not in made:
         is_inference = torch.is_inference_mode_enabled()
         with torch.inference_mode(mode=False) if is_inference else nullcontext():
-            copy = value.clone()
-            if value.layout is torch.strided:
-                copy = laid_out(copy, value.stride())
+            copy = _copy(value)
         made[id(value)] = _Given(own, copy, copy._version)
     return made[id(value)].copy
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides."""
+    copy = value.clone()
+    return laid_out(copy, value.stride()) if value.layout is torch.strided else copy

@@ -48,7 +48,7 @@ class EditTarget:
         call_input: The input that `add_input` adds and `skip` returns.
         found: Key of the replacement of `swap`, in the session's mapping.
         position: Its place in the request's list of edits.
-        is_in_place: Whether its module may write to an input. See `ModuleWrites`.
+        is_in_place: Whether its call may write to an input. See `call_writes`.
     """
 
     target: Target

@@ -29,7 +29,7 @@ from trocar_server.surgery.sessions.attention import (
     attention_scores,
     softmax_of,
 )
-from trocar_server.surgery.sessions.call_writes import CallWrites
+from trocar_server.surgery.sessions.call_writes import CallWrites, copied
 from trocar_server.surgery.sessions.editing import (
     EditsByCall,
     EditTarget,
@@ -121,41 +121,56 @@ class FunctionSession(Session):
         """Edit and collect the arguments of a call."""
         self._guard.check()
         wanted, before, after = self._at(name, (index, True))
-        is_edited = bool(before or after)
-        changed: Arguments | None = None
-        if wanted or is_edited:
-            ports = in_ports(args, kwargs)
-            _check_shapes(ports, wanted, before, after)
-            self._edit(before, ports)
-            if wanted:
-                self._collector.collect(name, wanted, ports)
-            self._edit(after, ports)
-            changed = with_ports(ports)
-        if is_edited or any(self._at(name, (index, False))[1:]):
-            own = args, dict(kwargs)
-            self._writes[name, index] = CallWrites(own, changed or own)
-        return changed
+        is_written = any(
+            entry.is_in_place for entry in (*before, *after, *self._edits_at(name, (index, False)))
+        )
+        if not (wanted or before or after or is_written):
+            return None
+        own = args, dict(kwargs)
+        ports = in_ports(*self._given(own, is_written))
+        _check_shapes(ports, wanted, before, after)
+        self._edit(before, ports)
+        if wanted:
+            self._collector.collect(name, wanted, ports)
+        self._edit(after, ports)
+        given = self._given(with_ports(ports), is_written)
+        if is_written:
+            self._writes[name, index] = CallWrites(own, given)
+        return given
 
     def leave(
         self, name: str, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> Any:
         """Edit and collect the result of a call; returns its replacement, or None."""
-        wanted, before, after = self._at(name, (index, False))
-        returned, is_own = self._settled(name, index, result)
-        if not (wanted or before or after):
-            return None if returned is result else returned
+        own = self._settled(name, index, result)
+        changed = self._left(name, index, (args, dict(kwargs)), result, is_own=own is result)
+        if own is None:
+            return changed
+        final = result if changed is None else changed
         with self._collector.busy():
-            # What is collected is not what a later edit is written to.
-            ports = {"out": returned.clone() if is_own and after else returned}
+            return own if final is own else own.copy_(final)
+
+    def _left(self, name: str, index: int, arguments: Arguments, result: Any, *, is_own: bool) -> Any:
+        """Edit and collect a result; returns its replacement, or None."""
+        wanted, before, after = self._at(name, (index, False))
+        if not (wanted or before or after):
+            return None
+        ports = {"out": result}
+        with self._collector.busy():
+            if is_own and after:  # what is collected is not what the later edit is written to
+                ports["out"] = result.clone()
             if name == ATTENTION:
                 needed = {target.port for target in (*wanted, *_targets(before, after))} - {"out"}
-                ports |= {port: _ATTENTION_PORTS[port](*args, **kwargs) for port in needed}
+                ports |= {port: _ATTENTION_PORTS[port](*arguments[0], **arguments[1]) for port in needed}
         _check_shapes(ports, wanted, before, after)
-        changed = self._changed(name, wanted, before, after, ports, (args, kwargs))
-        if changed is None or not is_own:
-            return returned if changed is None else changed
+        return self._changed(name, wanted, before, after, ports, arguments)
+
+    def _given(self, arguments: Arguments, is_written: bool) -> Arguments:
+        """Return arguments for a call: copies in a pass with gradients, if it is edited and may write."""
+        if not (is_written and torch.is_grad_enabled()):
+            return arguments
         with self._collector.busy():
-            return returned.copy_(changed)
+            return copied(arguments)
 
     def _at(
         self, name: str, key: tuple[int, bool]
@@ -165,11 +180,14 @@ class FunctionSession(Session):
         before, after = (edits.get(name, {}).get(key, ()) for edits in (self._before, self._after))
         return wanted, before, after
 
-    def _settled(self, name: str, index: int, result: Any) -> tuple[Any, bool]:
-        """Return a result, and whether it is an argument that the call wrote to, which the model may keep."""
+    def _edits_at(self, name: str, key: tuple[int, bool]) -> Iterator[EditTarget]:
+        return (entry for edits in self._at(name, key)[1:] for entry in edits)
+
+    def _settled(self, name: str, index: int, result: Any) -> torch.Tensor | None:
+        """Return the model's own tensor that stands for a result; see `CallWrites.settle`."""
         writes = self._writes.pop((name, index), None)
         if writes is None:
-            return result, False
+            return None
         writes.close()
         with self._collector.busy():
             return writes.settle(result)

@@ -59,7 +59,7 @@ class Surgery:
         """The edited calls that may write to their inputs, by module."""
         found: dict[str, set[int]] = {}
         for entry in (*self.before, *self.after):
-            if entry.is_in_place:
+            if entry.is_in_place and entry.target.kind == "module":
                 found.setdefault(entry.target.path, set()).add(entry.target.call)
         return found
 
